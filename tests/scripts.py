@@ -87,6 +87,13 @@ def start(script: Path, *arguments: object, name: str = "script", **environment:
     return Running(process, out, err)
 
 
+def typed(folder: Path, *words: object, **environment: str) -> Running:
+    """Start `paceline words...` in this folder."""
+    script = folder / "paceline_command.py"
+    script.write_text("from paceline.cli import main\n\nmain()\n")
+    return start(script, *words, **environment)
+
+
 def finish(running: Sequence[Running], seconds: float = 200.0) -> list[Ended]:
     """Wait for all of them, together as long as given. No script outlives this."""
     until = time.monotonic() + seconds

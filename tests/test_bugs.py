@@ -20,6 +20,7 @@ import paceline as pl
 from paceline.errors import JobError, PlanError, UsageError, WorkerFailed
 from tests.errors.cases import Case
 from tests.errors.happening import happen
+from tests.scripts import finish, start, typed
 
 X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -158,13 +159,10 @@ def test_prints_of_the_users_do_not_spoil_the_json(plan: str, tmp_path: Path) ->
         "job = pl.Job(model=lambda: nn.Linear(6, 2), data=(torch.randn(40, 6), torch.zeros(40)), step=step,\n"
         "             optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10, on_nan='ignore')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "train", "noisy.py", "--plan", plan, "--json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout, parse_constant=pytest.fail)["train_loss"] is None
-    assert "step" in done.stderr
+    (done,) = finish([typed(tmp_path, "train", "noisy.py", "--plan", plan, "--json")])
+    assert done.code == 0, done.err
+    assert json.loads(done.out, parse_constant=pytest.fail)["train_loss"] is None
+    assert "step" in done.err
 
 
 def test_a_job_file_that_fails_when_it_is_read_is_wrong_use(tmp_path: Path) -> None:
@@ -189,10 +187,8 @@ def test_a_gate_of_the_users_own_script_reaches_the_workers(tmp_path: Path) -> N
         "             loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10)\n"
         "print(pl.train(job, 'own', workers=2, folder=None).summary()['updates'])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "own_gate.py"], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT
-    )
-    assert done.stdout.strip() == "4", done.stderr
+    (done,) = finish([start(tmp_path / "own_gate.py")])
+    assert done.out.strip() == "4", done.err
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ SYNCHRONOUS = [  # a chunk of every batch from each worker, and the user's optim
     plan for plan in ALL if plan.workers > 1 and isinstance(plan.method, AllReduce)
 ]
 UPDATES = 12  # two epochs and more, each with a last batch that is smaller
-FLUSHED = [plan for plan in ALL if isinstance(plan.method, Pipeline) and plan.method.schedule.span]
+FLUSHED = [
+    plan for plan in ALL
+    if isinstance(plan.method, Pipeline) and plan.method.schedule.span and plan.method.traits.keeps_step
+]  # fmt: skip
 
 
 def enough(job: str, plan: Plan) -> str:

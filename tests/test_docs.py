@@ -15,6 +15,8 @@ import paceline
 from paceline.explain.drawing import draw
 from paceline.plans.plan import RECIPES, Plan
 from tests.adapters.test_adapters import EXAMPLES as ADAPTED
+from tests.engines.cluster.nodes import free_port
+from tests.scripts import finish, start, world
 from tests.test_architecture import RULES
 
 ROOT = Path(__file__).parents[1]
@@ -29,11 +31,16 @@ def blocks_of(page: Path) -> list[str]:
 
 
 def run_blocks(page: Path, folder: Path) -> str:
-    """Run a page's Python blocks as one program in a fresh interpreter, and return what it prints."""
-    (folder / "page.py").write_text("\n".join(blocks_of(page)))
-    done = subprocess.run([sys.executable, "page.py"], cwd=folder, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """Run a page's Python blocks as one program, and return what it prints."""
+    return run_file("\n".join(blocks_of(page)), folder / "page.py")
+
+
+def run_file(text: str, at: Path) -> str:
+    """Run a program in a process that begins with PyTorch imported, and return what it prints."""
+    at.write_text(text)
+    (done,) = finish([start(at)], 400)
+    assert done.code == 0, done.err
+    return done.out
 
 
 def test_the_readmes_program_runs(tmp_path: Path) -> None:
@@ -120,10 +127,15 @@ EXAMPLES = sorted(each for each in (ROOT / "examples").glob("*.py") if each.stem
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
-def test_examples_run(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(example: Path, tmp_path: Path) -> None:
     assert len(example.read_text().splitlines()) < 100
-    done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
+    if example.stem != "ddp_script":
+        run_file(example.read_text(), tmp_path / example.name)
+        return
+    (tmp_path / example.name).write_text(example.read_text())
+    first, second = world(tmp_path / example.name, 2, port=free_port())  # as torchrun starts them
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert "2 processes, " in first.out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

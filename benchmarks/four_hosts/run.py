@@ -106,7 +106,7 @@ def name_of(plan: str) -> str:
 
 
 def train(plan: str, folder: Path, updates: int) -> list[str]:
-    given = ["--plan", plan, "--updates", str(updates), "--runs", str(folder), "--json", "--quiet"]
+    given = ["--plan", plan, "--max-updates", str(updates), "--runs", str(folder), "--json", "--quiet"]
     return [sys.executable, "-m", "paceline", "train", str(FOLDER / "job.py"), *given]
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from paceline.runs.events import Event, EventKind, read_events
 from paceline.runs.record import read_record
 from paceline.runs.schema import from_dict, to_dict
-from paceline.testing.survival.faults import IN_STEP, SERVED, Fault, FaultKind, Injector, Picture
+from paceline.testing.survival.faults import IN_STEP, LINKS, SERVED, Fault, FaultKind, Injector, Picture
 from paceline.testing.survival.hosts import hosts, possible
 from paceline.testing.survival.nodes import Nodes, Program, started
 from paceline.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
@@ -42,9 +42,9 @@ from record import write  # noqa: E402
 #: (plan, batches or updates, seconds of a training pass): each takes about 20 s on two free cores.
 PLANS = (
     ("downpour", 2400, 0.02), ("downpour:shards=2", 2400, 0.02), ("ssp:bound=3", 2000, 0.02),
-    ("ring", 600, 0.02), ("downpour:shards=2", 2400, 0.02), ("local_sgd:every=4", 1600, 0.02),
+    ("ring", 600, 0.02), ("backup:backups=1", 1000, 0.02), ("local_sgd:every=4", 1600, 0.02),
 )  # fmt: skip
-LIMIT = 300.0  # seconds that a run may take, and 25 s more for every fault: ten times what it takes undisturbed
+LIMIT = 600.0  # seconds that a run may take, and 25 s more for every fault: a busy machine takes twenty times as long
 START, RECOVERY = 120.0, 25.0
 
 
@@ -121,13 +121,13 @@ class Survival:
             return []
         chance = self.chance
         if plan.startswith(("ring", "local")):
-            return [chance.choice(IN_STEP + ((FaultKind.CUT_LINK,) * 3 * self.apart)) for _ in range(nodes - 1)]
-        drawn = [
-            chance.choice(SERVED + ((FaultKind.CUT_LINK,) * 6 * self.apart)) for _ in range(chance.choice((4, 5, 6)))
-        ]
+            return [chance.choice(IN_STEP + (LINKS * self.apart)) for _ in range(nodes - 1)]
+        drawn = [chance.choice(SERVED + (LINKS * 3 * self.apart)) for _ in range(chance.choice((6, 7, 8)))]
         spare = max(0, nodes - 2)  # a lost node does not come back under this roster
         kept = []
         for kind in drawn:
+            if kind is FaultKind.PART_NODES and nodes < 3:
+                kind = FaultKind.SLOW_LINK
             if kind in (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.CUT_LINK):
                 kind = kind if spare else FaultKind.KILL_PRIMARY
                 spare -= kind is not FaultKind.KILL_PRIMARY
@@ -208,7 +208,7 @@ class Survival:
 
 def copies_of(plan: str) -> bool:
     """Whether a plan has servers."""
-    return plan.startswith(("downpour", "ssp"))
+    return plan.startswith(("downpour", "ssp", "backup"))
 
 
 def _copies(fault: Fault, events: Sequence[Event], copies: int) -> int:

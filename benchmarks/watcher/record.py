@@ -1,4 +1,7 @@
-"""Run the programs under the watcher and record what it observes: `python record.py [FAMILY...]`.
+"""Run programs under the watcher and record what it observes.
+
+`python record.py FOLDER [--variants 0,1] [--seconds 60] [--at-once 6] [FAMILY...]` writes one trace for each program
+and variant; what hangs is ended some seconds after it was reported.
 
 Each trace has, besides the looks that the watcher took for reasons of its own, two that are taken in any case, so that
 the classifier also learns what busy programs look like.
@@ -6,6 +9,7 @@ the classifier also learns what busy programs look like.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import subprocess
@@ -18,57 +22,82 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from programs import RANKS, VERDICT  # noqa: E402
+from programs import MPIEXEC, STOPPED, TORCHRUN, VERDICT  # noqa: E402
 
 from paceline.watcher import proc  # noqa: E402
 from paceline.watcher.stacks import environment  # noqa: E402
 from paceline.watcher.watch import Watch, pace  # noqa: E402
 
-TRACES = HERE.parents[1] / "tests" / "watcher" / "traces"
-TICKS, RANK_TICKS = 18, 90  # ranks take long to import PyTorch
 LOOKS = (10, 15)
-AT_ONCE = 6
+HANGS, WORKS, AFTER = 60.0, 30.0, 3.0  # seconds for programs that hang, for others, and after a report
+RANKS = 100.0  # they take long to import PyTorch
 QUIET = subprocess.DEVNULL
 
 
-def record(family: str, name: str) -> None:
+def size_of(variant: int) -> int:
+    """Return how many ranks a variant has."""
+    return (3, 4, 2, 3, 4)[variant % 5]
+
+
+def command_of(family: str, name: str, variant: int) -> list[str]:
+    """Return what starts a program."""
+    program = ["-m", "programs", family, name]
+    if family in TORCHRUN:
+        launcher = ["torch.distributed.run", "--nproc-per-node", str(size_of(variant)), "--standalone"]
+        command = [sys.executable, "-m", *launcher, *program]
+    elif family in MPIEXEC:
+        command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(3 + variant % 2), sys.executable, *program]
+    else:
+        command = [sys.executable, *program]
+    return ["sh", "-c", '"$@"; true', "sh", *command] if variant % 5 == 3 else command
+
+
+def record(folder: Path, family: str, name: str, variant: int, seconds: float | None) -> None:
     """Record one program for some seconds, and end it."""
-    ranks = family in RANKS
-    launcher = ["torch.distributed.run", "--nproc-per-node", "3", "--standalone", "-m"] if ranks else []
-    command = [sys.executable, "-m", *launcher, "programs", family, name]
-    with tempfile.TemporaryDirectory() as folder:
-        variables = environment(Path(folder), {**os.environ, "OMP_NUM_THREADS": "1"})
+    hangs = VERDICT[family] == "deadlocked" or family in STOPPED
+    ranks = family in TORCHRUN
+    with tempfile.TemporaryDirectory() as scratch:
+        variables = {"OMP_NUM_THREADS": "1", "VARIANT": str(variant), "TMPDIR": scratch}
+        variables = environment(Path(scratch), {**os.environ, **variables})
+        command = command_of(family, name, variant)
         started = subprocess.Popen(command, cwd=HERE, env=variables, stdin=QUIET, stdout=QUIET, stderr=QUIET)
-        watch = Watch(started.pid, Path(folder), keep=None)
-        follow(watch, RANK_TICKS if ranks else TICKS, () if ranks else LOOKS, started.pid)
+        watch = Watch(started.pid, Path(scratch), keep=None)
+        follow(watch, (seconds or (HANGS if hangs else WORKS)) + ranks * (RANKS - HANGS), hangs, started.pid)
         watch.kill()
         started.wait()
-    place = TRACES / f"{family}.{name}"
+    place = folder / f"{family}.{name}.{variant}"
     place.mkdir(parents=True, exist_ok=True)
     watch.trace.save(place)
-    sys.stderr.write(f"{place.name}: {len(watch.trace.samples)} samples\n")
 
 
-def follow(watch: Watch, ticks: int, looks: tuple[int, ...], pid: int) -> None:
-    """Let the watcher tick, and take further looks at some ticks."""
-    started = time.monotonic()
-    for tick in range(ticks):
+def follow(watch: Watch, seconds: float, hangs: bool, pid: int) -> None:
+    """Let the watcher tick, and take further looks at some ticks; a hang ends it some seconds later."""
+    started, tick, told = time.monotonic(), 0, None
+    while time.monotonic() < started + seconds and not (told and time.monotonic() > told + AFTER):
         found = watch.tick()
-        if tick in looks:
+        if found is not None and told is None and hangs:
+            told = time.monotonic()
+        if tick in LOOKS:
             watch.trace.samples.append(proc.look(proc.tree([pid])))
-        if found is not None and not looks:
-            return
-        pace(started, tick + 1)
+        tick += 1
+        pace(started, tick)
 
 
 def main() -> None:
     """Record all families, or those that are named."""
-    wanted = sys.argv[1:] or list(VERDICT)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--variants", default="0")
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--at-once", type=int, default=6)
+    given = parser.parse_intermixed_args()
+    with ThreadPoolExecutor(given.at_once) as pool:
         done = [
-            pool.submit(record, family, name)
-            for family in wanted
+            pool.submit(record, given.folder, family, name, int(variant), given.seconds)
+            for family in given.families or VERDICT
             for name in importlib.import_module(f"programs.{family}").PROGRAMS
+            for variant in given.variants.split(",")
         ]
         for each in done:
             each.result()

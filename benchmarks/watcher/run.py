@@ -1,4 +1,4 @@
-"""Judge the recorded programs and print what is noticed, by family, beside two simple rules; writes result.json."""
+"""Judge recordings, and print what is noticed beside simple rules: `python run.py FOLDER...`; writes result.json."""
 
 from __future__ import annotations
 
@@ -7,43 +7,51 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from traces import Program, load
-
-from paceline.watcher.classifier import probabilities
+from traces import TRACES, Program, load
 
 RESULT = Path(__file__).parent / "result.json"
-QUIET = 10.0  # seconds, of the simple rules
+IN_TIME = 15.0  # seconds
+SETTINGS = (5.0, 10.0, 20.0)  # seconds, of the simple rules
 
 
 def row(programs: list[Program]) -> dict[str, object]:
-    """Return the figures of some programs that are alike."""
-    reports = {program.name: program.trace.judge() for program in programs}
-    noticed = [program for program in programs if reports[program.name]]
-    footprints = [(program.verdict, probabilities(each)) for program in programs for each in program.footprints()]
-    return {
-        "programs": len(programs),
+    """Return the figures of recordings that are alike."""
+    reports = [(program, program.trace.judge()) for program in programs]
+    noticed = [(program, found[0]) for program, found in reports if found]
+    hangs = [program for program in programs if program.hangs]
+    figures: dict[str, object] = {
+        "recordings": len(programs),
+        "programs": len({program.name for program in programs}),
+        "hours": round(sum(program.seconds for program in programs) / 3600, 2),
         "reported": len(noticed),
-        "right cause": sum(program.cause_is_right(reports[program.name][0]) for program in noticed if program.hangs),
-        "missed": [program.name for program in programs if program.hangs and program not in noticed],
-        "false alarms": [program.name for program in noticed if not program.hangs],
-        "idle 10 s": sum(program.idles(QUIET) for program in programs),
-        "silent 10 s": sum(program.silent(QUIET) for program in programs),
-        "footprints": len(footprints),
-        "right verdict": sum(max(scores, key=lambda v: scores[v]) == verdict for verdict, scores in footprints),
-        "mean probability of the verdict": round(
-            sum(scores[verdict] for verdict, scores in footprints) / max(len(footprints), 1), 3
-        ),
     }
+    if hangs:
+        figures["within 15 s"] = sum(report.span.seconds <= IN_TIME for _, report in noticed)
+        figures["right cause"] = sum(program.cause_is_right(report) for program, report in noticed)
+        figures["wrong cause"] = sorted({p.label for p, report in noticed if not p.cause_is_right(report)})
+        figures["missed"] = sorted(program.label for program, found in reports if not found)
+    else:
+        figures["false alarms"] = sorted(program.label for program, _ in noticed)
+    for seconds in SETTINGS:
+        figures[f"below 1% for {seconds:g} s"] = sum(program.idles(seconds) for program in programs)
+        figures[f"no output for {seconds:g} s"] = sum(program.silent(seconds) for program in programs)
+    return figures
 
 
 def main() -> None:
     """Print and write the table."""
     groups: dict[str, list[Program]] = defaultdict(list)
-    for program in load():
-        kind = "hang" if program.hangs else "do not hang"
-        groups[f"{'held out' if program.held_out else 'learned'}, {kind}"].append(program)
-        groups[program.family].append(program)
-    table = {name: row(programs) for name, programs in groups.items()}
+    left_out: list[str] = []
+    for folder in sys.argv[1:] or [TRACES]:
+        for program in load(Path(folder)):
+            if program.imports:
+                left_out.append(program.label)
+                continue
+            kind = "hang" if program.hangs else "do not hang"
+            groups[f"{program.split}, {kind}"].append(program)
+            groups[program.family].append(program)
+    table = {name: row(programs) for name, programs in sorted(groups.items())}
+    table["left out: still importing at the end"] = {"recordings": sorted(left_out)}
     RESULT.write_text(json.dumps(table, indent=1) + "\n")
     for name, figures in table.items():
         sys.stdout.write(f"{name:24}" + "  ".join(f"{k}: {v}" for k, v in figures.items() if v != []) + "\n")

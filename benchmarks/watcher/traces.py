@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from programs import CAUSE, LEARNED, VERDICT  # noqa: E402
+from programs import VERDICT, cause_of, split_of  # noqa: E402
 
 from paceline.watcher.footprint import Footprint, footprint  # noqa: E402
 from paceline.watcher.history import STILL, History  # noqa: E402
@@ -18,6 +18,8 @@ from paceline.watcher.report import Report  # noqa: E402
 from paceline.watcher.samples import Glance, Look  # noqa: E402
 from paceline.watcher.trace import Trace  # noqa: E402
 
+#: What stands between the watcher and the program, or serves it.
+LAUNCHERS = frozenset({"sh", "nice", "multiprocessing.resource_tracker", "multiprocessing.forkserver"})
 STARTING = 4.0  # seconds in which programs start; what they do then is not what they are labelled with
 TRACES = HERE.parents[1] / "tests" / "watcher" / "traces"
 
@@ -26,46 +28,79 @@ class Program(NamedTuple):
     """One recorded program."""
 
     name: str  # "family.name"
-    family: str
-    verdict: str
+    variant: int
     trace: Trace
 
     @property
-    def held_out(self) -> bool:
-        """Whether the classifier has not learned from this family."""
-        return self.family not in LEARNED
+    def family(self) -> str:
+        """The family of the program."""
+        return self.name.partition(".")[0]
+
+    @property
+    def verdict(self) -> str:
+        """What the program does in the end."""
+        return VERDICT[self.family]
+
+    @property
+    def label(self) -> str:
+        """The program with its variant."""
+        return f"{self.name}.{self.variant}"
+
+    @property
+    def split(self) -> str:
+        """Which figures it counts in."""
+        return split_of(self.family)
+
+    @property
+    def seconds(self) -> float:
+        """For how long it was recorded."""
+        glances = [each.at for each in self.trace.samples if isinstance(each, Glance)]
+        return glances[-1] - glances[0] if glances else 0.0
 
     @property
     def hangs(self) -> bool:
         """Whether a report is wanted."""
         return self.verdict in ("deadlocked", "stopped")
 
+    @property
+    def imports(self) -> bool:
+        """Whether it still imported modules when the recording ended, so that it has not come to what it does."""
+        look = next((each for each in reversed(self.trace.samples) if isinstance(each, Look)), None)
+        stacks = [stack for process in look.processes for stack in process.stacks] if look else []
+        return any(frame.function in ("exec_module", "_find_and_load") for stack in stacks for frame in stack)
+
     def footprints(self) -> Iterator[Footprint]:
-        """Iterate over the footprints of the windows between the start and the watcher's own signal."""
+        """Iterate over the footprints of the windows after the start."""
         history, begin = History(), 0.0
         for each in self.trace.samples:
             if isinstance(each, Glance):
                 history.add(each)
                 begin = begin or each.at
-            elif each.processes and each.at - begin >= STILL + STARTING:
+                continue
+            history.observe(each)
+            if each.processes and each.at - begin >= STILL + STARTING:
                 yield footprint(history, each)
-            if isinstance(each, Look) and any(process.stacks for process in each.processes):
-                return  # from here on the program has been woken by the watcher's own signal
 
     def cause_is_right(self, report: Report) -> bool:
         """Whether a report blames exactly the processes that hold each other."""
         look = next(each for each in reversed(self.trace.samples) if isinstance(each, Look))
-        wanted = CAUSE.get(self.name, "all")
-        root = min(process.pid for process in look.processes)
+        ranks = {process.rank for process in look.processes if process.rank is not None}
+        wanted = cause_of(self.name, max(len(ranks), 2), self.variant)
+        members = [process for process in look.processes if process.command not in LAUNCHERS and not process.outside]
+        root = min((process.pid for process in members), default=0)
         right = {
             process.pid
-            for process in look.processes
+            for process in members
             if wanted == "all"
             or (wanted == "children" and process.pid != root)
-            or (wanted == "ranks" and process.rank is not None)
-            or wanted == f"rank {process.rank}"
+            or (process.rank is not None and wanted in ("ranks", f"rank {process.rank}"))
+            or (process.rank is not None and f"rank {process.rank}" in wanted.split(", "))
+            or (process.rank is not None and wanted == "others" and process.rank not in (0, 1))
         }
-        return {each.pid for each in report.processes if each.role == "cause"} == right
+        blamed = {each.pid for each in report.processes if each.role == "cause"}
+        if wanted == "children":  # of several workers, some may have nothing to do
+            return bool(blamed) and blamed <= right
+        return blamed == right
 
     def idles(self, seconds: float) -> bool:
         """Whether 'below 1% of a processor for so many seconds' would say that it hangs."""
@@ -75,10 +110,17 @@ class Program(NamedTuple):
         """Whether 'no output for so many seconds' would say that it hangs."""
         return self._any_window(seconds, lambda old, new: _written(old) == _written(new))
 
-    def _any_window(self, seconds: float, test: object) -> bool:
+    def _any_window(self, seconds: float, test: Callable[[Glance, Glance], bool]) -> bool:
         glances = [each for each in self.trace.samples if isinstance(each, Glance)]
-        pairs = [(old, new) for old in glances for new in glances if new.at - old.at >= seconds]
-        return any(test(old, new) for old, new in pairs)  # type: ignore[operator]
+        later = 0
+        for old in glances:
+            while later < len(glances) and glances[later].at - old.at < seconds:
+                later += 1
+            if later == len(glances):
+                return False
+            if test(old, glances[later]):
+                return True
+        return False
 
 
 def _processor(glance: Glance) -> float:
@@ -89,10 +131,10 @@ def _written(glance: Glance) -> int:
     return sum(work.written for work in glance.work.values())
 
 
-def load() -> list[Program]:
-    """Load all recorded programs."""
+def load(folder: Path = TRACES) -> list[Program]:
+    """Load all recorded programs of a folder."""
     found = []
-    for folder in sorted(TRACES.iterdir()):
-        family = folder.name.partition(".")[0]
-        found.append(Program(folder.name, family, VERDICT[family], Trace.load(folder)))
+    for place in sorted(folder.iterdir()):
+        family, name, *variant = place.name.split(".")
+        found.append(Program(f"{family}.{name}", int(variant[0]) if variant else 0, Trace.load(place)))
     return found

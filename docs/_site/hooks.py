@@ -17,7 +17,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 
-from reference import commands, messages, plans, python  # noqa: E402
+from reference import commands, errors, messages, plans, python  # noqa: E402
 
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 GENERATED = {
@@ -25,6 +25,7 @@ GENERATED = {
     "reference/commands.md": commands,
     "reference/plans.md": plans,
     "reference/messages.md": messages,
+    "reference/errors.md": errors,
 }
 
 
@@ -71,7 +72,7 @@ def link(found: re.Match[str], source: str, place: str) -> str:
     meant = normpath(str(PurePosixPath(source).parent / target))
     if meant in PLACES:
         return f"[{text}]({relpath(PLACES[meant], str(PurePosixPath(place).parent))}{anchor})"
-    if target in GENERATED:
+    if normpath(str(PurePosixPath(place).parent / target)) in GENERATED:
         return found[0]
     assert (ROOT / meant).exists(), f"{source} links to {target}, which is not there"
     return text

@@ -10,7 +10,9 @@ import tomllib
 import typer
 
 import paceline
+from paceline import errors as paceline_errors
 from paceline.cli import app, register
+from paceline.errors import PacelineError
 from paceline.plans.plan import RECIPES
 
 #: The names of `import paceline` by task; every name is in one group.
@@ -18,7 +20,7 @@ GROUPS = {
     "Train and compare": (
         "Job", "Plan", "train", "compare", "parallel", "Run", "replay", "Progress", "World", "ThroughTime",
     ),
-    "While it runs": ("Callback", "EarlyStopping", "BestCheckpoint"),
+    "While it runs": ("Callback", "EarlyStopping", "BestCheckpoint", "ProgressBar"),
     "Predict and choose": ("calibrate", "choose", "validate", "simulate"),
     "After training": ("compress",),
     "Tune": ("tune", "Space", "Float", "Int", "Choice", "Trial"),
@@ -96,6 +98,41 @@ def messages() -> str:
             f"| {typed} | {row['exit']} | {row['says'].replace('|', chr(92) + '|').replace('*', chr(92) + '*')} |"
         )
     return "\n".join([*lines, ""])
+
+
+#: What to do about each group of errors.
+REMEDIES = {
+    "UsageError": "Nothing was started. The message names the option or the field, what is allowed and what to write.",
+    "RunFailed": "The run has begun and did not finish; its folder says where. `paceline replay RUN --until failure` "
+    "returns there, and `--resume RUN` continues from a checkpoint.",
+    "RunStopped": "A signal asked for it, and a checkpoint was written: continue with `--resume RUN`.",
+    "TrialStopped": "Let the exception through: it ends a trial in the way that the search asked for.",
+    "ReplayDiverged": "The data, the model or the arithmetic differ from those of the record; the message says which.",
+    "ProtocolError": "This is a bug in Paceline: report it with the message and the run's folder.",
+}
+
+
+def errors() -> str:
+    """Every exception and warning, in its group, with what to do."""
+    found = {name: each for name, each in vars(paceline_errors).items() if isinstance(each, type)}
+    kinds = {name: each for name, each in found.items() if issubclass(each, PacelineError | Warning)}
+    lines = [
+        "# Errors and warnings",
+        "",
+        "All exceptions that Paceline raises on purpose derive from `paceline.errors.PacelineError`. The groups are",
+        "also names of `paceline`. [What goes wrong](../failures.md) shows the messages of failures, and",
+        "[messages after wrong input](messages.md) those of mistakes.",
+        "",
+    ]
+    for group in (kinds[name] for name in REMEDIES):
+        members = [each for each in kinds.values() if issubclass(each, group)]
+        lines += [f"## {group.__name__}", "", REMEDIES[group.__name__], "", *_table_of(members)]
+    return "\n".join([*lines, "## Warnings", "", *_table_of([k for k in kinds.values() if issubclass(k, Warning)])])
+
+
+def _table_of(members: list[type]) -> list[str]:
+    rows = [f"| `{each.__name__}` | {(inspect.getdoc(each) or '').splitlines()[0]} |" for each in members]
+    return ["| class | meaning |", "|---|---|", *rows, ""]
 
 
 def plans() -> str:

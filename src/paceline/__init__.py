@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.callbacks import Callback as Callback
     from paceline.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
     from paceline.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from paceline.callbacks.progress_bar import ProgressBar as ProgressBar
     from paceline.data.mix import Mix as Mix
     from paceline.data.shard_stream import Stream as Stream
     from paceline.data.shards import Shards as Shards
@@ -77,6 +78,7 @@ _FACE = {
     "Callback": "paceline.callbacks",
     "EarlyStopping": "paceline.callbacks.early_stopping",
     "BestCheckpoint": "paceline.callbacks.best_checkpoint",
+    "ProgressBar": "paceline.callbacks.progress_bar",
     "replay": "paceline.engines.replay.replay",
     "parallel": "paceline.api.parallel",
     "World": "paceline.engines.virtual",

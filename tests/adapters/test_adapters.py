@@ -18,6 +18,8 @@ EXAMPLES = {  # the package it needs, the extra that brings it, what it takes
     "accelerate_script": ("accelerate", "accelerate", ("gloo", "paceline", "ring", "downpour")),
     "huggingface_trainer": ("transformers", "huggingface", ("gloo", "paceline")),
 }
+#: Tried in the soak: each starts four programs that import much, and Lightning's example takes the same ways.
+RARE = ("accelerate_script", "huggingface_trainer")
 # All by torchrun, though Lightning can start its processes itself: it chooses a port before it uses it, and meanwhile
 # somebody else may take it.
 WAYS = Path(__file__).with_name("ways.py")
@@ -39,9 +41,7 @@ def python(script: Path, *arguments: str, start: tuple[str | Path, ...] = ()) ->
 
 
 @pytest.mark.parametrize("by_torchrun", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name == "huggingface_trainer")) for name in EXAMPLES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.soak] * (name in RARE)) for name in EXAMPLES])
 def test_an_example_trains_the_same_over_gloo_the_backend_and_a_synchronous_plan(
     name: str, by_torchrun: bool, tmp_path: Path
 ) -> None:

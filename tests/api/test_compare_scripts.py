@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.api.compare_scripts import ScriptRow, answer_of, compare_script
+from paceline.api.compare_scripts import Entrant, ScriptRow, answer_of, compare_script
 from paceline.errors import RunFailed, UsageError
 
 DDP = """
@@ -87,12 +87,22 @@ def test_a_comparison_of_a_script_ends_with_an_answer(speedup: float, interval: 
     assert answer_of(ours, "2 processes, gloo").startswith(says)
 
 
-def test_a_script_that_needs_two_is_told_of_and_one_that_fails_is_quoted(script: Path) -> None:
-    script.write_text(DDP + "import os\nif os.environ['WORLD_SIZE'] == '1': raise ValueError('lonely')\n")
-    found = compare_script("train.py", rounds=1)
+def test_a_script_that_needs_two_is_reported_and_one_that_fails_is_quoted(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: object, entrant: Entrant, seconds: float) -> None:
+        if entrant.processes == 1:
+            raise RunFailed("the script ended with 1. Its last output:\nValueError: lonely")
+        entrant.milliseconds.append(1.0)
+        entrant.seconds.append(1.0)
+        entrant.steps = 20
+
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.api.compare_scripts._run", run)
+        found = compare_script("train.py", rounds=1)
     assert len(found.rows) == 2
-    assert all("does not run as one process" in note for note in found.notes)
-    script.write_text("import torch.distributed\nraise KeyError('of the user')\n")
+    assert [note.endswith("ValueError: lonely") for note in found.notes] == [True]
+    script.write_text("raise KeyError('of the user')\n")
     with pytest.raises(RunFailed, match="of the user"):
         compare_script("train.py", rounds=1)
 

@@ -46,9 +46,9 @@ def test_compiling_is_not_part_of_a_speed() -> None:
 
 def test_more_time_is_more_rounds() -> None:
     assert Schedule.of(None).rounds == LEAST
-    assert Schedule.of(0.05) == (LEAST, 0.01)
-    assert Schedule.of(60.0) == (20, 3.0)
-    assert Schedule.of(600.0) == (MOST, 24.0)
+    assert Schedule.of(0.05) == (LEAST, 0.01, 0)
+    assert Schedule.of(60.0) == (20, 3.0, 0)
+    assert Schedule.of(600.0) == (MOST, 24.0, 0)
 
 
 def test_all_are_timed_in_every_round_and_to_and_fro(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +79,29 @@ def test_a_speed_up_is_made_of_rounds_not_of_medians() -> None:
     mine, other = (Entrant(name, Plan.parse("sequential"), job()) for name in ("a", "b"))
     mine.speeds, other.speeds = [150.0, 75.0, 15.0, 150.0, 30.0], [100.0, 50.0, 10.0, 100.0, 20.0]
     assert mine.over(other) == (1.5, (1.5, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "rounds"),
+    [
+        ([150, 151, 149, 150, 150], 5),  # agree
+        ([150, 151, 149, 150, 60, 150, 151, 150], 8),  # eight leave out the one that disagrees
+        ([80, 81, 79, 80, 80], 5),  # agree too: one process is faster
+        ([104, 106, 99, 103, 105] * 3, 11),  # leave open whether it pays until two at each end are left out
+        ([50, 300, 100, 200, 20] * 3, 13),  # never agree
+    ],
+)
+def test_rounds_are_added_while_they_disagree(
+    speeds: list[float], rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(self: Entrant, seconds: float) -> None:
+        self.speeds.append(
+            speeds[len(self.speeds)] if self.plan.name == "ring" else 100.0 + 50 * (self.plan.workers - 1)
+        )
+
+    monkeypatch.setattr(Entrant, "time_round", note)
+    monkeypatch.setattr(Entrant, "learn_from", lambda self, run, seconds: None)
+    plans = [Plan.parse(plan, 2) for plan in ("sequential", "ring")]
+    run = pl.train(job(), "sequential", engine="virtual", folder=None)
+    timed = time_plans(job(), plans, [run] * 2, Schedule.of(None), lambda line: None)
+    assert len(timed.plans[1].speeds) == rounds

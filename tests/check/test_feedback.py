@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import textwrap
 
@@ -20,6 +21,11 @@ def found(number: int, calls: int = 0, rule: str = "PC101") -> Finding:
     return Finding(rule, number, 0, f"f{number}", "both wait", story, about=str(number), path="a.py")
 
 
+def log_odds(confidence: float) -> float:
+    """The scale on which verdicts add up: near 0 and 1 a probability hardly moves any more."""
+    return math.log(confidence / (1 - confidence))
+
+
 def weighed(findings: list[Finding], verdicts: list[Verdict]) -> list[float]:
     weigh(findings, verdicts)
     return [finding.confidence for finding in findings]
@@ -30,7 +36,8 @@ def test_verdicts_move_the_rule_that_they_are_about_and_more_of_them_move_it_fur
     few = weighed([found(1), found(2, rule="PC503")], [Verdict("gone", False, "PC101")] * 2)
     many = weighed([found(1), found(2, rule="PC503")], [Verdict("gone", False, "PC101")] * 20)
     assert before[0] > few[0] > many[0]
-    assert before[1] - many[1] < (before[0] - many[0]) / 2
+    moved = [log_odds(one) - log_odds(other) for one, other in zip(before, many, strict=True)]
+    assert moved[1] < moved[0] / 2
 
 
 def test_features_are_learned_where_the_rule_tells_nothing() -> None:

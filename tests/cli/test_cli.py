@@ -22,6 +22,7 @@ from paceline.report.run_stats import lanes_of, run_stats
 from paceline.runs.comparison import read_comparison
 from paceline.runs.verdict import decided
 from tests.cli.conftest import JOB, Command
+from tests.scripts import finish, typed
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +31,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     folder = tmp_path_factory.mktemp("trained")
     (folder / "job.py").write_text(JOB + "print('a line of the job, in every process')\n")
     words = ["train", "job.py", "--plan", "downpour", "--workers", "2", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", *words], cwd=folder, capture_output=True, text=True, timeout=220
-    )
-    assert done.returncode == 0, done.stderr
-    assert "a line of the job" in done.stderr
-    summary = json.loads(done.stdout)
+    (done,) = finish([typed(folder, *words)])
+    assert done.code == 0, done.err
+    assert "a line of the job" in done.err
+    summary = json.loads(done.out)
     return folder / summary["run"], summary
 
 

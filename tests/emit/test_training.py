@@ -8,14 +8,14 @@ import pytest
 
 from paceline.emit.training import ROSTERS, training
 from paceline.errors import PacelineError, PlanError
-from paceline.plans.clusters import check_method, no_checkpoints
+from paceline.plans.clusters import check_method
 from paceline.plans.plan import RECIPES, Plan
 
 
 def test_what_is_left_out() -> None:
     small = training("experiments/My net.py:big", "downpour", 4)
     assert (small.name, small.nodes, small.cpus, small.gpus, small.memory) == ("my-net-big", 4, 1, 0, None)
-    assert small.begins == ["--plan", "downpour:workers=4"]
+    assert small.begins == ["--plan", "downpour:workers=4", "--checkpoint-every", "60s"]
     wide = training("digits", "ring:workers=7,threads=3", nodes=2)
     assert (wide.name, wide.nodes, wide.cpus) == ("digits", 2, 12)
     usual = training("digits", "ring")
@@ -40,14 +40,8 @@ def test_what_is_written_is_accepted_where_it_runs(name: str, nodes: int | None,
         return
     found = training("digits", name, nodes=nodes, roster=roster)
     assert found.plan.name == name
-    keeps = not plan.traits.no_checkpoints and (here or not no_checkpoints(plan))
+    keeps = not plan.traits.no_checkpoints
     assert ("--checkpoint-every" in found.begins) == keeps == found.resumable
-
-
-def test_plans_with_servers_keep_no_checkpoints_on_several_nodes() -> None:
-    assert not training("digits", "downpour").resumable
-    assert training("digits", "downpour", nodes=1, roster="environment").resumable
-    assert training("digits", "ring").resumable
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,12 @@ SAME_BITS = (
     "sequential:chunks=2", "ring", "tree", "halving_doubling", "hierarchical", "central", "ddp", "local_sgd:every=2",
     "parallel_sgd", "easgd:every=2", "diloco:every=2", "gossip", "sandblaster", "layers", "gpipe", "one_f_one_b",
     "interleaved", "zero_bubble", "pipedream", "spectrain", "ceiling", "tensor", "redundant", "zero", "one_weird_trick",
+    "mesh",
 )  # fmt: skip
 REPLAYED = (
     "downpour", "downpour:shards=2", "ssp:bound=1", "dc_asgd", "backup", "backup:backups=0",
     "parallel_sgd:mode=map_reduce,parts=3", "easgd:mode=asynchronous,every=2", "diloco:mode=asynchronous,every=2",
-    "gossip:mode=asynchronous",
+    "gossip:mode=asynchronous", "distbelief",
 )  # fmt: skip
 WITHOUT_ORDER = ("hogwild",)
 

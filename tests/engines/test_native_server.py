@@ -48,7 +48,7 @@ extern "C" int one_push(const Call* c, Server* s) { return push(*c, *s, 0); }
 def functions() -> ctypes.CDLL:
     step = served_step(torch.optim.SGD([torch.zeros(1)], lr=0.1))
     assert step is not None
-    return library(text(torch.float32, step) + ENTRIES, ("-ffp-contract=off",))[0]
+    return library(text(torch.float32, step, False) + ENTRIES, ("-ffp-contract=off",))[0]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -110,5 +111,20 @@ def test_a_model_with_chance_of_its_own_is_caught() -> None:
 
     made = CASES["dnn"]().with_(loss=None, step=step)
     run = pl.train(made, "downpour", workers=2, folder=None)
-    with pytest.raises(ReplayDiverged, match="Does the job draw chance"):
+    with pytest.raises(ReplayDiverged, match="Does the job draw random numbers"):
         pl.replay(run)
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"), [("local_sgd", "since version 2, a worker that steps"), ("ring", "Does the job")]
+)
+def test_a_folder_of_older_arithmetic_says_what_has_changed(plan: str, says: str, tmp_path: Path) -> None:
+    run = pl.train(CASES["dnn"](), plan, workers=2, folder=tmp_path, max_updates=2)
+    assert run.path is not None
+    file = run.path / "run.json"
+    record = json.loads(file.read_text())
+    del record["arithmetic_version"]
+    record["summary"]["parameters_sha256"] = "0" * 64
+    file.write_text(json.dumps(record))
+    with pytest.raises(ReplayDiverged, match=says):
+        pl.replay(run.path)

@@ -19,6 +19,8 @@ from paceline.data.order import Order
 from paceline.errors import RunFailed
 from paceline.gradients.fused_replica import FusedGradients
 from paceline.runs.progress import Progress
+from paceline.runs.run import Run
+from paceline.runs.trace import Kind
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.testing.killing import worker_processes
 from tests.engines.test_legs import ADAM, BATCH, SAMPLES, bits, job, losses, model, plain_model
@@ -55,6 +57,27 @@ def test_a_replay_has_the_same_bits(plan: str, optimizer: Any, tmp_path: Path) -
     staleness_identity(run)
     replays(run)
     assert (tmp_path / "gradients").stat().st_size < 4 * 42 / 2
+
+
+@pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), MOMENTUM], ids=["plain", "momentum"])
+def test_one_worker_of_hogwild_has_the_bits_of_the_virtual_engine(optimizer: Any, tmp_path: Path) -> None:
+    counted = partial(Counting.make, str(tmp_path / "gradients"), os.getpid())
+    (tmp_path / "gradients").touch()
+    given = job(model=counted, optimizer=optimizer, epochs=3)
+    run = pl.train(given, "hogwild:workers=1", folder=None)
+    alone = pl.train(given, "hogwild:workers=1", engine="virtual", folder=None)
+    assert bits(run) == bits(alone)
+    assert losses(run.trace) == losses(alone.trace)
+    assert (tmp_path / "gradients").stat().st_size < 3 * 42 / 2
+
+
+@pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), MOMENTUM], ids=["plain", "momentum"])
+def test_workers_of_hogwild_apply_every_batch_once_and_learn(optimizer: Any) -> None:
+    run = pl.train(job(model=plain_model, optimizer=optimizer, epochs=8), "hogwild:workers=3", folder=None)
+    applied = run.trace.of_kind(Kind.APPLY)["update"].tolist()
+    assert sorted(applied) == list(range(8 * 42))
+    losses = [row["test_loss"] for row in run.history]
+    assert losses[-1] < losses[0]
 
 
 def test_one_worker_alone_has_the_bits_of_the_virtual_engine() -> None:
@@ -133,10 +156,8 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(10, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 4))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))])
-@pytest.mark.parametrize("plan", ["downpour:workers=3,shards=2", "ssp:workers=3,bound=3"])
-def test_workers_are_killed_in_the_middle_of_legs(plan: str, seed: int) -> None:
-    """No batch is lost, none is applied twice, and a replay has the same bits."""
+def with_two_killed(plan: str, seed: int) -> Run:
+    """Train while two workers are killed at random moments."""
     chance, victims = random.Random(seed), list[psutil.Process]()
     first, second = sorted(chance.sample(range(50, 700), 2))
 
@@ -149,6 +170,23 @@ def test_workers_are_killed_in_the_middle_of_legs(plan: str, seed: int) -> None:
     given = job(model=wide, optimizer=MOMENTUM, epochs=30, test=None, evaluate_every=None)
     run = pl.train(given, plan, folder=None, progress=kill)
     assert victims
+    return run
+
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("plan", ["downpour:workers=3,shards=2", "ssp:workers=3,bound=3"])
+def test_workers_are_killed_in_the_middle_of_legs(plan: str, seed: int) -> None:
+    """No batch is lost, none is applied twice, and a replay has the same bits."""
+    run = with_two_killed(plan, seed)
     no_update_lost(run)
     staleness_identity(run)
     replays(run)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_workers_of_hogwild_are_killed_in_the_middle_of_legs(seed: int) -> None:
+    run = with_two_killed("hogwild:workers=3", seed)
+    assert set(run.trace.of_kind(Kind.APPLY)["update"].tolist()) == set(range(30 * 42))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import paceline.kernels.machine as machine
 from paceline.kernels import Fused, fuse, fuse_ranks
 from paceline.kernels.cuda.gpu import Gpu, SampleKernels
+from paceline.kernels.losses import loss_kind
 from paceline.kernels.measure.networks import CNN, LastState, Network
 from paceline.kernels.measure.rank import study_by_ranks
 from paceline.kernels.measure.study import study_network
@@ -113,7 +114,7 @@ def training_on_devices(group: Any) -> tuple[float, float, int]:
 
     def on_devices(model: nn.Module) -> Fused:
         runner = Runner(Gpu(Played(), SampleKernels("", 32)), OneProcess(), Nodes(group.rank, group.size, group, group))
-        return Fused(OneModel(model, ADAM), "cross_entropy", 32, runner)
+        return Fused(OneModel(model, ADAM), loss_kind(nn.CrossEntropyLoss()), 32, runner)
 
     return beside_one(trained(on_devices, False), False, group)
 

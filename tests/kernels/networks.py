@@ -136,6 +136,87 @@ def sequences(draw: st.DrawFn) -> Case:
     return Case(nn.Sequential(table, last), torch.randint(11, (batch, steps)), y, nn.CrossEntropyLoss())
 
 
+class Encoder(nn.Module):
+    """Tokens and their positions, encoder layers with or without a causal mask, and a mean over the steps."""
+
+    mask: Tensor
+
+    def __init__(self, layer: nn.TransformerEncoderLayer, depth: int, steps: int, classes: int, causal: bool) -> None:
+        super().__init__()
+        width = layer.linear1.in_features
+        self.tokens, self.positions = nn.Embedding(11, width), nn.Embedding(steps + 1, width)
+        self.body = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+        self.causal = causal
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(steps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.tokens(x) + self.positions(torch.arange(x.size(1), device=x.device))
+        coded = self.body(given, mask=self.mask) if self.causal else self.body(given)
+        scores: Tensor = self.head(coded.mean(dim=1))
+        return scores
+
+
+class Ends(nn.Module):
+    """The last states of a recurrent layer in both directions, side by side."""
+
+    def __init__(self, recurrent: nn.LSTM | nn.GRU, classes: int) -> None:
+        super().__init__()
+        self.recurrent, self.head = recurrent, nn.Linear(2 * recurrent.hidden_size, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, states = self.recurrent(x)
+        last = states[0] if isinstance(self.recurrent, nn.LSTM) else states
+        scores: Tensor = self.head(torch.cat((last[-2], last[-1]), dim=1))
+        return scores
+
+
+class Gated(nn.Module):
+    """A product of two branches between norms, and a parameter that is added."""
+
+    def __init__(self, features: int, hidden: int, outputs: int, norm: nn.Module) -> None:
+        super().__init__()
+        self.gate, self.value, self.norm = nn.Linear(features, hidden), nn.Linear(features, hidden), norm
+        self.shift, self.head = nn.Parameter(torch.randn(hidden)), nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.gate(x))
+        scores: Tensor = self.head(self.norm(gate * self.value(x) - 0.5 * gate + 1) + self.shift)
+        return scores
+
+
+LOSSES = (
+    nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(beta=0.4), nn.HuberLoss(delta=0.7), nn.BCEWithLogitsLoss(),
+)  # fmt: skip
+
+
+@st.composite
+def encoders(draw: st.DrawFn) -> Case:
+    """Attention, layer norm, recurrent layers in both directions, gates, and all losses."""
+    torch.manual_seed(draw(st.integers(0, 10_000)))
+    heads, size, steps, classes = (draw(st.integers(1, most)) for most in (3, 5, 7, 6))
+    batch, smoothing = draw(st.sampled_from([1, 5, 16, 33])), draw(st.sampled_from([0.0, 0.1]))
+    y, tokens = torch.randint(classes, (batch,)), torch.randint(11, (batch, steps))
+    kind = draw(st.sampled_from(("encoder", "ends", "gated", "logarithms")))
+    if kind == "encoder":
+        layer = nn.TransformerEncoderLayer(
+            heads * size, heads, draw(st.integers(1, 9)), 0.0, draw(st.sampled_from(["relu", "gelu"])),
+            batch_first=True, norm_first=draw(st.booleans()),
+        )  # fmt: skip
+        model = Encoder(layer, draw(st.integers(1, 2)), steps, classes, draw(st.booleans()))
+        return Case(model, tokens, y, nn.CrossEntropyLoss(label_smoothing=smoothing))
+    if kind == "ends":
+        recurrent = draw(st.sampled_from((nn.LSTM, nn.GRU)))
+        body = recurrent(size, heads, draw(st.integers(1, 3)), batch_first=True, bidirectional=True)
+        return Case(Ends(body, classes), torch.randn(batch, steps, size), y, nn.CrossEntropyLoss())
+    if kind == "logarithms":
+        model = nn.Sequential(nn.Linear(size, heads), nn.SiLU(), nn.Linear(heads, classes), nn.LogSoftmax(dim=1))
+        return Case(model, torch.randn(batch, size), y, nn.NLLLoss())
+    norm = draw(st.sampled_from((nn.LayerNorm, nn.RMSNorm)))(heads)
+    y = torch.rand(batch, classes)
+    return Case(Gated(size, heads, classes, norm), torch.randn(batch, size), y, draw(st.sampled_from(LOSSES)))
+
+
 def examples(count: int) -> settings:
     """So many examples, the same ones each time."""
     suppressed = [HealthCheck.function_scoped_fixture]

@@ -34,7 +34,7 @@ from paceline.kernels.plan import Plan
 from paceline.kernels.printers.block import Own
 from paceline.kernels.runner import Runner
 from paceline.kernels.weights import OneModel
-from tests.kernels.networks import Case, drawn, examples, images, sequences
+from tests.kernels.networks import Case, drawn, encoders, examples, images, sequences
 from tests.kernels.played import NARROW, Optimizer, Played, fused_on, played
 from tests.kernels.test_gradients import check, compare
 from tests.kernels.test_printers import small
@@ -56,6 +56,12 @@ def test_sequences(case: Case) -> None:
     gradients_are_pytorchs(case.double(), 1e-10)
 
 
+@examples(3)
+@given(encoders())
+def test_encoders(case: Case) -> None:
+    gradients_are_pytorchs(case.double(), 1e-10)
+
+
 @examples(2)
 @given(images())
 def test_images_in_single_precision_and_the_devices_memory(case: Case) -> None:
@@ -63,7 +69,7 @@ def test_images_in_single_precision_and_the_devices_memory(case: Case) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("strategy", [images, sequences])
+@pytest.mark.parametrize("strategy", [images, sequences, encoders])
 def test_many_networks(strategy: Callable[[], SearchStrategy[Case]]) -> None:
     for case in drawn(strategy(), 40):
         gradients_are_pytorchs(case, 1e-10)

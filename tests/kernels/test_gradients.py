@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 
 from paceline.kernels import Fused, cpu, fuse
-from tests.kernels.networks import Case, drawn, examples, images, sequences
+from tests.kernels.networks import Case, drawn, encoders, examples, images, sequences
 
 
 @pytest.mark.usefixtures("quickly_compiled")
@@ -57,8 +57,22 @@ def test_sequences_one_by_one(case: Case) -> None:
     check_one_by_one(case.double(), 1e-10)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(5)
+@given(encoders())
+def test_encoders(case: Case) -> None:
+    check(case.double(), 1e-10)
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(3)
+@given(encoders())
+def test_encoders_one_by_one(case: Case) -> None:
+    check_one_by_one(case.double(), 1e-10)
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("strategy", [images, sequences])
+@pytest.mark.parametrize("strategy", [images, sequences, encoders])
 def test_many_networks(strategy: Callable[[], SearchStrategy[Case]]) -> None:
     """In both precisions, side by side and one by one."""
     for case in drawn(strategy(), 40):

@@ -28,7 +28,7 @@ from paceline.kernels.lower import lower
 from paceline.kernels.printers import numpy as slow
 from paceline.kernels.runner import Runner
 from paceline.kernels.weights import OneModel
-from tests.kernels.networks import Case, examples, sequences
+from tests.kernels.networks import Case, encoders, examples, sequences
 
 
 def reference(case: Case, seed: int = 0) -> tuple[float, dict[str, np.ndarray]]:
@@ -54,6 +54,13 @@ def agree(case: Case, seed: int = 0, make: Callable[..., Fused] = fuse) -> None:
 @examples(4)
 @given(sequences())
 def test_numpy_says_the_same_of_sequences(case: Case) -> None:
+    agree(case)
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(4)
+@given(encoders())
+def test_numpy_says_the_same_of_encoders(case: Case) -> None:
     agree(case)
 
 

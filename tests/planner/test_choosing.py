@@ -52,3 +52,9 @@ def test_the_front_holds_what_nothing_beats_in_everything() -> None:
     worse = _of("tree:workers=2", 7e-4, memory=1 << 21)
     found = choose([ONE, _of("ring:workers=2", 5e-4), worse], "time", 1 << 30)
     assert set(found.front) == {"sequential", "ring:workers=2"}
+
+
+def test_a_table_that_a_search_found_has_to_be_clearly_faster() -> None:
+    ring, table = _of("ring:workers=2", 6e-4), "per_layer:workers=2,ways=fc1:columns"
+    assert choose([ONE, ring, _of(table, 5.5e-4)], "time", 1 << 30).plan == "ring:workers=2"
+    assert choose([ONE, ring, _of(table, 4e-4)], "time", 1 << 30).best.plan.name == "per_layer"

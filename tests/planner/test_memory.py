@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from paceline.jobs.job import Job
-from paceline.planner.costs import BESIDES, HEAP, Profile, Profiled
+from paceline.planner.costs import Profile, Profiled
+from paceline.planner.divisions import ModelDivision
+from paceline.planner.heap import BESIDES, RECURRENT, replica_bytes, stage_bytes
 from paceline.planner.memory import worker_memory
 from paceline.planner.model_cost import cost_of
 from paceline.plans.plan import Plan
@@ -45,7 +47,7 @@ def test_the_peak_of_a_step_is_in_its_backward() -> None:
     # loss and of operations.
     assert 2 * hidden < cost.peak_bytes < 3 * hidden + weights + 40_000
     assert cost.state_bytes >= 2 * weights
-    assert cost.alone_bytes > 4 * weights + cost.peak_bytes
+    assert replica_bytes(cost, "alone") > 4 * weights + cost.peak_bytes
 
 
 def test_fake_tensors_are_counted_as_real_ones() -> None:
@@ -54,13 +56,34 @@ def test_fake_tensors_are_counted_as_real_ones() -> None:
     assert fake.peak_bytes == pytest.approx(real.peak_bytes, rel=0.02)
 
 
-def test_a_profile_measures_how_much_of_the_heap_is_gaps() -> None:
+def test_a_profile_scales_the_formula() -> None:
     base, plan = costs(), Plan.parse("sequential")
     typical = worker_memory(plan, base, 100, None)
-    assert typical == round(BESIDES + HEAP * base.cost(100).alone_bytes)
-    measured = Profiled(base, [Profile(1, 1, 100, (1.0,), (1.0,), 0.0, 7_000_000)])
-    assert worker_memory(plan, measured, 100, None) == 7_000_000
+    assert typical == round(replica_bytes(base.cost(100), "alone"))
+    measured = Profiled(base, [Profile(1, 1, 100, (1.0,), (1.0,), 0.0, 2 * typical)])
+    assert worker_memory(plan, measured, 100, None) == pytest.approx(2 * typical, abs=1)
     # Under a server, parameters and the optimizer's state lie in shared memory.
-    assert worker_memory(Plan.parse("downpour", 2), measured, 100, None) < 7_000_000
+    assert worker_memory(Plan.parse("downpour", 2), measured, 100, None) < 2 * typical
     unknown = Profiled(base, [Profile(1, 1, 100, (1.0,), (1.0,), 0.0)])
     assert worker_memory(plan, unknown, 100, None) == typical
+
+
+def test_stages_that_were_weighed_are_not_scaled_by_a_profile() -> None:
+    """Real micro-batches have counted what libraries take, and a whole replica has it as well: once is enough."""
+    base, plan = costs(), Plan.parse("gpipe", 2)
+    measured = Profiled(base, [Profile(1, 1, 100, (1.0,), (1.0,), 0.0, 60_000_000)])
+    division = ModelDivision(1.0, memory=8 << 20)
+    assert worker_memory(plan, measured, 100, division) == worker_memory(plan, base, 100, division)
+
+
+def test_recurrent_layers_take_some_memory_whatever_their_size() -> None:
+    model = nn.LSTM(4, 4, batch_first=True)
+    job = Job(model, (torch.randn(8, 3, 4), torch.zeros(8)), step=_sum, batch_size=8, optimizer=torch.optim.SGD)
+    cost = cost_of(job, 8)
+    assert RECURRENT + BESIDES < replica_bytes(cost, "alone") < RECURRENT + BESIDES + 100_000
+    assert stage_bytes(cost, 0.0) == RECURRENT + BESIDES
+
+
+def _sum(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    found: torch.Tensor = module(batch[0])[0].sum()
+    return found

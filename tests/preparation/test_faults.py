@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from paceline.errors import DataError, MachineError, PacelineError
+from paceline.errors import DataError, MachineError, PacelineError, RunFailed, UsageError
 from paceline.preparation.ingest import ingest
 from paceline.preparation.prepare import prepare
 from paceline.preparation.recipe import Recipe
@@ -75,6 +75,12 @@ def _all_rejected(folder: Path) -> Source:
     return Csv(folder / "a.csv", {"id": "int", "v": "int"}, header=False)
 
 
+def _hidden_lines(folder: Path) -> Source:
+    rows = (f'{n},{n}.5,"a\n' if n % 1000 == 500 else f"{n},{n}.5,name {n % 100}\n" for n in range(60_000))
+    (folder / "a.csv").write_text("id,v,name\n" + "".join(rows))
+    return Csv(folder / "a.csv", {"id": "int", "v": "float", "name": "text"})
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -85,6 +91,7 @@ def _all_rejected(folder: Path) -> Source:
         (_other_parquet, r"b\.parquet"),
         (_moved_fields, r"b\.csv begins with the fields v, id, but the schema has id, v"),
         (_renamed_fields, r"b\.csv begins with the fields ID, W, but .*a\.csv with ID, V"),
+        (_hidden_lines, r"a\.csv: quotes that are not closed hide"),
         (_all_rejected, r"no row is left of 5001: most broke the rule"),
     ],
 )
@@ -112,3 +119,14 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", whole)
     assert prepare(recipe, tmp_path / "out").account.kept == 5000
     assert ingest(recipe, tmp_path / "s", [tmp_path / "a.csv"]).kept == 5000
+
+
+def test_memory_that_is_too_small_is_named_with_the_step(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(CSV)
+    recipe = Recipe(_csv(tmp_path), {"id": "id"}, key="id")
+    with pytest.raises(RunFailed, match=r"^DuckDB has used up .* of memory while .*; run this again with") as caught:
+        prepare(recipe, tmp_path / "out", memory="1MB", threads=1)
+    assert caught.value.exit_code == 1
+    with pytest.raises(UsageError, match="--memory much"):
+        prepare(recipe, tmp_path / "out", memory="much")
+    assert prepare(recipe, tmp_path / "out").account.kept == 5000

@@ -133,17 +133,23 @@ def test_parquet_vectors_lists_and_normalization(tmp_path: Path) -> None:
         pq.write_table(table.slice(part * 2500, 2500), tmp_path / f"{part}.parquet")
     recipe = Recipe(
         Parquet(tmp_path / "*.parquet"),
-        columns={"id": "id", "v": "v", "l": "l", "w": Words("w")},
+        columns={"id": "id", "v": "v", "l": "l", "w": Words("w"), "pair": ["v", "id"]},
         rules={"v is known": "v > -2"},
         shard_rows=4096,
     )
     manifest = prepare(recipe, tmp_path / "out")
     assert manifest.account.rejected == {"v is known": int((values <= -2).sum())}
     assert [len(split.shards) for split in manifest.splits.values()] == [2]
-    rows = shards(tmp_path / "out", normalize=["v"])
-    ids, v, padded, lengths, words = rows.batch(_numbers(len(rows)), 0)
-    good = values[ids.numpy()]
-    np.testing.assert_allclose(v.numpy(), (good - good.mean()) / good.std(), rtol=1e-4, atol=1e-5)
+    rows = shards(tmp_path / "out", normalize=["v", "pair"])
+    ids, v, padded, lengths, words, pairs = rows.batch(_numbers(len(rows)), 0)
+    good = np.stack([values[ids.numpy()], ids.numpy()], axis=1)
+    expected = (good - good.mean(axis=0)) / good.std(axis=0)  # each place of a vector by figures of its own
+    np.testing.assert_allclose(v.numpy(), expected[:, 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(pairs.numpy(), expected, rtol=1e-4, atol=1e-4)
+    whole = np.float32(good).astype(np.float64)
+    found = rows.manifest.columns["pair"].statistics
+    assert found is not None
+    np.testing.assert_allclose([found.mean, found.std], [whole.mean(), whole.std()])
     assert all(lists[i] == row[:n].tolist() for i, row, n in zip(ids, padded, lengths, strict=True))
     assert all(rows.words("w")[w - 1] == f"w{i % 7}" for i, w in zip(ids.tolist(), words.tolist(), strict=True))
 
@@ -167,11 +173,13 @@ def test_images_and_lines_and_a_transform(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo three\n")
 
     def upper(table: pa.Table) -> pa.Table:
-        return pa.table({"line": pa.array([line.upper() for line in table["line"].to_pylist()])})
+        lines = [line.upper() for line in table["line"].to_pylist()]
+        return pa.table({"line": pa.array(lines), "words": pa.array([len(line.split()) for line in lines])})
 
-    prepare(Recipe(Lines(tmp_path / "a.txt"), columns={"line": "line"}, transform=upper), tmp_path / "lines")
+    columns = {"line": "line", "omitted": "length(line)"}
+    prepare(Recipe(Lines(tmp_path / "a.txt"), columns=columns, transform=upper), tmp_path / "lines")
     rows = shards(tmp_path / "lines")
-    assert {bytes(text[:n].numpy()).decode() for text, n in rows} == {"ONE", "TWO THREE"}
+    assert {(bytes(text[:n].numpy()).decode(), int(words)) for text, n, words in rows} == {("ONE", 1), ("TWO THREE", 2)}
 
 
 KILLED = """

@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import nn
 
 import paceline as pl
-from paceline.cli.progress import ProgressDisplay
+from paceline.callbacks.progress_bar import ProgressBar
 from paceline.engines.virtual import World, simulate
 from paceline.plans.plan import Plan
 from paceline.runs.live_status import LiveStatus
@@ -172,9 +172,9 @@ def test_a_stopped_worker_is_named_while_the_run_goes_on(plan: str, tmp_path: Pa
             assert "silent" not in worker.remark
 
 
-def shown(display: ProgressDisplay, screen: io.StringIO, reports: list[Progress]) -> str:
+def shown(display: ProgressBar, screen: io.StringIO, reports: list[Progress]) -> str:
     for one in reports:
-        display(one)
+        display.on_update_end(None, one)
     display.close()
     return screen.getvalue()
 
@@ -182,34 +182,34 @@ def shown(display: ProgressDisplay, screen: io.StringIO, reports: list[Progress]
 def test_the_picture_fits_80_columns() -> None:
     screen = io.StringIO()
     console = Console(file=screen, width=80, height=24, force_terminal=True, color_system=None)
-    display = ProgressDisplay("a_job_with_a_name_that_goes_on by hierarchical:workers=4,groups=2", to=console)
+    display = ProgressBar("a_job_with_a_name_that_goes_on by hierarchical:workers=4,groups=2", console=console)
     rows = simulated("ring:workers=3")
     display.status.update(report(rows, 8.0))
     console.print(display.picture())
     lines = screen.getvalue().rstrip("\n").split("\n")
     assert max(map(len, lines)) <= 80
-    assert "straggler: computes at 50%" in lines[4]
-    assert len(lines) == 5
+    assert "straggler: computes at 50%" in lines[5]
+    assert len(lines) == 6
 
 
 def test_on_a_small_screen_the_straggler_is_among_those_shown() -> None:
-    console = Console(file=io.StringIO(), width=80, height=6, force_terminal=True)
-    display = ProgressDisplay("job", to=console)
+    console = Console(file=io.StringIO(), width=80, height=7, force_terminal=True)
+    display = ProgressBar("job", console=console)
     display.status.update(report(simulated("ring:workers=3"), 8.0))
     assert [worker.number for worker in display._shown()] == [0, 2]
 
 
 def test_a_file_gets_plain_lines_at_calm_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("paceline.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("paceline.callbacks.progress_bar.time.monotonic", lambda: now[0])
     screen = io.StringIO()
-    display = ProgressDisplay("job [b]by[/b] ring", to=Console(file=screen, width=80))
+    display = ProgressBar("job [b]by[/b] ring", console=Console(file=screen, width=80))
     nothing, said = Trace.of([]), []
-    display(report(simulated("ring:workers=3"), 8.0))
+    display.on_update_end(None, report(simulated("ring:workers=3"), 8.0))
     for second in range(1, 200):
         now[0] = float(second)
         before = len(screen.getvalue())
-        display(report(nothing, 8.0 + second))
+        display.on_update_end(None, report(nothing, 8.0 + second))
         said += [second] if len(screen.getvalue()) > before else []
     text = shown(display, screen, [])
     assert said == [5, 15, 35, 75, 135, 195]
@@ -220,7 +220,7 @@ def test_a_file_gets_plain_lines_at_calm_intervals(monkeypatch: pytest.MonkeyPat
 
 def test_quiet_says_nothing() -> None:
     screen = io.StringIO()
-    display = ProgressDisplay("job", quiet=True, to=Console(file=screen, force_terminal=True))
+    display = ProgressBar("job", quiet=True, console=Console(file=screen, force_terminal=True))
     assert shown(display, screen, [report(simulated("ring:workers=3"), 8.0)]) == ""
 
 

@@ -22,7 +22,7 @@ from paceline.jobs.job import Job
 from paceline.parameters.layout import trainable
 from paceline.splits.gradients import SplitBlueprint, SplitReplica
 from paceline.splits.planning import run_together, split_blueprint
-from paceline.splits.slicing import assembled, sliced
+from paceline.splits.slicing import assembled, sliced, stored_by
 from paceline.stages.rehearsal import Example, fresh
 
 
@@ -161,7 +161,7 @@ def _apart(case: Case, mutant: Mutant) -> float:
     made = replace(case.made, programs=dict.fromkeys(case.made.programs, mutant.program))
     parts = []
     for place in range(mutant.program.workers):
-        part = SplitReplica(case.job, sliced(case.module, mutant.program, place), made, place)
+        part = SplitReplica(case.job, sliced(case.module, stored_by(mutant.program), place), made, place)
         for model in part.models.values():
             model.steps = tuple(mutant.lines[place])
         parts.append(part)
@@ -183,5 +183,5 @@ def _gap(expected: Tensor | None, mine: list[Tensor | None], placed: Placement, 
     present = [g for g in mine if g is not None]
     if not placed.is_split:
         return max(float((g.reshape(expected.shape) - expected).abs().max()) for g in present)
-    other = assembled(present, placed, program.shapes[PARAMETER + name], tuple(expected.shape))
+    other = assembled(present, (placed, program.shapes[PARAMETER + name]), tuple(expected.shape))
     return float((other - expected).abs().max())

@@ -15,6 +15,7 @@ from paceline.api.train import train
 from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.setup import set_up
 from paceline.errors import JobError, PlanError
+from paceline.jobs.job import Job
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan, make
 from paceline.runs.trace import Kind
@@ -95,7 +96,7 @@ def test_what_a_worker_holds_is_its_part() -> None:
     assert setup.split is not None
     whole = sum(p.numel() for p in setup.module.parameters())
     for place in range(4):
-        held = sum(p.numel() for p in sliced(setup.module, setup.split.program, place).parameters())
+        held = sum(p.numel() for p in sliced(setup.module, setup.split.stored, place).parameters())
         assert held / whole == pytest.approx(1 / 4, rel=0.1)
 
 
@@ -116,6 +117,15 @@ def test_refusals_name_what_is_wrong() -> None:
         train(job.with_(gradient_clip_norm=1.0), "tensor", folder=None)
     with pytest.raises(JobError, match="parts of a layer are computed on the CPU"):
         train(job.with_(device="cuda"), "tensor", folder=None)
+
+
+def test_a_last_batch_too_small_for_the_grid_is_refused() -> None:
+    samples = torch.rand(9, 8), torch.rand(9, 8)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    body = partial(nn.Sequential, nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))
+    few = Job(model=body, data=samples, loss=nn.MSELoss(), optimizer=sgd, batch_size=4)
+    with pytest.raises(JobError, match="a batch of 1, the last of an epoch, has too few samples"):
+        train(few, "cannon:workers=4", engine="virtual", folder=None)
 
 
 def test_an_optimizer_that_looks_at_whole_matrices_is_refused() -> None:

@@ -19,6 +19,7 @@ from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Terms
 from paceline.tuner.trials.here import Here
 from paceline.tuner.trials.processes import Processes
+from paceline.tuner.trials.team import Team
 
 
 def run(
@@ -29,7 +30,9 @@ def run(
     study = Study(proposals, scheduler, Journal(None), True, total)
     terms = Terms(0, states)
     trials: Any = (
-        Here(objective, study.report, terms) if how == "here" else Processes(objective, study.report, terms, 2, timeout)
+        Here(objective, study.report, terms)
+        if how == "here"
+        else Team(Processes(objective, terms, 2), study.report, timeout)
     )
     return study, drive(study, trials)
 

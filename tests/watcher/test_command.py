@@ -69,7 +69,7 @@ def test_a_hang_is_named_saved_handed_over_and_ended(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     (report,) = found["reports"]
     assert (found["hung"], found["verdict"], report["processes"][0]["role"]) == (True, "deadlocked", "cause")
-    assert report["processes"][0]["lines"] == [{"file": str(script), "line": 4, "function": "<module>"}]
+    assert report["processes"][0]["at"] == {"file": str(script), "line": 4, "function": "<module>"}
     assert f"{script}:4" in done.stderr
     assert json.loads(told.read_text()) == report
     again = watch("--open", saved)
@@ -104,5 +104,5 @@ def test_the_rank_that_skips_a_step_is_named(tmp_path: Path) -> None:
     (report,) = json.loads(done.stdout)["reports"]
     causes = [each for each in report["processes"] if each["role"] == "cause"]
     assert [(each["label"].partition(",")[0], each["collective"]) for each in causes] == [("rank 2", "barrier")]
-    assert causes[0]["lines"][0]["line"] == 11
+    assert causes[0]["at"]["line"] == 11
     assert report["seconds"] < 15

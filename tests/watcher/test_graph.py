@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from paceline.watcher.graph import find_knot
+from paceline.watcher.graph import find_knot, find_retries
+from paceline.watcher.history import History
 from paceline.watcher.ranks import find_divergence
-from paceline.watcher.samples import Frame, Look, Process, Stack, Thread, Wait
+from paceline.watcher.samples import ENDED, Frame, Glance, Look, Pace, Process, Stack, Thread, Wait
 
 LOCK_STACK: Stack = (Frame("/home/a.py", 3, "run"),)
 EVENT_STACK: Stack = (Frame("/usr/lib/python3.11/threading.py", 327, "wait"), Frame("/home/a.py", 3, "run"))
@@ -43,6 +44,32 @@ def test_a_thread_that_ran_lately_can_release_the_lock_of_another() -> None:
     assert knot(process(10, lock, lock), moving=(11,)) is None
 
 
+def test_a_circle_of_known_owners_hangs_although_another_thread_works() -> None:
+    def wants(owner: int) -> Wait:
+        return Wait("lock", (10,), "a lock", (owner,))
+
+    assert knot(process(10, Wait("running"), wants(12), wants(11)), moving=(10,)) == ([10], [10])
+    assert knot(process(10, Wait("running"), wants(12), wants(10)), moving=(10,)) is None
+    assert knot(process(10, Wait("running"), wants(ENDED)), moving=(10,)) == ([10], [10])
+
+
+def test_locks_asked_for_with_a_timeout_are_a_circle_only_if_all_hold_them() -> None:
+    def tries(owner: int) -> Wait:
+        return Wait("lock", (10,), "a lock", (owner,), timed=True)
+
+    ahead = Look(0.0, (process(10, Wait("clock"), tries(12), tries(11)),))
+    found = find_retries(ahead)
+    assert found is not None
+    assert sorted(found.core) == [11, 12]
+    assert find_retries(Look(0.0, (process(10, Wait("clock"), tries(12), Wait("clock")),))) is None
+
+
+def test_a_parent_that_only_waits_for_its_children_is_their_victim() -> None:
+    shared = Wait("shared lock", (10, 20, 30))
+    parent = process(10, Wait("child", (20, 30)))
+    assert knot(parent, process(20, shared), process(30, shared)) == ([10, 20, 30], [20, 30])
+
+
 def test_a_process_outside_the_tree_may_always_answer() -> None:
     assert knot(process(10, pipe(10, 99))) is None
 
@@ -65,7 +92,12 @@ def rank(number: int, line: int, function: str | None, wait: Wait = Wait("clock"
 
 
 def causes(*ranks: Process, moving: tuple[int, ...] = ()) -> list[int | None]:
-    found = find_divergence(Look(0.0, ranks), lambda pid, tid: pid not in moving)
+    history = History()
+    for at in (0.0, 6.0):
+        paces = {each.pid: {each.pid: Pace(0, 0, int(at) * (each.pid in moving))} for each in ranks}
+        history.add(Glance(at, paces, {}))
+        history.observe(Look(at, ranks))
+    found = find_divergence(Look(6.0, ranks), history)
     return [each.rank for each in found.cause] if found else []
 
 
@@ -83,11 +115,25 @@ def test_a_rank_that_may_still_come_is_no_cause(wait: Wait) -> None:
     assert causes(rank(0, 5, "all_reduce"), rank(1, 5, "all_reduce"), rank(2, 7, None, wait)) == []
 
 
-def test_nothing_is_said_while_a_rank_moves_or_some_are_elsewhere_or_all_are_together() -> None:
+def test_nothing_is_said_while_a_rank_moves_or_some_are_elsewhere() -> None:
     ranks = rank(0, 5, "all_reduce"), rank(1, 9, "barrier"), rank(2, 5, "all_reduce")
     assert causes(*ranks, moving=(110,)) == []
     assert causes(*ranks[:2]) == []
-    assert causes(*(rank(number, 5, "all_reduce") for number in range(3))) == []
+
+
+def test_ranks_that_are_at_one_place_and_move_nothing_are_all_the_cause() -> None:
+    assert causes(*(rank(number, 5, "all_reduce") for number in range(3))) == [0, 1, 2]
+
+
+def test_a_rank_of_mpi_waits_at_its_line_although_it_keeps_a_processor_busy() -> None:
+    def polls(number: int, line: int, text: str) -> Process:
+        stack = (Frame("/home/train.py", line, "main"),)
+        return process(100 + 10 * number, Wait("running"), rank=number, world_size=3, stacks=(stack,), text=text)
+
+    barrier, late = "comm.Barrier()", "data = comm.recv(source=1)"
+    ranks = polls(0, 5, barrier), polls(1, 5, barrier), polls(2, 9, late)
+    assert causes(*ranks, moving=(100, 110, 120)) == [2]
+    assert causes(*ranks[:2], polls(2, 9, "loss = model(data)"), moving=(100, 110, 120)) == []
 
 
 def test_ranks_that_all_receive_are_all_the_cause() -> None:

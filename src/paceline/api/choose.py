@@ -7,36 +7,42 @@ import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from paceline.api.calibrate import calibrate
 from paceline.api.coding import codings
-from paceline.api.dividing import Divider
+from paceline.api.dividing import Divider, Splittable, splittable
 from paceline.api.measuring import Measured, Say, measure_for
 from paceline.core.collectives.ring import Ring
+from paceline.core.splits.derivation import Program
 from paceline.engines.setup import set_up
-from paceline.errors import PacelineError, UsageError, suggest
+from paceline.errors import PacelineError, PlanError, UsageError, suggest
 from paceline.gradients.payload import Payload
 from paceline.jobs.job import Job
 from paceline.planner import cluster as clusters
 from paceline.planner.candidates import LEARNING, Candidate, candidates, numbers_of_workers
 from paceline.planner.card import Card, default_file
-from paceline.planner.choosing import GOALS, Choice
+from paceline.planner.choosing import GOALS, Choice, Layer, micro
 from paceline.planner.choosing import choose as rank
 from paceline.planner.cluster import Cluster, Node, links_of
 from paceline.planner.costs import Calibrated, Costs, Profile, Profiled, anchored, meeting, single
+from paceline.planner.divisions import ModelDivision
 from paceline.planner.methods import Facts, NotMeasured, known, predict
 from paceline.planner.model_cost import cost_of
 from paceline.planner.pipelines import CannotCut
 from paceline.planner.prediction import Prediction
 from paceline.planner.prices import read as read_prices
 from paceline.planner.simulating import BEST, simulated
-from paceline.plans.plan import make
+from paceline.planner.split_search import search
+from paceline.plans.clusters import check_method
+from paceline.plans.plan import Plan, make
 from paceline.runs.machine import this_machine
 
 LEVELS = ("calibrated", "profiled")
 PROFILE_SECONDS = 0.4  # of each of its runs
 ROUNDS = 2  # of a profile, interleaved
+MOST_SPLIT = 8  # workers up to which a model is divided: each computes a chunk in the rehearsal
 
 
 @dataclass
@@ -51,6 +57,13 @@ class Planner:
     costs: dict[str, Costs]
     #: How plans divide the model, where this machine would run them; None where no plan is to be tried.
     divider: Divider | None = None
+    #: Whether a way is searched for each layer.
+    searches: bool = True
+
+    @property
+    def most_split(self) -> int:
+        """The most workers for which splits of each layer are searched: more than there are cores never pay."""
+        return min(self.card.cores, MOST_SPLIT)
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Predict a candidate; None where the planner has no model of it."""
@@ -58,17 +71,61 @@ class Planner:
         if costs is None or not known(candidate.plan):
             return None
         try:
-            division = self.divider.divide(candidate.plan) if self.divider is not None else None
+            division = self._divided(candidate.plan)
             return predict(candidate.plan, costs, replace(self.facts, division=division), candidate.compute)
         except (NotMeasured, CannotCut, PacelineError):
             return None
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The modules of the model with a whole batch."""
+        seconds = self.costs["autograd"].layers(self.facts.batch, 1, 1)
+        counted = self.costs["autograd"].cost(self.facts.batch).layers
+        return tuple(
+            Layer(name, row["flops"], row["bytes"], seconds[name].forward + seconds[name].backward)
+            for name, row in counted.items()
+            if name in seconds
+        )
+
+    def explained(self, choice: Choice) -> Choice:
+        """Return the choice with the model's layers and the machine's roofs."""
+        compute = self.card.fit(1, 1)[0].compute
+        flop, byte = compute.get("matmul.large", 0.0), compute.get("far", 0.0) or compute.get("near", 0.0)
+        return replace(choice, layers=self.layers(), roofs=(1e-9 / flop, 1e-9 / byte) if flop and byte else None)
+
+    def _divided(self, plan: Plan) -> ModelDivision | None:
+        if self.divider is None or plan.workers > MOST_SPLIT:
+            return None
+        return self.divider.divide(plan)
 
     def predictions(self, workers: Sequence[int], learning: str) -> list[Prediction]:
         """Predict all candidates; with codecs where their costs are known."""
         fused, codecs = "fused" in self.costs, tuple(self.facts.codecs)
         tried = candidates(workers, self.card.cores, learning, fused, codecs=codecs)
-        found = (self.predict(each) for each in tried)
+        found = [self.predict(each) for each in tried]
+        if self.divider is not None and self.searches:
+            found += [self.split(self.divider.job, count) for count in workers if count <= self.most_split]
         return [each for each in found if each is not None]
+
+    def split(self, job: Job, workers: int) -> Prediction | None:
+        """Search a way for each layer; None where every layer is best whole, or the model cannot be split."""
+        best: Prediction | None = None
+        for data in (count for count in range(1, workers) if workers % count == 0):
+            try:
+                model = splittable(job, workers, data)
+                table = search(model.graph, partial(self._judged, model, workers)).text
+                plan = make("per_layer", workers=workers, data=data, ways=table)
+                found = self.predict(Candidate(plan)) if table else None
+            except PacelineError:
+                continue
+            if found is not None and (best is None or found.seconds < best.seconds):
+                best = found
+        return best
+
+    def _judged(self, model: Splittable, workers: int, program: Program) -> float:
+        """Return the predicted seconds of an update by a program of this model."""
+        plan = make("per_layer", workers=workers, data=model.method.data, ways="*:whole")
+        facts = replace(self.facts, division=model.division(program))
+        return predict(plan, self.costs["autograd"], facts).seconds
 
 
 def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> Card:
@@ -106,7 +163,7 @@ def planner_for(
 ) -> Planner:  # fmt: skip
     """Make predictions for a job possible: count its operations, and profile it if the level asks for that.
 
-    `here` is whether this machine will run the plans, and so divide the model for them.
+    `here` is whether this machine will run the plans: then stages are weighed, and splits of each layer searched.
     """
     facts, updates = facts_of(job, coded)
     base = Calibrated(card, lambda samples: cost_of(job, samples))
@@ -118,7 +175,7 @@ def planner_for(
         costs["autograd"] = profiled(plain, base, facts)
         if fused and can_fuse(job):
             costs["fused"] = profiled(job.with_(compute="fused"), base, facts)
-    return Planner(job, card, facts, updates, costs, Divider(job, level == "profiled") if here else None)
+    return Planner(job, card, facts, updates, costs, Divider(job, level == "profiled" and here), here)
 
 
 def can_fuse(job: Job) -> bool:
@@ -245,7 +302,7 @@ def choose(
     planner = planner_for(job, found, level, say=say)
     counts = numbers_of_workers(found.cores, workers) if workers != 1 else []
     choice = rank(planner.predictions(counts, learning), goal, found.memory, planner.updates_per_epoch)
-    return with_command(choice, command)
+    return with_command(planner.explained(choice), command)
 
 
 def cluster_of(cluster: str | Path | Cluster | None, prices: str | Path | None = None) -> Cluster:
@@ -264,14 +321,26 @@ def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: i
         counts = []
     each = min(node.card.memory for node in cluster.nodes)
     memory, updates = planner.card.memory, planner.updates_per_epoch
-    first = rank(planner.predictions(counts, learning), "time", memory, updates, each_memory=each)
+    predictions = [_on_nodes(one) for one in planner.predictions(counts, learning)]
+    first = rank(predictions, "time", memory, updates, each_memory=each)
     kept = [p for place, p in enumerate(first.ranking) if place < BEST or p.plan.workers == 1]
     best = [simulated(one, planner.costs["autograd"], planner.facts, cluster) for one in kept]
     priced = cluster.price(1) is not None
     price = (lambda p: cluster.price(p.plan.workers) or 0.0) if priced else None
     if goal == "cost" and not priced:
         raise UsageError("goal cost needs a price= or sku= of every kind of node in the cluster file")
-    return rank([*best, *first.ruled_out], goal, memory, updates, price, each)
+    return planner.explained(rank([*best, *first.ruled_out], goal, memory, updates, price, each))
+
+
+def _on_nodes(found: Prediction) -> Prediction:
+    """Rule a plan out that several machines do not run; what it would take there stays with the reason."""
+    try:
+        if found.plan.workers > 1:
+            check_method(found.plan)
+    except PlanError as error:
+        why = str(error).partition(": ")[2].partition(";")[0]
+        return replace(found, ruled_out=f"{micro(found.seconds)} for an update, but {why}")
+    return found
 
 
 def with_command(choice: Choice, command: str) -> Choice:

@@ -135,7 +135,8 @@ def compare(
         job: The job.
         plans: Plans or their names.
         workers: The number of workers of plans that do not state it.
-        seconds: Timed seconds per plan, in rounds of about three. Default: five short rounds.
+        seconds: Timed seconds per plan, in rounds of about three. Default: five short rounds, and
+            up to eight more while the rounds disagree, for about a minute in all.
         folder: Where the folder of the comparison is created, with its runs; None writes nothing to disk.
         say: A function that is called with lines of text about the progress.
         command: The command that trains this job, without a plan; the recommendation quotes it.

@@ -95,7 +95,7 @@ def _opened(run: Run | str | Path, job: Job | None) -> tuple[Job, nn.Module]:
     if isinstance(run, Run):
         return job or run.job, run.model
     path = Path(run)
-    read_record(path)  # says what is wrong with a folder that is none of a run
+    read_record(path)  # reports what is wrong with a folder that is not a run's
     job = job or load_job_file(path, resumable=True)
     file = path / "model.pt"
     if not file.exists():

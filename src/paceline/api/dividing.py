@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 from paceline.core.schedules import SEND_ON
 from paceline.core.schedules.clock import sends
-from paceline.core.splits import PARTIAL, WHOLE
-from paceline.core.splits.derivation import PARAMETER, Program
-from paceline.core.splits.movements import Exchange, Movement, volume
+from paceline.core.splits.derivation import Program
 from paceline.engines.memory_check import peaks_of
 from paceline.engines.setup import Setup, set_up
 from paceline.jobs.job import Job
-from paceline.parameters.layout import ALIGN
 from paceline.planner.divisions import ModelDivision
-from paceline.planner.methods import sent
+from paceline.planner.programs import division_of
+from paceline.planner.split_search import Graph
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.split_layers import SplitLayers
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, make
 
 PASSES = 8  # updates of a table that never flushes that are counted
-TOTALS_BYTES = 8  # of each number in which workers of ZeRO add up losses and weights
 
 
 @dataclass
@@ -50,6 +45,40 @@ class Divider:
         return self._known[str(plan)]
 
 
+@dataclass(frozen=True)
+class Splittable:
+    """A job's model as a search of splits takes it."""
+
+    graph: Graph
+    method: SplitLayers
+    #: The shapes of the buffers that training changes.
+    moving: dict[str, tuple[int, ...]]
+    #: Bytes of a number.
+    number: int
+
+    def division(self, program: Program) -> ModelDivision:
+        """Return the figures of a program of this model."""
+        return division_of(program, self.method, self.moving, self.number)
+
+
+def splittable(job: Job, workers: int, data: int) -> Splittable:
+    """Trace the model for so many replicas; raise PacelineError if it cannot be traced or divided so."""
+    plan = make("per_layer", workers=workers, data=data, ways="*:whole")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        setup = set_up(job.untested(), plan, "local", 1)
+    assert setup.split is not None
+    assert isinstance(plan.method, SplitLayers)
+    whole = setup.split.program
+    graph = Graph(tuple(whole.nodes.values()), _inputs(whole), whole.outputs, whole.needs, whole.workers)
+    moving = {name: setup.split.shapes[name] for name in setup.split.moving}
+    return Splittable(graph, plan.method, moving, setup.layout.bytes_per_number)
+
+
+def _inputs(program: Program) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(program.shapes[name]) for name in program.inputs}
+
+
 def _stages(setup: Setup, method: Pipeline, weighs: bool) -> ModelDivision:
     """Count the messages of a pipeline's table."""
     made, workers, micro = setup.blueprint, setup.plan.workers, method.micro_batches
@@ -70,51 +99,7 @@ def _stages(setup: Setup, method: Pipeline, weighs: bool) -> ModelDivision:
 
 
 def _parts(setup: Setup, method: SplitLayers) -> ModelDivision:
-    """Count the movements of the program that workers of a group follow."""
+    """Return the figures of the program that workers of a group follow."""
     assert setup.split is not None
-    program, number = setup.split.program, setup.layout.bytes_per_number
-    size = program.workers
-    exchanges = _exchanges(program, method.stage)
-    moved = sum(each.sent(place) for each in exchanges for place in range(size)) * number / size
-    if method.stage:
-        totals = 2 + sum(prod(setup.split.shapes[name]) for name in setup.split.moving)
-        added = Movement(PARTIAL, WHOLE).exchanges((totals,), size)
-        moved += sum(each.sent(place) for each in added for place in range(size)) * TOTALS_BYTES / size
-        exchanges += added
-    if method.data > 1:
-        moved += sent(method.collective, method.data, number * _payload(program, setup.split.moving, number))
-    computed = {node.layer: 1.0 if not program.ways[name] else 1.0 / size for name, node in program.nodes.items()}
-    if method.stage:
-        computed = dict.fromkeys(computed, 1.0)  # of a chunk of its own
-    segments = sum(bool(step.nodes) for step in program.steps)
-    return ModelDivision(moved, 0, len(exchanges) * (size - 1), segments, _held(program), computed)
-
-
-def _exchanges(program: Program, stage: int) -> list[Exchange]:
-    """Return the exchanges of an update; stages 1 and 2 of ZeRO gather each parameter once."""
-    moves = [step for step in program.steps if step.value and not (step.again and stage in (1, 2))]
-    return [e for step in moves for e in step.movement.exchanges(program.shapes[step.value], program.workers)]
-
-
-def _held(program: Program) -> float:
-    """Return the share of the trained parameters that a worker holds, on average."""
-    names = [name for name in program.stored if PARAMETER + name in program.needs]
-    whole = program.workers * sum(prod(program.shapes[PARAMETER + name]) for name in names)
-    return sum(_volume(program, name, place) for name in names for place in range(program.workers)) / max(1, whole)
-
-
-def _payload(program: Program, moving: Sequence[str], number: int) -> float:
-    """Return the numbers of the vector that replicas add up, on average over the workers of a group."""
-    line = ALIGN // number
-    trained = [name for name in program.stored if PARAMETER + name in program.needs]
-    numbers = sum(
-        -(-_volume(program, name, place) // line) * line
-        for name in (*trained, *moving)
-        for place in range(program.workers)
-    )
-    return numbers / program.workers + len(trained) + 2
-
-
-def _volume(program: Program, name: str, place: int) -> int:
-    """Return how many numbers of a parameter or buffer the worker at this place holds."""
-    return volume(program.stored.get(name, WHOLE).box(program.shapes[PARAMETER + name], place))
+    moving = {name: setup.split.shapes[name] for name in setup.split.moving}
+    return division_of(setup.split.program, method, moving, setup.layout.bytes_per_number)

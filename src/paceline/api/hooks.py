@@ -7,6 +7,7 @@ engine ──▶ progress ──▶ on_update_end
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ from paceline.runs.run import Run
 from paceline.runs.trace import Kind
 
 
+def _share(callbacks: Sequence[Any]) -> float | None:
+    """Return the share of time that callbacks which follow evaluations leave to them; None if one needs them all."""
+    shares = [getattr(each, "evaluation_share", None) for each in callbacks if hears([each], "on_evaluation_end")]
+    return None if None in shares or not shares else max(share for share in shares if share is not None)
+
+
 class Hooks:
     """The callbacks of one run. It is the engine's progress callback, and hears of evaluations."""
 
@@ -33,8 +40,13 @@ class Hooks:
         earlier: Sequence[Evaluation] = (),
     ) -> None:  # fmt: skip
         self.callbacks, self.setup, self.progress = callbacks, setup, progress
-        self.training = Training(setup.job.name, str(setup.plan), folder, setup.agenda.updates, setup.test is not None)
-        if why := checkpoints.unable(setup.plan, setup.engine):
+        self.training = Training(
+            setup.job.name, str(setup.plan), folder, setup.agenda.updates, setup.test is not None,
+            setup.agenda.updates_per_epoch,
+        )  # fmt: skip
+        #: The share of the run's time for evaluations where no callback needs all of them; and seconds spent on them.
+        self._share, self._spent, self._last = _share(callbacks), 0.0, 0.0
+        if why := setup.plan.traits.no_checkpoints:
             self.training.cannot_stop = f"plan {setup.plan.name} keeps no checkpoints: {why}"
         #: The evaluations that were made, by earlier lives of a resumed run, too; by their number of updates.
         self.known: dict[int, Evaluation] = {each.updates: each for each in earlier}
@@ -60,15 +72,27 @@ class Hooks:
         """Evaluate the snapshots that were written since the last report."""
         if self._snapshot is None:
             return
-        rows = np.concatenate([rows[rows["kind"] == Kind.SNAPSHOT] for rows in report.rows])
-        for row in np.sort(rows, order="update"):
+        rows = np.sort(np.concatenate([r[r["kind"] == Kind.SNAPSHOT] for r in report.rows]), order="update")
+        if self._share is not None:
+            rows = rows[-1:] if self._affordable(report) else rows[:0]
+        for row in rows:
             updates = int(row["update"])
             if updates in self.known:
                 continue
+            begin = time.perf_counter()
             with users_code("an evaluation", RunFailed):
                 module = load_values(self.setup, self._snapshot(updates))
                 found = evaluation_of(self.setup, module, updates, float(row["start"]) / 1e9)
+            self._last = time.perf_counter() - begin
+            self._spent += self._last
             self.evaluated(found, module)
+
+    def _affordable(self, report: Progress) -> bool:
+        """Return whether the next evaluation stays within its share; the first is estimated from the training."""
+        assert self._share is not None
+        if not self._last and self.setup.test is not None and report.samples:
+            self._last = report.seconds * len(self.setup.test) / report.samples / 2  # without a backward pass
+        return self._spent + self._last <= self._share * report.seconds
 
     def evaluated(self, evaluation: Evaluation, module: nn.Module) -> None:
         """Tell the callbacks of an evaluation."""

@@ -18,7 +18,7 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.server import CentreServer
 from paceline.plans.plan import Plan
 from paceline.runs.live import Heartbeat
-from paceline.runs.trace import Columns, Kind
+from paceline.runs.trace import Columns, Kind, Trace
 from paceline.runs.warm_up import steady
 
 WARM = 3  # updates of each worker that are left out
@@ -68,6 +68,22 @@ def measure(job: Job, plan: Plan, updates: int) -> Measured:
             samples = setup.agenda.samples_per_update
             each = samples / found.samples_per_second if found else outcome.seconds / max(1, updates)
             return _measured(setup.plan, samples, updates, each, rows, max(outcome.peak_memory, default=0))
+
+
+def traced(job: Job, plan: Plan, updates: int) -> Trace:
+    """Train by this plan and return the trace of so many updates after the warm-up, from 0 on."""
+    first = WARM * plan.workers
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JobWarning)
+        warnings.simplefilter("ignore", CrowdedWarning)
+        job = job.untested().with_(epochs=10**6, on_nan="ignore")
+        setup = set_up(job, plan, "local", first + updates)
+        with Heartbeat(None, updates) as heartbeat, local.train(setup, None, heartbeat, None, DEADLINE) as outcome:
+            rows = outcome.trace.rows[outcome.trace.rows["update"] >= first].copy()
+    start = rows["start"].min(initial=rows["start"][0] if len(rows) else 0)
+    rows["start"] -= start
+    rows["end"] -= start
+    return Trace(rows)
 
 
 def _period(plan: Plan) -> int:

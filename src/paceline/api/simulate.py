@@ -20,6 +20,7 @@ from paceline.planner.costs import Calibrated
 from paceline.planner.model_cost import cost_of
 from paceline.planner.simulating import run
 from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.run import Run
 from paceline.runs.trace import Kind
@@ -84,8 +85,10 @@ def simulate(
     chosen = Plan.parse(plan, workers)
     if chosen.traits.local_only:
         raise UsageError(f"plan {chosen.name!r} {chosen.traits.local_only}, and cannot be simulated")
-    if isinstance(chosen.method, Pipeline) and not arithmetic:
-        raise UsageError(f"plan {chosen.name!r} is timed by its table: see `paceline choose`, or give --arithmetic")
+    if isinstance(chosen.method, Pipeline | SplitLayers) and not arithmetic:
+        raise UsageError(
+            f"plan {chosen.name!r} is timed by how it divides the model: see `paceline choose`, or give --arithmetic"
+        )
     facts, _ = facts_of(job)
     found = cluster_of(cluster) if cluster is not None else Cluster((Node(open_card(card, say), chosen.workers),))
     if chosen.workers > found.machines:

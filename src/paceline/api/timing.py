@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,28 +24,36 @@ from paceline.plans.plan import Plan, make
 from paceline.runs.intervals import Interval, median_interval
 from paceline.runs.record import Summary
 from paceline.runs.run import Run
+from paceline.runs.verdict import PAYS, SETTLED
 from paceline.runs.warm_up import steady
 
 Say = Callable[[str], None]
 SHORT = 0.4  # seconds of a round by default
 LONG = 3.0  # seconds of a round, where there is time for more than LEAST of them
 LEAST, MOST = 5, 25  # rounds
+ENOUGH = 13  # rounds by default, at most: from then on intervals leave out three rounds at each end
+MORE = "the rounds disagree; timing a further one, round"
+PATIENCE = 60.0  # seconds of timing after which no round is added
 UPDATES = 20  # of a round, at least
 LONGER = 4  # times that a round is made longer, at most
 WARM = 0.5  # share of a round's samples that must lie after its warm-up; with less, the next round is longer
 
 
 class Schedule(NamedTuple):
-    """How many rounds there are, and how many seconds each plan is timed in one of them."""
+    """How many rounds there are, and how many seconds each plan is timed in one of them.
+
+    By default further rounds follow while the intervals are wide, whatever they say, up to `most` in all.
+    """
 
     rounds: int
     seconds: float
+    most: int = 0
 
     @staticmethod
     def of(seconds: float | None) -> Schedule:
         """Divide the seconds of a plan over rounds: more rounds settle more than longer ones."""
         if seconds is None:
-            return Schedule(LEAST, SHORT)
+            return Schedule(LEAST, SHORT, ENOUGH)
         rounds = min(MOST, max(LEAST, round(seconds / LONG)))
         return Schedule(rounds, seconds / rounds)
 
@@ -149,6 +158,21 @@ class Timed:
         """The ceiling of a plan; None for one process."""
         return self.ceilings.get(Ceiling.of(entrant.job, entrant.plan))
 
+    @property
+    def settled(self) -> bool:
+        """Whether the intervals are narrow enough for a verdict, and none leaves open if its plan pays."""
+        single = self.best_single
+        return all(ratio.doubt <= SETTLED for ratio in self._ratios()) and not any(
+            interval.low <= 1 and interval.high >= PAYS
+            for interval in (plan.over(single).interval for plan in self.plans if plan.plan.workers > 1)
+        )
+
+    def _ratios(self) -> Iterator[Ratio]:
+        for plan in self.plans:
+            yield plan.over(self.best_single)
+            if (ceiling := self.ceiling_of(plan)) is not None:
+                yield plan.over(ceiling)
+
 
 def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: Schedule, say: Say) -> Timed:
     """Time plans, single processes and ceilings in interleaved rounds; `runs` are whole trainings by these plans."""
@@ -159,8 +183,15 @@ def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: S
     ceilings = {kind: kind.entrant(job) for kind in sorted(kinds) if kind.workers > 1}
     timed = Timed(entrants, [_single(job, threads, entrants) for threads in _thread_counts()], ceilings)
     order = list({id(each): each for each in (*entrants, *timed.singles, *ceilings.values())}.values())
-    for number in range(schedule.rounds):
-        say(f"timing, round {number + 1} of {schedule.rounds} ...")
+    begin = time.monotonic()
+    for number in range(max(schedule.rounds, schedule.most)):
+        if number >= schedule.rounds and (timed.settled or time.monotonic() - begin > PATIENCE):
+            break
+        say(
+            f"timing, round {number + 1} of {schedule.rounds} ..."
+            if number < schedule.rounds
+            else f"{MORE} {number + 1}"
+        )
         for entrant in reversed(order) if number % 2 else order:
             entrant.time_round(schedule.seconds)
     return timed

@@ -20,7 +20,7 @@ from paceline.engines.cluster.ray_session import RayOptions
 from paceline.engines.job_file import save_job_file
 from paceline.engines.outcome import Earlier, Hearer, finish
 from paceline.engines.record import first_record, life_record
-from paceline.engines.resuming import check_end, check_same, open_run
+from paceline.engines.resuming import check_end, check_same, next_plan, open_run
 from paceline.engines.setup import Setup, set_up
 from paceline.errors import (
     Blamed,
@@ -57,27 +57,13 @@ AUTO = "auto"
 
 @accepts_old_names(RENAMED_ARGUMENTS["train"])
 def train(
-    job: Job | None = None,
-    plan: str | Plan | None = None,
-    workers: int | None = None,
-    *,
-    engine: str = "local",
-    compute: str | None = None,
-    folder: str | Path | None = RUNS,
-    progress: ProgressCallback | None = None,
-    max_updates: int | None = None,
-    timeout: float = 120.0,
-    world: World | None = None,
-    checkpoint_every: int | str | None = None,
-    resume: str | Path | Run | None = None,
-    epochs: int | None = None,
-    callbacks: Sequence[Any] = (),
-    loggers: Sequence[Any] = (),
-    keys: str | Path | None = None,
-    trusted_network: bool = False,
-    backups: int = 1,
-    address: str | None = None,
-) -> Run:
+    job: Job | None = None, plan: str | Plan | None = None, workers: int | None = None, *, engine: str = "local",
+    compute: str | None = None, folder: str | Path | None = RUNS, progress: ProgressCallback | None = None,
+    max_updates: int | None = None, timeout: float = 120.0, world: World | None = None,
+    checkpoint_every: int | str | None = None, resume: str | Path | Run | None = None, epochs: int | None = None,
+    callbacks: Sequence[Any] = (), loggers: Sequence[Any] = (), keys: str | Path | None = None,
+    trusted_network: bool = False, backups: int = 1, address: str | None = None,
+) -> Run:  # fmt: skip
     """Train a job by a plan and return the run.
 
     Args:
@@ -155,7 +141,7 @@ def _begin(
     node = how.node
     chosen = _plan(plan, workers or (node.nodes if node else None), engine)
     stoppable = bool(how.callbacks) and engine in KEEPING and folder is not None
-    interval = _possible(interval, chosen, engine, stoppable)
+    interval = _possible(interval, chosen, stoppable)
     if _follows(job, chosen, engine, node):
         job, folder = job.untested(), None
     with _notes_of_rank_0(engine, node), _ranks(engine):
@@ -236,11 +222,9 @@ def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | 
     return [] if mpi.rank() or (node is not None and not node.leads) else found
 
 
-def _possible(
-    interval: CheckpointInterval | None, plan: Plan, engine: str, stoppable: bool
-) -> CheckpointInterval | None:
+def _possible(interval: CheckpointInterval | None, plan: Plan, stoppable: bool) -> CheckpointInterval | None:
     """Return when checkpoints are taken under this plan; a `stoppable` run takes one where a callback stops it."""
-    why = checkpoints.unable(plan, engine)
+    why = plan.traits.no_checkpoints
     if not why:
         return CheckpointInterval(0, 0.0) if interval is None and stoppable else interval
     if interval is not None and any(interval):
@@ -269,6 +253,7 @@ def _resume(
     with RunFolder(path) as place:
         job, chosen, before = open_run(path, job, plan, workers, updates, epochs)
         if how.node is not None:
+            chosen = _on_nodes(chosen, workers, how.node)
             cluster.check(chosen, how.node, resumed=True)
         begin = checkpoints.newest(path)
         setup = set_up(job, chosen, how.engine, before.limit)
@@ -286,6 +271,11 @@ def _resume(
         return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how, earlier)
 
 
+def _on_nodes(plan: Plan, workers: int | None, node: Roster) -> Plan:
+    """Return the plan to resume with on these nodes: one with as many workers, where the algorithm allows that."""
+    return plan if workers is not None or plan.traits.keeps_step else next_plan(plan, None, node.nodes)
+
+
 def _resume_elsewhere(
     path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None,
     epochs: int | None, how: _How, node: Roster,
@@ -300,6 +290,7 @@ def _resume_elsewhere(
         )
     else:
         chosen = _plan(plan, workers, "cluster")
+    chosen = _on_nodes(chosen, workers, node)
     cluster.check(chosen, node, resumed=True)
     with _notes_of_rank_0("cluster", node):
         setup = set_up(job.untested(), chosen, "cluster", updates)

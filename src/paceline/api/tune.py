@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.api.trial_plans import PlannedObjective
+from paceline.api.tuning_places import Where, local_ranks, meet
 from paceline.api.tuning_setup import (
     check,
     functions,
@@ -30,6 +33,7 @@ from paceline.tuner.account import Account
 from paceline.tuner.best import write_best
 from paceline.tuner.drive import drive
 from paceline.tuner.journal import SCHEMA, Journal
+from paceline.tuner.optuna_storage import Storage
 from paceline.tuner.page import write_page
 from paceline.tuner.result import Tuning
 from paceline.tuner.searches import Search
@@ -38,7 +42,9 @@ from paceline.tuner.study import Study
 from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Objective, Terms
 from paceline.tuner.trials.choice import Way, choose
+from paceline.tuner.trials.peers import Place, serve
 
+PATIENCE = 120.0  # seconds in which rank 0 has to be reached
 MAX_T = 1  # steps of an objective, if nothing else is said
 
 
@@ -47,24 +53,14 @@ def tune(
     space: Space | Mapping[str, Any] | None = None,
     search: Any = "asha",
     *,
-    objective: Callable[[Trial], float | None] | None = None,
-    workers: int | None = None,
-    budget: int | None = None,
-    metric: str | None = None,
-    mode: str | None = None,
-    max_t: int | None = None,
-    steps_per_epoch: int = 1,
-    trials: str = "auto",
-    plan: str | None = None,
-    seed: int = 0,
-    seconds: float | None = None,
-    timeout: float | None = None,
-    folder: str | Path | None = "runs",
-    resume: str | Path | None = None,
-    data_dir: str | None = None,
-    space_file: Path | None = None,
-    progress: Callable[[Study], None] | None = None,
-) -> Tuning:
+    objective: Callable[[Trial], float | None] | None = None, workers: int | None = None, budget: int | None = None,
+    metric: str | None = None, mode: str | None = None, max_t: int | None = None, steps_per_epoch: int = 1,
+    trials: str = "auto", plan: str | None = None, seed: int = 0, seconds: float | None = None,
+    timeout: float | None = None, folder: str | Path | None = "runs", resume: str | Path | None = None,
+    data_dir: str | None = None, space_file: Path | None = None, progress: Callable[[Study], None] | None = None,
+    engine: str = "local", address: str | None = None, keys: str | Path | None = None, trusted_network: bool = False,
+    storage: Any = None,
+) -> Tuning:  # fmt: skip
     """Train a job with many configurations and return the best one.
 
     Args:
@@ -92,13 +88,24 @@ def tune(
         data_dir: The folder with the data of a built-in job.
         space_file: The file from which the space was read; the tuning's folder keeps a copy.
         progress: A function that is called with the study whenever trials have ended.
+        engine: `"local"`: this machine; `"cluster"`: the ranks that torchrun, srun or mpiexec started, or the tasks of
+            an array of Slurm, each of which calls this function; `"ray"`: tasks of Ray.
+        address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the tuning.
+        keys: The folder of keys with which ranks on several machines authenticate each other (`paceline keys`).
+        trusted_network: Authenticate ranks by `PACELINE_TOKEN`, without encryption.
+        storage: A storage of Optuna, such as `"sqlite:///tuning.db"`. Trials are written to its study of the job's
+            name; samplers of Optuna also learn from what others wrote there.
     """
     search, parts = Search.parse(search), space if isinstance(space, Space) else Space(space or {})
     make, own, origin = functions(make_job, objective, data_dir)
-    return _tune(Asked(
+    where = Where(engine, address, keys, trusted_network, workers)
+    where.check(trials)
+    asked = Asked(
         make, own, origin, parts, search, workers, budget, metric, mode, max_t, steps_per_epoch, trials, plan, seed,
-        seconds, timeout, folder, resume, data_dir, space_file, progress,
-    ))  # fmt: skip
+        seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
+    )  # fmt: skip
+    found: Tuning = meet(where, folder, asked.name, lambda place, array: _tune(replace(asked, place=place), array))
+    return found
 
 
 @dataclass(frozen=True)
@@ -126,10 +133,20 @@ class Asked:
     data_dir: str | None
     space_file: Path | None
     progress: Callable[[Study], None] | None
+    storage: Any
+    #: This process's place among several ranks.
+    place: Place | None = None
+
+    @property
+    def name(self) -> str:
+        return re.sub(r"[^\w.-]+", "-", Path(self.origin.partition(":")[0]).stem) or "objective"
 
 
-def _tune(asked: Asked) -> Tuning:
-    """Refuse what cannot be done, open the study, run its trials and write what was found."""
+def _tune(asked: Asked, array: Path | None) -> Tuning:
+    """Refuse what cannot be done, open the study, run its trials and write what was found.
+
+    `array` is the folder of the tuning that all tasks of an array share.
+    """
     make, search = asked.make, asked.search
     check(asked.space, search, asked.workers, asked.budget, asked.trials, asked.plan, make)
     job = probe(make, asked.space, asked.seed) if make is not None else None
@@ -144,18 +161,21 @@ def _tune(asked: Asked) -> Tuning:
     }  # fmt: skip
     objective = asked.own if make is None else objective_of(make, measure, search, asked.plan, asked.timeout)
     assert objective is not None
+    each = objective.plan.workers if isinstance(objective, PlannedObjective) else 1
+    way = Way(objective, Terms(asked.seed), asked.workers, asked.timeout, each, local_ranks(), asked.place)
+    if asked.place is not None and not asked.place.leads:
+        return _serve(asked, way, header)
     with (
-        opened_folder(asked.folder, asked.resume, str(header["name"])) as path,
+        opened_folder(asked.folder, asked.resume, str(header["name"]), array) as path,
         opened_states(path, scheduler.resumes) as states,
         contextlib.closing(Journal(path / "journal.jsonl" if path else None)) as diary,
     ):
-        if asked.resume is not None and path is not None:
+        if path is not None and (asked.resume is not None or array is not None):
             header = same_header(path, header)
         elif asked.space_file is not None and path is not None:
             shutil.copy(asked.space_file, path / f"space{asked.space_file.suffix}")
         study = Study(proposals, scheduler, diary, mode == "min", total, header)
-        way = Way(objective, study.report, Terms(asked.seed, states), asked.workers, asked.timeout, make, measure)
-        found = _run(study, way, asked, path, header)
+        found = _run(study, way._replace(terms=Terms(asked.seed, states)), asked, path, header)
         if path is not None:
             _write(path, found, header, asked, study)
         return found
@@ -163,13 +183,34 @@ def _tune(asked: Asked) -> Tuning:
 
 def _run(study: Study, way: Way, asked: Asked, path: Path | None, header: dict[str, Any]) -> Tuning:
     """Run the trials that are left."""
+    watchers = [asked.progress] if asked.progress is not None else []
+    if asked.storage is not None:
+        tuning = path.name if path else f"{header['started']:.0f}"
+        kept = Storage(asked.storage, header["name"], tuning, asked.space, study.minimize)
+        kept.teach(study.proposals)
+        watchers.append(kept)
     chosen = choose(asked.trials, way, study)
-    spent = drive(study, chosen.trials, asked.seconds, asked.progress)
+    spent = drive(study, chosen.trials, asked.seconds, lambda study: [each(study) for each in watchers])
+    if asked.storage is not None:
+        kept(study, last=True)
     account = Account(spent.wall, spent.inside, spent.workers, spent.legs, chosen.start)
     ordered = [study.trials[number] for number in sorted(study.trials)]
     return Tuning(
         path, ordered, study.best, account, header["metric"], header["mode"], header["search"], chosen.name,
         chosen.why, asked.make,
+    )  # fmt: skip
+
+
+def _serve(asked: Asked, way: Way, header: dict[str, Any]) -> Tuning:
+    """Run trials for the rank that decides, and return what it has found."""
+    place = asked.place
+    assert place is not None
+    begin = time.perf_counter()
+    trials, best = serve(place, lambda terms: way._replace(terms=terms).crew(), asked.timeout or PATIENCE)
+    account = Account(time.perf_counter() - begin, 0.0, way.cores, 0, 0.0)
+    return Tuning(
+        None, [trials[number] for number in sorted(trials)], None if best is None else trials[best], account,
+        header["metric"], header["mode"], header["search"], asked.trials, "", asked.make, place.rank,
     )  # fmt: skip
 
 
@@ -219,7 +260,7 @@ def _write(path: Path, found: Tuning, header: dict[str, Any], asked: Asked, stud
 
 
 def _compute_of(found: Tuning) -> str | None:
-    """Return the field compute= with which the best job, trained by itself, has the numbers of its trial."""
+    """Return the field compute= with which the best job, trained separately, has the numbers of its trial."""
     if found.way != "stacked":
         return None
     job = found.best_job

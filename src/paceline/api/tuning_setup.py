@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -67,7 +68,7 @@ def check(
     if (plan is not None) != (trials == "distributed"):
         raise TuningError("plan= is how each trial is trained by several workers: it goes with trials='distributed'")
     if make is None and trials in ("stacked", "distributed"):
-        raise TuningError(f"trials={trials!r} needs make_job, since an objective trains by itself")
+        raise TuningError(f"trials={trials!r} needs make_job, since an objective contains its own training")
     if isinstance(make, VariedJob):
         make.check(space.parameters)
 
@@ -85,8 +86,8 @@ def probe(make: Callable[[Trial], Job], space: Space, seed: int) -> Job:
             continue
         if not isinstance(job, Job):
             raise TuningError(
-                f"make_job returned {type(job).__name__}, not a Job; a function that trains by itself and returns a "
-                "number is given as objective="
+                f"make_job returned {type(job).__name__}, not a Job; a function that trains and returns a number is "
+                "given as objective="
             )
         job.refuse_unused()
         return job
@@ -114,11 +115,22 @@ def objective_of(
 ) -> Objective:
     each = search.name in ("asha", "median_stopping")
     jobs = JobObjective(make, SteppedTraining, measure, each)
-    return jobs if plan is None else PlannedObjective(jobs, plan, timeout)
+    if plan is None:
+        return jobs
+    planned = PlannedObjective(jobs, plan, timeout)
+    if search.name == "pbt" and (why := planned.unable()):
+        raise TuningError(f"search pbt lets trials go on from each other's checkpoints: {why}")
+    return planned
 
 
 @contextlib.contextmanager
-def opened_folder(folder: str | Path | None, resume: str | Path | None, name: str) -> Iterator[Path | None]:
+def opened_folder(
+    folder: str | Path | None, resume: str | Path | None, name: str, array: Path | None = None
+) -> Iterator[Path | None]:
+    """The folder of a tuning: a new one, the one to resume, or that of an array's tasks."""
+    if array is not None:
+        yield array
+        return
     if resume is not None:
         if not (Path(resume) / "journal.jsonl").is_file():
             raise TuningError(f"{resume} has no journal.jsonl; give the folder of a tuning")
@@ -140,9 +152,7 @@ def opened_states(path: Path | None, wanted: bool) -> Iterator[Path | None]:
     states = path / "states"
     states.mkdir(exist_ok=True)
     yield states
-    for file in states.iterdir():
-        file.unlink()
-    states.rmdir()
+    shutil.rmtree(states)
 
 
 def same_header(path: Path, header: dict[str, Any]) -> dict[str, Any]:

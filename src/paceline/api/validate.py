@@ -5,6 +5,7 @@ All plans are measured in interleaved rounds, so that a busy machine slows all o
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import random
 import statistics
@@ -12,23 +13,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.api.choose import Planner, open_card, planner_for
-from paceline.api.measuring import Measured, Say, measure_for
+from paceline.api.measuring import Measured, Say, measure_for, traced
+from paceline.api.planner_page import validation_page
 from paceline.errors import PacelineError, UsageError
 from paceline.jobs.job import Job
 from paceline.planner import history
 from paceline.planner.candidates import Candidate, numbers_of_workers
 from paceline.planner.card import Card
 from paceline.planner.prediction import Prediction
+from paceline.planner.simulating import timeline
 from paceline.planner.validating import Validation, check, validation
+from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
+from paceline.runs.trace import Trace
 
 TOP, AT_RANDOM, ROUNDS, SECONDS = 4, 2, 6, 0.4
+TIMELINES, SHOWN = 3, 6  # plans whose timelines are drawn, and updates of each worker
 
 
 def validate(
     job: Job, plans: Sequence[str] = (), *, level: str = "profiled", learning: str = "any",
     workers: int | None = None, rounds: int = ROUNDS, seconds: float = SECONDS, seed: int = 0,
-    card: str | Path | Card | None = None, table: Path | None = None, say: Say = lambda line: None,
+    card: str | Path | Card | None = None, table: Path | None = None, page: Path | None = None,
+    say: Say = lambda line: None,
 ) -> Validation:  # fmt: skip
     """Predict plans for a job, measure them, and report how far the predictions are off.
 
@@ -43,6 +51,7 @@ def validate(
         seed: Seeds the order of the rounds and the plans at random.
         card: A card that `paceline calibrate` wrote. Default: this machine's.
         table: The file that keeps the results. Default: beside this machine's card.
+        page: An HTML file to write: predicted and measured, with the timelines of the fastest plans.
         say: A function that is called with lines of text about the progress.
     """
     if rounds < 2:
@@ -65,7 +74,24 @@ def validate(
         raise UsageError("none of these plans can train this job")
     result = validation(job.name, checks)
     history.append(history.entries_of(result, found, datetime.date.today().isoformat(), by), kept)
+    if page is not None:
+        page.write_text(validation_page(result, _timelines(planner, predictions)))
     return result
+
+
+def _timelines(planner: Planner, predictions: Sequence[Prediction]) -> list[tuple[str, Trace, Trace]]:
+    """Return the predicted and the measured timeline of the fastest plans whose time the simulator can tell."""
+    told = [
+        p for p in sorted(predictions, key=lambda p: p.seconds)
+        if not p.plan.traits.local_only and not isinstance(p.plan.method, Pipeline | SplitLayers)
+    ]  # fmt: skip
+    found = []
+    for each in told[:TIMELINES]:
+        job, updates = planner.job.with_(compute=each.compute), SHOWN * each.plan.workers
+        predicted = timeline(each.plan, planner.costs[each.compute], planner.facts, updates)
+        with contextlib.suppress(PacelineError):
+            found.append((each.name, predicted, traced(job, each.plan, updates)))
+    return found
 
 
 def _predicted(

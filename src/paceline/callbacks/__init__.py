@@ -8,6 +8,7 @@ while workers train, which takes time of a core; without, after the training.
 
     early_stopping     EarlyStopping
     best_checkpoint    BestCheckpoint
+    progress_bar       ProgressBar
     loggers            csv, tensorboard, wandb and mlflow: the names for `loggers=`
 """
 
@@ -29,8 +30,13 @@ HOOKS = ("on_train_start", "on_update_end", "on_evaluation_end", "on_checkpoint"
 class Training:
     """The run that a hook is called about."""
 
-    def __init__(self, job: str, plan: str, folder: Path | None, total_updates: int, tested: bool = True) -> None:
+    def __init__(
+        self, job: str, plan: str, folder: Path | None, total_updates: int, tested: bool = True,
+        updates_per_epoch: int = 0,
+    ) -> None:  # fmt: skip
         self.job, self.plan, self.folder, self.total_updates = job, plan, folder, total_updates
+        #: Updates of a pass over the data; 0 where it is not known.
+        self.updates_per_epoch = updates_per_epoch
         #: Whether there are test data, without which nothing is ever evaluated.
         self.tested = tested
         #: Why the run is to stop; None while it is not.

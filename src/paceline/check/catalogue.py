@@ -129,6 +129,12 @@ COLLECTIVES.update(
 )
 MPI_COLLECTIVES = {name: name for name in _MPI} | {name.capitalize(): name for name in _MPI}
 MPI_COLLECTIVES |= {"Allreduce": "allreduce", "Reduce_scatter": "reduce_scatter"}
+#: Methods of what `deepspeed.initialize` returns that every rank must call.
+DEEPSPEED_COLLECTIVES = {
+    name: name for name in ("save_checkpoint", "load_checkpoint", "save_16bit_model", "backward", "step", "train_batch")
+}
+#: What makes `backward()` a collective: each of these averages the gradients of all ranks in it.
+WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"}
 # Collectives that are methods of an object with such a name.
 OBJECT_COLLECTIVES: dict[str, dict[str, str]] = {
     "accelerator": {
@@ -140,8 +146,12 @@ OBJECT_COLLECTIVES: dict[str, dict[str, str]] = {
     },
     "partial_state": {"wait_for_everyone": "wait_for_everyone"},
     "fabric": {name: name for name in ("barrier", "all_gather", "all_reduce", "broadcast")},
-    "trainer": {"save_checkpoint": "save_checkpoint"},
-    "model_engine": {"save_checkpoint": "save_checkpoint", "load_checkpoint": "load_checkpoint"},
+    "trainer": {
+        name: name
+        for name in ("save_checkpoint", "save_model", "evaluate", "predict", "validate", "test", "fit", "train")
+    },
+    "model_engine": DEEPSPEED_COLLECTIVES,
+    "ds_engine": DEEPSPEED_COLLECTIVES,
     "strategy": {name: name for name in ("barrier", "broadcast", "all_gather", "reduce", "reduce_boolean_decision")},
 }  # fmt: skip
 
@@ -149,7 +159,9 @@ OBJECT_COLLECTIVES: dict[str, dict[str, str]] = {
 COLLECTIVE_NAMES = {"all_reduce", "allreduce", "all_gather", "allgather", "all_gather_object", "reduce_scatter",
                 "broadcast_object_list", "wait_for_everyone", "barrier", "all_to_all", "broadcast_object",
                 "gather_object", "sync_global_devices", "reduce_dict", "all_gather_list", "synchronize_processes",
-                "dist_barrier", "block_all", "all_reduce_dict"}  # fmt: skip
+                "dist_barrier", "block_all", "all_reduce_dict",
+                "summon_full_params", "GatheredParameters", "unwrap_model_for_generation",
+                   "get_model_state_dict", "get_optimizer_state_dict", "full_optim_state_dict"}  # fmt: skip
 # Objects and modules whose collectives are those of all ranks rather than of a group.
 WORLD_OBJECTS = {"dist", "distributed", "comm", "comms", "misc", "coordinator", "parallel", "hvd", "bps", "xm", "ops",
            "env", "backend", "self", "engine", "model_engine", "dist_manager", "context", "ctx"}  # fmt: skip

@@ -39,8 +39,13 @@ class Module(Declarations):
 
     @cached_property
     def varying(self) -> Varying:
-        """Which expressions differ from rank to rank."""
+        """Return the expressions that differ from rank to rank."""
         return Varying(self, self.passing, self.callee)
+
+    @cached_property
+    def wraps_models(self) -> bool:
+        """Whether this file wraps a model so that `backward()` averages its gradients over all ranks."""
+        return any(short_name(call.func) in catalogue.WRAPPERS for fn in self.functions for call in fn.calls)
 
     # -- resources
 
@@ -62,6 +67,9 @@ class Module(Declarations):
         if kind is not None:
             return kind
         words = name.split(".")
+        own = self.classes.get(name)
+        if own is not None:
+            return _derived(own)
         if words[-1] == "field":  # dataclasses
             factory = keyword(call, "default_factory")
             return None if factory is None else catalogue.CONSTRUCTORS.get(self.canonical(factory))
@@ -99,6 +107,8 @@ class Module(Declarations):
     def _resource(self, node: ast.expr, text: str, fn: Function, depth: int) -> Resource | None:
         """The uncached part of `resource`."""
         if isinstance(node, ast.Name):
+            if fn.cls is not None and node.id == fn.self_name and (kind := _derived(fn.cls)) is not None:
+                return Resource(fn.cls.name, kind, True)
             return self._of_name(node.id, fn, depth)
         if isinstance(node, ast.Attribute):
             owner = self.type_of(node.value, fn)
@@ -350,6 +360,13 @@ class Module(Declarations):
             owner = self.type_of(node.value, fn)
             return owner.method(node.attr) if owner is not None else None
         return None
+
+
+def _derived(cls: Class) -> str | None:
+    """The kind of resource that the instances of a class of this file are."""
+    if cls.is_a("threading.Thread", "threading.Timer"):
+        return "Thread"
+    return "Process" if cls.is_a("multiprocessing.Process", "multiprocessing.context.Process") else None
 
 
 def _guess(where: str, name: str) -> Resource | None:

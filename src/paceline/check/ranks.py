@@ -102,6 +102,10 @@ def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | N
     for name, methods in catalogue.OBJECT_COLLECTIVES.items():
         if owner.strip("_") == name and function.attr in methods:
             return methods[function.attr]
+    if function.attr in catalogue.DEEPSPEED_COLLECTIVES and _of_deepspeed(function.value, fn, module):
+        return function.attr
+    if function.attr == "backward" and module.wraps_models:
+        return "backward"
     if function.attr == "state_dict" and "model" in owner and any("FullyShard" in n for n in module.imports.values()):
         return "state_dict"  # gathers the shards of all ranks
     if function.attr in catalogue.COLLECTIVE_NAMES:
@@ -120,6 +124,16 @@ def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | N
     ):
         return function.attr if function.attr in ("all_gather", "log") else None
     return None
+
+
+def _of_deepspeed(node: ast.expr, fn: Function, module: Module) -> bool:
+    """Whether a name is bound to what `deepspeed.initialize` returns, alone or as the first of several."""
+    text = dotted(node)
+    for target, value in fn.assigns:
+        first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+        if isinstance(value, ast.Call) and text and dotted(first) == text:
+            return module.canonical(value.func) == "deepspeed.initialize"
+    return False
 
 
 def _truly(node: ast.expr | None) -> bool:
@@ -308,6 +322,8 @@ def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Conditio
     """A test of a list that this function fills itself, inside a condition."""
     while isinstance(node, ast.Call) and short_name(node.func) in ("len", "any", "all", "bool") and len(node.args) == 1:
         node = node.args[0]
+    if isinstance(node, ast.Attribute) and _collects(node, fn):
+        return Condition(f"len({dotted(node)}) > 0", sign, True, "", DATA)
     if not isinstance(node, ast.Name):
         return None
     start = fn.bound.get(node.id)
@@ -319,3 +335,16 @@ def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Conditio
         if fills and enclosing(call, ast.For) and enclosing(call, ast.If):
             return Condition(f"len({node.id}) > 0", sign, True, "", DATA)
     return None
+
+
+def _collects(node: ast.Attribute, fn: Function) -> bool:
+    """Whether an attribute is a list of results that another method fills, batch by batch, on this rank alone."""
+    if fn.cls is None or dotted(node.value) != fn.self_name or not _RESULTS.search(node.attr):
+        return False
+    fills = (f".{node.attr}.append", f".{node.attr}.extend", f".{node.attr}.update")
+    return any(dotted(call.func).endswith(fills) for m in fn.cls.methods.values() if m is not fn for call in m.calls)
+
+
+_RESULTS = re.compile(
+    r"output|pred|process|pending|queue|task|future|error|request|result|loss|metric|sample|score|label|target|logit|embed|feature|record|batch|detect"
+)

@@ -25,6 +25,11 @@ ENDINGS = (
     "__exit__",
     "__del__",
     "dispose",
+    "teardown",
+    "kill",
+    "abort",
+    "__aexit__",
+    "quit",
 )
 BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__post_init__", "setUp", "setup"}
 
@@ -107,7 +112,7 @@ def own_locks(locks: frozenset[str], cls: Class | None) -> list[str]:
 
 def is_teardown(fn: Function) -> bool:
     """Whether a function tears its object down: other threads are assumed to have stopped by then."""
-    return any(word in fn.name.lower() for word in ENDINGS)
+    return fn.name.strip("_") == "end" or any(word in fn.name.lower() for word in ENDINGS)
 
 
 def is_caught(node: ast.AST, *names: str) -> bool:

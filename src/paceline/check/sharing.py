@@ -42,17 +42,68 @@ def _open(fn: Function, facts: Facts) -> bool:
     return not hidden and not starts and fn.cls is not None
 
 
-def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, ast.If]]:
-    """`if key not in d: d[key] = make()`, where two threads may both find that there is no such key."""
+def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
+    """A key that is filled where it was found missing, in a function that several threads run: where, and that line."""
+    for access, line in filled_if_missing(accesses):
+        if overlap(access.fn, access.fn, facts):
+            yield access, line
+
+
+def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
+    """`if key not in d: d[key] = make()` and its like without a lock: the change, and the line of the look-up."""
     for access in accesses:
         subscript = parent(access.node)
-        test = enclosing(access.node, ast.If)
-        if access.kind != "grow" or not isinstance(subscript, ast.Subscript) or not isinstance(test, ast.If):
+        if access.kind != "grow" or access.locks or not isinstance(subscript, ast.Subscript):
             continue
         made = parent(subscript)
-        new = isinstance(made, ast.Assign) and isinstance(made.value, ast.Call)
-        if new and not access.locks and _asks_for(test, subscript, ast.NotIn) and overlap(access.fn, access.fn, facts):
-            yield access, test
+        value = made.value if isinstance(made, ast.Assign) else None
+        if isinstance(value, ast.Name):
+            value = access.fn.bound.get(value.id)
+        line = _looked_up(subscript, access.fn) if isinstance(value, ast.Call) else 0
+        if line:
+            yield access, line
+
+
+def _looked_up(subscript: ast.Subscript, fn: Function) -> int:
+    """The line at which the key of a subscript was looked up and found missing; 0 if it was not."""
+    test = enclosing(subscript, ast.If)
+    if isinstance(test, ast.If) and _asks_for(test, subscript, ast.NotIn):
+        return test.lineno
+    handler = enclosing(subscript, ast.ExceptHandler)
+    if isinstance(handler, ast.ExceptHandler) and handler.type is not None and short_name(handler.type) == "KeyError":
+        tried = parent(handler)
+        reads = (n for n in ast.walk(tried) if isinstance(n, ast.Subscript)) if isinstance(tried, ast.Try) else ()
+        if any(ast.dump(n.slice) == ast.dump(subscript.slice) for n in reads if n.lineno < handler.lineno):
+            return getattr(tried, "lineno", 0)
+    for asked in fn.tests:
+        if asked.lineno > subscript.lineno or not isinstance(asked, ast.If):
+            continue
+        leaves = isinstance(asked.body[-1], ast.Return) and asked is not test
+        missing = absent(asked.test) if asked is test else dotted(_present(asked.test)) if leaves else ""
+        found = fn.bound.get(missing) if missing else None
+        gets = isinstance(found, ast.Call) and short_name(found.func) == "get" and bool(found.args)
+        if gets and dotted(found.func.value) == dotted(subscript.value):  # type: ignore[union-attr]
+            return found.lineno  # type: ignore[union-attr]
+        if leaves and _asks_for(asked, subscript, ast.In):
+            return asked.lineno
+    return 0
+
+
+def absent(test: ast.expr) -> str:
+    """The `x` of `x is None` or `not x`; else empty."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Is):
+        right = test.comparators[0]
+        return dotted(test.left) if isinstance(right, ast.Constant) and right.value is None else ""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return dotted(test.operand) if isinstance(test.operand, ast.Attribute | ast.Name) else ""
+    return ""
+
+
+def _present(test: ast.expr) -> ast.expr:
+    """The `x` of `x` and `x is not None`."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.IsNot):
+        return test.left
+    return test
 
 
 def removed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, ast.If, Access]]:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,8 +16,9 @@ from paceline.check.declarations import Function, Resource
 from paceline.check.effects import Effect, runs_now, text_of
 from paceline.check.findings import Step
 from paceline.check.module import Module
-from paceline.check.names import dotted, is_constant, keyword, parent, short_name
+from paceline.check.names import dotted, is_constant, keyword, parent
 from paceline.check.propagation import Propagated, reached
+from paceline.check.roots import Root, Roots
 from paceline.check.sequences import Sequences
 from paceline.check.walk import Event, Walk, Walker
 
@@ -45,16 +45,6 @@ class Block(NamedTuple):
     steps: tuple[tuple[Function, ast.expr], ...]
 
 
-class Root(NamedTuple):
-    """A function in which another path of execution begins."""
-
-    kind: str  # thread, process, task, signal, del, gc, fork, exit
-    function: Function
-    line: int
-    several: bool  # started in a loop, or more than once
-    alone: bool = False  # joined before another thread is started
-
-
 class Facts:
     """Everything that the rules need to know about one file."""
 
@@ -71,6 +61,7 @@ class Facts:
         self._runs: dict[int, list[Effect]] = {}
         self._guards: dict[int, frozenset[str]] = {}
         self.accesses: dict[str, dict[str, list[Access]]] = {}  # cache of shared_state: by class, "" for globals
+        self.evidence: dict[str, float] = {}  # cache of evidence: likewise
 
     def walk(self, fn: Function) -> Walk:
         """The walk through a function's control flow."""
@@ -224,105 +215,27 @@ class Facts:
     # -- where other paths of execution begin
 
     @cached_property
+    def _begin(self) -> Roots:
+        return Roots(self.module, self.walker)
+
+    @property
     def roots(self) -> list[Root]:
         """The functions in which threads, processes, tasks, handlers and destructors begin."""
-        return list(self._roots())
+        return self._begin.all
 
-    def _roots(self) -> Iterator[Root]:
-        """Every root of the file, in no particular order."""
-        module = self.module
-        for fn in module.functions:
-            if self._serves(fn):
-                yield Root("thread", fn, fn.line, True)
-            if fn.name == "__del__":
-                yield Root("del", fn, fn.line, True)
-            for call in fn.calls:
-                yield from self._started_by(call, fn)
-            for target, value in fn.assigns:
-                if isinstance(target, ast.Subscript) and short_name(target.value) == "signals":
-                    handler = module.function_named(value, fn)
-                    if handler is not None:
-                        yield Root("signal", handler, value.lineno, False)
-        for cls in module.classes.values():
-            if "run" in cls.methods and cls.is_a("threading.Thread", "Thread", "threading.Timer"):
-                made = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) == cls.name]
-                several = any(in_loop(c, f) for f, c in made) or (
-                    len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
-                )
-                alone = bool(made) and all(joined_at_once(c, f) for f, c in made)
-                yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone)
-            if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
-                yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
-            if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
-                yield Root("process", cls.methods["run"], cls.node.lineno, False)
-
-    def _serves(self, fn: Function) -> bool:
-        """Whether a server of web pages runs this function, each request in a thread."""
-        if fn.asynchronous or fn.cls is not None or not getattr(fn.node, "decorator_list", ()):
-            return False
-        calls = [d.func for d in fn.node.decorator_list if isinstance(d, ast.Call)]  # type: ignore[union-attr]
-        routed = any(isinstance(f, ast.Attribute) and f.attr in ROUTES for f in calls)
-        return routed and any(origin.split(".")[0] in SERVERS for origin in self.module.imports.values())
-
-    def _started_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
-        """The root that a call starts, if any."""
-        name = short_name(call.func)
-        if name not in STARTS:
-            if name == "append" and "gc.callbacks" in self.module.canonical(call.func) and call.args:
-                found = self.module.function_named(call.args[0], fn)
-                if found is not None:
-                    yield Root("gc", found, call.lineno, True)
-            return
-        kind, argument, position = STARTS[name]
-        if name == "map" and not self._is_executor(call, fn):
-            return
-        if name in STARTS_IN_MODULE and STARTS_IN_MODULE[name] not in self.module.canonical(call.func).split("."):
-            return
-        value = keyword(call, argument, position)
-        if kind == "task" and isinstance(value, ast.Call):
-            value = value.func
-        if kind == "fork":
-            value = call.keywords[0].value if call.keywords else None
-        found = None if value is None else self.module.function_named(value, fn)
-        if found is not None:
-            many = name in ("submit", "map", "apply_async") and not self._one_worker
-            several = many or (in_loop(call, fn) and name not in ("submit", "map"))
-            yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn))
-
-    def _is_executor(self, call: ast.Call, fn: Function) -> bool:
-        """Whether `map` is called on an executor."""
-        found = self.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
-        return found is not None and found.kind == "Executor"
-
-    @cached_property
-    def _one_worker(self) -> bool:
-        """Whether all executors have one thread, and so run one task at a time."""
-        pools = [c for fn in self.module.functions for c in fn.calls if short_name(c.func) == "ThreadPoolExecutor"]
-        return bool(pools) and all(is_constant(keyword(c, "max_workers", 0), 1) for c in pools)
-
-    @cached_property
+    @property
     def reached(self) -> dict[int, set[str]]:
         """Function -> the roots that reach it, each as `kind:name`."""
-        found: dict[int, set[str]] = {}
-        for root in self.roots:
-            tag = f"{root.kind}:{root.function.qualname}"
-            todo = [root.function]
-            while todo:
-                fn = todo.pop()
-                tags = found.setdefault(id(fn), set())
-                if tag not in tags:
-                    tags.add(tag)
-                    todo += [m.callee for m in self.walker.effects(fn) if m.callee is not None]
-        return found
+        return self._begin.reached
 
     def threads_of(self, fn: Function) -> set[str]:
         """The threads that reach a function."""
-        return {t for t in self.reached.get(id(fn), ()) if t.startswith("thread:")}
+        return self._begin.threads_of(fn)
 
-    @cached_property
+    @property
     def has_threads(self) -> bool:
         """Whether the file starts any thread."""
-        return any(root.kind == "thread" for root in self.roots)
+        return self._begin.has_threads
 
 
 def same_object(effect: Effect, fn: Function) -> bool:
@@ -342,57 +255,3 @@ def call_steps(who: str, steps: tuple[tuple[Function, ast.expr], ...], end: str)
     calls = [Step(who, node.lineno, f"{fn.qualname} calls {text_of(node)}") for fn, node in steps[:-1]]
     fn, node = steps[-1]
     return [*calls, Step(who, node.lineno, f"{fn.qualname} {end}")]
-
-
-def in_loop(node: ast.AST, fn: Function) -> bool:
-    """Whether this is inside a loop or comprehension of the function."""
-    at = parent(node)
-    while at is not None and at is not fn.node:
-        if isinstance(at, _LOOPS):
-            return True
-        at = parent(at)
-    return False
-
-
-def joined_at_once(made: ast.Call, fn: Function) -> bool:
-    """A thread whose `start()` is followed by its `join()`, with no other start in between."""
-    name = next((dotted(target) for target, value in fn.assigns if value is made), "")
-    if not name or in_loop(made, fn):
-        return False
-    own = [c for c in fn.calls if dotted(c.func) in (f"{name}.start", f"{name}.join") and c.lineno >= made.lineno]
-    if len(own) < 2 or short_name(own[0].func) != "start" or short_name(own[1].func) != "join":
-        return False
-    return not any(short_name(c.func) == "start" and own[0].lineno < c.lineno < own[1].lineno for c in fn.calls)
-
-
-_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
-
-# Calls that start another path of execution -> its kind, and the name and position of the argument that it runs.
-STARTS: dict[str, tuple[str, str, int]] = {
-    "Thread": ("thread", "target", 1),
-    "Timer": ("thread", "function", 1),
-    "start_new_thread": ("thread", "function", 0),
-    "submit": ("thread", "fn", 0),
-    "map": ("thread", "fn", 0),
-    "run_in_executor": ("thread", "func", 1),
-    "to_thread": ("thread", "func", 0),
-    "Process": ("process", "target", 1),
-    "apply_async": ("process", "func", 0),
-    "create_task": ("task", "coro", 0),
-    "ensure_future": ("task", "coro", 0),
-    "signal": ("signal", "handler", 1),
-    "finalize": ("del", "func", 1),
-    "ref": ("del", "callback", 1),
-    "register": ("exit", "func", 0),
-    "register_at_fork": ("fork", "after_in_child", 0),
-}
-# Web frameworks that run each request in a thread, and the decorators of their functions.
-SERVERS = {"flask", "fastapi", "starlette", "bottle"}
-ROUTES = {"route", "get", "post", "put", "patch", "delete"}
-STARTS_IN_MODULE = {
-    "register": "atexit",
-    "register_at_fork": "os",
-    "finalize": "weakref",
-    "ref": "weakref",
-    "signal": "signal",
-}

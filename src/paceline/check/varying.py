@@ -105,6 +105,8 @@ class Varying:
 
     def _of_name(self, node: ast.Name, fn: Function, depth: int) -> str:
         """A name: by its last assignment before this line, unless a collective has spread it since."""
+        if node.id in _SAME_ATTRIBUTES:
+            return ""
         for scope in fn.scopes():
             assigned = [(t, v) for t, v in scope.assigns if _binds(t, node.id)]
             if assigned:

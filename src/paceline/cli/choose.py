@@ -19,15 +19,18 @@ def choose(
     card: options.CardInput = None,
     batch_size: options.BatchSize = None,
     data_dir: options.DataDir = None,
+    page: options.PlannerPage = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Predict every plan for JOB, rank them, and say which to use and why.
 
     One process may be the answer. With --level profiled a few real steps of the model are measured first; with
-    calibrated the machine's card decides alone. Both give the seconds of an update with a 90% interval.
+    calibrated the machine's card decides alone. Both give the seconds of an update with a 90% interval. The page has
+    speed-up against workers, cost against time and the roofline of the model's layers.
     """
     from paceline.api.choose import choose as run_choice
+    from paceline.api.planner_page import choice_page
     from paceline.cli.planning import show_choice
 
     chosen = options.open_job(job, data_dir, batch_size=batch_size)
@@ -36,6 +39,8 @@ def choose(
         chosen, cluster, goal, prices=prices, link=link, level=level, learning=learning, workers=workers, card=card,
         command=again, say=saying(quiet),
     )  # fmt: skip
+    if page is not None:
+        page.write_text(choice_page(chosen.name, found))
     if json:
         print_json(found.as_dict())
         return

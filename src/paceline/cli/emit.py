@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import emit_options, options
 from paceline.cli.output import write_text
 
 app = typer.Typer(
@@ -15,18 +15,18 @@ app = typer.Typer(
 
 @app.command()
 def slurm(
-    job: options.EmittedJob,
-    plan: options.EmittedPlan,
+    job: emit_options.EmittedJob,
+    plan: emit_options.EmittedPlan,
     workers: options.Workers = None,
-    nodes: options.Nodes = None,
-    cpus: options.Cpus = None,
-    gpus: options.Gpus = 0,
-    memory: options.Memory = None,
-    time: options.Time = None,
-    partition: options.Partition = None,
-    roster: options.Roster = "ray",
-    name: options.EmittedName = None,
-    output: options.EmittedFile = None,
+    nodes: emit_options.Nodes = None,
+    cpus: emit_options.Cpus = None,
+    gpus: emit_options.Gpus = 0,
+    memory: emit_options.Memory = None,
+    time: emit_options.Time = None,
+    partition: emit_options.Partition = None,
+    roster: emit_options.Roster = "ray",
+    name: emit_options.EmittedName = None,
+    output: emit_options.EmittedFile = None,
     force: options.Force = False,
 ) -> None:
     """Write a batch script that trains JOB, for `sbatch`.
@@ -43,18 +43,18 @@ def slurm(
 
 @app.command()
 def kubernetes(
-    job: options.EmittedJob,
-    plan: options.EmittedPlan,
+    job: emit_options.EmittedJob,
+    plan: emit_options.EmittedPlan,
     workers: options.Workers = None,
-    nodes: options.Nodes = None,
-    cpus: options.Cpus = None,
-    gpus: options.Gpus = 0,
-    memory: options.Memory = None,
-    image: options.Image = None,
-    namespace: options.Namespace = None,
-    roster: options.Roster = "ray",
-    name: options.EmittedName = None,
-    output: options.EmittedFile = None,
+    nodes: emit_options.Nodes = None,
+    cpus: emit_options.Cpus = None,
+    gpus: emit_options.Gpus = 0,
+    memory: emit_options.Memory = None,
+    image: emit_options.Image = None,
+    namespace: emit_options.Namespace = None,
+    roster: emit_options.Roster = "ray",
+    name: emit_options.EmittedName = None,
+    output: emit_options.EmittedFile = None,
     force: options.Force = False,
 ) -> None:
     """Write a manifest that trains JOB, for `kubectl apply`: a RayJob of KubeRay, or a StatefulSet.
@@ -72,11 +72,11 @@ def kubernetes(
 
 @app.command()
 def docker(
-    job: options.EmittedJob,
-    python: options.PythonVersion = "3.11",
-    roster: options.Roster = "ray",
-    cuda: options.Cuda = False,
-    output: options.EmittedFile = None,
+    job: emit_options.EmittedJob,
+    python: emit_options.PythonVersion = "3.11",
+    roster: emit_options.Roster = "ray",
+    cuda: emit_options.Cuda = False,
+    output: emit_options.EmittedFile = None,
     force: options.Force = False,
 ) -> None:
     """Write a Dockerfile whose image trains JOB, with the packages in the versions that are installed here.

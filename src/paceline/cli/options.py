@@ -35,27 +35,6 @@ class CheckFormat(str, enum.Enum):
 
 
 # --- what is trained or looked at ---
-WatchedCommand = Annotated[
-    list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command to start and watch, after `--`.")
-]
-WatchedPid = Annotated[int | None, typer.Option("--pid", help="Watch a process that runs, and its descendants.")]
-WatchedRun = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Watch a run of Paceline that goes on.")]
-OpenSnapshot = Annotated[Path | None, typer.Option("--open", metavar="DIR", help="Show what --save has written.")]
-WatchSeconds = Annotated[
-    float | None,
-    typer.Option("--seconds", min=1.0, help="With --pid or --run: watch no longer than this."),
-]
-KillAfter = Annotated[
-    float | None,
-    typer.Option("--kill-after", min=0.0, metavar="S", help="End a program that hangs, S seconds after the report."),
-]
-ExecOnHang = Annotated[
-    str | None,
-    typer.Option("--exec", metavar="CMD", help="Run this on a hang; it reads the report as JSON."),
-]
-SaveSnapshot = Annotated[
-    Path | None, typer.Option("--save", metavar="DIR", help="On a hang, save what was observed to this folder.")
-]
 JobOrNone = Annotated[
     str | None,
     typer.Argument(
@@ -73,7 +52,6 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder."
 RunArguments = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain some, such as runs.")
 ]
-BenchArgument = Annotated[str, typer.Argument(metavar="NAME", help="The benchmark to run: kernels.")]
 Paths = Annotated[
     list[Path] | None,
     typer.Argument(metavar="[PATHS]...", help="Files or folders to check.", show_default="the current folder"),
@@ -212,19 +190,6 @@ Output = Annotated[
 ReportFormat = Annotated[
     str, typer.Option("--format", help="html, json, csv, tensorboard (event files) or perfetto (a trace).")
 ]
-BenchParts = Annotated[
-    str | None,
-    typer.Option(
-        help="Separated by commas: study, layers, networks, replicas, ranks, gpu, algorithms.", show_default="all"
-    ),
-]
-BenchSeconds = Annotated[float, typer.Option(min=0.01, help="Seconds per measurement; a row takes several.")]
-Threads = Annotated[str, typer.Option(help="Numbers of threads, separated by commas.")]
-Picture = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", callback=writable, help="Write the roofline of part layers to this SVG file."),
-]
-
 # --- check ---
 CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", help="Output format.")]
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
@@ -245,40 +210,8 @@ Jobs = Annotated[
 ]
 Explain = Annotated[str | None, typer.Option(metavar="RULE", help="Explain a rule with an example, and exit.")]
 
-# --- emit ---
-EmittedJob = Annotated[
-    str,
-    typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."),
-]
-EmittedPlan = Annotated[str, typer.Option("--plan", "-p", help="A plan's name and options, as in downpour:workers=4.")]
-Nodes = Annotated[int | None, typer.Option(help="Number of nodes.", show_default="one for each worker")]
-Cpus = Annotated[int | None, typer.Option(help="CPUs of each node.", show_default="one for each worker's thread")]
-Gpus = Annotated[int, typer.Option(help="GPUs of each node.")]
-Memory = Annotated[
-    int | None, typer.Option(help="GiB of memory of each node.", show_default="Slurm's own; 4 for Kubernetes")
-]
-Roster = Annotated[
-    str,
-    typer.Option(
-        help="ray: Ray places, starts and replaces processes; environment: the launcher starts one on each node."
-    ),
-]
-EmittedName = Annotated[
-    str | None, typer.Option("--name", help="What the training is called there.", show_default="from JOB")
-]
-Time = Annotated[str | None, typer.Option(help="Time limit, as in 1:30:00.", show_default="the partition's own")]
-Partition = Annotated[str | None, typer.Option(help="Slurm's partition.", show_default="Slurm's own")]
-Image = Annotated[str | None, typer.Option(help="The image of all pods.", show_default="the name, with tag latest")]
-Namespace = Annotated[str | None, typer.Option(help="The namespace of all objects.", show_default="kubectl's own")]
-PythonVersion = Annotated[str, typer.Option("--python", help="Version of Python.")]
-Cuda = Annotated[bool, typer.Option("--cuda", help="Install PyTorch for NVIDIA GPUs instead of CPUs.")]
-EmittedFile = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", callback=writable, help="File to write.", show_default="standard output"),
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
-
 # --- output ---
+Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only the result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
 
@@ -368,6 +301,10 @@ LinkText = Annotated[
     typer.Option("--link", metavar="RATE,LATENCY", help="Machines like this one, with such a network: 100Mbit,1ms."),
 ]
 Goal = Annotated[str, typer.Option(help="What is to be least: time, cost or memory.")]
+PlannerPage = Annotated[
+    Path | None,
+    typer.Option("--page", metavar="FILE", callback=writable, help="Also write a page with pictures."),
+]
 Level = Annotated[
     str, typer.Option(help="profiled: measure a few steps of this model; calibrated: use the card alone.")
 ]

@@ -46,8 +46,9 @@ def train(
     from paceline.api.train import KEEPING
     from paceline.api.train import train as run_training
     from paceline.callbacks.parsing import named_callbacks
-    from paceline.cli.progress import ProgressDisplay
+    from paceline.callbacks.progress_bar import ProgressBar
     from paceline.engines.launched import engine_of, rank_of
+    from paceline.watcher.around import watched_run
 
     changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
     chosen = options.open_job_or_none(job, data_dir, **changes, epochs=None if resume else epochs)
@@ -57,17 +58,14 @@ def train(
     console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
     every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every
-    title = str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}"
-    progress = ProgressDisplay(title, quiet)
-    try:
+    bar = ProgressBar(str(resume) if resume or not chosen else "", quiet, console)
+    with watched_run(resume.parent if resume else runs):
         run = run_training(
-            chosen, plan, workers, engine=engine, folder=runs, progress=progress, max_updates=max_updates,
-            timeout=timeout, checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network,
-            backups=backups, address=address, epochs=epochs if resume else None, loggers=logger or (),
-            callbacks=named_callbacks(early_stopping, best_checkpoint),
+            chosen, plan, workers, engine=engine, folder=runs, max_updates=max_updates, timeout=timeout,
+            checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
+            address=address, epochs=epochs if resume else None, loggers=logger or (),
+            callbacks=[*named_callbacks(early_stopping, best_checkpoint), bar],
         )  # fmt: skip
-    finally:
-        progress.close()
     if not rank:  # rank 0 reports for all
         _report(run.summary(), json)
 

@@ -24,6 +24,11 @@ def tune(
     seconds: tune_options.TuningSeconds = None,
     timeout: tune_options.TrialTimeout = None,
     resume: tune_options.ResumedTuning = None,
+    storage: tune_options.Storage = None,
+    engine: tune_options.TuningEngine = None,
+    address: options.RayAddress = None,
+    keys: options.Keys = None,
+    trusted_network: options.TrustedNetwork = False,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
     quiet: options.Quiet = False,
@@ -40,6 +45,7 @@ def tune(
     continues with --resume FOLDER, each configuration evaluated exactly once.
     """
     from paceline.api.tune import tune_from_files
+    from paceline.api.tuning_places import engine_of
     from paceline.cli.tuning import TuningDisplay, show_tuning
 
     display = TuningDisplay(quiet)
@@ -47,10 +53,13 @@ def tune(
         found = tune_from_files(
             job, space, search, data_dir=data_dir, trials=trials, workers=workers, budget=budget, metric=metric,
             mode=mode, max_t=max_t, steps_per_epoch=steps_per_epoch, plan=plan, seed=seed, seconds=seconds,
-            timeout=timeout, resume=resume, folder=runs, progress=display,
+            timeout=timeout, resume=resume, folder=runs, progress=display, engine=engine or engine_of(),
+            address=address, keys=keys, trusted_network=trusted_network, storage=storage,
         )  # fmt: skip
     finally:
         display.close()
+    if found.rank:
+        return  # rank 0 says what was found
     if json:
         print_json(found.summary())
     else:

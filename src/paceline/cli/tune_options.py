@@ -53,3 +53,16 @@ TrialTimeout = Annotated[
 ResumedTuning = Annotated[
     Path | None, typer.Option("--resume", metavar="FOLDER", help="Continue the tuning in this folder.")
 ]
+Storage = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="A storage of Optuna to read and write, as sqlite:///tuning.db."),
+]
+TuningEngine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        "-e",
+        help="local, cluster (ranks of torchrun, srun or mpiexec, or tasks of an array of Slurm), or ray.",
+        show_default="cluster where a launcher started several ranks, otherwise local",
+    ),
+]

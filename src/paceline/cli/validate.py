@@ -20,6 +20,7 @@ def validate(
     card: options.CardInput = None,
     batch_size: options.BatchSize = None,
     data_dir: options.DataDir = None,
+    page: options.PlannerPage = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -27,7 +28,8 @@ def validate(
 
     Prints the error of each prediction, their bias, rank correlation and coverage, the regret of the choice, and the
     noise floor: what the same plan differs from itself, measured twice. The checks are kept beside the machine's card,
-    and intervals of later predictions follow them.
+    and intervals of later predictions follow them. The page also has the predicted and the measured timeline of the
+    fastest plans, one above the other.
     """
     from paceline.api.validate import validate as run_validation
     from paceline.cli.planning import show_validation
@@ -35,7 +37,7 @@ def validate(
     chosen = options.open_job(job, data_dir, batch_size=batch_size)
     found = run_validation(
         chosen, split_plans(plans or ""), level=level, learning=learning, workers=workers, rounds=rounds,
-        seconds=seconds, seed=seed or 0, card=card,
+        seconds=seconds, seed=seed or 0, card=card, page=page,
         say=saying(quiet),
     )  # fmt: skip
     if json:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import options, watch_options
 from paceline.cli.console import console
 from paceline.cli.output import print_json
 
 
 def watch(
-    command: options.WatchedCommand = None,
-    pid: options.WatchedPid = None,
-    run: options.WatchedRun = None,
-    open_: options.OpenSnapshot = None,
-    seconds: options.WatchSeconds = None,
-    kill_after: options.KillAfter = None,
-    exec_: options.ExecOnHang = None,
-    save: options.SaveSnapshot = None,
+    command: watch_options.WatchedCommand = None,
+    pid: watch_options.WatchedPid = None,
+    run: watch_options.WatchedRun = None,
+    open_: watch_options.OpenSnapshot = None,
+    seconds: watch_options.WatchSeconds = None,
+    kill_after: watch_options.KillAfter = None,
+    exec_: watch_options.ExecOnHang = None,
+    save: watch_options.SaveSnapshot = None,
+    live: watch_options.LiveScreen = False,
+    share: watch_options.SharedFolder = None,
     json: options.Json = False,
 ) -> None:
     """Watch a program and say when it hangs: since when, who waits for whom at which line, and who is the cause.
@@ -25,13 +27,18 @@ def watch(
     It is observed through /proc, once a second, and not changed. A command that is started here also tells its Python
     lines. Exits with the command's code, with 1 when it hung, or with 0 when a process or a run ended without a hang.
     """
+    from paceline.watcher.screen import CLEAR
     from paceline.watcher.session import Actions, Target, watch_target
 
     def tell(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
+    def show(text: str) -> None:
+        console.file.write((CLEAR if console.is_terminal else "") + text + "\n")
+        console.file.flush()
+
     target = Target(tuple(command or ()), pid, run, open_, seconds)
-    outcome = watch_target(target, Actions(tell, kill_after, exec_, save))
+    outcome = watch_target(target, Actions(tell, kill_after, exec_, save, show if live else None, share))
     if json:
         print_json(outcome.to_dict())
     raise typer.Exit(outcome.code)

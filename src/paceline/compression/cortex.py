@@ -1,6 +1,6 @@
 """A Cortex-M4 as a target: cross-compiled, run in QEMU, its instructions and its stack counted.
 
-QEMU's clock is told to take one nanosecond for each instruction (`-icount shift=0`), so the system timer counts them.
+QEMU's clock advances one nanosecond with each instruction (`-icount shift=0`), so the system timer counts them.
 Neither wait states nor the pipeline are modelled: the figure is of instructions, not of cycles.
 """
 

@@ -41,16 +41,12 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Affine:
-    """Sums of products over all channels; `weight` is [outputs, inputs, rows, columns]."""
+class Unary:
+    """A step that reads one value."""
 
     name: str
     source: str
     shape: Image
-    geometry: Geometry
-    weight: Tensor
-    bias: Tensor
-    function: str = ""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -58,34 +54,35 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Window:
-    """Sums of products within each channel; `weight` is [channels or 1, rows, columns]."""
-
-    name: str
-    source: str
-    shape: Image
-    geometry: Geometry
-    weight: Tensor
-    bias: Tensor
-    function: str = ""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
-
-
-@dataclass(frozen=True)
-class Highest:
+class Highest(Unary):
     """The maximum over a window of each channel."""
 
-    name: str
-    source: str
-    shape: Image
     geometry: Geometry
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
+
+@dataclass(frozen=True)
+class Weighted(Unary):
+    """Sums of products over a window; `weight` is stored as the class says."""
+
+    geometry: Geometry
+    weight: Tensor
+    bias: Tensor
+    function: str = ""
+
+
+class Affine(Weighted):
+    """Sums of products over all channels; `weight` is [outputs, inputs, rows, columns]."""
+
+
+class Window(Weighted):
+    """Sums of products within each channel; `weight` is [channels or 1, rows, columns]."""
+
+
+@dataclass(frozen=True)
+class Function(Unary):
+    """An activation at every place."""
+
+    function: str
 
 
 @dataclass(frozen=True)
@@ -101,20 +98,6 @@ class Sum:
     @property
     def sources(self) -> tuple[str, ...]:
         return (self.left, self.right)
-
-
-@dataclass(frozen=True)
-class Function:
-    """An activation at every place."""
-
-    name: str
-    source: str
-    shape: Image
-    function: str
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return (self.source,)
 
 
 Step = Affine | Window | Highest | Sum | Function

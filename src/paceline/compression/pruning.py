@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from paceline.kernels.layers.base import Graph, Layer
 
 READERS = ("linear", "convolution")
-#: Layers that treat each channel by itself.
+#: Layers that treat each channel separately.
 PASSES = ("activation", "dropout", "batch_norm", "average_pooling", "highest_pooling", "subsampling")
 LEAST = 2  # channels
 

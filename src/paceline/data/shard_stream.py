@@ -99,7 +99,7 @@ class Stream:
         return bool(len(self._ends)) and number < self._ends[-1]
 
     def _wait_for(self, number: int) -> None:
-        """Wait until a sample has come. A writer that holds back is told before, since it may wait for this."""
+        """Wait until a sample has arrived. A writer that holds back is notified first: it may be waiting."""
         self._tell(number + 1, now=not self._has(number))
         until = time.monotonic() + self.timeout
         while not self._has(number):

@@ -29,7 +29,10 @@ class FixedColumn:
         self.values = torch.from_numpy(map_rows(files, column.dtype, column.shape, rows))
         known = column.statistics if normalize else None
         #: What is taken away and what is divided by, if the column is normalized.
-        self.scale = (known.mean, known.std or 1.0) if known else None
+        self.scale = None
+        if known:
+            positions = torch.tensor(known.positions or [(known.mean, known.std)])
+            self.scale = positions[:, 0], torch.where(positions[:, 1] > 0, positions[:, 1], 1.0)
 
     def batch(self, indices: Tensor) -> list[Tensor]:
         found = torch.index_select(self.values, 0, indices)
@@ -70,7 +73,7 @@ class Shards:
         split: The part of the rows, by its name in the recipe.
         columns: The columns of a batch, in this order. Default: all, in the order of the recipe.
         normalize: Columns from which the mean is subtracted and which are divided by the standard deviation, both of
-            the first split.
+            the first split: of each place of a vector that the recipe lists, else of the whole column.
         window: The number of shards that an epoch shuffles at a time; 0: all. With a window, samples are read from so
             many files at a time, for folders that are larger than memory.
         seed: Seeds the order of a windowed epoch.

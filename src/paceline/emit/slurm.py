@@ -126,8 +126,8 @@ def _head(training: Training) -> str:
 
 def _step(training: Training) -> str:
     """Return the lines that start the training on all nodes and wait for its end."""
-    # A plugin for MPI would set its variables, and the ranks would look as if mpiexec had started them. What sbatch was
-    # told about CPUs does not reach srun by itself.
+    # A plugin for MPI would set its variables, and the ranks would look as if mpiexec had started them. srun does
+    # not inherit the number of CPUs that sbatch was given.
     srun = f"status=0\nsrun --mpi=none {SURVIVE} --cpus-per-task={training.cpus}"
     if training.roster != "ray":
         return f'{srun} "$@" || status=$?\n'

@@ -51,7 +51,7 @@ def stateful_set(training: Training, place: Place) -> str:
         + (f" --namespace={place.namespace}" if place.namespace else ""),
         "    kubectl apply -f FILE",
         f"    kubectl logs -f {name}-0",
-        "A StatefulSet does not end by itself: delete it when the training is done. The volumes with the runs stay.",
+        "A StatefulSet does not end on its own: delete it when the training is done. The volumes with the runs stay.",
     ]
     service: Value = {
         "apiVersion": "v1",

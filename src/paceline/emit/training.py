@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.emit.names import job_name, label, printable
 from paceline.errors import PlanError, UsageError, suggest
-from paceline.plans.clusters import check_method, no_checkpoints
+from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 
 ROSTERS = ("ray", "environment")
@@ -53,7 +53,7 @@ class Training:
     @property
     def resumable(self) -> bool:
         """Whether the plan keeps checkpoints on these nodes."""
-        return not self.plan.traits.no_checkpoints and not (self.together and no_checkpoints(self.plan))
+        return not self.plan.traits.no_checkpoints
 
     @property
     def summary(self) -> str:

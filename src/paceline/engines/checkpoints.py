@@ -28,19 +28,12 @@ from paceline.core.agenda import Agenda
 from paceline.core.server.checkpoint_cut import Cut
 from paceline.errors import RunFolderError
 from paceline.parameters.worker_state import TensorSlot, WorkerState, pack, tensor_slots, unpacked
-from paceline.plans.clusters import no_checkpoints
-from paceline.plans.plan import Plan
 from paceline.runs.record import CheckpointInterval, LifeRecord
 from paceline.runs.schema import from_dict, to_dict
 from paceline.runs.trace import Columns, Kind, Trace
 
 FORMAT = 1
 PAD = 4096  # checkpoint.json is padded to a multiple: a file that keeps its length is written faster
-
-
-def unable(plan: Plan, engine: str) -> str:
-    """Return why runs by this plan keep no checkpoints on an engine; an empty string if they can."""
-    return plan.traits.no_checkpoints or (no_checkpoints(plan) if engine in ("cluster", "ray") else "")
 
 
 @dataclass(frozen=True)
@@ -222,6 +215,16 @@ def newest(run: Path) -> Checkpoint | None:
     base = folder_of(run)
     whole = [int(path.name) for path in base.iterdir() if path.name.isdigit()] if base.is_dir() else []
     return _read(base / str(max(whole))) if whole else None
+
+
+def change_settings(run: Path, optimizer: torch.optim.Optimizer) -> None:
+    """Let the newest checkpoint of a run be resumed with this optimizer's settings, such as another learning rate."""
+    file = max((each for each in folder_of(run).iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
+    record = json.loads((file / "checkpoint.json").read_text())
+    for facts in record["facts"].values():
+        for kept, group in zip(facts.get("settings", ()), optimizer.param_groups, strict=False):
+            kept.update({key: value for key, value in group.items() if key in kept})
+    (file / "checkpoint.json").write_text(json.dumps(record))
 
 
 def _read(folder: Path) -> Checkpoint:

@@ -63,7 +63,7 @@ def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
 
 
 class Hearer(Protocol):
-    """What is told of evaluations, and may have made some while the run went on."""
+    """An observer of evaluations, which may have made some of them during the run."""
 
     #: The evaluations that were made, by their number of updates.
     known: dict[int, Evaluation]

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from paceline.data.opening import origins
 from paceline.engines.outline import outline
+from paceline.engines.replay.changes import ARITHMETIC_VERSION
 from paceline.engines.setup import Setup
 from paceline.parameters.layout import trainable
 from paceline.runs.machine import this_machine
@@ -35,6 +36,7 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
         data_fingerprint=setup.source.fingerprint(),
         data=tuple(DataOrigin(str(f.resolve()), split, samples) for f, split, samples in origins(setup.source)),
         initial_sha256=setup.initial_sha256,
+        arithmetic_version=ARITHMETIC_VERSION,
         notes=(*setup.probe.notes, *([str(setup.choice)] if setup.choice else [])),
         machine=this_machine(),
         model=tuple(outline(job, setup.module, setup.source)) if kept else (),
@@ -43,7 +45,7 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
 
 def life_record(setup: Setup, updates: int) -> LifeRecord:
     """Describe the part of a run that begins after so many updates."""
-    return LifeRecord(str(setup.plan), updates)
+    return LifeRecord(str(setup.plan), updates, setup.engine)
 
 
 def _job(setup: Setup) -> JobRecord:

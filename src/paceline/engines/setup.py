@@ -39,6 +39,7 @@ from paceline.plans.plan import Plan
 from paceline.splits.gradients import SplitBlueprint
 from paceline.splits.optimizers import check_parts
 from paceline.splits.planning import split_blueprint
+from paceline.splits.stage_planning import with_parts
 from paceline.stages.planning import agrees, blueprint
 from paceline.stages.rehearsal import Example
 from paceline.stages.segment import Blueprint
@@ -149,7 +150,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     plan.method.prove(plan.workers)
     made = None
     if isinstance(plan.method, Pipeline):
-        made = _cut(job, plan, plan.method, module, source, agenda, found)
+        made = _cut(job, plan, plan.method, module, optimizer, source, agenda, found)
         plan = plan.cut_at(made.names)
     split = _split(job, plan, module, optimizer, source, agenda, found)
     return Setup(
@@ -192,14 +193,32 @@ def _refused(plan: Plan, engine: str, placement: Placement) -> str:
 
 
 def _cut(
-    job: Job, plan: Plan, pipeline: Pipeline, module: nn.Module, source: Source, agenda: Agenda, found: Probe
+    job: Job,
+    plan: Plan,
+    pipeline: Pipeline,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    source: Source,
+    agenda: Agenda,
+    found: Probe,
 ) -> Blueprint:
     """Prove the tables, then cut the model for them."""
-    span = pipeline.schedule.span
+    span, replicas = pipeline.schedule.span, pipeline.together
+    if pipeline.spread.inside > 1:
+        check_parts(optimizer, module)
     if job.compute != "autograd":
         raise PlanError(f"plan {plan.name} computes stages by PyTorch's autograd, not by compute={job.compute!r}")
     stop = min(agenda.updates, agenda.updates_per_epoch * max(1, span))  # what follows repeats itself
-    kinds = {passing.counts[:PROVED] for passing in passes(span, agenda, stop=stop)}
+    kinds = {
+        passing.counts[:PROVED]
+        for replica in range(replicas)
+        for passing in passes(span, agenda, 0, stop, replica, replicas)
+    }
+    if any(0 in counts for counts in kinds):
+        raise PlanError(
+            f"the last batch of an epoch has fewer samples than plan {plan.name} has replicas, {replicas}; give a "
+            "batch_size that divides the data, or less data="
+        )
     for counts in kinds:
         table = pipeline.table(plan.workers, counts)
         prove_table(table.agreeing() if agrees(job) else table)
@@ -210,6 +229,9 @@ def _cut(
             job, module, examples, table, found.moving, cuts, pipeline.balance,
             pipeline.recomputing(plan.workers), flushes=pipeline.flushes,
         )  # fmt: skip
+        spread = pipeline.spread
+        if spread.inside > 1:
+            made = with_parts(job, module, made, examples, spread.recipe, spread.inside)
         if pipeline.memory:
             check_fit(pipeline.memory, plan.workers, peaks_of(job, module, source, made, examples[0][0], table))
     return made

@@ -11,7 +11,7 @@ also names of `paceline`; the members of a group say what exactly went wrong.
     │   ├── RunFolderError      a run's folder cannot be read or written
     │   ├── MachineError        this machine cannot run it
     │   ├── TuningError         a tuning's space, search or journal
-    │   └── SecurityError       nothing would keep strangers out, or others can read the keys
+    │   └── SecurityError       anyone could connect, or other users can read the keys
     ├── RunFailed               the run was started and did not finish                   (exit code 1)
     │   ├── Blamed              one worker failed first; `.failure` describes it
     │   │   ├── WorkerFailed    it raised an exception: the user's code, usually

@@ -30,4 +30,4 @@ class MachineError(UsageError):
 
 
 class SecurityError(UsageError):
-    """Nothing would keep strangers out of the run, or others can read its keys."""
+    """The run would accept unauthenticated connections, or other users can read its keys."""

@@ -3,7 +3,7 @@
 A table        for a collective: a row per step, a column per worker (`collective_table`)
 layers         for split layers: who holds what, and what travels (`split_table`)
 commands       for a coordinator: what it commands in an update (`commands`)
-a timetable    for a pipeline: a line per worker, a column per tick (`timetable`)
+a timetable    for a pipeline: a line per worker, a column per tick (`timetable`); on a mesh, its other axes too
 a timeline     for everything else: a line per worker, in a virtual world of unequal workers (`timeline`)
 """
 
@@ -17,6 +17,7 @@ from paceline.core.splits.example import example_program
 from paceline.errors import PlanError, RunFolderError, UsageError
 from paceline.explain.collective_table import LETTERS, draw_collective
 from paceline.explain.commands import draw_commands
+from paceline.explain.mesh_table import draw_mesh
 from paceline.explain.split_table import draw_split
 from paceline.explain.timeline import draw_timeline
 from paceline.explain.timetable import draw_measured, draw_table, measured, shown_table
@@ -52,7 +53,9 @@ def _body(plan: Plan, colours: bool) -> list[str]:
         case Coordinated(_, coordinator):
             return draw_commands(coordinator)
         case Pipeline() as pipeline:
-            return draw_table(shown_table(pipeline, plan.workers), colours)
+            timetable = draw_table(shown_table(pipeline, plan.workers), colours)
+            mesh = pipeline.mesh(plan.workers)
+            return draw_mesh(mesh, timetable, pipeline.spread) if pipeline.spread.wide else timetable
         case SplitLayers() as split:
             mesh = split.mesh(plan.workers)
             return draw_split(example_program(split.recipe, mesh.size(INSIDE), split.stage), mesh.size(DATA))

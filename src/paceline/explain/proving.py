@@ -30,7 +30,7 @@ from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
-from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.pipeline import LAYERS, Pipeline
 from paceline.plans.methods.server import Server
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.plans.plan import Plan, make_again
@@ -114,8 +114,35 @@ def _pipeline(plan: Plan, pipeline: Pipeline) -> Proved:
         f"versions of weights held, per stage: {', '.join(map(str, found.versions))}",
         f"staleness: at most {found.staleness}",
     ]
-    figures = {"workers": table.workers, "stages": table.stages, "ticks": found.ticks, "messages": found.messages}
+    says += _on_mesh(plan, pipeline)
+    figures = {"workers": plan.workers, "stages": table.stages, "ticks": found.ticks, "messages": found.messages}
     return Proved(str(plan), True, says, {**figures, "staleness": found.staleness, "bubble": found.bubble})
+
+
+def _on_mesh(plan: Plan, pipeline: Pipeline) -> list[str]:
+    """Prove the other axes of a pipeline's mesh."""
+    spread, mesh = pipeline.spread, pipeline.mesh(plan.workers)
+    says = [f"that table is run by each of {mesh.workers // mesh.size(LAYERS)} lines of a mesh of {mesh}"]
+    if spread.inside > 1:
+        found = prove_program(example_program(spread.recipe, spread.inside))
+        says += [
+            f"the {spread.inside} workers of a stage have one line of work, so they come to the same movements in the "
+            f"same order: {_many(found.movements, 'movement')} for a small net; a model's are proved before it starts",
+            "no worker chooses what it does next: the walk in which they go forward together is one of all, and ends",
+        ]
+    if spread.server is not None:
+        small = min(MOST_WORKERS, spread.data)
+        walked = explore(small, BATCHES, min(MOST_SHARDS, pipeline.shards(plan.workers)), 1, spread.server.gate)
+        if walked.story is not None:
+            raise PlanError(walked.story)
+        says.append(
+            f"a replica is one worker of desk and shards: every interleaving of {_many(small, 'replica')} with a death "
+            f"at any point was walked, {walked.states:,} states; none waits for ever, and no batch is with two at once"
+        )
+    elif spread.data > 1:
+        prove(spread.collective, spread.data)
+        says.append(f"the all-reduce between {spread.data} replicas is proved as {type(spread.collective).__name__}'s")
+    return says if spread.wide else []
 
 
 def _split(plan: Plan, split: SplitLayers) -> Proved:

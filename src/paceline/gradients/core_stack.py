@@ -15,23 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.agenda import Agenda
-from paceline.data.order import Order
 from paceline.data.source import TensorSource
+from paceline.gradients.members import Members
 from paceline.jobs.job import Job
 from paceline.kernels import fuse, machine
 
 
-class CoreStack:
-    """Members that have all made the same number of updates."""
+class CoreStack(Members):
+    """Trains each member on a core of its own."""
 
     def __init__(self, jobs: Sequence[Job], source: TensorSource, agenda: Agenda) -> None:
-        self.x, self.y = source.tensors
-        self.agenda = agenda
-        #: Updates that every member has made.
-        self.updates = 0
-        self.jobs = list(jobs)
-        self.modules = [job.make_model().train() for job in jobs]
-        self.orders = [Order(len(source), job.seed, job.shuffle) for job in jobs]
+        super().__init__(jobs, source, agenda)
         loss = jobs[0].loss
         assert loss is not None
         self.fused = [
@@ -61,9 +55,8 @@ class CoreStack:
 
     def keep(self, places: Sequence[int]) -> None:
         """Keep these members alone."""
-        for name in ("jobs", "modules", "orders", "fused"):
-            members = getattr(self, name)
-            setattr(self, name, [members[place] for place in places])
+        self.choose(places)
+        self.fused = [self.fused[place] for place in places]
 
     def state(self, place: int) -> dict[str, Any]:
         """Return what a member goes on from."""

@@ -72,22 +72,27 @@ class FusedGradients:
             return None
         return FusedStep(self.fused, optimizer, replica.parameters)
 
-    def served(self, replica: Replica, source: Source, optimizer: Optimizer, step: ServedStep) -> ServedNetwork | None:
-        """Return the network for legs at a server, where generated code makes this optimizer's step with its bits."""
+    def served(
+        self, replica: Replica, source: Source, optimizer: Optimizer, step: ServedStep, in_place: bool
+    ) -> ServedNetwork | None:
+        """Return the network for legs at a server, where generated code makes this optimizer's step with its bits.
+
+        `in_place` says that all workers write into one memory, where there are no versions.
+        """
         if not isinstance(self.fused.processor, Cpu) or has_hooks(optimizer):
             return None
         tensors = readable(self.fused, replica.job, source)
         if not tensors or not agrees(optimizer, self.fused.weights.dtype, step):
             return None
-        return ServedNetwork(self.fused, step, *tensors)
+        return ServedNetwork(self.fused, step, in_place, *tensors)
 
 
 class ServedNetwork:
     """A network whose gradients go to a server, as a leg of generated code computes them."""
 
-    def __init__(self, fused: FusedNetwork, step: ServedStep, x: Tensor, y: Tensor) -> None:
+    def __init__(self, fused: FusedNetwork, step: ServedStep, in_place: bool, x: Tensor, y: Tensor) -> None:
         self.fused, self.step, self.made = fused, step, fused.compiled(x[:1])
-        self._tensors, self._leg = (x, y), program(fused.weights.dtype, step)
+        self._tensors, self._leg = (x, y), program(fused.weights.dtype, step, in_place)
         #: Of the function that computes gradients.
         self.address = address_of(self.made.program.run)
 

@@ -15,25 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.agenda import Agenda
-from paceline.data.order import Order
 from paceline.data.source import TensorSource
+from paceline.gradients.members import Members
 from paceline.jobs.job import Job
 from paceline.kernels import fuse_replicas, machine
 from paceline.kernels.replicas import Replicas
 from paceline.kernels.weights import REALS
 
 
-class LaneStack:
-    """Members that have all made the same number of updates."""
+class LaneStack(Members):
+    """Trains each member in a lane of the processor's vectors."""
 
     def __init__(self, jobs: Sequence[Job], source: TensorSource, agenda: Agenda) -> None:
-        self.x, self.y = source.tensors
-        self.agenda = agenda
-        #: Updates that every member has made.
-        self.updates = 0
-        self.jobs = list(jobs)
-        self.modules = [job.make_model().train() for job in jobs]
-        self.orders = [Order(len(source), job.seed, job.shuffle) for job in jobs]
+        super().__init__(jobs, source, agenda)
         self.lanes = machine.target(REALS[next(self.modules[0].parameters()).dtype]).lanes
         self._pack([])
 
@@ -72,9 +66,7 @@ class LaneStack:
     def keep(self, places: Sequence[int]) -> None:
         """Keep these members alone."""
         states = self.states() if len(places) < len(self.jobs) else []
-        self.jobs = [self.jobs[place] for place in places]
-        self.modules = [self.modules[place] for place in places]
-        self.orders = [self.orders[place] for place in places]
+        self.choose(places)
         if states and places:
             self._pack([states[place] for place in places])
 

@@ -6,6 +6,7 @@ In a user-defined loop it has no data, and is given the gradients.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +16,17 @@ from paceline.data.source import Reader
 from paceline.errors import NotFinite
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica, clipped
+from paceline.jobs.job import Job
 
 ROUNDING = 1e-6  # of the weights of an update's chunks, whose sum is 1
+
+
+def settled(job: Job, computed: GradientSum, alone: bool = False) -> GradientSum:
+    """Return the sums over a whole batch as they are applied, but for clipping: divided by its weight."""
+    partial = alone or job.loss_denominator is not None or (job.on_nan == "skip" and computed.weight < 1.0 - ROUNDING)
+    if partial and computed.weight != 1.0:
+        return computed.scaled(1.0 / computed.weight)
+    return computed
 
 
 class Learner:
@@ -26,6 +36,8 @@ class Learner:
         self.replica, self.reader = replica, reader
         #: Whether this worker steps by its own samples alone, so that they weigh as a whole batch does.
         self.alone = False
+        #: Called with the gradients of each update before they are clipped.
+        self.observe: Callable[[Sequence[Tensor | None]], None] | None = None
         self._moving = replica.moving
         self._dtype = replica.parameters[0].dtype
 
@@ -65,14 +77,11 @@ class Learner:
         """
         if not computed.weight:
             return [None] * len(computed.gradients)
-        job = self.replica.job
-        partial = (
-            alone or job.loss_denominator is not None or (job.on_nan == "skip" and computed.weight < 1.0 - ROUNDING)
-        )
-        if partial and computed.weight != 1.0:
-            computed = computed.scaled(1.0 / computed.weight)
+        computed = settled(self.replica.job, computed, alone)
         self.set_buffers(computed.buffers)
-        return clipped(computed.gradients, job.gradient_clip_norm)
+        if self.observe is not None:
+            self.observe(computed.gradients)
+        return clipped(computed.gradients, self.replica.job.gradient_clip_norm)
 
     def set_buffers(self, values: list[Tensor]) -> None:
         """Write the moving buffers; integers are rounded."""

@@ -74,7 +74,7 @@ class Payload:
             self.flat.zero_()
             return
         present = [0.0 if g is None else 1.0 for g in computed.gradients]  # `None in` would compare tensors
-        if all(present):
+        if present and all(present):
             # One call for all tensors: in a small network a call for each takes longer than the copying.
             torch._foreach_copy_(self.gradients, computed.gradients)  # type: ignore[arg-type]
         else:

@@ -13,7 +13,7 @@ from paceline.jobs.job import Job
 
 
 class CannotStack(Exception):
-    """A job that has to be trained by itself; the message says why."""
+    """A job that has to be trained separately; the message says why."""
 
 
 #: Fields of a job that a stack does not know, and the value that asks for nothing.

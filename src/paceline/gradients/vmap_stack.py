@@ -16,8 +16,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.core.agenda import Agenda
-from paceline.data.order import Order
 from paceline.data.source import TensorSource
+from paceline.gradients.members import Members
 from paceline.gradients.stacking import CannotStack
 from paceline.gradients.vectorised_optimizers import row_optimizer
 from paceline.jobs.job import Job
@@ -26,17 +26,11 @@ from paceline.jobs.job import Job
 Gradients = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], tuple[dict[str, Tensor], Tensor]]
 
 
-class VmapStack:
-    """Members that have all made the same number of updates."""
+class VmapStack(Members):
+    """Trains all members at once by torch.func."""
 
     def __init__(self, jobs: Sequence[Job], source: TensorSource, agenda: Agenda) -> None:
-        self.x, self.y = source.tensors
-        self.agenda = agenda
-        #: Updates that every member has made.
-        self.updates = 0
-        self.jobs = list(jobs)
-        self.modules = [job.make_model().train() for job in jobs]
-        self.orders = [Order(len(source), job.seed, job.shuffle) for job in jobs]
+        super().__init__(jobs, source, agenda)
         self._arrange()
         self._probe()
 
@@ -130,9 +124,7 @@ class VmapStack:
         memory = [part[list(places)] for part in self.optimizer.memory]
         for place in places:
             self.module(place)
-        self.jobs = [self.jobs[place] for place in places]
-        self.modules = [self.modules[place] for place in places]
-        self.orders = [self.orders[place] for place in places]
+        self.choose(places)
         self._arrange()
         for mine, kept in zip(self.optimizer.memory, memory, strict=False):
             mine.copy_(kept)

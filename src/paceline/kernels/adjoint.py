@@ -72,6 +72,8 @@ class Adjoint:
                     self._follow(statement.body)
                     continue
                 read, written = touches(statement)
+                if isinstance(statement, MaxPool) and statement.constant:
+                    continue
                 if written and any(self._wants(name) for name in read):
                     self.moved.add(self.program.base(written))
 
@@ -126,7 +128,7 @@ class Adjoint:
                 return self._of_contract(statement)
             case Apply():
                 return self._of_apply(statement)
-            case MaxPool(target=target, source=source) if self._wants(source.buffer):
+            case MaxPool(target=target, source=source, constant=False) if self._wants(source.buffer):
                 into = self._gradient(source)
                 self._adds(into, ())
                 return [MaxPoolGradient(statement, self._gradient(target), into, statement.layer)]
@@ -152,8 +154,8 @@ class Adjoint:
             found.append(self._sum(it.fixed(), it.start, gradient, it.layer))
         if it.left is not None and self._wants(it.left.buffer):
             target = self._gradient(it.left)
-            self._adds(target, it.loops)
-            found.append(Contract(it.loops, target, gradient, it.right, add=True, layer=it.layer))
+            add = self._adds(target, it.loops)
+            found.append(Contract(it.loops, target, gradient, it.right, add=add, layer=it.layer))
         if self._wants(it.right.buffer):
             target = self._gradient(it.right)
             add = self._adds(target, it.loops)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.kernels.layers.base import Graph, Layer
+from paceline.kernels.losses import LossText
 from paceline.kernels.lower import lower
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
@@ -101,7 +102,7 @@ def tensors_of(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
     return {name: _tensor(model, name) for layer in graph.layers for name in layer.weights.values()}
 
 
-def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: str, target: Target) -> Plan:
+def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: LossText, target: Target) -> Plan:
     """The plan of a graph, for parameters of these shapes of which `trained` get a gradient."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return make(lower(graph, shapes, trained & set(shapes), loss), target)

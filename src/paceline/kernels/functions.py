@@ -26,6 +26,9 @@ FUNCTIONS: dict[str, Function] = {
     "relu": Function(lambda x, y: Call("step", y), 1),
     "gelu": Function(lambda x, y: Call("gelu_slope", x), 20),
     "gelu_tanh": Function(lambda x, y: Call("gelu_tanh_slope", x), 20),
+    "silu": Function(lambda x, y: Call("silu_slope", x), 14),
+    "exp": Function(lambda x, y: y, 10),
+    "reciprocal": Function(lambda x, y: Op("*", Number(-1.0), Op("*", y, y)), 2),
     "reciprocal_root": Function(lambda x, y: Op("*", Number(-0.5), Op("*", y, Op("*", y, y))), 2),
 }
 

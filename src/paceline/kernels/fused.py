@@ -21,7 +21,7 @@ from paceline.kernels.cuda.device import nvidia
 from paceline.kernels.cuda.gpu import Gpu
 from paceline.kernels.graph import describe
 from paceline.kernels.layers.base import CannotFuse
-from paceline.kernels.losses import loss_kind
+from paceline.kernels.losses import LossText, loss_kind
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan, table
 from paceline.kernels.runner import Runner, Sizes
@@ -65,7 +65,7 @@ class Fused:
     runner    the processor that the code is for, and the processes that run it together
     """
 
-    def __init__(self, weights: Weights, loss: str, batch_size: int, runner: Runner) -> None:
+    def __init__(self, weights: Weights, loss: LossText, batch_size: int, runner: Runner) -> None:
         self.weights, self.loss, self.batch_size, self.runner = weights, loss, batch_size, runner
         self.processor, self.model, self.optimizer = runner.processor, weights.module, weights.optimizer
         #: Updates made so far: the number of the next, which bias corrections and dropout depend on.
@@ -234,7 +234,7 @@ class Fused:
     ) -> tuple[Call, list[Tensor]]:
         """The call with its arguments, checked and copied to the processor; and the tensors that these point into."""
         plan, where = made.plan, self.processor.where
-        tokens, labels = plan.program.tokens, self.loss == "cross_entropy"
+        tokens, labels = plan.program.tokens, self.loss.labels
         self.processor.check_places(x, y, order)
         check_kinds(plan, labels, y, order)
         x = x.to(where, torch.long if tokens else self.weights.dtype).contiguous()

@@ -8,6 +8,7 @@ vector: a buffer of kind SAMPLE has one number per lane and place, a WEIGHT has 
     MaxPool           target[..]  = max of source[..] over a window             its way back is MaxPoolGradient
     Lookup            target[..]  = table[number[..], ..]                       embedding; its way back is Scatter
     DropoutMask       target[..]  = 0 or 1 / (1 - p), by chance                 dropout
+    CausalMask        target[t][s] = 0, or FORBIDDEN where s is after t         attention
     BatchSum          target[..]  = sum of source[..] over the whole batch      batch-norm; its own way back
     RunningStatistic  moving     += momentum * (value - moving)                 what batch-norm keeps
     Loss              the loss of the sample, and its gradient by the scores
@@ -203,6 +204,7 @@ class MaxPool:
     target: Ref
     source: Ref
     layer: str = ""
+    constant: bool = False  # no gradient passes: softmax does not depend on what is subtracted from its scores
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,18 @@ class DropoutMask:
     layer: str = ""
 
 
+#: What is added to scores of attention that do not count: softmax makes it 0, and it is finite.
+FORBIDDEN = -1e4
+
+
+@dataclass(frozen=True)
+class CausalMask:
+    """What is added to scores of attention, so that no step looks at a later one."""
+
+    target: str
+    layer: str = ""
+
+
 @dataclass(frozen=True)
 class BatchSum:
     """A sum over all samples of the batch, which ends a phase."""
@@ -274,8 +288,10 @@ class RunningStatistic:
 class Loss:
     """The loss of a sample, and its gradient by the scores."""
 
-    loss: str  # "cross_entropy" or "squared_error"
+    loss: str  # a name of losses.LOSSES
     scores: str
+    number: float = 0.0  # the loss's own
+    labels: bool = False  # of class numbers, or of a target for each score
     layer: str = "loss"
 
 
@@ -290,8 +306,8 @@ class Repeat:
 
 
 Statement = (
-    Apply | Contract | MaxPool | MaxPoolGradient | Lookup | Scatter | DropoutMask | BatchSum | RunningStatistic | Loss
-    | Repeat
+    Apply | Contract | MaxPool | MaxPoolGradient | Lookup | Scatter | DropoutMask | CausalMask | BatchSum
+    | RunningStatistic | Loss | Repeat
 )  # fmt: skip
 
 

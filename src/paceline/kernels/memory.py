@@ -19,6 +19,7 @@ from math import prod
 from paceline.kernels.adjoint import touches
 from paceline.kernels.ir import (
     Buffer,
+    CausalMask,
     Contract,
     DropoutMask,
     Index,
@@ -220,7 +221,7 @@ def used_by(statements: Sequence[Statement | Transpose]) -> set[str]:
             case Contract(target=target, then=then):
                 found |= {*touches(it)[0], *used_by(then)} - ({target.buffer} if not it.keeps else set())
                 found |= {target.buffer} if it.keeps else set()
-            case DropoutMask(target=name):
+            case DropoutMask(target=name) | CausalMask(target=name):
                 found.add(name)
             case Loss(scores=scores):
                 found |= {scores, f"d_{scores}"}
@@ -243,7 +244,7 @@ def written_by(statement: Statement | Transpose) -> set[str]:
             return {f"d_{scores}"}
         case RunningStatistic(moving=moving):
             return {moving}
-        case DropoutMask(target=name) | Transpose(target=name):
+        case DropoutMask(target=name) | CausalMask(target=name) | Transpose(target=name):
             return {name}
     return {touches(statement)[1]}
 

@@ -81,12 +81,15 @@ class Served(ctypes.Structure):
     ]  # fmt: skip
 
 
-def text(dtype: torch.dtype, step: ServedStep) -> str:
-    """The C++ of a leg at a server; the network's own code is called by its address."""
+def text(dtype: torch.dtype, step: ServedStep, in_place: bool) -> str:
+    """The C++ of a leg at a server; the network's own code is called by its address.
+
+    in_place    whether all workers write into one memory without versions (Hogwild)
+    """
     return "\n".join([
         f"#define REAL {REALS[dtype]}\n#define LANES 1\n#define REPLICAS 0\n#define TEAM {8 * TEAM}",
-        f"#define DOUBLE {int(dtype is torch.float64)}",
-        part("prelude"), part("call"), *step.lines(), part("serve"), TRIED,
+        f"#define DOUBLE {int(dtype is torch.float64)}\n#define IN_PLACE {int(in_place)}",
+        part("prelude"), part("call"), *step.lines(in_place), part("serve"), *([] if in_place else [TRIED]),
     ])  # fmt: skip
 
 
@@ -102,17 +105,17 @@ extern "C" void paceline_step_once(
 
 
 @cache
-def program(dtype: torch.dtype, step: ServedStep) -> Callable[[Call, Served], None]:
+def program(dtype: torch.dtype, step: ServedStep, in_place: bool) -> Callable[[Call, Served], None]:
     """Return the function that makes a leg; compiled, or found in the cache."""
-    run = functions(dtype, step).paceline_serve
+    run = functions(dtype, step, in_place).paceline_serve
     run.argtypes, run.restype = [ctypes.c_void_p] * 2, None
     return lambda call, served: run(ctypes.byref(call), ctypes.byref(served))
 
 
 @cache
-def functions(dtype: torch.dtype, step: ServedStep) -> ctypes.CDLL:
+def functions(dtype: torch.dtype, step: ServedStep, in_place: bool) -> ctypes.CDLL:
     """Return the library of a text, in which nothing is contracted that PyTorch rounds twice."""
-    return library(text(dtype, step), ("-ffp-contract=off",))[0]
+    return library(text(dtype, step, in_place), ("-ffp-contract=off",))[0]
 
 
 NUMBERS = 1003  # which no vector divides: the last of them are computed one by one
@@ -121,7 +124,7 @@ NUMBERS = 1003  # which no vector divides: the last of them are computed one by 
 @torch.no_grad()
 def agrees(optimizer: torch.optim.Optimizer, dtype: torch.dtype, step: ServedStep) -> bool:
     """Whether generated code makes the steps of every parameter group to the last bit as this PyTorch does here."""
-    once = functions(dtype, step).paceline_step_once
+    once = functions(dtype, step, False).paceline_step_once
     once.argtypes, once.restype = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 6, ctypes.c_int64], None
     generator = torch.Generator().manual_seed(1)
     for group in optimizer.param_groups:

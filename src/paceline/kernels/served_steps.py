@@ -32,15 +32,22 @@ class ServedStep:
     #: Done for each number.
     each: tuple[str, ...]
 
-    def lines(self) -> Iterator[str]:
-        """The function that makes the step for the rows of one parameter."""
+    def lines(self, in_place: bool) -> Iterator[str]:
+        """The function that makes the step for the rows of one parameter.
+
+        in_place    whether the new values replace the old ones, which have no place of their own
+        """
         yield f"#define SETTINGS {len(self.settings)}"
         yield f"#define REMEMBERS {int(self.state is not None)}"
         yield "static void step("
-        yield "    const double* settings, bool present, const R* __restrict old, const R* __restrict remembered,"
+        yield "    const double* settings, bool present,"
+        if not in_place:
+            yield "    const R* __restrict old, const R* __restrict remembered,"
         yield "    R* __restrict fresh, R* __restrict kept, const R* __restrict gradients, R* __restrict own,"
         yield "    int64_t rows, int64_t width, int64_t stride"
         yield ") {"
+        if in_place:
+            yield "    const R *old = fresh, *remembered = kept;"
         yield "    (void)present, (void)remembered, (void)kept;"
         for number, name in enumerate(self.settings):
             yield f"    const R {name} = R(settings[{number}]);"

@@ -41,6 +41,7 @@ class MailShape:
     tensors: int  # most in a message
     bytes: int  # of the largest message
     slots: int
+    line: int = 0  # which of several pipelines that lie beside each other
 
     @property
     def head(self) -> int:

@@ -126,6 +126,13 @@ def lay_out(module: nn.Module, shards: int, moving: Sequence[str]) -> Layout:
     return Layout(dtype, tuple(layouts))
 
 
+def lay_out_tensors(parameters: Sequence[tuple[str, Tensor]], moving: Sequence[tuple[str, Tensor]]) -> Layout:
+    """Lay out these parameters and buffers in one shard."""
+    dtype = parameters[0][1].dtype if parameters else torch.get_default_dtype()
+    shapes, moved = ([(name, tuple(t.shape)) for name, t in each] for each in (parameters, moving))
+    return Layout(dtype, (_shard(shapes, moved, dtype),))
+
+
 def _shard(
     parameters: list[tuple[str, tuple[int, ...]]],
     buffers: list[tuple[str, tuple[int, ...]]],

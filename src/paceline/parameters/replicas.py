@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.core.rules import Averaging, Exchanging
+from paceline.core.rules import Averaging, Exchanging, Memory
 from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.rules.plain import Plain
 from paceline.gradients.learner import Learner
@@ -87,11 +87,12 @@ class ExchangingReplica:
         restore_memories(self.carried, worker_state, "carried")
         restore_store(self.store, worker_state)
 
-    def join(self, centre: ShardVersion) -> None:
-        """Start from the centre as it is now, as a worker that joins does."""
+    def join(self, centre: Sequence[Tensor]) -> None:
+        """Start from the centre's values as they are now, as a worker that joins does."""
         if self.rule.parts:
             return
-        self.learner.replica.restore(state_of_tensors("values", [*centre.parameters, *centre.buffers]))
+        self.learner.replica.restore(state_of_tensors("values", centre))
+        self.store = self._fresh_store()
         self.carried = [self.rule.carries(value) for value in self.learner.replica.values()]
 
     def begin(self) -> None:
@@ -108,15 +109,19 @@ class ExchangingReplica:
 
     def exchange(self, centre: ShardVersion) -> None:
         """Change the centre and this replica by the rule."""
-        values = self.learner.replica.values()
-        parameters = len(centre.parameters)
-        for value, memory, own, carried in zip(centre.parameters, centre.memory, values, self.carried, strict=False):
-            self.rule.exchange(value, memory, own, carried)
-        if not self.rule.parts:
-            centre.keep_buffers(values[parameters:])
-            return
-        for buffer, own, carried in zip(centre.buffers, values[parameters:], self.carried[parameters:], strict=True):
-            self.rule.exchange(buffer, {}, own.to(buffer.dtype), carried)
+        exchange_with(self.rule, centre, self.learner.replica.values(), self.carried)
+
+
+def exchange_with(rule: Exchanging, centre: ShardVersion, values: Sequence[Tensor], carried: Sequence[Memory]) -> None:
+    """Change the centre and a replica's values, with what it carries, by the rule."""
+    parameters = len(centre.parameters)
+    for value, memory, own, mine in zip(centre.parameters, centre.memory, values, carried, strict=False):
+        rule.exchange(value, memory, own, mine)
+    if not rule.parts:
+        centre.keep_buffers(values[parameters:])
+        return
+    for buffer, own, mine in zip(centre.buffers, values[parameters:], carried[parameters:], strict=True):
+        rule.exchange(buffer, {}, own.to(buffer.dtype), mine)
 
 
 class GossipReplica:

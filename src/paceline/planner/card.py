@@ -96,7 +96,7 @@ class Card:
 
     @staticmethod
     def read(file: Path) -> Card:
-        """Read a card. UsageError for a file that is none."""
+        """Read a card. Raise UsageError if the file is not a card."""
         try:
             given = json.loads(file.read_text())
         except OSError as error:

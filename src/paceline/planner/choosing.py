@@ -13,8 +13,19 @@ from typing import Any
 from paceline.planner.prediction import Prediction
 
 PAYS = 1.05
+SEARCHED = 1.25  # how much faster a searched table has to be: the best of many predictions is likely too low
 GOALS = ("time", "cost", "memory")
 Predict = Callable[[Any], Prediction]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One module of the model, forward and backward, with one thread."""
+
+    name: str
+    flops: float
+    bytes: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,9 @@ class Choice:
     command: str = ""
     #: The plans that no other one beats in time, memory and money at once.
     front: tuple[str, ...] = field(default=())
+    #: The modules of the model, and what bounds them: GFLOP/s of matrix products and GB/s of one core.
+    layers: tuple[Layer, ...] = ()
+    roofs: tuple[float, float] | None = None
 
     @property
     def best(self) -> Prediction:
@@ -85,7 +99,7 @@ def choose(
     key = keys[goal]
     ranking = sorted(usable, key=lambda p: (key(p), p.plan.workers, p.name))
     if ranking and goal == "time":
-        ranking = _unless_it_pays(ranking)
+        ranking = _unless_it_pays(_unless_it_is_sure(ranking))
     money = tuple(dollars(each) for each in ranking) if price else ()
     front = tuple(p.name for p in ranking if not any(_dominates(q, p, dollars) for q in ranking))
     ruled = tuple(each for each in checked if each.ruled_out)
@@ -101,6 +115,14 @@ def _fits(each: Prediction, memory: int, machine: int) -> Prediction:
         why = f"a worker needs {each.memory / 2**20:,.0f} MiB, and a machine has {machine / 2**20:,.0f}"
         return replace(each, ruled_out=why)
     return replace(each, ruled_out=f"its workers need {needed / 2**30:.1f} GiB, and there are {memory / 2**30:.1f}")
+
+
+def _unless_it_is_sure(ranking: list[Prediction]) -> list[Prediction]:
+    """Put the fastest other plan before a table that a search has found, unless that is faster by `SEARCHED`."""
+    other = next((p for p in ranking if p.plan.name != "per_layer"), None)
+    if other is not None and ranking[0].plan.name == "per_layer" and other.seconds < SEARCHED * ranking[0].seconds:
+        ranking = [other, *(p for p in ranking if p is not other)]
+    return ranking
 
 
 def _unless_it_pays(ranking: list[Prediction]) -> list[Prediction]:

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from paceline.core.collectives import Collective
 from paceline.planner import fitting
 from paceline.planner.card import Card
+from paceline.planner.heap import replica_bytes
 from paceline.planner.model_cost import ModelCost
-from paceline.planner.operations import BACKWARD, FORWARD, UPDATE, seconds
+from paceline.planner.operations import BACKWARD, FORWARD, UPDATE, Operation, figures, seconds
 
 ANCHOR = 0.35  # error of an exchange that was measured with this very model
 PROFILED = 0.15  # error of a part that was measured with this very model
-BESIDES = 3 << 20  # bytes of a worker for small objects and the workspace of libraries, as measured
-HEAP = 1.9  # bytes of a worker's heap over those of its tensors, a typical model's: 1.3 to 2.7
+SCALES = 0.3, 4.0  # of memory measured over predicted; workers of a few KiB are not measured well
 SPEED_LIMITS = 0.4, 2.5  # of an exchange measured over predicted; more is a busy machine and not the model
 
 
@@ -33,6 +33,15 @@ class Guess(NamedTuple):
 
     seconds: float
     error: float
+
+
+class LayerSeconds(NamedTuple):
+    """What a card says of the operations of one module."""
+
+    forward: float
+    backward: float
+    #: Bytes of what it returns.
+    made: float
 
 
 class Costs(Protocol):
@@ -54,11 +63,14 @@ class Costs(Protocol):
     def update(self, busy: int, threads: int) -> Guess:
         """The seconds of the optimizer's update of all parameters."""
 
+    def layers(self, samples: int, busy: int, threads: int) -> Mapping[str, LayerSeconds]:
+        """The seconds of each module, in the order of their first calls; "" has what is outside of modules."""
+
     def jitter(self, busy: int, threads: int) -> tuple[float, ...]:
         """Quantiles of a gradient's seconds over their median."""
 
     def heap(self, samples: int) -> float:
-        """How many bytes a worker takes for each byte of its tensors, `BESIDES` apart."""
+        """How many times as many bytes a worker of this model takes as the formula says; 1 where none was measured."""
 
     def between(self, kind: str, workers: int) -> float:
         """The seconds of Python in each update besides."""
@@ -74,6 +86,7 @@ class Calibrated:
     card: Card
     costs: Callable[[int], ModelCost]
     _known: dict[int, ModelCost] = field(default_factory=dict)
+    _layers: dict[tuple[int, int, int], Mapping[str, LayerSeconds]] = field(default_factory=dict)
 
     @property
     def level(self) -> str:
@@ -96,11 +109,17 @@ class Calibrated:
         once = seconds(operations.update, self.cost(known).figures(UPDATE))
         return Guess(once * turns * self.card.slowness, operations.error)
 
+    def layers(self, samples: int, busy: int, threads: int) -> Mapping[str, LayerSeconds]:
+        case = samples, busy, threads
+        if case not in self._layers:
+            self._layers[case] = _by_module(self.cost(samples), self.card.fit(busy, threads)[0].compute)
+        return self._layers[case]
+
     def jitter(self, busy: int, threads: int) -> tuple[float, ...]:
         return self.card.fit(busy, threads)[0].jitter
 
     def heap(self, samples: int) -> float:
-        return HEAP
+        return 1.0
 
     def between(self, kind: str, workers: int) -> float:
         found = self.card.exchange(kind, workers)
@@ -167,6 +186,9 @@ class Profiled:
         turns = self._turns(busy, threads, near[0])
         return Guess(_mean([_mean(_trimmed(p.update)) for p in near]) * turns, PROFILED)
 
+    def layers(self, samples: int, busy: int, threads: int) -> Mapping[str, LayerSeconds]:
+        return self.base.layers(samples, busy, threads)
+
     def jitter(self, busy: int, threads: int) -> tuple[float, ...]:
         near = self._near(busy, threads)
         pooled = [t / q for p in near for q in [_median(p.compute)] for t in p.compute]
@@ -176,8 +198,13 @@ class Profiled:
         measured = [p for p in self.profiles if p.memory and p.threads == 1]
         if not measured:
             return self.base.heap(samples)
-        nearest = min(measured, key=lambda p: abs(math.log(p.samples / samples)))
-        return max(1.0, (nearest.memory - BESIDES) / self.cost(nearest.samples).alone_bytes)
+        nearest = min(abs(math.log(p.samples / samples)) for p in measured)
+        ratios = [
+            p.memory / replica_bytes(self.cost(p.samples), "alone")
+            for p in measured
+            if abs(math.log(p.samples / samples)) == nearest
+        ]
+        return min(SCALES[1], max(SCALES[0], _mean(ratios)))
 
     def between(self, kind: str, workers: int) -> float:
         alone = [p.between for p in self._near(1, 1)]
@@ -201,6 +228,21 @@ class Profiled:
         """How many times as long a worker takes because there are fewer cores than threads."""
         cores = self.card.cores
         return max(1.0, busy * threads / cores) / max(1.0, measured.busy * measured.threads / cores)
+
+
+def _by_module(cost: ModelCost, coefficients: Mapping[str, float]) -> dict[str, LayerSeconds]:
+    """Add up the seconds of each module's operations."""
+    by_module: dict[str, list[Operation]] = {}
+    for op in cost.operations:
+        if op.phase != UPDATE:
+            by_module.setdefault(op.module, []).append(op)
+    found = {}
+    for name, mine in by_module.items():
+        forward = seconds(coefficients, figures(op for op in mine if op.phase == FORWARD))
+        backward = seconds(coefficients, figures(op for op in mine if op.phase == BACKWARD))
+        made = next((op.made for op in reversed(mine) if op.phase == FORWARD and op.made), 0.0)
+        found[name] = LayerSeconds(forward, backward, made)
+    return found
 
 
 def anchored(measured: float, predicted: float) -> float:

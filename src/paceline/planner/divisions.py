@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.planner.model_cost import ModelCost
+from paceline.planner.costs import LayerSeconds
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,19 @@ class ModelDivision:
     #: The share of each layer that a worker computes.
     computed: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def mean_share(self) -> float:
+        """The share of the layers that a worker computes, each counting alike."""
+        return sum(self.computed.values()) / len(self.computed) if self.computed else 1.0
 
-def layers_share(cost: ModelCost, division: ModelDivision) -> float:
-    """Return the share of a model's floating-point operations that a worker computes; what has no share is whole."""
-    rows = [(row["flops"] + row["bytes"], division.computed.get(name, 1.0)) for name, row in cost.layers.items()]
-    return sum(work * share for work, share in rows) / max(1.0, sum(work for work, _ in rows))
+    def share(self, module: str) -> float:
+        """Return the share of a module that a worker computes: its own, or that of the layer it belongs to."""
+        while module and module not in self.computed:
+            module = module.rpartition(".")[0]
+        return self.computed.get(module, 1.0)
+
+
+def layers_share(layers: Mapping[str, LayerSeconds], division: ModelDivision) -> float:
+    """Return the share of a model's seconds that a worker computes; what has no share is whole."""
+    rows = [(each.forward + each.backward, division.share(name)) for name, each in layers.items()]
+    return sum(work * share for work, share in rows) / (sum(work for work, _ in rows) or 1.0)

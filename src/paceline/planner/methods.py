@@ -289,7 +289,10 @@ def _split_layers(plan: Plan, method: SplitLayers, costs: Costs, facts: Facts) -
     workers = plan.workers
     samples = _share(plan, facts, workers if method.stage else method.data)
     whole = costs.compute(samples, workers, plan.threads)
-    c = Guess(whole.seconds * layers_share(costs.cost(samples), division), max(whole.error, SPLIT_ERROR))
+    c = Guess(
+        whole.seconds * layers_share(costs.layers(samples, workers, plan.threads), division),
+        max(whole.error, SPLIT_ERROR),
+    )
     u = costs.update(workers, plan.threads)
     u = Guess(u.seconds * division.held, u.error)
     m = single(costs, "meeting", workers, 0.0)

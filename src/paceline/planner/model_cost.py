@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,11 +68,14 @@ class ModelCost:
     #: Why the step ran with real tensors; empty where fake ones did.
     real: str = ""
 
-    @property
-    def alone_bytes(self) -> int:
-        """Bytes of the tensors of a worker that trains alone; the gradient of the update before lives on meanwhile."""
-        step = max(self.peak_bytes, self.moment_bytes + self.parameter_bytes)
-        return 2 * self.parameter_bytes + self.state_bytes + self.batch_bytes + step
+    @functools.cached_property
+    def kinds(self) -> dict[str, float]:
+        """Bytes read and written by each kind of operation, forward and backward."""
+        found: dict[str, float] = {}
+        for op in self.operations:
+            if op.phase != UPDATE:
+                found[op.kind] = found.get(op.kind, 0.0) + op.bytes
+        return found
 
     @property
     def flops(self) -> float:
@@ -283,9 +287,3 @@ def _bytes(tensor: Tensor) -> int:
     if tensor.is_sparse:
         return int(tensor._nnz()) * tensor.element_size() if not isinstance(tensor, torch._subclasses.FakeTensor) else 0
     return math.prod(tensor.shape) * tensor.element_size()
-
-
-def by_layer(cost: ModelCost) -> Iterator[tuple[str, float, float]]:
-    """Yield (module, floating-point operations, bytes) of each module, the most expensive first."""
-    rows = ((name, row["flops"], row["bytes"]) for name, row in cost.layers.items())
-    yield from sorted(rows, key=lambda row: -row[1])

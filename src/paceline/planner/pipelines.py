@@ -14,10 +14,6 @@ from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDAT
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.splits.by_depth import balanced
 from paceline.planner.costs import Costs, single
-from paceline.planner.model_cost import ModelCost
-from paceline.planner.operations import BACKWARD as BACK
-from paceline.planner.operations import FORWARD as FORTH
-from paceline.planner.operations import figures, seconds
 from paceline.planner.prediction import Terms
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
@@ -87,9 +83,9 @@ def pipeline(plan: Plan, method: Pipeline, costs: Costs, batch: int) -> Timed:
 def cut(costs: Costs, samples: int, count: int, workers: int, threads: int) -> list[Stage]:
     """Cut the model's modules into so many stages that the slowest is as fast as possible."""
     whole = costs.compute(samples, workers, threads).seconds
-    pieces = pieces_of(costs, costs.cost(samples), workers, threads)
-    total = sum(forward + backward for forward, backward, _ in pieces) or 1.0
-    pieces = [(forward * whole / total, backward * whole / total, made) for forward, backward, made in pieces]
+    layers = [each for name, each in costs.layers(samples, workers, threads).items() if name and each.forward]
+    total = sum(each.forward + each.backward for each in layers) or 1.0
+    pieces = [(each.forward * whole / total, each.backward * whole / total, each.made) for each in layers]
     if len(pieces) < count:
         raise CannotCut(f"the model has {len(pieces)} modules in a row, and the plan wants {count} stages")
     places = balanced([forward + backward for forward, backward, _ in pieces], count, [0.0] * len(pieces))
@@ -102,20 +98,3 @@ def cut(costs: Costs, samples: int, count: int, workers: int, threads: int) -> l
 
 class CannotCut(Exception):
     """The model has fewer pieces than the plan has stages."""
-
-
-def pieces_of(costs: Costs, cost: ModelCost, workers: int, threads: int) -> list[tuple[float, float, float]]:
-    """Return (forward seconds, backward seconds, bytes made) of each module, in the order of their first call."""
-    coefficients = costs.card.fit(workers, threads)[0].compute
-    order: dict[str, None] = {}
-    for op in cost.operations:
-        if op.phase == FORTH and op.module:
-            order.setdefault(op.module)
-    found = []
-    for name in order:
-        mine = [op for op in cost.operations if op.module == name]
-        forward = seconds(coefficients, figures(op for op in mine if op.phase == FORTH))
-        backward = seconds(coefficients, figures(op for op in mine if op.phase == BACK))
-        made = next((op.made for op in reversed(mine) if op.phase == FORTH and op.made), 0.0)
-        found.append((forward, backward, made))
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from paceline.engines.virtual import simulate_totals
+from paceline.engines.virtual import World, simulate, simulate_totals
 from paceline.engines.virtual.rows import Totals
 from paceline.errors import WorkerDied
 from paceline.planner.cluster import Cluster
@@ -14,6 +14,7 @@ from paceline.planner.methods import Facts, coding_of, reads
 from paceline.planner.prediction import Prediction
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
+from paceline.runs.trace import Trace
 
 UPDATES = 100  # of each worker, at most, that a choice simulates
 BEST = 20  # plans that are simulated
@@ -33,6 +34,20 @@ def simulated(found: Prediction, costs: Costs, facts: Facts, cluster: Cluster, u
     rest = found.seconds - found.terms.wait
     terms = replace(found.terms, wait=max(0.0, each - rest))
     return replace(found, terms=terms.scaled(each / terms.whole), staleness=totals.mean_staleness)
+
+
+def timeline(plan: Plan, costs: Costs, facts: Facts, updates: int) -> Trace:
+    """Return the trace that is predicted for workers on this machine: its costs, without stragglers."""
+    samples = max(1, math.ceil(facts.batch / (plan.parts if plan.traits.keeps_step else 1)))
+    kind = "meeting" if plan.traits.keeps_step else "push"
+    found, factor = costs.card.exchange(kind, plan.workers), costs.factor(kind).seconds
+    world = World(
+        compute=costs.compute(samples, plan.workers, plan.threads).seconds / samples, jitter=0.0,
+        update=costs.update(plan.workers, plan.threads).seconds,
+        latency=found.latency * factor if found else 0.0, bandwidth=found.bandwidth / factor if found else 1e12,
+    )  # fmt: skip
+    size = facts.payload if plan.traits.keeps_step else facts.served
+    return simulate(plan, plan.agenda(facts.batch * updates, facts.batch), world, size)
 
 
 def run(plan: Plan, costs: Costs, facts: Facts, cluster: Cluster, updates: int, seed: int = 0) -> Totals:

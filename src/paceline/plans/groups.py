@@ -18,6 +18,7 @@ GROUPS = {
         "layers", "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "pipedream", "spectrain", "table",
     ),
     "Layers split among workers": ("tensor", "redundant", "experts", "zero", "cannon", "one_weird_trick", "per_layer"),
+    "Mixtures of stages, splits and replicas": ("mesh", "distbelief"),
     "For comparison only": ("ceiling", "ddp"),
 }  # fmt: skip
 OTHERS = "Others"

@@ -18,6 +18,7 @@ __all__ = [
     "DcAsgd",
     "Ddp",
     "Diloco",
+    "Distbelief",
     "Downpour",
     "Easgd",
     "Experts",
@@ -29,6 +30,7 @@ __all__ = [
     "Interleaved",
     "Layers",
     "LocalSgd",
+    "Mesh",
     "OneFOneB",
     "OneWeirdTrick",
     "ParallelSgd",
@@ -279,6 +281,41 @@ def Spectrain(  # noqa: N802
     memory: int = 0,
 ) -> Plan:
     """Plan `spectrain`: an asynchronous pipeline: never flushed, with predicted weights."""
+
+def Mesh(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    micro_batches: int = 4,
+    cuts: str = "",
+    balance: Literal["time", "memory", "operations"] = "time",
+    recompute: str = "none",
+    memory: int = 0,
+    data: int = 1,
+    layers: int = 0,
+    inside: int = 1,
+    schedule: Literal["one_f_one_b", "gpipe"] = "one_f_one_b",
+    ways: str = "",
+) -> Plan:
+    """Plan `mesh`: replicas of a pipeline whose stages are split inside: data x layers x inside."""
+
+def Distbelief(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    micro_batches: int = 4,
+    cuts: str = "",
+    balance: Literal["time", "memory", "operations"] = "time",
+    recompute: str = "none",
+    memory: int = 0,
+    data: int = 1,
+    layers: int = 0,
+    inside: int = 1,
+    schedule: Literal["one_f_one_b", "gpipe"] = "one_f_one_b",
+    ways: str = "",
+    mode: Literal["asynchronous", "synchronous"] = "asynchronous",
+) -> Plan:
+    """Plan `distbelief`: replicas of split pipelines, with shards of a parameter server between them."""
 
 def Table(  # noqa: N802
     *,

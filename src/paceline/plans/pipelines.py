@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from paceline.core.schedules.own import Own
 from paceline.core.schedules.pipedream import Pipedream
 from paceline.core.schedules.spectrain import Spectrain
 from paceline.core.schedules.zero_bubble import ZeroBubble
+from paceline.core.splits.recipes.per_layer import PerLayer
+from paceline.core.splits.recipes.tensor import Tensor
 from paceline.errors import PlanError
-from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.pipeline import Pipeline, Spread
+from paceline.plans.methods.server import ParameterServer
 from paceline.plans.recipe import TEAM, THREADS, Kind, Recipe
 
 BALANCE = ("time", "memory", "operations")
@@ -74,6 +78,35 @@ def _interleaved(each: int, micro_batches: int, **cutting: Any) -> Pipeline:
     return Pipeline(Interleaved(each), micro_batches, **cutting)
 
 
+#: Schedules of a mesh, by the word that users write.
+SCHEDULES: dict[str, Schedule] = {"one_f_one_b": OneFOneB(), "gpipe": Gpipe()}
+AXES = {"data": Kind(1), "layers": Kind(0, least=0), "inside": Kind(1)}  # layers=0: as the workers allow
+INSIDE = {"schedule": Kind("one_f_one_b", words=tuple(SCHEDULES)), "ways": Kind("")}
+
+
+def _mesh(schedule: str, data: int, inside: int, ways: str, micro_batches: int, **cutting: Any) -> Pipeline:
+    if inside > 1 and cutting.get("recompute", "none") != "none":
+        raise PlanError("plan 'mesh': recompute= has no messages of its own inside a stage; leave it out, or inside=1")
+    if ways and inside == 1:
+        raise PlanError(
+            "plan 'mesh': ways= says how the layers of a stage are split, and inside=1; give inside=2 or more"
+        )
+    spread = Spread(data, inside, PerLayer.parse(ways) if ways else Tensor())
+    return Pipeline(SCHEDULES[schedule], micro_batches, spread=spread, **cutting)
+
+
+MODES = ("asynchronous", "synchronous")
+
+
+def _distbelief(
+    mode: str, schedule: str, data: int, inside: int, ways: str, micro_batches: int, **cutting: Any
+) -> Pipeline:
+    """Make a mesh whose replicas push to a server, or add their gradients up."""
+    made = _mesh(schedule, data, inside, ways, micro_batches, **cutting)
+    server = ParameterServer() if mode == "asynchronous" else None
+    return replace(made, spread=replace(made.spread, server=server))
+
+
 PIPELINES: dict[str, Recipe] = {
     "layers": Recipe(
         "the model cut by depth, one micro-batch after the other",
@@ -102,6 +135,16 @@ PIPELINES: dict[str, Recipe] = {
         "an asynchronous pipeline: never flushed, with predicted weights",
         _of(Spectrain()),
         {**TEAM, **{key: kind for key, kind in CUTTING_BY_COUNT.items() if key != "recompute"}},
+    ),
+    "mesh": Recipe(
+        "replicas of a pipeline whose stages are split inside: data x layers x inside",
+        _mesh,
+        {**PIPELINE, **AXES, **INSIDE},
+    ),
+    "distbelief": Recipe(
+        "replicas of split pipelines, with shards of a parameter server between them",
+        _distbelief,
+        {**PIPELINE, **AXES, **INSIDE, "mode": Kind("asynchronous", words=MODES)},
     ),
     "table": Recipe("a pipeline by a table of your own", _own, {"threads": THREADS, "file": Kind(""), **CUTTING}),
 }

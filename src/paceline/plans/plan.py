@@ -147,11 +147,24 @@ def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan
     method = recipe.method(**_wanted(recipe, {**chosen, "saved_table": saved_table}))
     workers = chosen.get("workers", 1)
     if isinstance(method, Pipeline):
-        if isinstance(method.schedule, Own):
-            workers = method.schedule.workers
+        workers = _in_pipeline(name, method, chosen, "workers" in given)
         method.check_stages(name, workers)
     codec = codec_of(name, method, chosen.get("codec", DENSE))
     return Plan(name, method, workers, chosen.get("chunks", 1), chosen["threads"], codec, options=dict(given))
+
+
+def _in_pipeline(name: str, method: Pipeline, chosen: Mapping[str, Any], counted: bool) -> int:
+    """Return the number of a pipeline's workers: as its table says, or all that a mesh of its axes has."""
+    if isinstance(method.schedule, Own):
+        return method.schedule.workers
+    workers: int = chosen["workers"]
+    if layers := chosen.get("layers", 0):
+        mesh: int = method.spread.data * layers * method.spread.inside
+        if counted and mesh != workers:
+            axes = f"data={method.spread.data} x layers={layers} x inside={method.spread.inside}"
+            raise PlanError(f"plan {name!r}: {axes} are {mesh} workers, not {workers}; leave one of them out")
+        return mesh
+    return workers
 
 
 def _wanted(recipe: Recipe, chosen: Mapping[str, Any]) -> dict[str, Any]:

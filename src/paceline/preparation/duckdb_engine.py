@@ -10,7 +10,7 @@ import gzip
 import itertools
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.errors import DataError, MachineError
+from paceline.errors import DataError, MachineError, PacelineError, RunFailed, UsageError
 from paceline.preparation import REFUSALS, Progress, SourceRows
+from paceline.preparation.duckdb_sql import DuckDbDialect, read_text_file
 from paceline.preparation.line_numbers import Ints, Skipped, blank_lines, count_lines, lines_at, lines_of
 from paceline.preparation.recipe import Recipe
 from paceline.preparation.sources import Csv, JsonLines, Lines, Parquet, Source, open_text
@@ -32,25 +33,6 @@ if TYPE_CHECKING:
 DATABASE, SPILLED = "work.duckdb", "spilled"
 #: What DuckDB calls a quote that is not closed.
 UNCLOSED = "UNQUOTED VALUE"
-
-
-class DuckDbDialect:
-    """DuckDB's SQL."""
-
-    def name(self, field: str) -> str:
-        return '"' + field.replace('"', '""') + '"'
-
-    def matches(self, text: str, pattern: str) -> str:
-        return f"regexp_full_match({text}, {literal(pattern)})"
-
-    def high(self, text: str) -> str:
-        return f"md5_number_upper({text})"
-
-    def low(self, text: str) -> str:
-        return f"md5_number_lower({text})"
-
-    def bound(self, share: float) -> str:
-        return f"{int(share * 2**64)}::UBIGINT"
 
 
 @dataclass(frozen=True)
@@ -85,50 +67,63 @@ class DuckDbEngine:
         self._remove_files()
         self.connection = duckdb.connect(str(folder / DATABASE))
         self._run(f"SET temp_directory = {literal(str(folder / SPILLED))}")
+        self._run("SET force_compression = 'uncompressed'")  # the tables are read once or twice
         if threads:
             self._run(f"SET threads = {threads}")
         if memory:
-            self._run(f"SET memory_limit = {literal(memory)}")
+            self._limit(memory)
         self.files: list[File] = []
 
     def read(self, recipe: Recipe, progress: Progress) -> list[SourceRows]:
         self.recipe = recipe
         self._run("CREATE TABLE refused (_file INTEGER, line BIGINT, span BIGINT, rule VARCHAR, record VARCHAR)")
-        if isinstance(recipe.all_sources[0], Parquet):
-            self._map_parquet()
-        else:
-            for number, source in enumerate(recipe.all_sources):
-                for path in source.paths():
-                    self._load(number, source, path)
-                    progress("reading", sum(file.rows for file in self.files))
+        with self._during("reading the sources"):
+            self._read(progress)
         columns = [name for (name, *_) in self._run("DESCRIBE raw") if not name.startswith("_")]
-        self.query = Query(recipe, DuckDbDialect(), columns)
+        whole = "_line" if isinstance(recipe.all_sources[0], JsonLines) else ""
+        self.query = Query(recipe, DuckDbDialect(), columns, whole)
         progress("checking", self._one("SELECT count(*) FROM raw"))
-        self._check()
+        with self._during("checking the rows"):
+            self._check()
         return self._accounts()
 
     def rejected(self) -> Iterator[pa.RecordBatch]:
         yield from self._batches("SELECT file, line, rule, record FROM rejected ORDER BY _file, line, record", 10_000)
 
     def kept(self) -> dict[str, int]:
-        return {
-            name: self._one(f"SELECT count(*) FROM kept WHERE {self.query.split(name)}") for name in self.recipe.splits
-        }
+        count = "SELECT count(*) FROM kept WHERE"
+        with self._during("counting the rows"):
+            return {name: self._one(f"{count} {self.query.split(name)}") for name in self.recipe.splits}
 
     def words(self, column: str) -> list[str]:
         name, train = self.query.dialect.name(column), self.query.split(next(iter(self.recipe.splits)))
-        return sorted(word for (word,) in self._run(f"SELECT DISTINCT {name} FROM kept WHERE {train}"))
+        with self._during(f"numbering the words of {column}"):
+            return sorted(word for (word,) in self._run(f"SELECT DISTINCT {name} FROM kept WHERE {train}"))
 
     def dealt(self, split: str, rows: int) -> Iterator[pa.RecordBatch]:
         outputs = ", ".join(self.query.dialect.name(name) for name in self.query.outputs)
         condition = self.query.split(split)
-        yield from self._batches(f"SELECT {outputs} FROM kept WHERE {condition} ORDER BY _high, _low, _same", rows)
+        with self._during(f"ordering the rows of {split}"):
+            yield from self._batches(f"SELECT {outputs} FROM kept WHERE {condition} ORDER BY _high, _low", rows)
 
     def close(self) -> None:
         self.connection.close()
         self._remove_files()
 
     # --- reading ----------------------------------------------------------------------------------------------------
+
+    def _read(self, progress: Progress) -> None:
+        """Make `raw` of all sources."""
+        if isinstance(self.recipe.all_sources[0], Parquet):
+            self._map_parquet()
+            return
+        for number, source in enumerate(self.recipe.all_sources):
+            if not isinstance(source, Csv | JsonLines | Lines):
+                self._load_batches(number, source)
+                continue
+            for path in source.paths():
+                self._load(number, source, path)
+                progress("reading", sum(file.rows for file in self.files))
 
     def _map_parquet(self) -> None:
         """Leave the rows where they are: Parquet knows the number of each."""
@@ -145,22 +140,37 @@ class DuckDbEngine:
                 rows = self._one(f"SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata({literal(str(path))})")
             self.files.append(File(path, number, 0, rows, path))
 
-    def _load(self, number: int, source: Source, path: Path) -> None:
-        """Append a file's rows to the table below `raw`."""
-        if isinstance(source, Csv | JsonLines | Lines):
-            header = isinstance(source, Csv) and source.header
-            text = self._unpacked(path) if path.suffix == ".gz" else path
-            swallowed = self._load_text(number, source, File(path, number, 0, 0, text, header))
-            while swallowed.lines is not None and len(swallowed.lines):
-                swallowed = self._load_text(number, source, swallowed)
-            return
+    def _load(self, number: int, source: Csv | JsonLines | Lines, path: Path) -> None:
+        """Append a text's rows to the table below `raw`."""
+        header = isinstance(source, Csv) and source.header
+        text = self._unpacked(path) if path.suffix == ".gz" else path
+        swallowed = self._load_text(number, source, File(path, number, 0, 0, text, header))
+        while swallowed.lines is not None and len(swallowed.lines):
+            swallowed = self._load_text(number, source, swallowed)
+
+    def _load_batches(self, number: int, source: Source) -> None:
+        """Append the rows of all files of a source that reads them itself, as one query: there may be many files."""
         import pyarrow as pa
 
-        batches = source.batches(path)  # type: ignore[attr-defined]
-        first = next(batches)
-        reader = pa.RecordBatchReader.from_batches(first.schema, itertools.chain([first], batches))
+        paths, first, at = source.paths(), len(self.files), self._rows()
+        counts = [0] * len(paths)
+
+        def numbered() -> Iterator[pa.RecordBatch]:
+            for place, path in enumerate(paths):
+                for batch in source.batches(path):  # type: ignore[attr-defined]
+                    counts[place] += batch.num_rows
+                    yield batch.append_column("_file", pa.array([first + place] * batch.num_rows, pa.int32()))
+
+        batches = numbered()
+        one = next(batches)
+        reader = pa.RecordBatchReader.from_batches(one.schema, itertools.chain([one], batches))
         self.connection.register("_given", reader)
-        self._append(File(path, number, 0, 0, path), "SELECT * FROM _given")
+        with self._about(paths[0] if len(paths) == 1 else f"{len(paths):,} files from {paths[0]} on"):
+            self._store("SELECT * FROM _given")
+        self.connection.unregister("_given")
+        for path, rows in zip(paths, counts, strict=True):
+            self.files.append(File(path, number, at, rows, path))
+            at += rows
 
     def _unpacked(self, path: Path) -> Path:
         """Unpack a file, so that the lines of what is wrong in it can be counted."""
@@ -175,7 +185,7 @@ class DuckDbEngine:
     def _load_text(self, number: int, source: Csv | JsonLines | Lines, file: File) -> File:
         """Append the rows of a text; return the lines that an unclosed quote has swallowed, as a text of their own."""
         parsed = replace(source, header=file.header) if isinstance(source, Csv) else source
-        self._append(file, _select(parsed, file.text))
+        self._append(file, read_text_file(parsed, file.text))
         refused = self._refusals(file.text)
         lines, records, rules = lines_at(file.text, refused[0]), refused[1], refused[2]
         spans = [1 + record.rstrip("\r\n").count("\n") for record in records]
@@ -185,19 +195,42 @@ class DuckDbEngine:
                 first, *rest = record.splitlines()
                 records[at] = first
                 again += [(int(lines[at]) + 1 + below, line) for below, line in enumerate(rest)]
+        if REFUSALS[UNCLOSED] in rules:
+            self._refuse_lost(file, sum(spans))
         self._keep_refused(lines, spans, records, rules)
         text = self.folder / f"swallowed{len(self.files)}.txt"
         text.write_text("".join(f"{line}\n" for _, line in again), encoding="utf-8")
         return File(file.path, number, 0, 0, text, False, file.line(np.array([at for at, _ in again], np.int64)))
 
+    def _refuse_lost(self, file: File, refused: int) -> None:
+        """Stop where a quote that is not closed has hidden lines that DuckDB gives neither as rows nor as refused."""
+        number, source = len(self.files) - 1, self.recipe.all_sources[file.source]
+        text = f"concat({', '.join(map(DuckDbDialect().name, source.fields))})"
+        breaks = f"length({text}) - length(replace({text}, chr(10), ''))"
+        rows, inside = self._run(f"SELECT count(*), sum({breaks}) FROM stored WHERE _file = {number}")[0]
+        known = int(file.header) + rows + int(inside or 0) + refused + len(blank_lines(file.text))
+        if (lost := count_lines(file.text) - known) > 0:
+            raise DataError(
+                f"{file.path}: quotes that are not closed hide {lost:,} lines or more; close them, or use Csv(quote='')"
+            )
+
     def _append(self, file: File, select: str) -> None:
-        before, number = self.files[-1].first + self.files[-1].rows if self.files else 0, len(self.files)
+        before = self._rows()
         with self._about(file.path):
-            if not number:
-                self._run(f"CREATE TABLE stored AS SELECT *, 0::INTEGER AS _file FROM ({select}) LIMIT 0")
-                self._run("CREATE VIEW raw AS SELECT *, rowid AS _row FROM stored")
-            self._run(f"INSERT INTO stored SELECT *, {number}::INTEGER FROM ({select})")
+            self._store(f"SELECT *, {len(self.files)}::INTEGER AS _file FROM ({select})")
         self.files.append(replace(file, first=before, rows=self._one("SELECT count(*) FROM stored") - before))
+
+    def _rows(self) -> int:
+        """The rows that are stored."""
+        return self.files[-1].first + self.files[-1].rows if self.files else 0
+
+    def _store(self, select: str) -> None:
+        """Append rows, with the numbers of their files, in their order."""
+        if self.files:
+            self._run(f"INSERT INTO stored {select}")
+        else:
+            self._run(f"CREATE TABLE stored AS {select}")
+            self._run("CREATE VIEW raw AS SELECT *, rowid AS _row FROM stored")
 
     def _refusals(self, text: Path) -> tuple[Ints, list[str], list[str]]:
         """Return the lines that could not be parsed: where each begins, what it says and the rule that it breaks."""
@@ -232,26 +265,36 @@ class DuckDbEngine:
         with self._about("the recipe"):
             self._run(f"CREATE TABLE made AS {self.query.made('raw')}")
         self._run("CREATE TABLE rejected (_file INTEGER, file VARCHAR, line BIGINT, rule VARCHAR, record VARCHAR)")
-        for number, file in enumerate(self.files):
-            self._set_aside(number, file)
+        broken = "SELECT _file FROM made WHERE _rule IS NOT NULL UNION SELECT _file FROM refused ORDER BY _file"
+        for (number,) in self._run(broken):
+            self._set_aside(number, self.files[number])
         if not isinstance(self.recipe.all_sources[0], Parquet):
             self._run("DROP VIEW raw")
             self._run("DROP TABLE stored")  # its space is used again
-        self._run("CREATE VIEW kept AS SELECT * FROM made WHERE _rule IS NULL")
+        self._run("CREATE VIEW good AS SELECT *, rowid AS _at FROM made WHERE _rule IS NULL")
         if self.recipe.key:
-            again = "row_number() OVER (PARTITION BY _high, _low ORDER BY _same, _file, _row) > 1"
-            self._run(f"CREATE TABLE duplicates AS SELECT _file, _row FROM kept QUALIFY {again}")
-            first = "NOT EXISTS (FROM duplicates AS d WHERE d._file = made._file AND d._row = made._row)"
-            self._run(f"CREATE OR REPLACE VIEW kept AS SELECT * FROM made WHERE _rule IS NULL AND {first}")
+            with self._during("dropping duplicates"):
+                self._drop_duplicates()
+        else:
+            self._run("CREATE VIEW kept AS FROM good")
+
+    def _drop_duplicates(self) -> None:
+        """Of rows with one place keep the first by content. Counting finds the few that a window then puts in order.
+
+        The others are listed and not deleted: DuckDB keeps 8 bytes in memory for each row near one that was deleted.
+        """
+        self._run("CREATE TEMP TABLE several AS SELECT _high, _low FROM good GROUP BY ALL HAVING count(*) > 1")
+        rank = "row_number() OVER (PARTITION BY _high, _low ORDER BY _same, _file, _row)"
+        several = "(_high, _low) IN (FROM several)"
+        self._run(f"CREATE TABLE again AS SELECT _at FROM good WHERE {several} QUALIFY {rank} > 1")
+        self._run("CREATE VIEW kept AS SELECT good.* FROM good ANTI JOIN again USING (_at)")
 
     def _set_aside(self, number: int, file: File) -> None:
         """Add a file's refused lines, and its rows that break a rule, to `rejected`."""
         name, source = literal(str(file.path)), self.recipe.all_sources[file.source]
-        record = _record(source, self.query.names)
         broken = self.connection.sql(
-            f"SELECT m._row - {file.first} AS row, m._rule AS rule, {record} AS record FROM made AS m "
-            f"JOIN raw AS r ON r._row = m._row AND r._file = m._file WHERE m._file = {number} AND m._rule IS NOT NULL "
-            "ORDER BY row"
+            f"SELECT _row - {file.first} AS row, _rule AS rule, _record AS record FROM made "
+            f"WHERE _file = {number} AND _rule IS NOT NULL ORDER BY row"
         ).to_arrow_table()
         refused = self.connection.sql(
             f"SELECT line, span, rule, record FROM refused WHERE _file = {number} ORDER BY line"
@@ -309,16 +352,42 @@ class DuckDbEngine:
     def _batches(self, sql: str, rows: int) -> Iterator[pa.RecordBatch]:
         yield from self.connection.sql(sql).to_arrow_reader(rows)
 
+    def _limit(self, memory: str) -> None:
+        try:
+            self._run(f"SET memory_limit = {literal(memory)}")
+        except self.duckdb.Error as error:
+            raise UsageError(f"--memory {memory}: {_first_line(error)}") from error
+
+    @contextmanager
+    def _during(self, step: str) -> Iterator[None]:
+        """Turn what DuckDB says when memory or disk run out during a step into one sentence."""
+        try:
+            yield
+        except Exception as error:  # readers of batches raise errors of Arrow and of Python
+            if (short := self._short(step, str(error))) is not None:
+                raise short from error
+            raise
+
+    def _short(self, step: str, message: str) -> PacelineError | None:
+        if "No space left" in message:
+            return MachineError(f"the disk of {self.folder} is full; free some space and run this again")
+        if "Out of Memory" not in message:
+            return None
+        size, unit = self._run("SELECT current_setting('memory_limit')")[0][0].split()
+        return RunFailed(
+            f"DuckDB has used up its {size} {unit} of memory while {step}; run this again with "
+            f"--memory {max(1, round(2 * float(size)))}{unit} or more, or with --threads 1"
+        )
+
     @contextmanager
     def _about(self, what: object) -> Iterator[None]:
         """Turn an error of DuckDB into one about a file or the recipe."""
         try:
             yield
         except self.duckdb.Error as error:
-            message = str(error).splitlines()[0].strip()
-            if "No space left" in str(error):
-                raise MachineError(f"the disk of {self.folder} is full; free some space and run this again") from error
-            raise DataError(f"{what}: {message}") from error
+            if self._short("", str(error)) is not None:
+                raise
+            raise DataError(f"{what}: {_first_line(error)}") from error
 
     def _remove_files(self) -> None:
         texts = itertools.chain(self.folder.glob("swallowed*.txt"), self.folder.glob("unpacked*.txt"))
@@ -327,43 +396,5 @@ class DuckDbEngine:
         shutil.rmtree(self.folder / SPILLED, ignore_errors=True)
 
 
-def _select(source: Csv | JsonLines | Lines, path: Path) -> str:
-    """Return a query for a text file's rows, with text fields."""
-    read = _read_csv(source, path)
-    if not isinstance(source, JsonLines):
-        return f"SELECT * FROM {read}"
-    fields = ", ".join(
-        f"CASE WHEN json_valid(line) THEN json_extract_string(line, {literal(_json_path(name))}) END "
-        f"AS {DuckDbDialect().name(name)}"
-        for name in source.schema
-    )
-    good = "coalesce(CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' END, FALSE)"
-    return f"SELECT {fields}, line AS _line, {good} AS _object FROM {read}"
-
-
-def _read_csv(source: Csv | JsonLines | Lines, path: Path) -> str:
-    """Return the call that reads a file's lines; no field is ever null, and what cannot be parsed is kept apart."""
-    schema, delimiter, quote, header = {"line": "text"}, chr(0x1E), "", False
-    if isinstance(source, Csv):
-        schema, delimiter, quote, header = dict(source.schema), source.delimiter, source.quote, source.header
-    columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in schema)
-    return (
-        f"read_csv({literal(str(path))}, auto_detect=false, columns={{{columns}}}, delim={literal(delimiter)}, "
-        f"quote={literal(quote)}, escape={literal(quote)}, header={str(header).lower()}, nullstr={literal(chr(0x1D))}, "
-        "strict_mode=true, null_padding=false, store_rejects=true, rejects_limit=0, max_line_size=16777216)"
-    )
-
-
-def _json_path(name: str) -> str:
-    return '$."' + name.replace('"', '\\"') + '"'
-
-
-def _record(source: Source, names: Sequence[str]) -> str:
-    """Return an expression for a row as it was read."""
-    if isinstance(source, JsonLines):
-        return "r._line"
-    fields = [f"r.{DuckDbDialect().name(name)}" for name in names]
-    if isinstance(source, Csv | Lines):
-        delimiter = source.delimiter if isinstance(source, Csv) else ""
-        return f"concat_ws({literal(delimiter)}, {', '.join(fields)})"
-    return f"left(CAST(row({', '.join(fields)}) AS VARCHAR), 1000)"
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].strip()

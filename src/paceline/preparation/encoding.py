@@ -42,8 +42,12 @@ class Encoder:
         self.columns, self.words = columns, words
 
     def described(self, schema: pa.Schema) -> dict[str, Column]:
-        """Return what the rows of each column are, from the schema of the engine's result."""
-        return {name: self._column(name, made, schema) for name, made in self.columns.items()}
+        """Return what the rows of each column are, from the schema of the result; `transform` may add and omit some."""
+        outputs = {name: output_names(name, made) for name, made in self.columns.items()}
+        known = {each for names in outputs.values() for each in names}
+        there = {name: self.columns[name] for name, names in outputs.items() if set(names) <= set(schema.names)}
+        made = there | {name: name for name in schema.names if name not in known}
+        return {name: self._column(name, each, schema) for name, each in made.items()}
 
     def rows(self, table: pa.Table | pa.RecordBatch, columns: Mapping[str, Column]) -> dict[str, Rows]:
         """Return the rows of a batch."""
@@ -57,7 +61,7 @@ class Encoder:
         return column_of(name, schema.field(name).type)
 
     def _rows(self, name: str, column: Column, table: Any) -> Rows:
-        made = self.columns[name]
+        made = self.columns.get(name, name)
         if not isinstance(made, str | Words):
             parts = [_flat(table.column(each)) for each in output_names(name, made)]
             return np.stack([part.to_numpy(zero_copy_only=False) for part in parts], axis=1).astype(column.dtype)

@@ -138,7 +138,7 @@ class Tap:
 
 
 class Turns:
-    """Parts of all inputs in turn, until each has ended."""
+    """Parts of all inputs, round robin, until every input has ended."""
 
     def __init__(self, taps: list[Tap], patience: float, last: str = "") -> None:
         names = [tap.name for tap in taps]

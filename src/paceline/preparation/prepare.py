@@ -199,4 +199,6 @@ class _Preparation:
         for name, column in columns.items():
             values = rows[name]
             if not column.ragged and not column.vocabulary and isinstance(values, np.ndarray):
-                self.moments.setdefault(name, Moments()).add(values)
+                made = self.recipe.columns.get(name, name)
+                positions = 1 if isinstance(made, str | Words) else len(made)
+                self.moments.setdefault(name, Moments(positions)).add(values)

@@ -43,8 +43,8 @@ class Recipe:
         splits: `{name: share}` of the rows. A row's split depends on its key and the seed alone.
         seed: Seeds the places of the rows.
         shard_rows: Rows per shard, a multiple of 4,096.
-        transform: A function from a `pyarrow.Table` with `columns` to one with as many rows. It is called with parts of
-            the rows, so it must treat each row independently.
+        transform: A function from a `pyarrow.Table` with `columns` to one with as many rows, which may have further
+            columns and leave some out. It is called with parts of the rows, so it must treat each row independently.
     """
 
     sources: Source | Sequence[Source]

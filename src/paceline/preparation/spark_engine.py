@@ -59,6 +59,10 @@ class SparkDialect:
     def low(self, text: str) -> str:
         return self._half(text, 16)
 
+    def shown(self, fields: Sequence[str]) -> str:
+        texts = ", ".join(f"CAST({field} AS STRING)" for field in fields)
+        return f"left(concat('(', concat_ws(', ', {texts}), ')'), 1000)"
+
     def bound(self, share: float) -> str:
         return literal(f"{int(share * 2**64):016x}")
 
@@ -89,15 +93,16 @@ class SparkEngine:
         raw.createOrReplaceTempView("raw_all")
         fields = [name for name in raw.columns if not name.startswith("_")]
         self._sql("SELECT * FROM raw_all WHERE _refused IS NULL").createOrReplaceTempView("raw")
-        self.query = Query(recipe, self.dialect, fields)
+        whole = "_value" if isinstance(recipe.all_sources[0], JsonLines | Lines) else ""
+        self.query = Query(recipe, self.dialect, fields, whole)
         self.outputs = [f"c{at}" for at in range(len(self.query.outputs))]
         progress("checking", 0)
         with self._about("the recipe"):
             made = self._sql(self.query.made("raw")).toDF(
-                "_file", "_row", "_rule", "_high", "_low", "_same", *self.outputs
+                "_file", "_row", "_rule", "_record", "_high", "_low", "_same", *self.outputs
             )
             self._keep("made", made)
-        self._set_aside(recipe.all_sources[0], fields)
+        self._set_aside()
         self._drop_duplicates()
         return self._accounts()
 
@@ -123,7 +128,7 @@ class SparkEngine:
 
     def dealt(self, split: str, rows: int) -> Iterator[pa.RecordBatch]:
         condition = self.query.split(split)
-        ordered = self._sql(f"SELECT {', '.join(self.outputs)} FROM kept WHERE {condition} ORDER BY _high, _low, _same")
+        ordered = self._sql(f"SELECT {', '.join(self.outputs)} FROM kept WHERE {condition} ORDER BY _high, _low")
         for batch in self._batches(f"dealt-{split}", ordered, rows):
             yield batch.rename_columns(self.query.outputs)
 
@@ -226,20 +231,13 @@ class SparkEngine:
 
     # --- checking ---------------------------------------------------------------------------------------------------
 
-    def _set_aside(self, source: Source, fields: Sequence[str]) -> None:
+    def _set_aside(self) -> None:
         """Make `rejected` of lines that could not be parsed and rows that broke a rule."""
-        names = ", ".join(f"CAST(r.{self.dialect.name(name)} AS STRING)" for name in fields)
-        record = "r._value"
-        if isinstance(source, Csv):
-            record = f"concat_ws({literal(source.delimiter)}, {names})"
-        elif isinstance(source, Parquet):
-            record = f"left(concat('(', concat_ws(', ', {names}), ')'), 1000)"
         self._keep(
             "rejected",
             self._sql(
-                f"SELECT m._file, m._row + 1 AS line, m._rule AS rule, {record} AS record FROM made AS m "
-                "JOIN raw AS r ON r._file = m._file AND r._row = m._row WHERE m._rule IS NOT NULL UNION ALL "
-                "SELECT _file, _row + 1, _refused, _value FROM raw_all WHERE _refused IS NOT NULL"
+                "SELECT _file, _row + 1 AS line, _rule AS rule, _record AS record FROM made WHERE _rule IS NOT NULL "
+                "UNION ALL SELECT _file, _row + 1, _refused, _value FROM raw_all WHERE _refused IS NOT NULL"
             ),
         )
 

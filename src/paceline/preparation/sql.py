@@ -3,7 +3,8 @@
     raw       a row as it was read: text fields, _file (the number of its file) and _row
     typed     its fields with their types; null where a field is missing or not of its type
     checked   and _rule, the first rule that it breaks, or null
-    made      and its columns, _place (two numbers made of its identity and the seed) and _split
+    made      and its columns, its place (two numbers made of its identity and the seed), and _record: a row that
+              broke a rule, as it was read
 
 Everything in a place is text that any engine writes alike, so each gives a row the same place.
 """
@@ -46,6 +47,9 @@ class Dialect(Protocol):
     def low(self, text: str) -> str:
         """The last 64 bits."""
 
+    def shown(self, fields: Sequence[str]) -> str:
+        """The beginning of a row of fields of any type, as text."""
+
     def bound(self, share: float) -> str:
         """The number below which this share of `low` lies."""
 
@@ -67,10 +71,14 @@ def expressions(expression: Expression) -> Sequence[str]:
 
 
 class Query:
-    """The SQL of a recipe in a dialect. `fields` are those of `raw`, where files say them themselves."""
+    """The SQL of a recipe in a dialect.
 
-    def __init__(self, recipe: Recipe, dialect: Dialect, fields: Sequence[str]) -> None:
-        self.recipe, self.dialect, self.names = recipe, dialect, list(fields)
+    `fields` are those of `raw`, where files say them themselves, and `whole` names one that holds rows as they were
+    read.
+    """
+
+    def __init__(self, recipe: Recipe, dialect: Dialect, fields: Sequence[str], whole: str = "") -> None:
+        self.recipe, self.dialect, self.names, self.whole = recipe, dialect, list(fields), whole
         source = recipe.all_sources[0]
         self.types = {name: kind for name, kind in source.fields.items() if kind}
         self.missing = source.missing if isinstance(source, Csv) else ()
@@ -81,10 +89,11 @@ class Query:
         return [name for each, made in self.recipe.columns.items() for name in output_names(each, made)]
 
     def made(self, raw: str) -> str:
-        """Return a query for every row of `raw`: _file, _row, _rule, _high, _low, _same and the columns."""
+        """Return a query for every row of `raw`: _file, _row, _rule, _record, _high, _low, _same and the columns."""
         quote = self.dialect.name
+        checked = any(True for _ in self._rules())
         columns = [
-            f"CASE WHEN _rule IS NULL THEN {expression} END AS {quote(name)}"
+            f"{f'CASE WHEN _rule IS NULL THEN {expression} END' if checked else expression} AS {quote(name)}"
             for each, made in self.recipe.columns.items()
             for name, expression in zip(output_names(each, made), expressions(made), strict=True)
         ]
@@ -93,12 +102,16 @@ class Query:
             f"WHEN {quote(name)} IS NULL THEN {literal(f'column {name.partition(chr(47))[0]} is missing')}"
             for name in self.outputs
         )
-        inner = f"SELECT _file, _row, _rule, _identity, _content, {', '.join(columns)} FROM ({self._checked(raw)}) AS c"
+        passed = ", ".join(["_file", "_row", "_rule", "_identity", "_content", *self._read()])
+        inner = f"SELECT {passed}, {', '.join(columns)} FROM ({self._checked(raw)}) AS c"
+        rule = f"coalesce(_rule, CASE {missing} END)"
         place = f"concat(_identity, {literal(SEPARATOR + str(self.recipe.seed))})"
+        # Decides between rows with one key, before their file and number, which are all that binary files identify.
+        same = self.dialect.high("_content") if self.recipe.key and self.types else "NULL"
         return (
-            f"SELECT _file, _row, coalesce(_rule, CASE {missing} END) AS _rule, "
+            f"SELECT _file, _row, {rule} AS _rule, CASE WHEN {rule} IS NOT NULL THEN {self._record()} END AS _record, "
             f"{self.dialect.high(place)} AS _high, {self.dialect.low(place)} AS _low, "
-            f"{self.dialect.high('_content')} AS _same, {', '.join(outputs)} FROM ({inner}) AS m"
+            f"{same} AS _same, {', '.join(outputs)} FROM ({inner}) AS m"
         )
 
     def split(self, name: str) -> str:
@@ -112,9 +125,24 @@ class Query:
             conditions.append(f"_low < {self.dialect.bound(shares[at])}")
         return " AND ".join(conditions) or "TRUE"
 
+    def _read(self) -> list[str]:
+        """The names, from `typed` on, of what a row was when it was read."""
+        return [self.whole] if self.whole else [self.dialect.name(f"_read_{name}") for name in self.names]
+
+    def _record(self) -> str:
+        """A row as it was read, where it is text; else its fields."""
+        if self.whole:
+            return self.whole
+        source, fields = self.recipe.all_sources[0], self._read()
+        if self.types:
+            return f"concat_ws({literal(source.delimiter if isinstance(source, Csv) else '')}, {', '.join(fields)})"
+        return self.dialect.shown(fields)
+
     def _typed(self, raw: str) -> str:
         """Each field with its type, whether its text was good, and the texts that identify the row."""
         items = ["_file", "_row"]
+        given_names = [self.whole] if self.whole else [self.dialect.name(name) for name in self.names]
+        items += [f"r.{given} AS {read}" for given, read in zip(given_names, self._read(), strict=True)]
         if isinstance(self.recipe.all_sources[0], JsonLines):
             items.append("_object")
         for name in self.names:

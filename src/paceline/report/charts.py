@@ -71,7 +71,9 @@ def _decades(low: float, high: float) -> list[tuple[float, str]]:
         inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
         if len(inside) > 2:
             break
-    return [(value, f"{value:g}") for value in inside]
+    return [(value, f"{value:g}") for value in inside] or ticks(
+        low, high, 3
+    )  # of less than a decade, there may be none
 
 
 def fitting(lines: Sequence[Line], zero: bool = False, log: bool = True) -> Scale:

@@ -13,6 +13,8 @@ from paceline.runs.trace import Kind, Trace
 
 Floats = npt.NDArray[np.float64]
 AXES = ("seconds", "updates", "samples")
+#: What workers measure from time to time.
+MEASURED = (Kind.LEARNING_RATE, Kind.GRADIENT_NORM, Kind.MEMORY)
 
 
 class Curve(NamedTuple):
@@ -75,6 +77,23 @@ def evaluation_curve(reading: Reading, what: str) -> Curve:
         np.array([float(e.seconds) for e in points]), updates, updates * each,
         np.array([e.metrics[what] for e in points]),
     )  # fmt: skip
+
+
+def measured_curve(reading: Reading, kind: Kind, worker: int | None = None) -> Curve:
+    """A figure that workers measure from time to time, of one worker or of all together."""
+    rows = reading.trace.of_kind(kind)
+    rows = rows[np.isfinite(rows["value"]) & ((rows["worker"] == worker) | (worker is None))]
+    if not len(rows):
+        return NOTHING
+    updates = rows["update"] + 1.0
+    return Curve(rows["end"] / 1e9, updates, updates * (reading.record.job.batch_size or 1), rows["value"].copy())
+
+
+def every_curve(reading: Reading) -> dict[str, Curve]:
+    """All curves of a run that files for other programs hold, by name; empty ones are left out."""
+    curves = {"train_loss": loss_curve(reading)}
+    curves |= {name: evaluation_curve(reading, name) for name in metrics(reading)}
+    return curves | {kind.name.lower(): curve for kind in MEASURED if (curve := measured_curve(reading, kind))}
 
 
 def metrics(reading: Reading) -> list[str]:

@@ -98,7 +98,7 @@ def _account(account: Account, found: Mapping[str, Sequence[Example]]) -> str:
 
 
 def _workers(reading: Reading) -> str:
-    """Which batches each worker computed, as the trace says."""
+    """Return the batches that each worker computed, from the trace."""
     computed = reading.trace.of_kind(Kind.COMPUTE)
     rows = []
     for worker in np.unique(computed["worker"]):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.report.curves import as_dict, evaluation_curve, loss_curve, metrics, staleness_curve
+from paceline.report.curves import as_dict, every_curve, staleness_curve
 from paceline.report.reading import Reading
 from paceline.report.run_stats import lanes_of, run_stats
 from paceline.runs.json_files import strict
@@ -32,9 +32,8 @@ def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:
 
 def _curves(reading: Reading) -> dict[str, Any]:
     seconds, stale = staleness_curve(reading.trace)
-    evaluated = {name: as_dict(evaluation_curve(reading, name)) for name in metrics(reading)}
     staleness = {"seconds": seconds.tolist(), "values": stale.tolist()}
-    return {"train_loss": as_dict(loss_curve(reading)), **evaluated, "staleness": staleness}
+    return {name: as_dict(curve) for name, curve in every_curve(reading).items()} | {"staleness": staleness}
 
 
 INTERVALS = ("speedup_interval", "ceiling_share_interval", "test_accuracy_interval")
@@ -62,9 +61,7 @@ def write_csv(readings: Sequence[Reading], output: Path) -> list[Path]:
         lines = csv.writer(file)
         lines.writerow(["run", "curve", "update", "samples", "seconds", "value"])
         for reading in readings:
-            every = {"train_loss": loss_curve(reading)}
-            every |= {name: evaluation_curve(reading, name) for name in metrics(reading)}
-            for name, curve in every.items():
+            for name, curve in every_curve(reading).items():
                 columns = (curve.updates, curve.samples, curve.seconds, curve.values)
                 lines.writerows([reading.name, name, *row] for row in zip(*(c.tolist() for c in columns), strict=True))
     return [output, curves]

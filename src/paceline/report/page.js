@@ -161,7 +161,7 @@ class Timeline {
     add("+", "zoom in", () => this.scale(0.4));
     this.out = [
       add("−", "zoom out", () => this.scale(2.5)), add("‹", "earlier", () => this.shift(-0.5)),
-      add("›", "later", () => this.shift(0.5)), add("all", "the whole run", () => this.show(0, this.end)),
+      add("›", "later", () => this.shift(0.5)), add("all", "all of the run", () => this.show(0, this.end)),
     ];
     bar.append("or drag over a strip");
     this.figure.querySelector(".lanes").before(bar);

@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.errors import RunFolderError
 from paceline.runs.comparison import ComparisonRecord, Row, read_comparison
 from paceline.runs.events import Event, read_events
+from paceline.runs.live import HANG
 from paceline.runs.record import RunRecord, Status, read_record
 from paceline.runs.trace import Trace
 
@@ -36,6 +37,7 @@ class Reading:
     timed: Timed | None  # None: the run is not part of a comparison
     missing: tuple[str, ...]  # what the folder lacks, in sentences
     events: tuple[Event, ...] = ()  # of a run on a cluster
+    hang: str = ""  # what `paceline watch` found
     name: str = ""  # unique among the runs of a page
 
     @property
@@ -115,7 +117,9 @@ def _open(folder: Path) -> Reading:
         missing.append("It was recorded without the model's outline.")
     if record.status == Status.RUNNING:
         missing.append("It had not ended when this page was made, or was killed.")
-    return Reading(folder, record, trace, _timed(folder.resolve()), tuple(missing), events=tuple(read_events(folder)))
+    timed, events = _timed(folder.resolve()), tuple(read_events(folder))
+    hang = (folder / HANG).read_text(errors="replace").strip() if (folder / HANG).is_file() else ""
+    return Reading(folder, record, trace, timed, tuple(missing), events=events, hang=hang)
 
 
 def _timed(folder: Path) -> Timed | None:

@@ -16,6 +16,7 @@ from paceline.report.curves import (
     evaluation_curve,
     histogram,
     loss_curve,
+    measured_curve,
     metrics,
     staleness_curve,
 )
@@ -102,6 +103,24 @@ def _losses(title: str, lines: Sequence[Line], axis: str) -> str:
     return chart(title, lines, axis, scale, css="log") + linear
 
 
+def measurements(reading: Reading) -> str:
+    """The learning rate, the gradient's norm and the workers' memory over a run; empty where they are not recorded."""
+    drawn = ""
+    for kind, title in ((Kind.LEARNING_RATE, "Learning rate"), (Kind.GRADIENT_NORM, "Gradient norm")):
+        curve = measured_curve(reading, kind)
+        line = Line(title, "run-0", envelope(curve.seconds, curve.values, 120)) if curve else None
+        drawn += chart(title, [line], "seconds") if line else ""
+    workers = [(n, measured_curve(reading, Kind.MEMORY, n)) for n in range(min(reading.workers, MOST_CHARTS))]
+    lines = [
+        Line(f"worker {n}", f"run-{n % 8}", envelope(curve.seconds, curve.values / 2**20, 120))
+        for n, curve in workers
+        if curve
+    ]
+    drawn += chart("Memory of each worker, in MiB", lines, "seconds", fitting(lines, zero=True)) if lines else ""
+    note = "Measured about twice a second by each worker. The norm is that of all gradients, before clipping."
+    return section("Optimizer and memory", f"<div class=charts>{drawn}</div>", note) if drawn else ""
+
+
 def staleness(reading: Reading) -> str:
     """The staleness of one run, over time and as a histogram; empty where there is none."""
     seconds, values = staleness_curve(reading.trace)
@@ -151,7 +170,9 @@ def of_run(reading: Reading, found: RunStats, lanes: Sequence[Lane], spans: int)
     if len(lanes) > 1:
         rows.append(("all workers", found.shares))
     body += section("Where the time went", time_bars(rows) if rows else "", _time_note(reading))
-    body += staleness(reading) + section("Events of the cluster", cluster_events(reading.events))
+    body += (
+        measurements(reading) + staleness(reading) + section("Events of the cluster", cluster_events(reading.events))
+    )
     return body + section("Model", layers(reading.record.model))
 
 

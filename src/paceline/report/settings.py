@@ -25,7 +25,8 @@ def settings(reading: Reading) -> str:
 def notes(reading: Reading) -> str:
     """Warnings, what the folder lacks, and why the run failed."""
     said = [*reading.record.notes, *reading.missing, *([reading.record.error] if reading.record.error else [])]
-    return "".join(f"<p class=note>{escape(note)}</p>" for note in said)
+    hang = f"<pre class=note>{escape(reading.hang)}</pre>" if reading.hang else ""
+    return "".join(f"<p class=note>{escape(note)}</p>" for note in said) + hang
 
 
 def differences(readings: Sequence[Reading]) -> str:

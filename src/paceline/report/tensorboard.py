@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline.report.curves import evaluation_curve, loss_curve, metrics, staleness_curve
+from paceline.report.curves import every_curve, staleness_curve
 from paceline.report.reading import Reading
 
 Scalar = tuple[str, int, float, float]  # tag, step, value, seconds since the run's start
@@ -38,9 +38,7 @@ def write_events(readings: Sequence[Reading], output: Path) -> list[Path]:
 
 def scalars(reading: Reading) -> Iterator[Scalar]:
     """All values of a run's curves."""
-    curves = {"train_loss": loss_curve(reading)}
-    curves |= {name: evaluation_curve(reading, name) for name in metrics(reading)}
-    for tag, curve in curves.items():
+    for tag, curve in every_curve(reading).items():
         for update, value, seconds in zip(
             *(c.tolist() for c in (curve.updates, curve.values, curve.seconds)), strict=True
         ):

@@ -21,6 +21,8 @@ from paceline.runs.schema import SCHEMA_VERSION, StrEnum, read_as, to_dict
 #: Seconds between two heartbeats while workers train, at least.
 INTERVAL = 2.0
 FILE = "live.json"
+#: What `paceline watch` found, in a run's folder.
+HANG = "hang.txt"
 
 
 class Phase(StrEnum):

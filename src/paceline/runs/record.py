@@ -37,6 +37,7 @@ class LifeRecord:
 
     plan: str
     updates: int  # that earlier lives had made
+    engine: str = ""  # where no life says so, they all had the engine of the record
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,7 @@ class RunRecord:
     data_fingerprint: str = ""
     data: tuple[DataOrigin, ...] = ()  # the folders of shards that the samples are from
     initial_sha256: str = ""  # of the parameters before the first update
+    arithmetic_version: int = 1  # changes with the bits that a plan trains; old files have none
     notes: tuple[str, ...] = ()  # warnings given before the start
     machine: MachineRecord = field(default_factory=MachineRecord)
     model: tuple[LayerRecord, ...] = ()

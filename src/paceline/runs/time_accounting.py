@@ -131,7 +131,7 @@ class Pace:
 
 
 def straggling(rows: Columns, workers: int) -> dict[int, float]:
-    """Find the stragglers of a whole run; a worker by itself is none."""
+    """Find the stragglers of a whole run; a single worker is never one."""
     if workers == 1:
         return {}
     accounting = TimeAccounting(workers)

@@ -50,6 +50,13 @@ class Kind(IntEnum):
     #: A worker computed a batch from this version (`base`) of a shard that took the batch of another worker. Only
     #: servers on a cluster write it, and only where the batch was taken by other shards.
     PULL = 10
+    #: The learning rate that a worker steps with, in `value`: of the optimizer's first group. Like the next two, it is
+    #: recorded at a worker's first update and about twice a second from then on.
+    LEARNING_RATE = 11
+    #: The Euclidean norm of the gradient of an update, before clipping, in `value`.
+    GRADIENT_NORM = 12
+    #: The bytes of the worker's own memory, without what it shares, in `value`.
+    MEMORY = 13
 
 
 class Row(NamedTuple):
@@ -77,7 +84,7 @@ class Row(NamedTuple):
     samples: int = 0
     #: Bytes moved between workers.
     bytes: int = 0
-    #: Mean loss of a COMPUTE; NaN in most other rows.
+    #: Mean loss of a COMPUTE, the figure of a LEARNING_RATE, GRADIENT_NORM or MEMORY; NaN in most other rows.
     value: float = math.nan
 
 
@@ -154,6 +161,12 @@ class TraceRing:
         return rows
 
 
+def _array(column: npt.NDArray[Any]) -> Any:
+    """Return a column for Arrow. `pa.array` would import pandas, which takes a second of a run that has begun."""
+    kind = pa.float64() if column.dtype.kind == "f" else pa.int64()
+    return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
+
+
 class TraceWriter:
     """Appends drained rows to the run folder's Arrow stream; `path` None keeps them in memory only.
 
@@ -182,7 +195,7 @@ class TraceWriter:
         self._parts.append(rows)
         if self._stream:
             try:
-                self._stream.write_batch(pa.record_batch([pa.array(rows[n]) for n in Row._fields], schema=SCHEMA))
+                self._stream.write_batch(pa.record_batch([_array(rows[n]) for n in Row._fields], schema=SCHEMA))
                 self._file.flush()
             except OSError as error:
                 self._stream = None  # what is written already stays readable

@@ -26,6 +26,7 @@ class Statistics:
     std: float
     least: float
     greatest: float
+    positions: tuple[tuple[float, float], ...] = ()  # mean and std of each place of a vector of several expressions
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,9 @@ def _manifest(body: dict[str, Any]) -> Manifest:
 
 def column_of(body: Mapping[str, Any]) -> Column:
     """Return a column from what a file says of it."""
-    statistics = Statistics(**body["statistics"]) if body["statistics"] else None
+    found = body["statistics"]
+    positions = tuple((mean, std) for mean, std in found.get("positions", ())) if found else ()
+    statistics = Statistics(**{**found, "positions": positions}) if found else None
     return Column(
         body["dtype"], tuple(body["shape"]), body["ragged"], body["text"], tuple(body["vocabulary"]), statistics
     )

@@ -11,27 +11,35 @@ from paceline.shards.manifest import Statistics
 
 
 class Moments:
-    """Count, mean and sum of squares of a column, merged batch after batch (Chan, Golub and LeVeque 1979)."""
+    """Count, mean and sum of squares of a column, merged batch after batch (Chan, Golub and LeVeque 1979).
 
-    def __init__(self) -> None:
-        self.count, self.mean, self.squares = 0, 0.0, 0.0
+    With `positions`, those of each of so many places of a row; the figures of the whole column follow from them.
+    """
+
+    def __init__(self, positions: int = 1) -> None:
+        self.rows, self.positions = 0, positions
+        self.mean, self.squares = np.zeros(positions), np.zeros(positions)
         self.least, self.greatest = math.inf, -math.inf
 
     def add(self, values: NDArray[np.generic]) -> None:
         if not values.size:
             return
-        wide = values.astype(np.float64)
-        count, mean = wide.size, float(wide.mean())
-        squares = float(((wide - mean) ** 2).sum())
-        whole, apart = self.count + count, mean - self.mean
-        self.squares += squares + apart * apart * self.count * count / whole
-        self.mean += apart * count / whole
-        self.count = whole
-        self.least, self.greatest = min(self.least, float(wide.min())), max(self.greatest, float(wide.max()))
+        wide = values.astype(np.float64).reshape(-1, self.positions)
+        rows, mean = len(wide), wide.mean(axis=0)
+        wide -= mean
+        squares = np.multiply(wide, wide, out=wide).sum(axis=0)
+        whole, apart = self.rows + rows, mean - self.mean
+        self.squares += squares + apart * apart * self.rows * rows / whole
+        self.mean += apart * rows / whole
+        self.rows = whole
+        self.least, self.greatest = min(self.least, float(values.min())), max(self.greatest, float(values.max()))
 
     def statistics(self) -> Statistics | None:
         """Return the figures; None without any value."""
-        if not self.count:
+        if not self.rows:
             return None
-        std = math.sqrt(self.squares / self.count)
-        return Statistics(self.count, self.mean, std, self.least, self.greatest)
+        mean = float(self.mean.mean())
+        squares = float(self.squares.sum() + self.rows * ((self.mean - mean) ** 2).sum())
+        count, stds = self.rows * self.positions, np.sqrt(self.squares / self.rows)
+        positions = tuple(zip(self.mean.tolist(), stds.tolist(), strict=True)) if self.positions > 1 else ()
+        return Statistics(count, mean, math.sqrt(squares / count), self.least, self.greatest, positions)

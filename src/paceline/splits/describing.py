@@ -37,7 +37,9 @@ def describe(traced: Traced, tensors: Sequence[Tensor]) -> Description:
     found = Description(needs={PARAMETER + name for name in trainable(traced.module)})
     names = names_of(traced.module)
     results: dict[fx.Node, Any] = dict(zip(traced.placeholders, tensors, strict=True))
-    found.inputs = {node.name: tuple(tensor.shape) for node, tensor in zip(traced.placeholders, tensors, strict=True)}
+    given = list(zip(traced.placeholders, tensors, strict=True))
+    found.inputs = {node.name: tuple(tensor.shape) for node, tensor in given}
+    found.needs |= {node.name for node, tensor in given if tensor.requires_grad}
 
     def add(node: fx.Node, args: Any, kwargs: Any) -> Any:
         versions = [(tensor, tensor._version) for tensor in tensors_of(args, kwargs)]

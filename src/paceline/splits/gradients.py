@@ -21,7 +21,7 @@ from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import Layout
 from paceline.splits.exchanging import Request, largest
 from paceline.splits.shares import TOTALS, Shares
-from paceline.splits.slicing import outline
+from paceline.splits.slicing import Stored, outline, stored_by
 from paceline.splits.walk import SplitModel, Walk
 from paceline.stages.exporting import ExportedGraph
 from paceline.stages.tracing import Call, retrace
@@ -49,16 +49,24 @@ class SplitBlueprint:
         """The program of a full chunk."""
         return next(iter(self.programs.values()))
 
+    @property
+    def stored(self) -> dict[str, Stored]:
+        """How workers store each parameter and buffer."""
+        return stored_by(self.program)
+
     def bytes_sent(self, layout: Layout) -> int:
         """Return the most bytes that a worker sends in one exchange: of a chunk, of totals, or of what is gathered."""
         size = max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
         totals = {TOTALS: (2 + sum(prod(self.shapes[name]) for name in self.moving),)}
         found = largest([Step((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
-        for program in self.programs.values():
-            stored = ((PARAMETER + name, placed) for name, placed in program.stored.items())
-            gathers = [Step((), value, placed, WHOLE) for value, placed in stored if placed.is_split]
-            found = max(found, largest([*program.steps, *gathers], program.shapes, program.workers, size))
-        return found
+        return max(found, *(largest_of(program, size) for program in self.programs.values()))
+
+
+def largest_of(program: Program, size: int) -> int:
+    """Return the most bytes that a worker sends in one exchange of a program, or to gather what it stores."""
+    stored = ((PARAMETER + name, placed) for name, placed in program.stored.items())
+    gathers = [Step((), value, placed, WHOLE) for value, placed in stored if placed.is_split]
+    return largest([*program.steps, *gathers], program.shapes, program.workers, size)
 
 
 class SplitReplica:
@@ -80,7 +88,8 @@ class SplitReplica:
         }
         self.moving = blueprint.moving
         self.replica = Replica(job, module, blueprint.moving, gradients=self)
-        _seed_alike(self.replica, outer)
+        assert self.replica.chance
+        seed_alike(module, outer)
         #: Carries out a movement together with the other workers; set by the engine that has them.
         self.move: Callable[[Request], Tensor] = _alone
 
@@ -107,7 +116,7 @@ class SplitReplica:
         if self.shares is None:
             return computed
         model = next(iter(self.models.values()))
-        named = {PARAMETER + name: tensor for name, tensor in model.parameters.items()}
+        named = {PARAMETER + name: model.stored(name) for name in model.program.stored}
         return (yield from self.shares.finish(self.replica, model.program, named, computed))
 
     def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
@@ -134,10 +143,9 @@ class SplitReplica:
         return None
 
 
-def _seed_alike(replica: Replica, outer: nn.Module) -> None:
+def seed_alike(module: nn.Module, outer: nn.Module) -> None:
     """Seed the modules that were traced as those that compute: unfolded layers call the former's hooks."""
-    assert replica.chance
-    for one, other in zip(outer.modules(), replica.module.modules(), strict=True):
+    for one, other in zip(outer.modules(), module.modules(), strict=True):
         one._forward_pre_hooks = other._forward_pre_hooks
 
 

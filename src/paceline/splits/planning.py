@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from paceline.core.splits.derivation import PARAMETER, Program, derive
+from paceline.core.splits.derivation import Program, derive
 from paceline.core.splits.proof import prove_program
 from paceline.core.splits.recipes import SplitRecipe
 from paceline.errors import JobError
@@ -27,7 +27,7 @@ from paceline.parameters.layout import trainable
 from paceline.splits.describing import describe
 from paceline.splits.exchanging import Request, kept, move_together
 from paceline.splits.gradients import Shapes, SplitBlueprint, SplitReplica
-from paceline.splits.slicing import assembled, shapes_of, sliced
+from paceline.splits.slicing import Stored, assembled, shapes_of, sliced
 from paceline.stages.exporting import CannotExport, ExportedGraph
 from paceline.stages.rehearsal import Example, fresh
 from paceline.stages.tracing import Call, Traced, export, retrace, trace
@@ -56,33 +56,41 @@ def split_blueprint(
         else:
             traced = retrace(twin, call, exported)
         described = describe(traced, tensors)
+        recipe.check(described.nodes)
         program = derive(
             recipe.prepare(described.nodes, workers), described.inputs, described.outputs, described.needs, workers,
             recipe.choose, stage > 0, stage == 3,
         )  # fmt: skip
         prove_program(program)
+        if program.stored != next(iter(programs.values()), program).stored:
+            raise JobError(
+                f"a batch of {len(tensors[0])}, the last of an epoch, has too few samples to be cut as full ones are; "
+                "give a batch_size that divides the data, or less data="
+            )
         programs[tuple(tuple(t.shape) for t in tensors)] = program
     assert call is not None
     made = SplitBlueprint(call, exported, programs, shapes_of(module), moving, stage)
-    try:
-        _rehearse(job, module, made, examples)
-    except JobError as difference:
-        if any(p.dtype != torch.float32 for p in module.parameters()):
-            raise
-        _rehearse_in_float64(job, module, made, examples, difference)
+    rehearsed(module, examples, lambda module, examples: _rehearse(job, module, made, examples))
     return made
 
 
-def _rehearse_in_float64(
-    job: Job, module: nn.Module, made: SplitBlueprint, examples: Sequence[Example], difference: JobError
+def rehearsed(
+    module: nn.Module, examples: Sequence[Example], rehearse: Callable[[nn.Module, Sequence[Example]], None]
 ) -> None:
-    """Rehearse again with rounding that cannot matter; raise the difference that was found if there still is one.
+    """Rehearse, and where a difference is found in float32, again with rounding that cannot matter.
 
     In float32 a sum in another order may turn a number near zero, and ReLU or the choice of a maximum with it.
     """
+    try:
+        rehearse(module, examples)
+        return
+    except JobError as error:
+        if any(p.dtype != torch.float32 for p in module.parameters()):
+            raise
+        difference = error
     doubled = [(chunk, tree_map(_doubled, batch)) for chunk, batch in examples]
     try:
-        _rehearse(job, copy.deepcopy(module).double(), made, doubled)
+        rehearse(copy.deepcopy(module).double(), doubled)
     except (JobError, RuntimeError):  # or the loss has float32 numbers of its own
         raise difference from None
 
@@ -139,7 +147,7 @@ def _next(walk: Generator[Request, Tensor, T], answer: Tensor | None, place: int
 def _rehearse(job: Job, module: nn.Module, made: SplitBlueprint, examples: Sequence[Example]) -> None:
     """Compare all workers together with the model, the last example twice: a model may change itself in the first."""
     whole, program = Replica(job, copy.deepcopy(module).train(), made.moving), made.program
-    parts = [SplitReplica(job, sliced(module, program, place), made, place) for place in range(program.workers)]
+    parts = [SplitReplica(job, sliced(module, made.stored, place), made, place) for place in range(program.workers)]
     draws = any(model.traced.draws for model in parts[0].models.values())
     for example in (*examples, examples[-1]):
         loss = whole.forward(whole.module, *fresh(example))
@@ -152,9 +160,13 @@ def _rehearse(job: Job, module: nn.Module, made: SplitBlueprint, examples: Seque
         apart = APART.get(loss.dtype, 1e-2)
         if not math.isfinite(expected):
             return
-        if abs(found - expected) > apart * max(1.0, abs(expected)):
-            raise _difference(module, f"a loss of {found}, not {expected}")
+        compare_losses(module, expected, found, apart)
         _compare(module, made, whole, parts, apart)
+
+
+def compare_losses(module: nn.Module, expected: float, found: float, apart: float) -> None:
+    if abs(found - expected) > apart * max(1.0, abs(expected)):
+        raise _difference(module, f"a loss of {found}, not {expected}")
 
 
 def _scatter(parts: Sequence[SplitReplica]) -> None:
@@ -169,29 +181,37 @@ def _scatter(parts: Sequence[SplitReplica]) -> None:
 def _compare(
     module: nn.Module, made: SplitBlueprint, whole: Replica, parts: Sequence[SplitReplica], apart: float
 ) -> None:
-    expected, found = whole.take(), [each.replica.take() for each in parts]
+    gradients = [each.replica.take() for each in parts]
+    compare_gradients(module, whole.take(), gradients, made.stored, apart)
+    moved = [each.replica.moving for each in parts]
+    compare_buffers(module, made.moving, whole.moving, moved, made.stored)
+
+
+def compare_gradients(
+    module: nn.Module, expected: Sequence[Tensor | None], found: Sequence[Sequence[Tensor | None]],
+    stored: Mapping[str, Stored], apart: float,
+) -> None:  # fmt: skip
+    """Compare the model's gradients with those of its parts, place by place. Raise `JobError` where they differ."""
     total = math.hypot(*(float(g.norm()) for g in expected if g is not None))
     for number, name in enumerate(trainable(module)):
         one, mine = expected[number], [gradients[number] for gradients in found]
         if (one is None) != any(g is None for g in mine):
             raise _difference(module, f"the gradient of {name} is {'there' if one is None else 'not there'}")
         if one is not None:
-            other = whole_of(made, name, mine)  # type: ignore[arg-type]
+            other = assembled(mine, stored.get(name), one.shape)  # type: ignore[arg-type]
             if float((one - other).norm()) > apart * (float(one.norm()) + total / 100):
                 raise _difference(module, f"the gradient of {name} differs")
-    for number, name in enumerate(made.moving):
-        other = whole_of(made, name, [each.replica.moving[number] for each in parts])
-        if not torch.allclose(whole.moving[number].double(), other.double(), rtol=1e-4, atol=1e-4, equal_nan=True):
+
+
+def compare_buffers(
+    module: nn.Module, names: Sequence[str], expected: Sequence[Tensor], found: Sequence[Sequence[Tensor]],
+    stored: Mapping[str, Stored],
+) -> None:  # fmt: skip
+    """Compare the model's moving buffers with those of its parts, place by place."""
+    for number, (name, one) in enumerate(zip(names, expected, strict=True)):
+        other = assembled([mine[number] for mine in found], stored.get(name), one.shape)
+        if not torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-4, equal_nan=True):
             raise _difference(module, f"its buffer {name} moves otherwise")
-
-
-def whole_of(made: SplitBlueprint, name: str, parts: Sequence[Tensor]) -> Tensor:
-    """Return a whole parameter or buffer from what the workers of a group have of it."""
-    program = made.program
-    placed = program.stored.get(name)
-    if placed is None:
-        return parts[0].clone()
-    return assembled(parts, placed, program.shapes[PARAMETER + name], made.shapes[name])
 
 
 def _difference(module: nn.Module, what: str) -> JobError:

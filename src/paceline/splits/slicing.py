@@ -28,20 +28,29 @@ def window(tensor: Tensor, box: Box, origin: Box | None = None) -> Tensor:
     return tensor
 
 
-def sliced(module: nn.Module, program: Program, place: int) -> nn.Module:
+#: How a parameter or buffer is stored, and the shape that the placement refers to.
+Stored = tuple[Placement, tuple[int, ...]]
+
+
+def stored_by(program: Program) -> dict[str, Stored]:
+    """Return how a program's workers store each parameter and buffer, by its name."""
+    return {name: (placed, program.shapes[PARAMETER + name]) for name, placed in program.stored.items()}
+
+
+def sliced(module: nn.Module, stored: Mapping[str, Stored], place: int) -> nn.Module:
     """Return a copy of the module in which parameters and buffers are the parts that a worker stores."""
     memo: dict[int, object] = {}
     for name, parameter in module.named_parameters():
-        mine = _stored(name, parameter.detach(), program, place)
+        mine = stored_part(parameter.detach(), stored.get(name), place).clone()
         memo[id(parameter)] = nn.Parameter(mine, parameter.requires_grad)
     for name, buffer in module.named_buffers():
-        memo[id(buffer)] = _stored(name, buffer, program, place)
+        memo[id(buffer)] = stored_part(buffer, stored.get(name), place).clone()
     return copy.deepcopy(module, memo)
 
 
-def _stored(name: str, tensor: Tensor, program: Program, place: int) -> Tensor:
-    placed = program.stored.get(name)
-    return tensor.clone() if placed is None else part(tensor, placed, program.shapes[PARAMETER + name], place).clone()
+def stored_part(tensor: Tensor, stored: Stored | None, place: int) -> Tensor:
+    """Return what a worker stores of a whole tensor, as a view; None: all of it."""
+    return tensor if stored is None else part(tensor, *stored, place)
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -62,10 +71,11 @@ def outline(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> nn.Modu
     return copy.deepcopy(module, memo)
 
 
-def assembled(parts: Sequence[Tensor], placed: Placement, shape: Sequence[int], whole: Sequence[int]) -> Tensor:
-    """Return the whole tensor of the parts of all workers of a group."""
-    if not placed.is_split:
+def assembled(parts: Sequence[Tensor], stored: Stored | None, whole: Sequence[int]) -> Tensor:
+    """Return the whole tensor, of this shape, from what the workers of a group store of it."""
+    if stored is None or not stored[0].is_split:
         return parts[0].clone()
+    placed, shape = stored
     found = torch.empty(placed.extent(shape), dtype=parts[0].dtype)
     for place, mine in enumerate(parts):
         window(found, placed.box(shape, place)).copy_(mine)

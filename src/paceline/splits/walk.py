@@ -30,11 +30,12 @@ from paceline.splits.exchanging import Request
 from paceline.splits.operations import Operation
 from paceline.splits.shares import Shares
 from paceline.stages.following import tensors_of
-from paceline.stages.tracing import KnownResult, Traced
+from paceline.stages.tracing import KnownResult, Traced, attribute
 
 KINDS = (*cannon.KINDS, *experts.KINDS)  # operations that are no piece of the model's graph
 Key = tuple[str, Placement]
 Walk = Generator[Request, Tensor, float]
+Moves = Generator[Request, Tensor, None]
 
 
 @dataclass
@@ -63,7 +64,6 @@ class SplitModel:
         self.shapes = {value: shapes.get(value.removeprefix(PARAMETER), s) for value, s in program.shapes.items()}
         self.steps = program.steps
         self.pieces = {node.name: node for node in traced.graph.nodes}
-        self.parameters = dict(traced.module.named_parameters()) | dict(traced.module.named_buffers())
         #: The last step that uses a gathered parameter, forward.
         self.last_use = {
             (move.value, move.target): step.nodes
@@ -80,7 +80,19 @@ class SplitModel:
 
     def walk(self, replica: Replica, batch: Batch, tensors: list[Tensor], weight: float) -> Walk:
         """Compute the loss of a chunk and add its gradient, times the weight, to the gradients of the parameters."""
-        return _Walk(self, replica, batch, tensors, weight).run()
+        passing, answered = ChunkWalk(self, replica, tensors), KnownResult()
+        answered.result = yield from passing.forward()
+        with replica.precision():
+            loss = replica.loss(answered, batch)
+        if loss.requires_grad:
+            loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+        yield from passing.backward()
+        return float(loss.detach())
+
+    def stored(self, name: str) -> Tensor:
+        """Return what this worker stores of a parameter or a buffer."""
+        found: Tensor = attribute(self.traced.module, name)
+        return found
 
     def idle(self) -> Walk:
         """Take part in the movements of a chunk for which this worker has no samples."""
@@ -88,7 +100,7 @@ class SplitModel:
             if not step.value:
                 continue
             shape, whole = self.program.shapes[step.value], self.shapes[step.value]
-            mine = self.parameters[step.value.removeprefix(PARAMETER)]
+            mine = self.stored(step.value.removeprefix(PARAMETER))
             given = torch.zeros(shape, dtype=mine.dtype) if step.back else mine.detach()
             if self._shared_already(step, given):
                 continue
@@ -108,12 +120,11 @@ class SplitModel:
         return not step.back and (step.value, step.target) in self.shares.gathered
 
 
-class _Walk:
+class ChunkWalk:
     """The values of one chunk."""
 
-    def __init__(self, model: SplitModel, replica: Replica, batch: Batch, tensors: list[Tensor], weight: float) -> None:
-        self.model, self.program, self.replica, self.batch = model, model.program, replica, batch
-        self.weight = weight
+    def __init__(self, model: SplitModel, replica: Replica, tensors: list[Tensor]) -> None:
+        self.model, self.program, self.replica = model, model.program, replica
         #: What this worker has of each value, in each placement.
         self.has: dict[Key, Any] = {(n, WHOLE): t for n, t in zip(self.program.inputs, tensors, strict=True)}
         #: The gradients of values so far, a list with an entry for each tensor of the value.
@@ -121,21 +132,35 @@ class _Walk:
         self.segments: dict[tuple[str, ...], Segment] = {}
         self.segment = Segment()
 
-    def run(self) -> Walk:
-        loss = 0.0
-        turned = False
-        for step in self.model.steps:
-            if (step.back or step.again) and not turned:
-                loss, turned = self._turn(), True
-            if step.nodes:
-                self._compute_back(step) if step.back else self._compute(step)
-            elif step.again:
-                yield from self._gather_again(step)
-            elif step.back:
-                yield from self._move_back(step)
-            else:
-                yield from self._move(step)
-        return loss if turned else self._turn()
+    def forward(self) -> Generator[Request, Tensor, Any]:
+        """Compute forward; return what the model, or the stage, returns. Its gradients are to be left in it."""
+        for step in self.model.steps[: self._turn]:
+            yield from self._do(step)
+        self.segment = Segment()
+        output = self.model.traced.output.args[0]
+        return fx.node.map_arg(output, lambda node: self._value((node.name, WHOLE)))
+
+    def backward(self) -> Generator[Request, Tensor, list[Tensor | None]]:
+        """Compute back; return the gradients of the tensors that were taken."""
+        self._hand_on()
+        for step in self.model.steps[self._turn :]:
+            yield from self._do(step)
+        found = [self.gradients.pop((name, WHOLE), None) for name in self.program.inputs]
+        return [gradients[0] if gradients else None for gradients in found]
+
+    @property
+    def _turn(self) -> int:
+        """The number of steps before the first of the backward pass."""
+        steps = self.model.steps
+        return next((number for number, step in enumerate(steps) if step.back or step.again), len(steps))
+
+    def _do(self, step: Step) -> Moves:
+        if step.nodes:
+            self._compute_back(step) if step.back else self._compute(step)
+        elif step.again:
+            yield from self._gather_again(step)
+        else:
+            yield from self._move_back(step) if step.back else self._move(step)
 
     # --- forward ----------------------------------------------------------------------------------------------------
 
@@ -193,7 +218,7 @@ class _Walk:
     def _stored(self, name: str, wanted: Placement) -> Tensor:
         """Return a parameter as it is stored, or as it was moved to."""
         if self.program.stored.get(name, WHOLE) == wanted:
-            return self.model.parameters[name]
+            return self.model.stored(name)
         found: Tensor = self._value((PARAMETER + name, wanted))
         return found
 
@@ -226,11 +251,11 @@ class _Walk:
             for where, attribute, own in lent:
                 where[attribute] = own
 
-    def _move(self, step: Step) -> Walk:
+    def _move(self, step: Step) -> Moves:
         shares, key = self.model.shares, (step.value, step.target)
         if shares is not None and key in shares.gathered:
             self.has[key] = shares.gathered[key]
-            return 0.0
+            return
         source = self._held(step.value, step.source)
         moved = yield Request(step, self.program.shapes[step.value], source, self.model.shapes[step.value])
         node = self.program.nodes.get(step.value)
@@ -240,9 +265,8 @@ class _Walk:
         self.has[key] = moved
         if shares is not None and shares.stage < 3:
             shares.gathered[key] = moved
-        return 0.0
 
-    def _gather_again(self, step: Step) -> Walk:
+    def _gather_again(self, step: Step) -> Moves:
         """Gather a parameter into the memory that was dropped: autograd's views of it are valid again."""
         dropped = self.has[step.value, step.target]
         source = self._held(step.value, step.source)
@@ -250,28 +274,14 @@ class _Walk:
         with preserve_version(dropped):
             dropped.untyped_storage().resize_(dropped.numel() * dropped.element_size())
             dropped.copy_(moved)
-        return 0.0
 
     def _held(self, value: str, placed: Placement) -> Tensor:
         if value.startswith(PARAMETER):
-            return self.model.parameters[value.removeprefix(PARAMETER)].detach()
+            return self.model.stored(value.removeprefix(PARAMETER)).detach()
         found: Tensor = self.has[value, placed]
         return found.detach()
 
-    # --- the loss, and backward -------------------------------------------------------------------------------------
-
-    def _turn(self) -> float:
-        """Compute the loss, and the gradients of what it is computed from."""
-        self.segment = Segment()
-        answered = KnownResult()
-        output = self.model.traced.output.args[0]
-        answered.result = fx.node.map_arg(output, lambda node: self._value((node.name, WHOLE)))
-        with self.replica.precision():
-            loss = self.replica.loss(answered, self.batch)
-        if loss.requires_grad:
-            loss.backward(None if self.weight == 1.0 else torch.full_like(loss, self.weight))
-        self._hand_on()
-        return float(loss.detach())
+    # --- backward ---------------------------------------------------------------------------------------------------
 
     def _compute_back(self, step: Step) -> None:
         """Compute back through a segment, and hand on the gradients of what it took."""
@@ -302,24 +312,24 @@ class _Walk:
         pairs = zip(before, gradients, strict=True)
         self.gradients[key] = [b if a is None else a if b is None else a + b for a, b in pairs]
 
-    def _move_back(self, step: Step) -> Walk:
+    def _move_back(self, step: Step) -> Moves:
         """Bring the gradient of a moved value back to where the value was made."""
         if step.value == JOINT:
-            return (yield from self._move_joint(step))
+            yield from self._move_joint(step)
+            return
         gradient = self._gradient(step.value, step.target)
         shares = self.model.shares
         if shares is not None and shares.stage == 1:
             self.has.pop((step.value, step.target))
             shares.add(step.value, gradient)
-            return 0.0
+            return
         shape, whole = self.program.shapes[step.value], self.model.shapes[step.value]
         back = yield Request(step, shape, gradient.contiguous(), whole)
         self.has.pop((step.value, step.target), None)
         if step.value.startswith(PARAMETER):
-            add_gradient(self.model.parameters[step.value.removeprefix(PARAMETER)], back)
+            add_gradient(self.model.stored(step.value.removeprefix(PARAMETER)), back)
         else:
             self._add((step.value, step.source), [back])
-        return 0.0
 
     def _gradient(self, value: str, target: Placement) -> Tensor:
         """Return the gradient of a moved value: zero where nothing was computed from it, as the others wait for it."""
@@ -327,15 +337,14 @@ class _Walk:
         gradient = gradients[0] if gradients else None
         return torch.zeros_like(self.has[value, target]) if gradient is None else gradient
 
-    def _move_joint(self, step: Step) -> Walk:
+    def _move_joint(self, step: Step) -> Moves:
         """Sum the gradients of several parameters in one movement."""
         parts = [self._gradient(value, step.target).flatten() for value in step.joins]
         shape = self.program.shapes[JOINT]
         back = yield Request(step, shape, torch.cat(parts), shape)
         for value, gradient in zip(step.joins, back.split([part.numel() for part in parts]), strict=True):
             self.has.pop((value, step.target), None)
-            add_gradient(self.model.parameters[value.removeprefix(PARAMETER)], gradient)
-        return 0.0
+            add_gradient(self.model.stored(value.removeprefix(PARAMETER)), gradient)
 
 
 def add_gradient(parameter: Tensor, gradient: Tensor) -> None:

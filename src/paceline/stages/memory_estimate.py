@@ -26,7 +26,7 @@ from paceline.jobs.job import Job
 from paceline.parameters.optimizers import optimizer_over
 from paceline.stages import onednn_workspace as workspace
 from paceline.stages.segment import Blueprint, Segment, skeleton
-from paceline.stages.stage import Stage
+from paceline.stages.stage import Stage, run_alone
 
 BESIDES = 3 << 19
 OPERATION = 1 << 10  # bytes that autograd keeps of each, besides tensors; measured
@@ -128,7 +128,7 @@ def _there_and_back(live: Live, segment: Segment, stages: Sequence[Stage], chunk
         batch = segment.reader.batch(chunk) if segment.reads(stage) else None
         taken = [value.clone() for value in message]
         earlier = live.operations
-        sent = stage.forward(0, chunk, taken, batch, 0, 0)
+        sent = run_alone(stage.forward(0, chunk, taken, batch, 0, 0))
         most, graph = live.most - before, OPERATION * (live.operations - earlier)
         with live.elsewhere():
             message = [value.clone() for value in sent]
@@ -137,7 +137,7 @@ def _there_and_back(live: Live, segment: Segment, stages: Sequence[Stage], chunk
     gradients: list[Tensor | None] = []
     for stage, (kept, forward, graph) in zip(reversed(stages), reversed(forwards), strict=True):
         before = live.begin() - kept
-        back = stage.backward_inputs(0, [None if g is None else g.clone() for g in gradients], 0)
+        back = run_alone(stage.backward_inputs(0, [None if g is None else g.clone() for g in gradients], 0))
         most = live.most - before + graph
         with live.elsewhere():
             gradients = [None if g is None else g.clone() for g in back]

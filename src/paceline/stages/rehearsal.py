@@ -46,7 +46,7 @@ def rehearse(
     for example in (*examples, examples[-1]):  # twice: a model that changes itself does so in the first
         loss = whole.forward(whole.module, *fresh(example))
         loss.backward()
-        taken, found = _through(codes, twin, traced, example)
+        taken, found = through(codes, twin, traced, example)
         travels = travels or taken
         if math.isfinite(float(loss.detach())):
             _compare(module, traced, (loss.detach(), found), (whole.take(), twin.take()))
@@ -54,7 +54,7 @@ def rehearse(
     return [[t.detach().requires_grad_(t.requires_grad) for t in values] for values in travels]
 
 
-def _through(
+def through(
     codes: Sequence[Code], replica: Replica, traced: Traced, example: Example
 ) -> tuple[list[list[Tensor]], Tensor]:
     """Run a micro-batch through all stages and back; return what each stage takes, and the loss."""

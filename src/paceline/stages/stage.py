@@ -5,6 +5,9 @@
     backward_inputs(micro), backward_weights(micro)   the same in two halves
     update()          the sum of the gradients makes the next version of the weights
 
+Forwards and backwards are generators: where several workers share the layers of a stage, they ask for the movements
+between these workers (`splits.walk`); otherwise they ask for nothing.
+
 With `recompute` a forward keeps only its inputs, and the backward runs it again. Running statistics (batch-norm): in a
 pipeline that flushes, all micro-batches of an update begin from the same ones and their mean is taken, as if all had
 been computed at once; in one that never flushes, each continues from those of the one before.
@@ -13,14 +16,16 @@ been computed at once; in one that never flushes, each continues from those of t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
 from paceline.errors import JobError
+from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch
 from paceline.parameters.rows import numbers
@@ -31,6 +36,23 @@ from paceline.stages.tracing import Call, KnownResult
 from paceline.stages.weight_versions import Weights
 
 Values = list[Tensor]
+T = TypeVar("T")
+#: Asks for movements between the workers that share a stage, and is answered by tensors.
+Moves = Generator[Any, Tensor, T]
+
+
+class Parts(Protocol):
+    """A worker's parts of a stage whose layers several workers share."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The model's modules, with the parts that this worker stores."""
+
+    def forward(self, micro: int, replica: Replica, tensors: list[Tensor]) -> Moves[Any]:
+        """Compute a micro-batch; return what the stage gives."""
+
+    def backward(self, micro: int) -> Moves[list[Tensor | None]]:
+        """Compute back from the gradients of what the stage gave; return those of what it took."""
 
 
 @dataclass
@@ -79,9 +101,10 @@ class Stage:
     def __init__(
         self, code: Code, replica: Replica, call: Call, needs: Sequence[bool], weights: Weights, moving: Sequence[str],
         flushes: bool, recompute: bool, carries_chance: bool, splits: bool, exported: ExportedGraph | None,
+        parts: Parts | None = None,
     ) -> None:  # fmt: skip
-        self.code, self.replica, self.call, self.weights = code, replica, call, weights
-        self.moving, self.flushes = Moving(code.part, moving), flushes
+        self.code, self.replica, self.call, self.weights, self.parts = code, replica, call, weights, parts
+        self.moving, self.flushes = Moving(code.part if parts is None else parts.module, moving), flushes
         self.exported = exported
         self.needs = list(needs)  # which of what it takes wants a gradient
         self.recompute, self.carries_chance = recompute, carries_chance
@@ -89,7 +112,8 @@ class Stage:
         self.dtype = replica.parameters[0].dtype if replica.parameters else torch.get_default_dtype()
         self.kept: dict[int, _Kept] = {}
         self.sums = Sums()
-        self.gradients: list[Tensor | None] = []  # of a whole update, for a moment
+        #: The gradient of a whole update and its other sums, from when replicas have added it up until it is applied.
+        self.summed: GradientSum | None = None
         self.answered = KnownResult()
         self.pending: list[DeferredGradient] = []  # of the first half of a backward
         self.deferred: dict[int, list[DeferredGradient]] = {}
@@ -98,7 +122,9 @@ class Stage:
 
     # --- forward ----------------------------------------------------------------------------------------------------
 
-    def forward(self, micro: int, chunk: Chunk, values: Values, batch: Batch, version: int, ahead: int) -> Values:
+    def forward(
+        self, micro: int, chunk: Chunk, values: Values, batch: Batch, version: int, ahead: int
+    ) -> Moves[Values]:
         """Run a micro-batch forward; return what goes to the next stage, [] from the last one."""
         weight = self.replica.chunk_weight(chunk, batch)
         began = self.start if self.flushes else self.moving.values
@@ -108,8 +134,11 @@ class Stage:
         self.weights.look(version, ahead)
         self.moving.begin(began)
         self.kept[micro] = kept
-        with torch.set_grad_enabled(not self.recompute):
-            gives = self._run(kept, batch)
+        if self.recompute:
+            with torch.no_grad():
+                gives = self._computed(kept, batch)
+        else:
+            gives = yield from self._run(micro, kept, batch)
         self._count(kept, gives)
         if self.recompute:
             kept.roots = []
@@ -124,8 +153,22 @@ class Stage:
         changes = isinstance(value, nn.Parameter) and not self.flushes
         return value.detach().clone() if changes else dense(value.detach())
 
-    def _run(self, kept: _Kept, batch: Batch) -> list[Tensor]:
+    def _run(self, micro: int, kept: _Kept, batch: Batch) -> Moves[list[Tensor]]:
         """Run the stage once; return what it gives, or the loss from the last one."""
+        if self.parts is None:
+            return self._computed(kept, batch)
+        batch = self._prepared(kept, batch)
+        return self._given(kept, batch, (yield from self.parts.forward(micro, self.replica, kept.takes)))
+
+    def _computed(self, kept: _Kept, batch: Batch) -> list[Tensor]:
+        """Run a stage that this worker has alone."""
+        batch = self._prepared(kept, batch)
+        with self.replica.precision():
+            result = self.code(*kept.takes)
+        return self._given(kept, batch, result)
+
+    def _prepared(self, kept: _Kept, batch: Batch) -> Batch:
+        """Begin a micro-batch: its chance, and what the stage takes."""
         replica, code = self.replica, self.code
         if code.first or code.last:
             batch = replica.prepared(kept.chunk, batch)
@@ -137,12 +180,15 @@ class Stage:
             torch.set_rng_state(kept.chance)
         needs = self.needs if torch.is_grad_enabled() else [False] * len(kept.takes)
         kept.takes = [t.detach().requires_grad_(n) for t, n in zip(kept.takes, needs, strict=True)]
-        with replica.precision():
-            result = code(*kept.takes)
-            if code.last:
-                self.answered.result = result
-                result = [replica.loss(self.answered, batch)]
-                self.answered.result = None  # or its graph would keep what it came from until the next
+        return batch
+
+    def _given(self, kept: _Kept, batch: Batch, result: Any) -> list[Tensor]:
+        """Keep what the stage gives, or the loss that the last one makes of it."""
+        if self.code.last:
+            self.answered.result = result
+            with self.replica.precision():
+                result = [self.replica.loss(self.answered, batch)]
+            self.answered.result = None  # or its graph would keep what it came from until the next
         kept.roots = list(result)
         return kept.roots
 
@@ -171,13 +217,13 @@ class Stage:
 
     # --- backward ---------------------------------------------------------------------------------------------------
 
-    def backward(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> list[Tensor | None]:
+    def backward(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> Moves[list[Tensor | None]]:
         """Return the gradients of what the stage took; those of weights add up in `parameter.grad`."""
         kept = self.kept.pop(micro)
         self.weights.look(version, 0)
         if self.recompute:
             with self._buffers_as(kept.began):
-                self._run(kept, kept.batch)
+                self._computed(kept, kept.batch)
         if self.code.last:
             (loss,) = kept.roots
             gradients = [None if kept.weight == 1.0 else torch.full_like(loss, kept.weight)]
@@ -186,11 +232,16 @@ class Stage:
             pairs = [(r, g) for r, g in zip(kept.roots, gradients, strict=True) if r.requires_grad and g is not None]
         if pairs:
             torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        if self.parts is not None:
+            found = yield from self.parts.backward(micro)
+            return [] if self.code.first else [None if g is None else dense(g) for g in found]
         return [] if self.code.first else [_gradient(value) for value in kept.takes]
 
-    def backward_inputs(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> list[Tensor | None]:
+    def backward_inputs(
+        self, micro: int, gradients: Sequence[Tensor | None], version: int
+    ) -> Moves[list[Tensor | None]]:
         """Run the first half of `backward`, and defer the gradients of weights."""
-        found = self.backward(micro, gradients, version)
+        found = yield from self.backward(micro, gradients, version)
         self.deferred[micro], self.pending = self.pending, []
         return found
 
@@ -213,37 +264,53 @@ class Stage:
     def parameters(self) -> list[nn.Parameter]:
         return self.weights.parameters
 
-    def whole(self) -> list[Tensor | None]:
-        """Return the gradients of the whole update, as they are applied."""
-        if not self.gradients:
-            self.gradients = take_gradients(self.parameters)
-            if self.replica.job.loss_denominator is not None and self.sums.weight:
-                self.gradients = [None if g is None else g.div_(self.sums.weight) for g in self.gradients]
-                self.sums.buffers = [b.div_(self.sums.weight) for b in self.sums.buffers]
-        return self.gradients
+    def share(self) -> GradientSum:
+        """Return the sums of this replica's micro-batches of an update; they now belong to the caller."""
+        sums, self.sums = self.sums, Sums()
+        return GradientSum(take_gradients(self.parameters), sums.buffers, sums.loss, sums.weight, sums.samples)
+
+    def settle(self, summed: GradientSum) -> None:
+        """Accept the sums of all replicas, which the next update applies."""
+        if self.replica.job.loss_denominator is not None and summed.weight:
+            # In new memory: other replicas may still read these sums.
+            summed.gradients = [None if g is None else g / summed.weight for g in summed.gradients]
+            summed.buffers = [b / summed.weight for b in summed.buffers]
+        self.summed = summed
 
     def squares(self) -> float:
         """Return the squared norm of this stage's gradient; not finite where it or the loss is not."""
-        present = [numbers(g) for g in self.whole() if g is not None]
+        assert self.summed is not None
+        present = [numbers(g) for g in self.summed.gradients if g is not None]
         norm = float(nn.utils.get_total_norm(present)) if present else 0.0
-        return norm * norm + 0.0 * self.sums.loss
+        return norm * norm + 0.0 * self.summed.loss
 
-    def update(self, scale: float, good: bool) -> Sums:
+    def update(self, scale: float, good: bool) -> GradientSum:
         """Make the next version with the gradient scaled, or left out; return the sums of its micro-batches."""
-        gradients = self.whole()
-        sums, self.sums, self.gradients = self.sums, Sums(), []
+        assert self.summed is not None
+        summed, self.summed = self.summed, None
+        gradients, buffers = summed.gradients, summed.buffers
         if not good:
-            gradients, sums.buffers = [None] * len(gradients), []
+            gradients, buffers = [None] * len(gradients), []
         elif scale != 1.0:
-            gradients = [None if g is None else g.mul_(scale) for g in gradients]
+            gradients = [None if g is None else g * scale for g in gradients]
         self.weights.step(gradients)
-        for buffer, value in zip(self.start if sums.buffers else [], sums.buffers, strict=True):
+        for buffer, value in zip(self.start if buffers else [], buffers, strict=True):
             buffer.copy_(value if buffer.is_floating_point() else value.round())
-        return sums
+        return summed
 
     def values(self) -> list[Tensor]:
         """Return the parameters, then the moving buffers."""
         return self.weights.values() + (self.start if self.flushes else self.moving.values)
+
+
+def run_alone(moves: Moves[T]) -> T:
+    """Run what a worker computes that shares its layers with no other."""
+    try:
+        next(moves)
+    except StopIteration as ended:
+        found: T = ended.value
+        return found
+    raise AssertionError("other workers share the stage's layers")
 
 
 def _gradient(value: Tensor) -> Tensor | None:

@@ -81,6 +81,12 @@ PLANS = (
     Member("pipedream", (2, 3)),
     Member("pipedream:mode=two_buffers,micro_batches=3", (3,)),
     Member("spectrain", (2, 3)),
+    Member("mesh:data=2,inside=2,micro_batches=2", (4,)),
+    Member("mesh:data=2,layers=2", (4,)),
+    Member("mesh:layers=2,inside=2,schedule=gpipe", (4,)),
+    Member("distbelief:data=2,layers=2,micro_batches=2", (4,)),
+    Member("distbelief:data=2,inside=2", (4,)),
+    Member("distbelief:data=2,layers=2,mode=synchronous", (4,)),
     Member("table", (2,)),
     Member("tensor", (2, 3)),
     Member("tensor:data=2", (4,)),
@@ -116,13 +122,21 @@ def check_run(run: Run, plan: Plan) -> None:
     """Assert every invariant that the trace of a finished run can show."""
     each_sample_once(run)
     each_loss_recorded(run)
-    if isinstance(plan.method, Server) and plan.traits.versioned:
+    server = server_of(plan)
+    if server is not None and plan.traits.versioned:
         no_update_lost(run)
         staleness_identity(run)
-    if isinstance(plan.method, Pipeline):
+    if isinstance(plan.method, Pipeline) and server is None:
         every_version(run)
     if plan.replayable:
         replays(run)
+
+
+def server_of(plan: Plan) -> Server | None:
+    """Return the server of a plan that has one, perhaps between replicas of several workers."""
+    if isinstance(plan.method, Pipeline):
+        return plan.method.spread.server
+    return plan.method if isinstance(plan.method, Server) else None
 
 
 def each_sample_once(run: Run) -> None:
@@ -178,8 +192,9 @@ def no_update_lost(run: Run) -> None:
 def staleness_identity(run: Run) -> None:
     """Assert the staleness identity of every shard."""
     plan = _plan(run)
-    assert isinstance(plan.method, Server)
-    machine = plan.method.machine(plan.workers)
+    server = server_of(plan)
+    assert server is not None
+    machine = server.machine(plan.workers)
     resumed = run.trace.of_kind(Kind.RESUME)
     for shard, rows in _pushes(run, plan).items():
         # The identity holds for each part of a resumed run: all workers start it from the same version.
@@ -207,8 +222,12 @@ def every_version(run: Run) -> None:
             update = first + next(number for number, end in enumerate(ends) if work.micro < end)
             reads.setdefault((work.stage, update), first + work.version)
     rows = run.trace.of_kind(Kind.APPLY)
+    lines = plan.workers // pipeline.depth(plan.workers)
     for stage in range(pipeline.stages(plan.workers)):
-        mine = rows[rows["shard"] == stage]
+        workers = np.unique(rows[rows["shard"] == stage]["worker"])
+        assert len(workers) == lines, f"stage {stage} was updated by workers {workers.tolist()}"
+    for stage, worker in {(int(row["shard"]), int(row["worker"])) for row in rows}:
+        mine = rows[(rows["shard"] == stage) & (rows["worker"] == worker)]
         assert mine["version"].tolist() == list(range(1, updates + 1)), f"stage {stage} made {mine['version'].tolist()}"
         found = {(stage, int(row["update"])): int(row["base"]) for row in mine}
         assert found == {key: base for key, base in reads.items() if key[0] == stage}, f"stage {stage}: {found}"

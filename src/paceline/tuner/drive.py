@@ -20,19 +20,16 @@ class Spent(NamedTuple):
 
 
 def drive(
-    study: Study, trials: Trials, seconds: float | None = None, progress: Callable[[Study], None] | None = None
+    study: Study, trials: Trials, seconds: float | None = None, progress: Callable[[Study], object] | None = None
 ) -> Spent:
     """Run trials until the search has no more, or until no more may begin since the time is over."""
     begin, origin = time.perf_counter(), time.time()
     inside, legs = 0.0, 0
     try:
         while True:
-            if seconds is None or time.perf_counter() - begin < seconds:
-                for worker in trials.free():
-                    if (assignment := study.next(worker)) is None:
-                        break
-                    trials.start(assignment, worker)
-            if not study.running:
+            late = seconds is not None and time.perf_counter() - begin >= seconds
+            given = late or _give(study, trials)
+            if given and not study.running:
                 break
             for ended in trials.wait():
                 _tell(study, ended, origin)
@@ -42,6 +39,16 @@ def drive(
     finally:
         trials.close()
     return Spent(time.perf_counter() - begin, inside, trials.workers, legs)
+
+
+def _give(study: Study, trials: Trials) -> bool:
+    """Give legs to workers that are free; return whether there was one, or none was needed."""
+    free = trials.free()
+    for worker in free:
+        if (assignment := study.next(worker)) is None:
+            break
+        trials.start(assignment, worker)
+    return bool(free)
 
 
 def _tell(study: Study, ended: Ended, origin: float) -> None:

@@ -1,4 +1,4 @@
-"""Optuna's samplers as proposals, and its storage read and written.
+"""Optuna's samplers as proposals.
 
 Optuna is asked and told (`study.ask`, `study.tell`) in the process that decides, on a study in memory, so that no
 worker waits for a database. Conditional parameters follow a sampler's joint proposals by being suggested one after

@@ -13,7 +13,7 @@ PATIENCE = 10_000  # coordinates that are drawn in vain before the constraints a
 
 
 class Proposals(Protocol):
-    """Proposes the configuration of each trial, and is told how it went."""
+    """Proposes the configuration of each trial, and receives its result."""
 
     #: Whether a configuration depends on how earlier trials went, so that none is asked for before it can begin.
     learns: bool

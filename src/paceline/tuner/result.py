@@ -29,6 +29,8 @@ class Tuning:
     #: Why trials were run in this way; empty if it was asked for.
     why: str
     make_job: Callable[[Trial], Job] | None
+    #: This process's rank, where several were started; rank 0 decides and writes.
+    rank: int = 0
 
     @property
     def best_job(self) -> Job:

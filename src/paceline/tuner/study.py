@@ -187,7 +187,7 @@ class Study:
     # --- the journal of an earlier life ---
 
     def _replay(self, rows: list[Row]) -> None:
-        journal, self.journal = self.journal, Journal(None)  # what is told again is not written again
+        journal, self.journal = self.journal, Journal(None)  # results that are replayed are not written again
         try:
             for row in rows:
                 self._retell(row)

@@ -55,7 +55,7 @@ class JobObjective:
         self, make_job: Callable[[Trial], Job], train: Callable[[Job], Training], measure: Measure, each: bool
     ) -> None:
         self.make_job, self.train, self.measure = make_job, train, measure
-        #: Whether every step is evaluated, or only the last of a leg, where nobody asks for the others.
+        #: Whether every step is evaluated, or only the last of a leg, where the others are not used.
         self.each = each
 
     def __call__(self, trial: Trial) -> float:
@@ -80,7 +80,7 @@ class JobObjective:
         job = self.make_job(trial)
         if not isinstance(job, Job):
             raise TuningError(
-                f"make_job returned {type(job).__name__}, not a Job; a function that trains by itself and returns a "
-                "number is given as objective="
+                f"make_job returned {type(job).__name__}, not a Job; a function that trains and returns a number is "
+                "given as objective="
             )
         return job.with_(epochs=self.measure.epochs(job, trial.stop))

@@ -32,7 +32,8 @@ class Trial:
     ) -> None:  # fmt: skip
         self.number, self.configuration, self.start, self.stop = number, configuration, start, stop
         self.seed, self.states = seed, states
-        self._source = number if source is None else source
+        #: The trial whose state at `start` this leg begins from.
+        self.source = number if source is None else source
         self._reporter = reporter
         #: Values of names that the space does not have, which were drawn when they were asked for.
         self.suggested: Configuration = {}
@@ -118,7 +119,7 @@ class Trial:
         """Return the state that the leg goes on from, or None at the beginning of a trial."""
         if self.states is None or not self.start:
             return None
-        file = state_file(self.states, self._source, self.start)
+        file = state_file(self.states, self.source, self.start)
         return pickle.loads(file.read_bytes()) if file.is_file() else None
 
 

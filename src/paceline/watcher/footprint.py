@@ -41,7 +41,7 @@ def footprint(history: History, look: Look) -> Footprint:
     mains = Counter(process.main.kind for process in look.processes)
     stopped = sum(all(t.wait.kind == "stopped" for t in p.threads) for p in look.processes)
     knot = find_knot(look, history.still)
-    divergence = find_divergence(look, history.still)
+    divergence = find_divergence(look, history)
     held = {process.pid for process in knot.processes} if knot else set()
     return Footprint(
         processor=sum(new.ran - old.ran for new, old in known) / 1e9 / seconds,

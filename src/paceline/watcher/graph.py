@@ -6,23 +6,28 @@ could end its wait can itself be woken. What is left over can never move again: 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.narrative import Wait as Edge
 from paceline.narrative import shortest_cycle
-from paceline.watcher.samples import CLOSED, Look, Process, Stack, Thread
+from paceline.watcher.samples import CLOSED, ENDED, Look, Process, Stack, Thread
+
+_WAIT = ("threading.py", "wait")
 
 
 class Knot(NamedTuple):
-    """The processes of a look in which no thread can ever be woken."""
+    """The threads of a look that can never be woken, where a process of them is complete or a circle is."""
 
-    processes: tuple[Process, ...]
+    processes: tuple[Process, ...]  # all that have such a thread
     circle: tuple[Process, ...]  # that wait for each other; the rest are victims
+    threads: frozenset[int]  # that can never be woken
+    core: tuple[int, ...] = ()  # threads that hold each other's locks; empty if no owners are known
 
 
 def find_knot(look: Look, still: Callable[[int, int], bool], stopped: bool = False) -> Knot | None:
-    """Return the processes that nothing can wake, None if there are none.
+    """Return what nothing can wake, None if there is nothing.
 
     Args:
         look: What every thread waits for.
@@ -30,19 +35,41 @@ def find_knot(look: Look, still: Callable[[int, int], bool], stopped: bool = Fal
         stopped: Treat stopped processes as such that will not be continued.
     """
     asleep = {
-        (process.pid, thread.tid): thread
+        thread.tid: thread
         for process, thread in look.threads()
-        if still(process.pid, thread.tid) and _closed(process, thread, stopped)
+        if (still(process.pid, thread.tid) or thread.wait.kind == "gil") and _closed(process, thread, stopped)
     }
-    seen = {process.pid for process in look.processes}
     while True:
-        awake = [key for key, thread in asleep.items() if _can_be_woken(key, thread, asleep, look, seen)]
+        awake = [tid for tid, thread in asleep.items() if _can_be_woken(thread, asleep, look)]
         if not awake:
             break
-        for key in awake:
-            del asleep[key]
-    held = tuple(p for p in look.processes if p.threads and all((p.pid, t.tid) in asleep for t in p.threads))
-    return Knot(held, _circle(held)) if held else None
+        for tid in awake:
+            del asleep[tid]
+    whole = tuple(p for p in look.processes if p.threads and all(t.tid in asleep for t in p.threads))
+    core = _owned_circle(asleep)
+    if not core and not any(not process.outside for process in whole):
+        return None
+    held = tuple(p for p in look.processes if any(t.tid in asleep for t in p.threads))
+    circle = tuple(p for p in held if any(t.tid in core for t in p.threads)) if core else _circle(whole)
+    return Knot(held, circle, frozenset(asleep), core)
+
+
+def find_retries(look: Look) -> Knot | None:
+    """Return threads that hold each other's locks although they ask for them with a timeout; None if there are none."""
+    waiting = {t.tid: t for _, t in look.threads() if t.wait.owners and t.wait.kind != "gil"}
+    core = _owned_circle(waiting)
+    if not any(waiting[tid].wait.timed for tid in core):
+        return None
+    processes = tuple(p for p in look.processes if any(t.tid in core for t in p.threads))
+    return Knot(processes, processes, frozenset(core), core)
+
+
+def _owned_circle(asleep: Mapping[int, Thread]) -> tuple[int, ...]:
+    """Return threads that each wait for what the next one holds; or one that waits for what a dead thread holds."""
+    edges = [Edge(str(tid), "", "", str(owner)) for tid, each in asleep.items() for owner in each.wait.owners]
+    found = tuple(int(edge.who) for edge in shortest_cycle(edges))
+    orphans = [tid for tid, each in asleep.items() if ENDED in each.wait.owners]
+    return found or tuple(orphans[:1])
 
 
 def _closed(process: Process, thread: Thread, stopped: bool) -> bool:
@@ -50,37 +77,76 @@ def _closed(process: Process, thread: Thread, stopped: bool) -> bool:
         return stopped
     if process.handles_signals and thread.tid == process.pid and not waits_for_lock(process.stacks):
         return False
-    return thread.wait.kind in CLOSED
+    return thread.wait.kind in CLOSED and not thread.wait.timed
 
 
 def waits_for_lock(stacks: tuple[Stack, ...]) -> bool:
-    """Whether a main thread is seen to wait for a lock or a thread, which no signal handler releases in practice."""
+    """Whether a main thread is seen to wait for a lock or a thread, which no signal handler releases in practice.
+
+    A handler sets an event or notifies a condition: a main thread that has called `wait` of one may wait for a signal.
+    """
     if not stacks or not stacks[0]:
         return False
-    innermost = stacks[0][0]
-    return not (innermost.file.endswith("threading.py") and innermost.function == "wait")
+    waits = 0
+    while waits < len(stacks[0]) and (os.path.basename(stacks[0][waits].file), stacks[0][waits].function) == _WAIT:
+        waits += 1
+    return waits == 0 or (waits < len(stacks[0]) and "/lib/python3" in stacks[0][waits].file)
 
 
-def _can_be_woken(
-    key: tuple[int, int], thread: Thread, asleep: dict[tuple[int, int], Thread], look: Look, seen: set[int]
-) -> bool:
-    if thread.wait.kind == "stopped":
+def _can_be_woken(thread: Thread, asleep: Mapping[int, Thread], look: Look) -> bool:
+    wait = thread.wait
+    if wait.kind == "stopped":
         return False
-    for pid in thread.wait.by:
-        if pid not in seen:  # a process outside the tree, or one that has just ended
-            return True
+    if wait.owners:
+        return any(owner not in asleep and owner != ENDED for owner in wait.owners)
+    for pid in wait.by:
         process = look.process(pid)
-        others = [(pid, each.tid) for each in process.threads if (pid, each.tid) != key] if process else []
-        if any(other not in asleep for other in others):
+        if process is None:  # it has just ended, or cannot be read
             return True
-    return not thread.wait.by and thread.wait.kind != "pipe"
+        if any(each.tid not in asleep for each in process.threads if each.tid != thread.tid):
+            return True
+    return not wait.by and wait.kind != "pipe"
 
 
 def _circle(held: tuple[Process, ...]) -> tuple[Process, ...]:
-    """Return the shortest circle among the processes; a process whose threads wait for each other is one by itself."""
-    edges = [Edge(str(process.pid), "", "", str(pid)) for process in held for pid in waits_for(process)]
-    names = {edge.who for edge in shortest_cycle(edges)}
+    """Return the shortest circle among the processes; a process whose threads wait for each other is one by itself.
+
+    Parents that only wait for the end of their children come last: they share memory with a circle of their children,
+    so they could hold its locks as far as the kernel says.
+    """
+    parents = {p.pid for p in held if any(t.wait.kind == "child" for t in p.threads)}
+    rest = tuple(process for process in held if process.pid not in parents)
+    return _circle_of(rest, shares=True) or _circle_of(held)
+
+
+def _circle_of(held: tuple[Process, ...], shares: bool = False) -> tuple[Process, ...]:
+    pids = {process.pid for process in held}
+    alone = tuple(process for process in held if waits_for(process) == (process.pid,))
+    if alone:
+        return alone
+    edges = [
+        Edge(str(process.pid), "", "", str(pid))
+        for process in held
+        for pid in (set(waits_for(process)) & pids or (_shared(process) if shares else set()))
+    ]
+    circle = {edge.who for edge in shortest_cycle(edges)}
+    # Those that wait for the circle, and it for them, are as much a part of it: several workers of one parent, say.
+    names = _reached(circle, [(edge.who, edge.whom) for edge in edges])
+    names &= _reached(circle, [(edge.whom, edge.who) for edge in edges])
     return tuple(process for process in held if str(process.pid) in names)
+
+
+def _reached(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
+    found = set(start)
+    while more := {there for here, there in edges if here in found} - found:
+        found |= more
+    return found
+
+
+def _shared(process: Process) -> set[int]:
+    """Return the process itself if it waits for a lock that it shares: it may hold it, or one that has ended may."""
+    unowned = (thread for thread in process.threads if not thread.wait.owners)
+    return {process.pid} if any(thread.wait.kind == "shared lock" for thread in unowned) else set()
 
 
 def waits_for(process: Process) -> tuple[int, ...]:

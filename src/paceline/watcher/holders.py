@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
+from paceline.watcher.memory import Mapping, mappings
 from paceline.watcher.sockets import peers
 
 _WRITE, _READ_WRITE = os.O_WRONLY, os.O_RDWR
@@ -15,6 +16,9 @@ _WRITE, _READ_WRITE = os.O_WRONLY, os.O_RDWR
 
 class Holders:
     """One reading of the machine's file descriptors; each part is read when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, tuple[Mapping, ...]] = {}
 
     @cached_property
     def _ends(self) -> dict[str, list[tuple[int, str]]]:
@@ -33,7 +37,7 @@ class Holders:
 
     @cached_property
     def locks(self) -> dict[int, list[tuple[int, str]]]:
-        """By waiting process: the holders of the fcntl and flock locks that it waits for, and the file's inode."""
+        """Return by waiting process the holders of the fcntl and flock locks that it waits for, and the inode."""
         found: dict[int, list[tuple[int, str]]] = defaultdict(list)
         holder: tuple[int, str] = (-1, "")
         with suppress(OSError):
@@ -60,11 +64,29 @@ class Holders:
 
     def of_memory(self, pid: int, address: int) -> tuple[int, ...]:
         """Return the processes that share the mapped memory at an address of one of them."""
-        mapped = next((m for m in _shared_mappings(pid) if m[0] <= address < m[1]), None)
-        if mapped is None:
+        found = self.place(pid, address)
+        if found is None:
             return ()
-        pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
-        return tuple(sorted(p for p in pids if any(m[2] == mapped[2] for m in _shared_mappings(p))))
+        # Most processes do not map the file: a search for its inode in the text is much faster than parsing it.
+        inode = f" {found[0].rpartition(':')[2]} ".encode()
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal() and inode in _maps(int(name))]
+        return tuple(sorted(p for p in pids if any(m.file == found[0] for m in self._shared(p))))
+
+    def place(self, pid: int, address: int) -> tuple[str, int] | None:
+        """Return what an address of shared memory means in every process: the file and the position in it."""
+        mapped = next((m for m in self._shared(pid) if m.begin <= address < m.end), None)
+        return (mapped.file, address - mapped.begin + mapped.offset) if mapped else None
+
+    def _shared(self, pid: int) -> tuple[Mapping, ...]:
+        if pid not in self._mapped:
+            self._mapped[pid] = tuple(each for each in mappings(pid) if each.rights[3] == "s")
+        return self._mapped[pid]
+
+
+def _maps(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/maps").read_bytes()
+    return b""
 
 
 def _mode(pid: int, fd: str) -> int:
@@ -74,15 +96,3 @@ def _mode(pid: int, fd: str) -> int:
             if line.startswith("flags:"):
                 return int(line.split()[1], 8) & os.O_ACCMODE
     return _READ_WRITE
-
-
-def _shared_mappings(pid: int) -> list[tuple[int, int, str]]:
-    """Return begin, end and file of each shared mapping of a process."""
-    found = []
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-            span, rights, _, device, inode, *_ = line.split(None, 5)
-            if rights[3] == "s":
-                begin, end = span.split("-")
-                found.append((int(begin, 16), int(end, 16), f"{device}:{inode}"))
-    return found

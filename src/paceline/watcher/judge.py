@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.watcher.classifier import probabilities
@@ -10,43 +11,59 @@ from paceline.watcher.graph import Knot, find_knot
 from paceline.watcher.history import History
 from paceline.watcher.ranks import find_divergence
 from paceline.watcher.report import Report, Span, report_divergence, report_knot
-from paceline.watcher.samples import Look, Process
+from paceline.watcher.samples import Look
 
 #: The seconds between a first look and the second one that has to confirm it.
 CONFIRM = 3.0
 #: What is found is only said from this probability on.
 SAID = 0.5
-#: A program that is still and not hung, such as an idle server, is looked at again after this many seconds: looks cost
-#: much more than glances. It doubles up to the last one, and begins anew when other processes become still.
-FIRST_PAUSE, LAST_PAUSE = 4.0, 32.0
+#: Seconds between two looks: they cost much more than glances. A program in which nothing is found is looked at again
+#: after the first, then the second number of seconds; a busy one, of which no main thread is still, after the third.
+FIRST_PAUSE, LAST_PAUSE, BUSY_PAUSE = 4.0, 8.0, 30.0
+#: Looks may cost this share of a core: where one takes long, the pauses are longer, up to so many seconds.
+SHARE, LONGEST_PAUSE = 0.004, 18.0
+#: The probability of a circle of locks whose owners are known, or of a stopped process, seen twice.
+PROVEN = 0.99
+#: Seconds for which threads must be seen to ask in vain for each other's locks, again and again.
+RETRIES = 8.0
 
 
 @dataclass
 class Schedule:
     """When to take the next look."""
 
+    ranks: bool = False  # the newest look has ranks; those of MPI poll, so that a hang does not make them still
     _suspects: frozenset[int] = frozenset()
+    _confirmed: frozenset[int] = frozenset()
     _pause: float = 0.0
     _next: float = 0.0
+    _last: float = 0.0
 
     def due(self, history: History) -> bool:
         """Return whether a look is due after the newest glance."""
         now, suspects = history.last.at, history.suspects()
         if suspects - self._suspects:
-            self._pause, self._next = FIRST_PAUSE, now
+            self._pause, self._next = FIRST_PAUSE, min(now, self._next)
         self._suspects = suspects
-        if not suspects or now < self._next:
+        reason = suspects or history.quiet or self.ranks
+        if (not reason and now - (self._last or history.first.at) < BUSY_PAUSE) or now < self._next:
             return False
-        self._next, self._pause = now + self._pause, min(2 * self._pause, LAST_PAUSE)
+        self._next, self._pause, self._last = now + self._pause, min(2 * self._pause, LAST_PAUSE), now
         return True
 
-    def confirm(self, now: float) -> None:
-        """Take the next look soon, because the last one found a hang."""
-        self._next = now + CONFIRM
+    def took(self, seconds: float) -> None:
+        """Wait the longer for the next look, the longer the last one took."""
+        self._next = max(self._next, self._last + min(seconds / SHARE, LONGEST_PAUSE))
+
+    def confirm(self, now: float, suspects: frozenset[int]) -> None:
+        """Take the next look soon, because the last one found suspects; but once for the same ones."""
+        if suspects - self._confirmed:
+            self._next = now + CONFIRM
+        self._confirmed = suspects
 
 
 def suspected(history: History, look: Look) -> frozenset[int]:
-    """Return the processes whose stacks are worth asking for: those that nothing can wake, and ranks that are still."""
+    """Return the processes of which a hang may soon be said: those that nothing can wake, and ranks that wait."""
     knot = find_knot(look, history.still, stopped=True)
     ranks = {process.pid for process in look.processes if process.rank is not None}
     still = {pid for pid in ranks if history.still(pid, pid)}
@@ -57,36 +74,51 @@ def judge(history: History, look: Look, before: Look | None) -> Report | None:
     """Return what hangs; None if nothing does, or if the look before this one does not confirm it.
 
     Args:
-        history: Glances up to the look.
+        history: Glances and looks up to this one.
         look: The newest look, with stacks where they can be had.
         before: The look before it, at least `CONFIRM` seconds ago.
     """
     if before is None:
         return None
+    found = _judge(history, look, before)
+    return found if found is not None and found.probability >= SAID else None
+
+
+def _judge(history: History, look: Look, before: Look) -> Report | None:
     scores = probabilities(footprint(history, look))
-    divergence = find_divergence(look, history.still)
-    knot = find_knot(look, history.still) or find_knot(look, history.still, stopped=True)
+    divergence = find_divergence(look, history)
     if divergence is not None:
-        seconds = _seconds(history, divergence.cause + divergence.victims)
-        found = report_divergence(divergence, scores["deadlocked"], Span(look.time - seconds, seconds))
-    elif knot is not None and _unchanged(knot, before):
-        stopped = any(process.main.kind == "stopped" for process in knot.processes)
-        seconds = _seconds(history, knot.processes)
-        found = report_knot(knot, scores["stopped" if stopped else "deadlocked"], Span(look.time - seconds, seconds))
-    else:
+        ranks = divergence.cause + divergence.victims
+        return report_divergence(
+            divergence, scores["deadlocked"], _span(history, look, [(each.pid, each.pid) for each in ranks])
+        )
+    retries = history.retries(RETRIES)
+    if retries is not None:
+        seconds = look.at - retries[1]
+        return report_knot(retries[0], 1 - scores["busy"], Span(look.time - seconds, seconds), "livelocked")
+    knot = find_knot(look, history.still) or find_knot(look, history.still, stopped=True)
+    if knot is None or not _unchanged(knot, before):
         return None
-    return found if found.probability >= SAID else None
+    stopped = any(process.main.kind == "stopped" for process in knot.processes)
+    probability = scores["stopped" if stopped else "deadlocked"]
+    # A circle of owners, or a stopped process, is proven by itself: the rest of the program may work on.
+    proven = knot.core or stopped
+    return report_knot(knot, max(probability, PROVEN) if proven else probability, _span(history, look, _threads(knot)))
 
 
 def _unchanged(knot: Knot, before: Look) -> bool:
     """Whether every thread of the knot waited for the same thing in the look before."""
-    return all(
-        (old := before.process(process.pid)) is not None and set(process.threads) <= set(old.threads)
-        for process in knot.processes
-    )
+    old = {thread.tid: thread for _, thread in before.threads()}
+    new = {thread.tid: thread for process in knot.processes for thread in process.threads}
+    return all(old.get(tid) == new[tid] or new[tid].wait.kind == "gil" for tid in knot.threads)
 
 
-def _seconds(history: History, processes: tuple[Process, ...]) -> float:
-    """Return for how long all of these processes have been still."""
-    since = [history.still_since(process.pid, process.pid) for process in processes]
-    return history.last.at - max((each for each in since if each is not None), default=history.last.at)
+def _span(history: History, look: Look, threads: Iterable[tuple[int, int]]) -> Span:
+    """Return since when all of these threads, given by process and thread, have been still."""
+    since = [history.since(pid, tid) for pid, tid in threads]
+    seconds = history.last.at - max((each for each in since if each is not None), default=history.last.at)
+    return Span(look.time - seconds, seconds)
+
+
+def _threads(knot: Knot) -> list[tuple[int, int]]:
+    return [(p.pid, t.tid) for p in knot.processes for t in p.threads if t.tid in knot.threads and t.wait.kind != "gil"]

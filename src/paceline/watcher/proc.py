@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import linecache
 import os
+import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from paceline.watcher.samples import Glance, Look, Pace, Process, Thread, Work
+from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Work
 from paceline.watcher.waits import Waits
 
-#: SIGHUP, SIGUSR1, SIGUSR2, SIGALRM, SIGTERM: what is sent from outside to wake a program that waits for it. SIGINT is
-#: missing because Python always handles it.
-WAKING_SIGNALS = sum(1 << number - 1 for number in (1, 10, 12, 14, 15))
+#: Python always handles SIGINT; SIGCHLD and SIGWINCH wake nobody; a crash is handled by crash handlers; 32 and 33 are
+#: glibc's own, SIGRTMAX - 3 is the watcher's. Any other signal that is handled may be sent to wake the program.
+_IDLE_SIGNALS = (2, 4, 5, 6, 7, 8, 11, 13, 17, 28, 31, 32, 33, 61)
+WAKING_SIGNALS = ~sum(1 << number - 1 for number in _IDLE_SIGNALS)
+_ALARMS = sum(1 << number - 1 for number in (14, 26, 27))  # SIGALRM, SIGVTALRM, SIGPROF: clocks
+#: Processes outside the tree that a look reads at most.
+MOST_OUTSIDE = 32
+#: How multiprocessing starts its processes: `-c "from multiprocessing.spawn import spawn_main; ..."`.
+_HELPER = re.compile(r"^from (multiprocessing\.\w+) import")
 RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -22,12 +31,12 @@ RANK_VARIABLES = (
 
 
 def tree(roots: Iterable[int]) -> tuple[int, ...]:
-    """Return the processes and all their descendants that run."""
+    """Return the processes and all their descendants that run, without the watcher itself."""
     found: list[int] = []
     ahead = list(roots)
     while ahead:
         pid = ahead.pop()
-        if pid in found or not Path(f"/proc/{pid}").exists():
+        if pid in found or pid == os.getpid() or not Path(f"/proc/{pid}").exists():
             continue
         found.append(pid)
         for tid in _numbers(f"/proc/{pid}/task"):
@@ -53,25 +62,52 @@ def glance(pids: Iterable[int]) -> Glance:
 
 
 def look(pids: Iterable[int]) -> Look:
-    """Read what every thread of the processes waits for. Costs some hundred times as much as a glance."""
+    """Read what every thread of the processes waits for. Costs some hundred times as much as a glance.
+
+    Processes outside the tree that one of them waits for are read too, and those that these wait for.
+    """
     tree_pids = tuple(pids)
     waits = Waits(tree_pids)
-    processes = tuple(p for pid in tree_pids if (p := _process(pid, waits)) is not None)
-    return Look(time.monotonic(), processes, time.time())
+    processes = {pid: p for pid in tree_pids if (p := _process(pid, waits)) is not None}
+    ahead = _waited_for(processes.values())
+    while ahead and len(processes) < len(tree_pids) + MOST_OUTSIDE:
+        pid = ahead.pop(0)
+        if pid not in processes and (outside := _process(pid, waits)) is not None:
+            processes[pid] = replace(outside, outside=True)
+            ahead += _waited_for([processes[pid]])
+    return Look(time.monotonic(), tuple(processes.values()), time.time())
+
+
+def _waited_for(processes: Iterable[Process]) -> list[int]:
+    return sorted({pid for each in processes for thread in each.threads for pid in thread.wait.by})
 
 
 def _process(pid: int, waits: Waits) -> Process | None:
     fields = _stat(f"/proc/{pid}/stat")
     if not fields or fields[0] == "Z":
         return None
-    threads = []
+    caught, threads = caught_signals(pid), []
     for tid in _numbers(f"/proc/{pid}/task"):
         state = _stat(f"/proc/{pid}/task/{tid}/stat")
         if state:
-            threads.append(Thread(tid, waits.of(pid, tid, state[0])))
+            wait = waits.of(pid, tid, state[0])
+            rings = tid == pid and caught & _ALARMS != 0
+            threads.append(Thread(tid, wait._replace(timed=True) if rings else wait))
+    signals = caught & WAKING_SIGNALS != 0
+    interpreter = waits.interpreter(pid)
+    stacks, tids = (interpreter.stacks(pid), interpreter.tids(pid)) if interpreter else ((), ())
     rank, world_size = _rank(pid)
-    signals = caught_signals(pid) & WAKING_SIGNALS != 0
-    return Process(pid, int(fields[1]), _command(pid), tuple(threads), signals, rank, world_size)
+    if rank is None and interpreter is not None:
+        numbers = interpreter.numbers(pid)
+        rank, world_size = numbers.get("rank"), numbers.get("world_size", 0)
+    text = _text_of(pid, stacks[0][0]) if stacks and rank is not None else ""
+    parent, command = int(fields[1]), _command(pid)
+    return Process(pid, parent, command, tuple(threads), signals, rank, world_size, stacks, tids, text=text)
+
+
+def _text_of(pid: int, frame: Frame) -> str:
+    """Return the source line of a frame, which names the function of C that it calls."""
+    return linecache.getline(f"/proc/{pid}/root{os.path.abspath(frame.file)}", frame.line).strip()
 
 
 def caught_signals(pid: int) -> int:
@@ -115,8 +151,17 @@ def _work(pid: int, stat: list[str]) -> Work:
 
 def _command(pid: int) -> str:
     words = [word for word in read(f"/proc/{pid}/cmdline").split("\0") if word]
+    helper = next((found for word in words if (found := _HELPER.search(word))), None)
+    program = os.path.basename(words[0]) if words else read(f"/proc/{pid}/comm").strip()
+    if not program.startswith("python"):
+        return program
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
     script = next((word for word in words[1:] if word.endswith(".py")), "")
-    return os.path.basename(script or (words[0] if words else read(f"/proc/{pid}/comm").strip()))
+    if helper is not None and "-c" in words:
+        return helper[1]
+    return (
+        os.path.basename(script) or module or os.path.basename(words[0] if words else read(f"/proc/{pid}/comm").strip())
+    )
 
 
 def _rank(pid: int) -> tuple[int | None, int]:

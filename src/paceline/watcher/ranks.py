@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import re
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from paceline.watcher.graph import waits_for_lock
-from paceline.watcher.samples import Frame, Look, Process, Stack
+from paceline.watcher.history import History
+from paceline.watcher.samples import CLOSED, Frame, Look, Process, Stack
 
 _LIBRARY = ("/torch/", "/mpi4py/", "/accelerate/", "/lightning/", "/pytorch_lightning/", "/deepspeed/")
 _WRAPPERS = frozenset({"wrapper", "__exit__", "decorate_context", "_call_impl", "_wrapped_call_impl", "inner"})
 #: Between two ranks: different ones that never end are a circle, in which no rank is more to blame than another.
-_POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "Send", "Recv", "wait"})
+_POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "wait", "ssend", "probe"})
+#: mpi4py is compiled, so that its functions are only seen by what the user's line calls.
+_MPI = re.compile(
+    r"\.(i?(?:all)?(?:gather|reduce|scatter|bcast|barrier)v?|alltoall[vw]?|i?s?send|i?recv|sendrecv|m?probe|wait(?:all|any)?"
+    r"|reduce_scatter(?:_block)?|ex?scan)\(",
+    re.IGNORECASE,
+)
+_POLLS = frozenset({"running", "clock", "lock", "unknown"})  # what a rank that asks again and again is seen at
+#: A rank of which no thread uses more than this share of a core moves no data.
+_IDLE = 0.02
 
 
 class Place(NamedTuple):
@@ -23,11 +33,16 @@ class Place(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """Ranks that have come to different collectives, so that none of these can ever be completed."""
+    """Ranks that all wait for each other in a way that none of them can ever end."""
 
     places: dict[int, Place]  # by process
-    cause: tuple[Process, ...]  # the ranks that are elsewhere than most
+    cause: tuple[Process, ...]  # the ranks that are elsewhere than most; all if no rank is more to blame
     victims: tuple[Process, ...]
+
+    @property
+    def together(self) -> bool:
+        """Whether all ranks are at one place, so that what they bring to it cannot fit."""
+        return len(set(self.places.values())) == 1
 
 
 def place_of(process: Process) -> Place | None:
@@ -36,45 +51,69 @@ def place_of(process: Process) -> Place | None:
         return None
     stack = process.stacks[0]
     ours = next((at for at, frame in enumerate(stack) if not _is_library(frame)), len(stack) - 1)
-    return Place(_collective(stack[:ours]), stack[ours])
+    return Place(_collective(stack[:ours]) or (_called(process) if ours == 0 else ""), stack[ours])
 
 
-def find_divergence(look: Look, still: Callable[[int, int], bool]) -> Divergence | None:
-    """Return the ranks that wait in different collectives; None unless every rank is seen to wait for others.
+def ranks_of(look: Look) -> list[tuple[Process, ...]]:
+    """Return the ranks of each job of which all ranks are in the look, by their parent's children.
+
+    A launcher's wrapper, a data loader and a shell inherit a rank's variables: the rank is the outermost with a stack.
+    """
+    known = [process for process in look.processes if process.rank is not None and process.stacks]
+    inherited = {process.pid for process in known}
+    jobs: dict[int, list[Process]] = defaultdict(list)
+    for process in known:
+        if process.parent not in inherited:
+            jobs[process.world_size].append(process)
+    return [
+        tuple(sorted(ranks, key=lambda each: each.rank or 0))
+        for size, ranks in jobs.items()
+        if len(ranks) >= 2 and sorted(each.rank or 0 for each in ranks) == list(range(size or len(ranks)))
+    ]
+
+
+def find_divergence(look: Look, history: History) -> Divergence | None:
+    """Return ranks that wait for each other for ever; None unless every rank of their job is seen to wait for others.
 
     A rank that computes, sleeps or waits for the outside world may still join the others. So nothing is said of it.
     """
-    ranks = [process for process in look.processes if process.rank is not None and process.stacks]
-    # A launcher's wrapper, a data loader and a shell inherit the variables too: the rank is the outermost with a stack.
-    inherited = {process.pid for process in ranks}
-    ranks = [process for process in ranks if process.parent not in inherited]
-    if len(ranks) < 2 or len({p.rank for p in ranks}) != len(ranks) or len(ranks) != ranks[0].world_size:
-        return None
+    found = (_divergence(ranks, history) for ranks in ranks_of(look))
+    return next((each for each in found if each is not None), None)
+
+
+def _divergence(ranks: tuple[Process, ...], history: History) -> Divergence | None:
     places = {process.pid: place for process in ranks if (place := place_of(process)) is not None}
-    if len(places) < len(ranks) or not all(still(p.pid, p.pid) and _waits(p, places[p.pid]) for p in ranks):
+    if len(places) < len(ranks) or not all(_waits(p, places[p.pid], history) for p in ranks):
         return None
     counts = Counter(places.values())
-    if len(counts) < 2 or not any(place.collective for place in counts):
+    if not any(place.collective for place in counts):
         return None
-    if all(place.collective in _POINT_TO_POINT for place in counts):
-        return Divergence(places, tuple(ranks), ())
-    # Ties: a rank outside every collective is the cause, else the rank of the higher number.
-    usual = max(counts, key=lambda place: (counts[place], place.collective != "", -_lowest(ranks, places, place)))
+    if len(counts) == 1 or all(place.collective.lower() in _POINT_TO_POINT for place in counts):
+        return Divergence(places, ranks, ())
+    # Ties: a rank outside every collective is the cause, else one that sends or receives, else that of a higher number.
+    usual = max(counts, key=lambda place: (counts[place], _weight(place), -_lowest(ranks, places, place)))
     cause = tuple(process for process in ranks if places[process.pid] != usual)
     return Divergence(places, cause, tuple(process for process in ranks if process not in cause))
 
 
-def _lowest(ranks: list[Process], places: dict[int, Place], place: Place) -> int:
+def _weight(place: Place) -> int:
+    return 0 if not place.collective else 1 if place.collective.lower() in _POINT_TO_POINT else 2
+
+
+def _lowest(ranks: tuple[Process, ...], places: dict[int, Place], place: Place) -> int:
     return min(process.rank or 0 for process in ranks if places[process.pid] == place)
 
 
-def _waits(process: Process, place: Place) -> bool:
+def _waits(process: Process, place: Place, history: History) -> bool:
     """Whether a rank waits for other ranks, or for a lock: a collective's own wait has a timeout of half an hour."""
+    kind = process.main.kind
+    if place.collective and place.collective == _called(process):  # MPI polls: nothing but its line tells that it waits
+        return kind in _POLLS and history.same_stack(process.pid)
+    if not history.still(process.pid, process.pid):
+        return False
     if place.collective:
-        return process.main.kind not in ("running", "stopped", "disk")
-    return process.main.kind in ("lock", "pipe", "socket", "child", "shared lock", "file lock") and waits_for_lock(
-        process.stacks
-    )
+        return kind not in ("running", "stopped", "disk") and history.cores(process.pid) < _IDLE
+    return kind in CLOSED and waits_for_lock(process.stacks)
 
 
 def _is_library(frame: Frame) -> bool:
@@ -88,6 +127,10 @@ def _collective(frames: Stack) -> str:
             return frame.function
         if frame.function in ("_engine_run_backward", "backward"):
             return "backward"
-        if "/mpi4py/" in frame.file:
-            return frame.function
     return ""
+
+
+def _called(process: Process) -> str:
+    """Return the function of MPI that the line of a rank calls; "" if it calls none."""
+    found = _MPI.search(process.text)
+    return found[1] if found else ""

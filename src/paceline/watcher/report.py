@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 from paceline.narrative import Scene, format_story
 from paceline.watcher.graph import Knot
 from paceline.watcher.ranks import Divergence
-from paceline.watcher.samples import CLOSED, Frame, Process, Stack
+from paceline.watcher.samples import CLOSED, ENDED, Frame, Process, Stack, Wait
 
 _REMEDIES = {
     "rank": "let every rank call the same collectives in the same order: look for a condition on the rank, on data or "
     "on an exception around the lines above (`paceline check` reports such conditions)",
+    "together": "let every rank call it with the same group, sizes, types and root, and as often: all ranks are at one "
+    "line but do not meet there, so look for what differs between them before (`paceline check` reports conditions)",
+    "gil": "do not wait in C code for a lock while holding Python's interpreter lock (release it around the wait)",
     "lock": "take locks in one order everywhere, and release them on every path; a fork while a thread holds a lock "
     "leaves it locked in the child (use the start method spawn)",
     "shared lock": "let the process that took the lock, semaphore or queue give it back, also when it fails",
@@ -26,8 +29,13 @@ _REMEDIES = {
     "stopped": "continue it with `kill -CONT PID`, or find what stopped it: Ctrl-Z, or reading the terminal in the "
     "background",
 }
-#: Further threads of one process whose lines are shown.
-SHOWN_THREADS = 6
+_VERDICTS = {
+    "deadlocked": "deadlocked: nothing can wake it any more",
+    "livelocked": "livelocked: each asks again and again for what another one keeps",
+    "stopped": "stopped",
+}
+#: Further threads of one process that are shown.
+SHOWN_THREADS = 8
 
 
 class Span(NamedTuple):
@@ -37,6 +45,21 @@ class Span(NamedTuple):
     seconds: float
 
 
+class WaitingThread(NamedTuple):
+    """One thread of a hang besides what is said of its process."""
+
+    tid: int
+    waits_for: str
+    held_by: tuple[int, ...]  # threads
+    at: Frame | None
+    role: str  # "cause" or "victim"
+
+    @property
+    def scene(self) -> Scene:
+        """The line about the thread."""
+        return Scene("", f"thread {self.tid} waits for {self.waits_for}{_at(self.at)}")
+
+
 @dataclass(frozen=True)
 class Waiting:
     """One process of a hang."""
@@ -44,21 +67,29 @@ class Waiting:
     pid: int
     label: str
     role: str  # "cause" or "victim"
-    waits_for: str
+    waits_for: str  # of its main thread, or of the first thread that hangs
     waits_for_pids: tuple[int, ...]
     collective: str = ""  # that a rank is in
-    lines: tuple[Frame, ...] = ()  # the user's line of each thread, the main thread's first, where stacks can be had
+    at: Frame | None = None  # the user's line, where the stack can be had
+    threads: tuple[WaitingThread, ...] = ()  # further ones, those that hold each other first
+
+    @property
+    def causing(self) -> str:
+        """The threads that hold each other, where they are only some of the process."""
+        tids = [str(each.tid) for each in self.threads if each.role == "cause"]
+        return f", threads {', '.join(tids)}" if tids and len(tids) < len(self.threads) + 1 else ""
 
     def scenes(self) -> Iterator[Scene]:
-        """Iterate over what is told of the process and of its further threads."""
-        main, others = self.lines[:1], self.lines[1:]
-        where = f" at {_place(main[0])}" if main else ""
+        """Iterate over the lines about the process and about its further threads."""
         if self.collective:
-            yield Scene(self.label, f"is in {self.collective}{where}, waits for {self.waits_for}")
+            yield Scene(self.label, f"is in {self.collective}{_at(self.at)}, waits for {self.waits_for}")
         else:
-            yield Scene(self.label, f"{'is' if self.waits_for == 'stopped' else 'waits for'} {self.waits_for}{where}")
-        for line in others[:SHOWN_THREADS]:
-            yield Scene("", f"and another thread waits at {_place(line)}")
+            yield Scene(
+                self.label, f"{'is' if self.waits_for == 'stopped' else 'waits for'} {self.waits_for}{_at(self.at)}"
+            )
+        yield from (thread.scene for thread in self.threads[:SHOWN_THREADS])
+        if len(self.threads) > SHOWN_THREADS:
+            yield Scene("", f"{len(self.threads) - SHOWN_THREADS} further threads wait too")
 
 
 @dataclass(frozen=True)
@@ -70,71 +101,116 @@ class Report:
     span: Span
     processes: tuple[Waiting, ...]
     remedy: str
+    told_on: str = ""  # the machine whose watcher shows the block, if it is another one
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
-        told = [{**asdict(each), "lines": [line._asdict() for line in each.lines]} for each in self.processes]
+        told = [_plain(each) for each in self.processes]
         found = {"verdict": self.verdict, "probability": self.probability, **self.span._asdict()}
-        return {**found, "processes": told, "remedy": self.remedy}
+        return {**found, "processes": told, "remedy": self.remedy, "told_on": self.told_on}
 
     def text(self) -> str:
         """Return the block that people read."""
         causes = [each for each in self.processes if each.role == "cause"]
         victims = [each for each in self.processes if each.role == "victim"]
-        what = "stopped" if self.verdict == "stopped" else "deadlocked: nothing can wake it any more"
+        what = _VERDICTS[self.verdict]
         clock = datetime.fromtimestamp(self.span.since).strftime("%H:%M:%S")
         head = f"HUNG since {clock} ({self.span.seconds:.0f} s), {what} (probability {self.probability:.2f})"
-        conclusion = "cause: " + ", ".join(each.label for each in causes)
+        if self.told_on:
+            return f"{head}: the watcher on {self.told_on}, where the job's first rank is, shows who waits for whom"
+        conclusion = "cause: " + ", ".join(each.label + each.causing for each in causes)
         if victims:
             conclusion += "; victims: " + ", ".join(each.label for each in victims)
         scenes = [scene for each in [*causes, *victims] for scene in each.scenes()]
         return format_story(head, scenes, conclusion) + f"\n  => {self.remedy}"
 
 
-def _place(line: Frame) -> str:
-    return f"{line.file}:{line.line} in {line.function}"
+def _plain(told: Waiting) -> dict[str, Any]:
+    threads = [{**each._asdict(), "at": each.at and each.at._asdict()} for each in told.threads]
+    return {**asdict(told), "at": told.at and told.at._asdict(), "threads": threads}
 
 
-def report_knot(knot: Knot, probability: float, span: Span) -> Report:
-    """Report processes that nothing can wake; those in the circle are the cause, or the stopped ones."""
+def _at(line: Frame | None) -> str:
+    return f" at {line.file}:{line.line} in {line.function}" if line else ""
+
+
+def report_knot(knot: Knot, probability: float, span: Span, verdict: str = "deadlocked") -> Report:
+    """Report threads that nothing can wake; the processes in the circle are the cause, or the stopped ones."""
     stopped = tuple(p for p in knot.processes if p.main.kind == "stopped")
     causes = stopped or knot.circle or knot.processes
-    told = tuple(_told(process, process in causes) for process in knot.processes)
-    kind = "stopped" if stopped else _kind(causes)
-    return Report("stopped" if stopped else "deadlocked", probability, span, told, _REMEDIES[kind])
+    told = tuple(_told(process, process in causes, knot) for process in knot.processes)
+    kind = "stopped" if stopped else _kind(causes, knot)
+    return Report("stopped" if stopped else verdict, probability, span, told, _REMEDIES[kind])
 
 
 def report_divergence(found: Divergence, probability: float, span: Span) -> Report:
-    """Report ranks that have come to different collectives."""
+    """Report ranks that wait for each other for ever."""
     ranks, told = (*found.cause, *found.victims), []
     for process in ranks:
         place = found.places[process.pid]
-        others = tuple(each for each in ranks if found.places[each.pid] != place)
+        others = tuple(
+            each for each in ranks if each != process and (found.together or found.places[each.pid] != place)
+        )
         wanted = ", ".join(f"rank {each.rank}" for each in others) if place.collective else process.main.on
         role = "cause" if process in found.cause else "victim"
         pids = tuple(each.pid for each in others)
-        told.append(Waiting(process.pid, process.label, role, wanted, pids, place.collective, (place.at,)))
-    return Report("deadlocked", probability, span, tuple(told), _REMEDIES["rank"])
+        told.append(Waiting(process.pid, process.label, role, wanted, pids, place.collective, place.at))
+    first = min(ranks, key=lambda each: each.rank or 0)
+    remedy = _REMEDIES["together" if found.together else "rank"]
+    return Report("deadlocked", probability, span, tuple(told), remedy, first.host)
 
 
-def _kind(causes: tuple[Process, ...]) -> str:
-    kinds = [process.main.kind for process in causes if process.main.kind in CLOSED]
+def _kind(causes: tuple[Process, ...], knot: Knot) -> str:
+    kinds = [
+        t.wait.kind for p in causes for t in p.threads if t.tid in (knot.core or knot.threads) and t.wait.kind in CLOSED
+    ]
     return next((kind for kind in kinds if kind not in ("child", "lock")), kinds[0] if kinds else "lock")
 
 
-def _told(process: Process, is_cause: bool) -> Waiting:
-    main = process.main if process.main.kind != "unknown" else process.threads[0].wait
-    on = "stopped" if main.kind == "stopped" else main.on
-    if main.kind == "lock" and len(process.threads) > 1:
-        on += f" (as its {len(process.threads) - 1} other threads do)"
-    others = [pid for pid in main.by if pid != process.pid]
-    if others and main.kind != "child":
-        on += ", which needs " + ", ".join(f"pid {pid}" for pid in others[:4])
-    lines = tuple(line for stack in process.stacks if (line := _users_line(stack)) is not None)
-    return Waiting(process.pid, process.label, "cause" if is_cause else "victim", on, main.by, lines=lines)
+def _told(process: Process, is_cause: bool, knot: Knot) -> Waiting:
+    """Tell of the threads of a process that hang: the main thread first, then those that hold each other."""
+    stuck = sorted(
+        (each for each in process.threads if each.tid in knot.threads),
+        key=lambda each: (each.tid != process.pid, each.tid not in knot.core),
+    )
+    first, *others = stuck
+    wait = first.wait
+    on = "stopped" if wait.kind == "stopped" else _on(process, wait)
+    needed = [pid for pid in wait.by if pid != process.pid]
+    if needed and wait.kind != "child" and not wait.owners:
+        on += ", which needs " + ", ".join(f"pid {pid}" for pid in needed[:4])
+    told = tuple(
+        WaitingThread(
+            t.tid, _on(process, t.wait), t.wait.owners, line, _role(t.tid in knot.core or (not knot.core and is_cause))
+        )
+        for t in others
+        if (line := users_line(process.stack_of(t.tid))) or t.wait.owners
+    )
+    at = users_line(process.stack_of(first.tid))
+    return Waiting(process.pid, process.label, _role(is_cause), on, wait.by, at=at, threads=told)
 
 
-def _users_line(stack: Stack) -> Frame | None:
+def _role(is_cause: bool) -> str:
+    return "cause" if is_cause else "victim"
+
+
+def _on(process: Process, wait: Wait) -> str:
+    """Return what a thread waits for, and who holds it."""
+    if not wait.owners:
+        return wait.on
+    names = [_thread_name(process, owner) for owner in wait.owners]
+    if wait.on == "the end of a thread":
+        return "the end of " + " and ".join(names)
+    return f"{wait.on} that {' and '.join(names)} holds"
+
+
+def _thread_name(process: Process, tid: int) -> str:
+    if tid == ENDED:
+        return "a thread that has ended"
+    return "the main thread" if tid == process.pid else f"thread {tid}"
+
+
+def users_line(stack: Stack) -> Frame | None:
     """Return the innermost line that lies outside Python's own library; the innermost of all if there is none."""
     own = [frame for frame in stack if "/lib/python3" not in frame.file and not frame.file.startswith("<")]
     return next(iter(own or stack), None)

@@ -7,7 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 #: Threads of other kinds of waits could be woken by something that the watcher cannot see.
-CLOSED = frozenset({"lock", "shared lock", "file lock", "pipe", "socket", "child"})
+CLOSED = frozenset({"lock", "gil", "shared lock", "file lock", "pipe", "socket", "child"})
+
+#: Stands for a thread that has ended among the owners of a lock.
+ENDED = 0
+
+#: Processes of other machines have numbers from this one on, so that no two have the same.
+ELSEWHERE = 10**9
 
 
 class Pace(NamedTuple):
@@ -41,6 +47,8 @@ class Wait(NamedTuple):
     kind: str  # "running", "clock", "outside", "disk", "stopped", "unknown" or one of CLOSED
     by: tuple[int, ...] = ()  # CLOSED: every process of which some thread could end this wait
     on: str = ""  # in words: "pipe 4711", "child 4712"
+    owners: tuple[int, ...] = ()  # the threads that alone can end it, where that is known: they hold the lock
+    timed: bool = False  # it ends by itself too, as a lock does that is asked for with a timeout
 
 
 class Thread(NamedTuple):
@@ -62,6 +70,15 @@ class Frame(NamedTuple):
 Stack = tuple[Frame, ...]
 
 
+class Facts(NamedTuple):
+    """What the watcher of another machine has seen of a rank."""
+
+    still: bool
+    same_stack: bool
+    cores: float
+    seconds: float  # since it is still
+
+
 @dataclass(frozen=True)
 class Process:
     """One process at the moment of a look."""
@@ -74,18 +91,30 @@ class Process:
     rank: int | None = None  # as a launcher has said in the process's environment
     world_size: int = 0  # ranks of the job, on all machines
     stacks: tuple[Stack, ...] = ()  # empty where they cannot be had
+    tids: tuple[int, ...] = ()  # the threads of the stacks, where that is known
     name: str = ""  # that a run of Paceline gives it
+    text: str = ""  # the source line that the main thread of a rank is at
+    host: str = ""  # another machine on which it runs
+    facts: Facts | None = None  # of a process there
+    outside: bool = False  # not of the watched tree, but something in it waits for this process
 
     @property
     def main(self) -> Wait:
         """What the main thread waits for; "unknown" if it has ended."""
         return next((thread.wait for thread in self.threads if thread.tid == self.pid), Wait("unknown"))
 
+    def stack_of(self, tid: int) -> Stack:
+        """Return the stack of a thread; empty where it is not known."""
+        if self.tids:
+            return next((stack for at, stack in zip(self.tids, self.stacks, strict=True) if at == tid), ())
+        return self.stacks[0] if self.stacks and tid == self.pid else ()
+
     @property
     def label(self) -> str:
-        """How people are told of this process."""
+        """The name of this process in reports."""
         name = self.name or (f"rank {self.rank}" if self.rank is not None else "")
-        return f"{name}{name and ', '}pid {self.pid} ({self.command})"
+        where = f" on {self.host}" if self.host else ""
+        return f"{name}{name and ', '}pid {self.pid % ELSEWHERE}{where} ({self.command})"
 
 
 @dataclass(frozen=True)
@@ -100,9 +129,14 @@ class Look:
         """Return one process of the tree."""
         return next((each for each in self.processes if each.pid == pid), None)
 
+    def stacks_of(self, pid: int) -> tuple[Stack, ...]:
+        """Return the stacks of one process."""
+        process = self.process(pid)
+        return process.stacks if process else ()
+
     def with_stacks(self, stacks: Mapping[int, tuple[Stack, ...]]) -> Look:
-        """Return the same look with the Python stacks of some processes."""
-        return replace(self, processes=tuple(replace(p, stacks=stacks.get(p.pid, ())) for p in self.processes))
+        """Return the same look with the Python stacks of further processes."""
+        return replace(self, processes=tuple(replace(p, stacks=stacks.get(p.pid, p.stacks)) for p in self.processes))
 
     def with_names(self, names: Mapping[int, str]) -> Look:
         """Return the same look with names of some processes."""
@@ -126,10 +160,18 @@ def glance_from(data: dict[str, Any]) -> Glance:
 
 def look_from(data: dict[str, Any]) -> Look:
     """Read a look that was written as JSON."""
-    return Look(data["at"], tuple(_process_from(each) for each in data["processes"]), data.get("time", 0.0))
+    return Look(data["at"], tuple(process_from(each) for each in data["processes"]), data.get("time", 0.0))
 
 
-def _process_from(data: dict[str, Any]) -> Process:
-    threads = tuple(Thread(tid, Wait(kind, tuple(by), on)) for tid, (kind, by, on) in data["threads"])
+def process_from(data: dict[str, Any]) -> Process:
+    """Read a process that was written as JSON."""
+    threads = tuple(Thread(tid, _wait_from(*wait)) for tid, wait in data["threads"])
     stacks = tuple(tuple(Frame(*frame) for frame in stack) for stack in data["stacks"])
-    return Process(**{**data, "threads": threads, "stacks": stacks})
+    facts = Facts(*data["facts"]) if data.get("facts") else None
+    return Process(
+        **{**data, "threads": threads, "stacks": stacks, "tids": tuple(data.get("tids", ())), "facts": facts}
+    )
+
+
+def _wait_from(kind: str, by: list[int], on: str, owners: list[int] | tuple[()] = (), timed: bool = False) -> Wait:
+    return Wait(kind, tuple(by), on, tuple(owners), timed)

@@ -10,13 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.runs.live import read_live
+from paceline.runs.live import HANG, read_live
 from paceline.watcher.report import Report
+from paceline.watcher.share import Share
 from paceline.watcher.stacks import environment
 from paceline.watcher.trace import BLOCK, Trace
 from paceline.watcher.watch import Watch, pace
@@ -32,6 +33,9 @@ class Actions:
     kill_after: float | None = None  # seconds after the block
     command: str | None = None  # for the shell; reads the report as JSON
     save: Path | None = None
+    show: Callable[[str], None] | None = None  # the live screen
+    share: Path | None = None  # where the watchers of several machines meet
+    run: Path | None = None  # the run of Paceline that is watched
 
 
 @dataclass
@@ -103,7 +107,7 @@ def watch_command(command: Sequence[str], actions: Actions) -> Outcome:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it puts in the background without it
     with tempfile.TemporaryDirectory(prefix="paceline-watch-") as folder, _started(command, Path(folder)) as process:
-        watch = Watch(process.pid, Path(folder))
+        watch = Watch(process.pid, Path(folder), share=_share(actions))
         try:
             outcome = _follow(watch, actions, lambda: process.poll() is None)
             outcome.exit_code = process.wait()
@@ -124,7 +128,7 @@ def watch_process(pid: int, actions: Actions, seconds: float | None = None) -> O
     """Watch a process and its descendants until it hangs, ends, or a time is over."""
     if pid < 1 or not Path(f"/proc/{pid}").exists():
         raise UsageError(f"--pid {pid}: there is no such process on this machine")
-    return _until_hung(Watch(pid), actions, seconds)
+    return _until_hung(Watch(pid, share=_share(actions)), actions, seconds)
 
 
 def watch_run(run: Path, actions: Actions, seconds: float | None = None) -> Outcome:
@@ -132,7 +136,12 @@ def watch_run(run: Path, actions: Actions, seconds: float | None = None) -> Outc
     live = read_live(run)
     if live is None or not live.process.alive:
         raise UsageError(f"--run {run}: no run goes on there; name the folder of one that does")
-    return _until_hung(Watch(live.process.pid, names=lambda: _workers(run)), actions, seconds)
+    watch = Watch(live.process.pid, names=lambda: _workers(run), share=_share(actions))
+    return _until_hung(watch, replace(actions, run=run), seconds)
+
+
+def _share(actions: Actions) -> Share | None:
+    return Share(actions.share) if actions.share is not None else None
 
 
 def _workers(run: Path) -> Mapping[int, str]:
@@ -146,6 +155,13 @@ def _until_hung(watch: Watch, actions: Actions, seconds: float | None) -> Outcom
 
 
 def _follow(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: bool = False) -> Outcome:
+    try:
+        return _ticking(watch, actions, goes_on, once)
+    finally:
+        watch.close()
+
+
+def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: bool) -> Outcome:
     """Tick until the end; with `once` until the first hang, unless that is to be ended."""
     outcome = Outcome()
     started, ticks, kill_at = time.monotonic(), 0, None
@@ -164,6 +180,8 @@ def _follow(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: b
             actions.tell(f"ended it with SIGKILL, {actions.kill_after:g} s after it was found to hang")
             watch.kill()
             return outcome
+        if actions.show is not None:
+            actions.show(watch.screen())
         ticks += 1
         pace(started, ticks)
     if once:
@@ -173,6 +191,8 @@ def _follow(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: b
 
 def _act(report: Report, watch: Watch, actions: Actions) -> None:
     actions.tell(report.text())
+    if actions.run is not None and actions.run.is_dir():
+        (actions.run / HANG).write_text(report.text() + "\n")
     if actions.save is not None:
         actions.save.mkdir(parents=True, exist_ok=True)
         (actions.save / BLOCK).write_text(report.text() + "\n")

@@ -49,6 +49,7 @@ class Trace:
             if isinstance(each, Glance):
                 history.add(each)
             else:
+                history.observe(each)
                 found = judge(history, each, before.of(each))
                 reports += [found] if found else []
         return reports

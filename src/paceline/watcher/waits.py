@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.watcher.holders import Holders
+from paceline.watcher.interpreter import Interpreter, read_interpreter
+from paceline.watcher.memory import peek
+from paceline.watcher.mutex import owner_of_mutex
 from paceline.watcher.samples import CLOSED, Wait
 from paceline.watcher.syscalls import F_OFD_SETLKW, F_SETLKW, READS, WRITES, Call, parse_call
 
@@ -29,6 +32,13 @@ class Waits:
     def __init__(self, tree: tuple[int, ...]) -> None:
         self._tree = tree
         self._holders = Holders()
+        self._interpreters: dict[int, Interpreter | None] = {}
+
+    def interpreter(self, pid: int) -> Interpreter | None:
+        """Return the state of Python in a process, read once."""
+        if pid not in self._interpreters:
+            self._interpreters[pid] = read_interpreter(pid)
+        return self._interpreters[pid]
 
     def of(self, pid: int, tid: int, state: str) -> Wait:
         """Return what a thread in a scheduler state (R, S, D, T, ...) waits for."""
@@ -42,6 +52,9 @@ class Waits:
         if state == "D":
             return Wait("disk", on=call.name)
         if call.ends_by_itself:
+            known = self._futex(pid, call) if call.name == "futex" else None
+            if known is not None and known.owners:
+                return known._replace(timed=known.kind != "gil")  # what waits for the interpreter asks again at once
             return Wait("clock", on=f"{call.name} with a timeout")
         return self._without_timeout(pid, tid, call)
 
@@ -61,11 +74,33 @@ class Waits:
         return self._any(self._descriptor(pid, fd, reads) for fd, reads in polled) if polled else Wait("unknown")
 
     def _futex(self, pid: int, call: Call) -> Wait:
+        address = call.arguments[0]
+        interpreter = self.interpreter(pid)
         if call.is_private:
-            return Wait("lock", (pid,), "a lock of its own process")
-        holders = self._holders.of_memory(pid, call.arguments[0])
-        # Not in shared memory: glibc waits for the end of a thread in this way.
-        return Wait("shared lock", holders or (pid,), "a lock in shared memory" if holders else "the end of a thread")
+            if interpreter is not None and interpreter.gil[0] <= address < interpreter.gil[1]:
+                return Wait("gil", (pid,), "Python's interpreter lock", interpreter.owners(address))
+            if interpreter is not None and (joined := interpreter.ending(address)):
+                return Wait("lock", (pid,), "the end of a thread", joined)
+            owners = (interpreter.owners(address) if interpreter else ()) or owner_of_mutex(pid, address)
+            return Wait("lock", (pid,), "a lock of its own process", owners)
+        holders = self._holders.of_memory(pid, address)
+        if not holders:  # glibc waits for the end of a thread in this way: for its number to become 0
+            ending = call.arguments[2] & 0xFFFFFFFF
+            owners = (ending,) if os.path.exists(f"/proc/{pid}/task/{ending}") else ()
+            return Wait("lock", (pid,), "the end of a thread", owners)
+        owners = owner_of_mutex(pid, address) or self._owners_of_semaphore(pid, address, holders)
+        return Wait("shared lock", holders, "a lock in shared memory", owners)
+
+    def _owners_of_semaphore(self, pid: int, address: int, holders: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the threads in whose `with` block a lock of multiprocessing is."""
+        place = self._holders.place(pid, address)
+        read = [(each, found) for each in holders if (found := self.interpreter(each)) is not None]
+        return tuple(
+            thread.tid
+            for each, found in read
+            for thread in found.threads
+            if any(self._holders.place(each, held) == place for held in thread.holds)
+        )
 
     def _child(self, pid: int, call: Call) -> Wait:
         wanted = call.arguments[0 if call.name == "wait4" else 1] & 0xFFFFFFFF
@@ -142,22 +177,12 @@ def _polled(pid: int, call: Call) -> list[tuple[int, bool]]:
     if call.name.startswith("epoll"):
         return [(call.arguments[0], True)]
     if call.name in ("poll", "ppoll"):
-        data = _memory(pid, call.arguments[0], 8 * min(call.arguments[1], 4096))
+        data = peek(pid, call.arguments[0], 8 * min(call.arguments[1], 4096))
         asked = [struct.unpack_from("=iH", data, at) for at in range(0, len(data), 8)]
         return [(fd, bool(events & _POLLIN)) for fd, events in asked if fd >= 0 and events & (_POLLIN | _POLLOUT)]
     if call.name in ("select", "pselect6"):
         size = (min(call.arguments[0], 1024) + 7) // 8
-        sets = [(_memory(pid, call.arguments[at], size), at == 1) for at in (1, 2) if call.arguments[at]]
+        sets = [(peek(pid, call.arguments[at], size), at == 1) for at in (1, 2) if call.arguments[at]]
         return [(8 * at + bit, reads) for data, reads in sets for at, byte in enumerate(data) for bit in range(8)
                 if byte >> bit & 1]  # fmt: skip
     return []
-
-
-def _memory(pid: int, address: int, size: int) -> bytes:
-    """Read memory of another process; empty where that is not allowed."""
-    try:
-        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            memory.seek(address)
-            return memory.read(size) or b""
-    except (OSError, OverflowError, ValueError):
-        return b""

@@ -16,9 +16,15 @@ from paceline.watcher.history import History
 from paceline.watcher.judge import Schedule, judge, suspected
 from paceline.watcher.report import Report
 from paceline.watcher.samples import Look
+from paceline.watcher.screen import screen
+from paceline.watcher.share import Share
 from paceline.watcher.trace import Before, Trace
 
 INTERVAL = 1.0  # seconds between two glances
+#: The list of processes is read anew every second glance: it costs as much as a glance.
+TREE_TICKS = 2
+#: The live screen shows what processes waited for this many seconds ago at most.
+SCREEN_AGE = 4.0
 #: Stacks of the same processes are asked for again after this many seconds at the earliest: the signal wakes them.
 STACKS_PAUSE = 30.0
 
@@ -32,17 +38,24 @@ class Watch:
         stacks_folder: Path | None = None,
         names: Callable[[], Mapping[int, str]] = dict,
         keep: int | None = 120,
+        share: Share | None = None,
     ) -> None:
         self._root, self._stacks_folder, self._names = root, stacks_folder, names
         self._history, self._schedule, self._before = History(), Schedule(), Before()
         self._asked: tuple[frozenset[int], float] = (frozenset(), -STACKS_PAUSE)
+        self._share = share
+        self._ticks = 0
+        self._look: Look | None = None
         self._pids: tuple[int, ...] = ()
+        self._outside: frozenset[int] = frozenset()  # processes that the tree waited for in the newest look
         self.trace = Trace(keep=keep)
 
     def tick(self) -> Report | None:
         """Take a glance and, where there is a reason to, a look; return what hangs."""
-        self._pids = proc.tree([self._root])
-        glance = proc.glance(self._pids)
+        if self._ticks % TREE_TICKS == 0:
+            self._pids = proc.tree([self._root])
+        self._ticks += 1
+        glance = proc.glance([*self._pids, *(pid for pid in self._outside if pid not in self._pids)])
         self._history.add(glance)
         self.trace.samples.append(glance)
         return self._examine() if self._schedule.due(self._history) else None
@@ -50,7 +63,7 @@ class Watch:
     @property
     def ended(self) -> bool:
         """Whether no process of the tree was left at the last glance."""
-        return not self._history.last.threads
+        return not any(pid in self._history.last.threads for pid in self._pids)
 
     def verdict(self) -> tuple[str, float]:
         """Return the most probable verdict at this moment, and its probability."""
@@ -58,6 +71,18 @@ class Watch:
             return "ended", 1.0
         scores = probabilities(footprint(self._history, proc.look(self._pids)))
         return max(scores.items(), key=lambda item: item[1])
+
+    def screen(self) -> str:
+        """Return the table of the tree's processes, as the newest look has them."""
+        if self._look is None or self._history.last.at - self._look.at > SCREEN_AGE:
+            self._look = proc.look(self._pids).with_names(self._names())
+        scores = probabilities(footprint(self._history, self._look))
+        return screen(self._history, self._look, max(scores.items(), key=lambda item: item[1]))
+
+    def close(self) -> None:
+        """Leave the shared folder."""
+        if self._share is not None:
+            self._share.close()
 
     def kill(self) -> None:
         """End the tree with SIGKILL, all processes stopped first so that none starts another."""
@@ -67,19 +92,28 @@ class Watch:
                     os.kill(pid, number)
 
     def _examine(self) -> Report | None:
+        started = time.thread_time()
         look = proc.look(self._pids).with_names(self._names())
         before = self._before.of(look)
         suspects = suspected(self._history, look)
         if suspects and before is not None:
             look = self._with_stacks(look, suspects)
-        elif suspects:
-            self._schedule.confirm(look.at)
+        self._history.observe(look)
+        if self._share is not None:
+            look = self._share.merge(look, self._history)
+            self._history.observe(look)
+        self._look = look
         self.trace.samples.append(look)
+        self._outside = frozenset(each.pid for each in look.processes if each.outside)
+        self._schedule.ranks = any(process.rank is not None for process in look.processes)
+        self._schedule.took(time.thread_time() - started)
+        self._schedule.confirm(look.at, suspects)
         return judge(self._history, look, before)
 
     def _with_stacks(self, look: Look, pids: frozenset[int]) -> Look:
         asked, at = self._asked
-        if self._stacks_folder is None or (pids <= asked and look.at - at < STACKS_PAUSE):
+        pids = frozenset(pid for pid in pids if not look.stacks_of(pid))  # of other versions of Python
+        if not pids or self._stacks_folder is None or (pids <= asked and look.at - at < STACKS_PAUSE):
             return look
         self._asked = (pids, look.at)
         return look.with_stacks(stacks.ask(self._stacks_folder, pids))

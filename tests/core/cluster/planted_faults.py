@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from paceline.core.cluster.applied import Applied
 from paceline.core.cluster.desk import DeskMachine
+from paceline.core.cluster.followers import NEVER
 from paceline.core.cluster.messages import (
     NONE,
     Acknowledged,
@@ -22,9 +23,10 @@ from paceline.core.cluster.messages import (
     Replicated,
 )
 from paceline.core.cluster.outputs import Output, Send
-from paceline.core.cluster.shard import NEVER, ShardMachine
+from paceline.core.cluster.shard import ShardMachine
 from paceline.core.cluster.views import EPOCH_BITS, ShardViews, Trust
 from paceline.core.cluster.worker import Stage, WorkerMachine
+from paceline.core.server.gates.backup import Backup
 from paceline.engines.virtual.network import Machines
 
 # Of a shard server
@@ -161,6 +163,13 @@ class WaitsForEver(ShardMachine):
         return Send(to, message._replace(missing=NONE))  # type: ignore[union-attr]
 
 
+class TakesOldGradients(ShardMachine):
+    """Gathers whatever comes, also what was computed from the parameters of an earlier round."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments[:-1])
+
+
 # Of a desk
 
 
@@ -264,6 +273,7 @@ def _plants() -> Iterator[Plant]:
     ):  # fmt: skip
         yield Plant(Machines(desk=desk), {})
     yield Plant(Machines(worker=ForgetsItsBatch), {})
+    yield Plant(Machines(shard=TakesOldGradients), {"gathers": 2, "gate": Backup(2), "shards": 1})
 
 
 def _name(plant: Plant) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.cluster.messages import KINDS, Acknowledged, View, Views, pack, unpack
+from paceline.core.server.gates.backup import Backup
 from paceline.engines.virtual.network import History, Scenario, first_fault
 from paceline.errors import ProtocolError
 from tests.core.cluster.planted_faults import PLANTED
@@ -25,6 +26,14 @@ FOUND = [pytest.param(name, marks=[pytest.mark.soak] if name in RARE else []) fo
 def test_no_history_of_5000_seeds_breaks_a_promise(part: int) -> None:
     found = first_fault(range(part, SEEDS, PARTS))
     assert found is None, History(Scenario.draw(found[0]), tell=True).tell()
+
+
+def test_rounds_are_made_of_gradients_of_their_own_parameters() -> None:
+    """Under `backup` a push from older parameters is computed again, whatever happens to servers, workers and desk."""
+    for needed in (1, 2, 3):
+        settings = {"gathers": needed, "gate": Backup(needed), "shards": 1}
+        found = first_fault(range(100), **settings)
+        assert found is None, History(Scenario.draw(found[0], **settings), tell=True).tell()
 
 
 @pytest.mark.parametrize("name", FOUND)

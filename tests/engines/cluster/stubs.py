@@ -30,6 +30,8 @@ class Notes:
         self.peers: set[Peer] = set()
         self.dialled: list[Address] = []
         self.events: list[Event] = []
+        #: Who was left, and why.
+        self.refused: list[tuple[Peer, str]] = []
         #: What was posted: to whom, its kind, its integers, its body.
         self.posted: list[tuple[Peer, int, tuple[int, ...], bytes]] = []
 
@@ -37,6 +39,9 @@ class Notes:
         self.dialled.append(address)
 
     def wake(self) -> None: ...
+
+    def refuse(self, peer: Peer, why: str) -> None:
+        self.refused.append((peer, why))
 
     def poll(self, timeout: float) -> list[Event]:
         found, self.events = self.events, []

@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 import paceline as pl
 from paceline.engines.cluster import head_node
 from paceline.runs.trace import Kind, Trace
-from tests.engines.cluster.held import job
+from paceline.testing.survival.proofs import applied_once
+from tests.engines.cluster.held import BATCH, SAMPLES, is_late, job
 from tests.engines.cluster.nodes import PATIENCE, Nodes, free_port, nodes, told
 from tests.engines.cluster.test_deaths import gap, oracle
 
+EPOCHS = 40  # of plans with servers, whose workers are held only when a checkpoint is there
 
-def _held_at_a_checkpoint(folder: Path, plan: str) -> tuple[Nodes, Path]:
-    """Start three nodes; return them when their workers are held and a checkpoint before that is written."""
-    (folder / "hold").touch()
-    ran = nodes(folder, 3, [plan], checkpoint_every=5)
-    ran.held(3)
+
+def _held_at_a_checkpoint(folder: Path, plan: str, until: str = "", **job: Any) -> tuple[Nodes, Path]:
+    """Start three nodes; return them when workers are held and a checkpoint before that is written.
+
+    Under plans with servers one that is held may keep the others waiting: the next checkpoint needs its batch.
+    """
+    (folder / "hold").write_text(until)
+    ran = nodes(folder, 3, [plan], checkpoint_every=5, job=job)
+    ran.held(1 if until else 3)
     until = time.monotonic() + PATIENCE
-    while not (found := list((folder / "runs").glob("*/checkpoints/15"))):
+    while not (found := [each for each in (folder / "runs").glob("*/checkpoints/*") if is_late(each)]):
         assert time.monotonic() < until, [each.err.read_text() for each in ran.running]
         time.sleep(0.01)
     return ran, found[0].parents[1]
 
 
-def _resumed(folder: Path, count: int, run: Path) -> dict[str, Any]:
+def _resumed(folder: Path, count: int, run: Path, **job: Any) -> dict[str, Any]:
     """Resume a run on so many nodes; return what rank 0 says."""
     other = folder / f"resumed-{count}"
     other.mkdir()
-    return told(nodes(other, count, [None], resume=str(run)).end()[0])[0]
+    return told(nodes(other, count, [None], resume=str(run), job=job).end()[0])[0]
+
+
+def _end_orphans(folder: Path) -> None:
+    """End the servers of a node that was killed: here they come from the tests' forkserver, which lives on.
+
+    Those of a real node end with its own forkserver.
+    """
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == str(folder):
+                process.kill()
 
 
 def test_after_the_head_was_lost_the_run_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
@@ -50,6 +69,35 @@ def test_after_the_head_was_lost_the_run_is_resumed_from_its_checkpoint(tmp_path
     assert gap(found["state"], oracle(tmp_path, "ring", 3)) < 1e-9
     assert pl.replay(run).matches
     assert len(Trace.open(run / "trace.arrow").of_kind(Kind.RESUME)) == 1
+
+
+@pytest.mark.parametrize("plan", ["downpour:shards=2", pytest.param("ssp:bound=2", marks=pytest.mark.soak)])
+def test_servers_are_resumed_with_another_number_of_nodes(tmp_path: Path, plan: str) -> None:
+    """Every batch is in the model once, and the whole run is replayed, its parts with different workers and servers."""
+    ran, run = _held_at_a_checkpoint(tmp_path, plan, "checkpoint", epochs=EPOCHS)
+    ran.kill(0)
+    for each in ran.end()[1:]:
+        assert f"paceline train --resume {run}" in each.err
+    _end_orphans(tmp_path)
+    (tmp_path / "hold").unlink()
+    found = _resumed(tmp_path, 2, run, epochs=EPOCHS)
+    assert found["summary"]["workers"] == 2
+    assert not (wrong := applied_once(run, EPOCHS * -(-SAMPLES // BATCH))), wrong
+    assert pl.replay(run).matches
+    resumed = Trace.open(run / "trace.arrow").of_kind(Kind.RESUME)
+    assert len(resumed) == (2 if "shards" in plan else 1)
+    assert all(resumed["version"] == resumed["update"][0])
+
+
+@pytest.mark.soak
+def test_servers_of_several_machines_are_resumed_on_one_and_what_a_codec_owes_is_kept(tmp_path: Path) -> None:
+    ran, run = _held_at_a_checkpoint(tmp_path, "downpour:codec=onebit", "checkpoint", epochs=EPOCHS)
+    ran.kill(0, signal.SIGINT)
+    ran.release()
+    assert f"paceline train --resume {run}" in ran.end()[0].err
+    torch.set_num_threads(1)
+    assert pl.train(resume=run, max_updates=None).summary()["updates"] == EPOCHS * -(-SAMPLES // BATCH)
+    assert pl.replay(run).matches
 
 
 @pytest.mark.parametrize("plan", [pytest.param("tree", marks=pytest.mark.soak), "local_sgd:every=3"])

@@ -116,7 +116,7 @@ def _held(folder: Path) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _trusts_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether strangers are let in costs a process that imports Ray; one test asks it."""
+    """Whether anyone may connect costs a process that imports Ray; one test asks it."""
     monkeypatch.setattr(ray_session, "refuse_open", lambda head: None)
 
 
@@ -241,13 +241,13 @@ def test_more_workers_than_cpus_end_at_the_deadline(cluster: ray_session.RaySess
 
 
 @pytest.mark.soak
-def test_a_cluster_of_its_own_asks_strangers_for_a_token(cluster: ray_session.RaySession) -> None:
-    assert not ray_session.lets_strangers_in(cluster.head)
+def test_a_cluster_of_its_own_asks_for_a_token(cluster: ray_session.RaySession) -> None:
+    assert not ray_session.accepts_anyone(cluster.head)
 
 
 def test_an_open_head_is_refused_and_one_on_loopback_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(ray_session, "lets_strangers_in", lambda head: True)
+    monkeypatch.setattr(ray_session, "accepts_anyone", lambda head: True)
     ray_session.refuse_open(Address("127.0.0.1", 6379))
     with pytest.raises(SecurityError, match="RAY_AUTH_MODE=token"):
         ray_session.refuse_open(Address("192.0.2.1", 6379))

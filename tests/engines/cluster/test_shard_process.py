@@ -21,6 +21,7 @@ from paceline.core.cluster.messages import (
     Status,
     pack,
 )
+from paceline.core.cluster.outputs import Apply
 from paceline.engines.cluster.servers.shard_process import ShardProcess
 from paceline.engines.cluster.servers.shard_state import ShardState
 from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
@@ -85,10 +86,20 @@ def test_a_worker_is_shown_what_the_backup_has_and_nothing_newer() -> None:
     _get(server, hub, BACKUP, Replicated(VIEW, 2))
     expected = []
     for version, vector in enumerate(vectors, 1):
-        alone.apply(version, version - 1, vector)
+        alone.apply(Apply(version, version - 1, 0, 0), vector)
         expected.append(bytes(alone.values))
     answers = [each for each in hub.posted if each[1] == pushed]
     assert [(peer, ints[-1]) for peer, _, ints, _ in answers] == [(peer_of(FIRST), 1), (peer_of(SECOND), 2)]
     assert [body for *_, body in answers] == expected
     assert expected[0] != expected[1]
     assert len(server.state.vectors) == 2  # type: ignore[union-attr]
+
+
+def test_who_sends_what_is_no_gradient_is_left_and_named_and_nothing_is_counted() -> None:
+    hub = Notes()
+    server = shard_server(hub)
+    _get(server, hub, DESK, Propose(1, 0, VIEW, (0,)))
+    _get(server, hub, FIRST, Push(0, VIEW, 0, 0), b"short")
+    assert [peer for peer, _ in hub.refused] == [peer_of(FIRST)]
+    assert "a gradient of 5 bytes" in hub.refused[0][1]
+    assert (server.machine.version, server.machine.applied.end) == (0, 0)

@@ -97,6 +97,15 @@ def test_worker_primary_backup_and_desk_are_killed_in_one_run(tmp_path: Path) ->
         assert not (wrong := replayed(run)), wrong
 
 
+def test_replicas_go_on_with_their_centre_when_a_worker_and_the_primary_are_killed(tmp_path: Path) -> None:
+    with started(tmp_path, Program("diloco:mode=asynchronous,every=3", 2, BATCHES, 0.01), held=True) as (ran, _):
+        scene = Scene(ran)
+        scene.mended(scene.do(FaultKind.KILL_PRIMARY), "noticed", "served")
+        scene.mended(scene.do(FaultKind.KILL_WORKER), "noticed", "replaced")
+        run = scene.finish()
+        assert not (wrong := replayed(run)), wrong
+
+
 def _live_names_every_process(scene: Scene) -> None:
     """live.json comes to name the processes that the events tell of, by what they do."""
 
@@ -120,11 +129,13 @@ def test_a_stopped_primary_is_replaced_and_becomes_a_backup_when_it_wakes(tmp_pa
         assert not (wrong := replayed(run)), wrong
 
 
-def test_a_lost_node_is_replaced_by_spares_on_others_and_never_beside_the_primary(tmp_path: Path) -> None:
-    with started(tmp_path, Program("downpour:shards=2", 3, BATCHES, 0.01), held=True) as (ran, _):
+def test_a_lost_node_is_replaced_by_spares_on_others_and_takes_part_when_it_is_started_again(tmp_path: Path) -> None:
+    with started(tmp_path, Program("downpour:shards=2", 3, BATCHES, 0.01), held=True) as (ran, head):
         scene = Scene(ran)
         fault = scene.do(FaultKind.KILL_NODE)
         scene.until(lambda: all(_apart(scene, shard, fault.rank) for shard in (0, 1)), "backups on the other nodes")
+        ran.start(fault.rank, None, head)
+        scene.until(lambda: _works(scene, fault.rank), "a worker and a spare on a node that was started again")
         run = scene.finish([fault.rank])
         nodes = 3
         for event in read_events(run):
@@ -133,14 +144,20 @@ def test_a_lost_node_is_replaced_by_spares_on_others_and_never_beside_the_primar
         assert not (wrong := replayed(run)), wrong
 
 
+def _works(scene: Scene, rank: int) -> bool:
+    kinds = [event.process for event in scene.picture.alive.values() if event.rank == rank]
+    return kinds.count(ProcessKind.WORKER) == 1 and kinds.count(ProcessKind.SERVER) >= 1
+
+
 def _apart(scene: Scene, shard: int, lost: int) -> bool:
     members = scene.picture.views[shard]
     return len(members) == 2 and all(number % 3 != lost for number in members)
 
 
-def test_a_stopped_desk_is_replaced(tmp_path: Path) -> None:
-    with started(tmp_path, Program("downpour", 2, BATCHES, 0.01), held=True) as (ran, _):
+def test_a_primary_is_killed_and_a_desk_is_stopped_under_backup(tmp_path: Path) -> None:
+    with started(tmp_path, Program("backup:backups=1", 3, BATCHES, 0.01), held=True) as (ran, _):
         scene = Scene(ran)
+        scene.mended(scene.do(FaultKind.KILL_PRIMARY), "noticed", "served")  # some pushes of a round may be held
         scene.mended(scene.do(FaultKind.STOP_DESK, 10.0), "noticed", "replaced")
         run = scene.finish()
         assert not (wrong := replayed(run)), wrong

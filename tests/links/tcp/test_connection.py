@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import FrameError, PeerLost
-from paceline.links.tcp.connection import Connection
+from paceline.links.tcp.connection import LONGEST_DELAY, Connection
 from paceline.links.tcp.frame import HEARTBEAT, LEAVE, Frame, Limits
 from paceline.links.tcp.leaving import leave
 from tests.links.tcp.conftest import PATIENCE, MakePair, next_frame
@@ -100,10 +100,20 @@ def test_what_a_peer_said_before_it_ended_can_be_read_after_a_post_in_vain(make_
     assert next_frame(second).ints == (7,)
 
 
+def test_a_heartbeat_says_how_late_its_process_runs(make_pair: MakePair) -> None:
+    """On a machine that has too much to do heartbeats come late: their process is given more time, but not any time."""
+    first, second = make_pair()
+    for said, taken in ((400_000_000, 400_000_000), (LONGEST_DELAY + 1, LONGEST_DELAY), (-5, 0)):
+        second.beat(second.sent + 1, 0, said)
+        second.post(16)
+        assert next_frame(first).kind == 16
+        assert first.delay == taken
+
+
 def test_a_connection_that_is_left_delivers_everything_first(make_pair: MakePair) -> None:
     """Heartbeats lie unread at its end, so that the kernel resets the connection when it is closed."""
     first, second = make_pair()
-    second.post(HEARTBEAT)
+    second.post(HEARTBEAT, (7,))
     for number in range(50):
         first.post(16, (number,))
     leave([first], PATIENCE)

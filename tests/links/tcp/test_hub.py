@@ -327,3 +327,16 @@ def test_an_address_that_nobody_answers_is_given_up(hubs: list[Hub]) -> None:
     (event,) = until(hubs, bool)
     assert isinstance(event, Unreached)
     assert event.address == address
+
+
+def test_a_pump_that_runs_late_says_so_until_it_is_forgotten_and_a_stop_is_no_delay() -> None:
+    pump = Pump()
+    pump.close()
+    nap, second = pump._nap * 1_000_000, 1_000_000_000
+    pump._measure(nap + second)
+    assert pump.delay == second
+    pump._measure(nap + 20 * second)  # it was stopped
+    assert 0.9 * second < pump.delay < second
+    for _ in range(8 * 20):
+        pump._measure(nap)
+    assert pump.delay < second / 8

@@ -215,7 +215,7 @@ def test_strangers_that_say_nothing_keep_nobody_out(hubs: list[Hub]) -> None:
         except (BrokenPipeError, ConnectionResetError):
             continue
     assert Arrived(Peer(2, 9)) in until([target.desk, honest], lambda events: len(events) == 2)
-    assert len(target.desk._entrance._strangers) <= PLACES
+    assert len(target.desk._entrance._waiting) <= PLACES
     assert target.exchange() == []
     for stranger in silent:
         stranger.close()

@@ -25,6 +25,7 @@ from paceline.errors import UsageError, suggest
 from paceline.runs.progress import Progress
 from paceline.runs.record import Evaluation, RunRecord, read_record
 from paceline.runs.run import Run
+from paceline.runs.trace import Kind
 
 EVERY = 1.0  # seconds between two rows of the training itself, at least
 
@@ -51,6 +52,8 @@ class Logger:
         self._open = False
         #: Seconds of training before which nothing more is written about it.
         self._next = 0.0
+        #: What workers measured last.
+        self._measured: dict[str, float] = {}
 
     def on_train_start(self, training: Training) -> None:
         """Open the sink."""
@@ -62,10 +65,12 @@ class Logger:
         self._open = True
 
     def on_update_end(self, training: Training, progress: Progress) -> None:
-        """Write the training loss and the speed."""
+        """Write the training loss, the speed and what workers measured."""
+        self._measured |= _measured(progress)
         if progress.seconds >= self._next:
             self._next = progress.seconds + EVERY
-            self.sink.write(progress.updates, progress.seconds, _of_progress(progress))
+            self.sink.write(progress.updates, progress.seconds, _of_progress(progress) | self._measured)
+            self._measured = {}
 
     def on_evaluation_end(self, training: Training, evaluation: Evaluation, model: Any) -> None:
         """Write every figure of an evaluation."""
@@ -110,3 +115,14 @@ def _logger(text: str) -> Logger:
 def _of_progress(progress: Progress) -> dict[str, float]:
     figures = {"samples_per_second": progress.samples / progress.seconds if progress.seconds > 0 else 0.0}
     return figures if progress.loss is None else {"train_loss": progress.loss, **figures}
+
+
+def _measured(progress: Progress) -> dict[str, float]:
+    """Return the newest learning rate, gradient norm and memory of a worker in these rows, by name."""
+    found = {}
+    for kind in (Kind.LEARNING_RATE, Kind.GRADIENT_NORM, Kind.MEMORY):
+        for rows in progress.rows:
+            values = rows["value"][rows["kind"] == kind]
+            if len(values):
+                found[kind.name.lower()] = float(values[-1])
+    return found

@@ -117,7 +117,7 @@ def _behaviour(fn: Function, facts: Facts) -> Behaviour | None:
 
 
 def _on_one_rank(fn: Function, calls: list[Call], facts: Facts) -> Iterator[tuple[Call, str]]:
-    """The calls of other files that one side of a test of the rank makes, and that the function makes nowhere else."""
+    """The calls of other files that one side of a test of the rank makes, and the rest of the function does not."""
     often = Counter(call.target for call in calls)
     outside = [call for call in calls if not call.target.startswith(":") and often[call.target] == 1]
     for test in fn.tests if outside else ():

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from paceline.check.accesses import Access
 from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.declarations import Class, Function
+from paceline.check.evidence import CLAIMS, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_caught, is_shared, own_locks
-from paceline.check.sharing import THREAD_WORDS, filled_at_once, removed_at_once
+from paceline.check.sharing import filled_if_missing, overlap, removed_at_once
 from paceline.check.summaries import Facts
 
 
@@ -30,37 +31,43 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _vanishes(accesses, facts)
             yield from _removed(accesses, cls)
             yield from _filled(accesses, cls)
-    for accesses in _shared(facts):
-        yield from _at_once(accesses, facts)
+    for accesses, sign in _shared(facts):
+        yield from _at_once(accesses, sign, facts)
     for accesses in accesses_of_globals(facts).values():
         yield from _filled(accesses, None)
     yield from _locked(facts)
 
 
-def _shared(facts: Facts) -> Iterator[list[Access]]:
-    """The accesses of every attribute and global of a file that starts threads."""
-    if facts.has_threads:
-        for cls in facts.module.classes.values():
-            yield from accesses_of_class(cls, facts).values()
-        yield from accesses_of_globals(facts).values()
+def _shared(facts: Facts) -> Iterator[tuple[list[Access], float]]:
+    """The accesses of every attribute and global that threads may share, and how strong the signs of that are."""
+    for cls in facts.module.classes.values():
+        sign = of_threads(cls, facts)
+        for accesses in accesses_of_class(cls, facts).values() if sign else ():
+            yield accesses, sign
+    sign = of_threads(None, facts)
+    for accesses in accesses_of_globals(facts).values() if sign else ():
+        yield accesses, sign
 
 
-def _at_once(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:
     """Checks of a key and uses of it in functions that threads run at the same time."""
-    for access, test in list(filled_at_once(accesses, facts))[:1]:
+    for access, line in list(filled_if_missing(accesses))[:1]:
+        together = overlap(access.fn, access.fn, facts)
+        if not together and (sign < CLAIMS or access.fn.asynchronous or facts.guards(access.fn)):
+            continue
         yield finding(
             access.node,
             access.fn,
-            f"{access.thing} is filled here after line {test.lineno} found no such key; several threads run "
+            f"{access.thing} is filled here after line {line} found no such key; several threads may run "
             f"{access.fn.qualname}, and two of them may find none and each store an object of its own",
             [
-                Step("thread A", test.lineno, f"{access.fn.qualname} finds no such key"),
-                Step("thread B", test.lineno, "finds none either, and stores an object"),
+                Step("thread A", line, f"{access.fn.qualname} finds no such key"),
+                Step("thread B", line, "finds none either, and stores an object"),
                 Step("thread A", access.line, "stores another one: thread B keeps using the first"),
             ],
             "hold a lock over the check and the change, or use setdefault()",
             access.thing,
-            0.6,
+            0.6 if together else 0.55,
         )
     for access, test, other in list(removed_at_once(accesses, facts))[:1]:
         yield finding(
@@ -312,5 +319,4 @@ RULE = Rule(
             def stop(self):
                 self.buffer = None
     """,
-    needs=THREAD_WORDS,
 )

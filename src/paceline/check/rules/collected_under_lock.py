@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.names import short_name
+from paceline.check.roots import Root
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, Root, call_steps
+from paceline.check.summaries import Facts, call_steps
 from paceline.check.walk import Event
 
 RUNS = {"del": "a destructor or callback of a weak reference", "gc": "a callback of the garbage collector"}

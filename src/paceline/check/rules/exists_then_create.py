@@ -2,7 +2,8 @@
 
 All ranks of a job find that the directory does not exist, one creates it, and the others fail with `FileExistsError`
 or remove what another one has just written. `os.makedirs(..., exist_ok=True)` and `unlink(missing_ok=True)` need no
-check. Reported in files that deal with ranks, processes or threads.
+check. Any program that is started twice can meet this; it is likelier in files that deal with ranks or processes, where
+removals and writes are reported as well.
 """
 
 from __future__ import annotations
@@ -39,16 +40,24 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             if ranks is None:
                 ranks = _ranks(facts)
-                if not ranks and not _processes(facts):
-                    return
             path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
             for call in fn.calls:
                 if (
-                    enclosing(call, ast.If) is test
+                    _decided_by(call, test)
                     and _makes(call, path, ranks)
-                    and not is_caught(call, "FileExistsError", "FileNotFoundError", "OSError")
+                    and not is_caught(
+                        call, "FileExistsError", "FileNotFoundError", "OSError", "EnvironmentError", "error"
+                    )
                 ):
-                    yield _report(fn, test, call, path)
+                    yield _report(fn, test, call, path, 0.65 if ranks or _processes(facts) else 0.55)
+
+
+def _decided_by(call: ast.Call, test: ast.If) -> bool:
+    """Whether a call is in a branch of the test, or comes after it where the test returns if the path exists."""
+    if enclosing(call, ast.If) is test:
+        return True
+    leaves = isinstance(test.body[-1], ast.Return) and not isinstance(test.test, ast.UnaryOp | ast.BoolOp)
+    return leaves and call.lineno > (test.end_lineno or 0) and enclosing(call, ast.If) is enclosing(test, ast.If)
 
 
 def _ranks(facts: Facts) -> bool:
@@ -89,7 +98,7 @@ def _makes(call: ast.Call, path: str, ranks: bool) -> bool:
     return name in ("save", "savez", "dump") and path in places[:2] and len(call.args) > 1
 
 
-def _report(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
+def _report(fn: Function, test: ast.If, call: ast.Call, path: str, confidence: float) -> Finding:
     removes, makes = short_name(call.func) in REMOVES, short_name(call.func) in MAKES
     remedy = "missing_ok=True, or ignore_errors=True" if removes else "exist_ok=True" if makes else ""
     return finding(
@@ -109,7 +118,7 @@ def _report(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
         if remedy
         else "let one rank do it while the others wait, or write to a temporary name and rename it",
         path,
-        0.65,
+        confidence,
     )
 
 

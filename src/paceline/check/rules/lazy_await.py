@@ -13,8 +13,9 @@ from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing
-from paceline.check.rules.lazy_start import PLAIN, absent
+from paceline.check.rules.lazy_start import PLAIN
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.sharing import absent
 from paceline.check.summaries import Facts
 
 

@@ -11,11 +11,12 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.declarations import Function
+from paceline.check.evidence import OWNS_OTHER, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import BEGINNINGS, is_shared
-from paceline.check.sharing import THREAD_WORDS, overlap
+from paceline.check.shared_state import BEGINNINGS, is_shared, is_teardown
+from paceline.check.sharing import THREAD_WORDS, absent, overlap
 from paceline.check.summaries import Facts
 
 PLAIN = (
@@ -98,25 +99,26 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
     """An attribute or global that several threads create on first use."""
     name = absent(test.test)
     own = fn.cls is not None and name.startswith(fn.self_name + ".") and name.count(".") == 1
-    if not name or not (own or name in fn.globals) or not overlap(fn, fn, facts):
+    if not name or fn.asynchronous or not (own or name in fn.globals) or is_teardown(fn):
+        return
+    together = overlap(fn, fn, facts)
+    sign = of_threads(fn.cls if own else None, facts)
+    if not together and (sign < OWNS_OTHER or facts.guards(fn) or fn.name.strip("_").startswith(PLAIN)):
         return
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
-            made = isinstance(statement.value, ast.Call) and short_name(statement.value.func)[:1].isupper()
+            made = isinstance(statement.value, ast.Call) and _creates(statement.value)
             if made and not facts.held_at(statement, fn):
                 tested = f"`{ast.unparse(test.test)}`"
-                yield _report(statement, fn, f"{name} is created on first use by several threads", tested, name, 0.6)
+                sure = 0.6 if together else 0.55
+                yield _report(statement, fn, f"{name} is created on first use by several threads", tested, name, sure)
                 return
 
 
-def absent(test: ast.expr) -> str:
-    """The `x` of `x is None` or `not x`; else empty."""
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Is):
-        right = test.comparators[0]
-        return dotted(test.left) if isinstance(right, ast.Constant) and right.value is None else ""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return dotted(test.operand) if isinstance(test.operand, ast.Attribute | ast.Name) else ""
-    return ""
+def _creates(call: ast.Call) -> bool:
+    """Whether a call makes an object rather than a plain value: a class, or a function that is named so."""
+    name = short_name(call.func).strip("_")
+    return name[:1].isupper() or name.startswith(("create", "make", "build", "new", "open", "connect", "get_", "load"))
 
 
 def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:

@@ -15,10 +15,9 @@ from paceline.check.catalogue import LOCKS
 from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing, parent, short_name
-from paceline.check.rules.lazy_start import absent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_shared
-from paceline.check.sharing import THREAD_WORDS, filled_at_once
+from paceline.check.sharing import THREAD_WORDS, absent, filled_at_once
 from paceline.check.summaries import Facts
 
 

@@ -14,8 +14,9 @@ from paceline.check.effects import Effect
 from paceline.check.findings import Finding, Step
 from paceline.check.graph import may_raise
 from paceline.check.names import enclosing, parent, short_name
+from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, in_loop
+from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -8,12 +8,13 @@ thread, or in a callback of a weak reference, which may run in the middle of the
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from paceline.check.accesses import Access, iterates
 from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
-from paceline.check.names import short_name
+from paceline.check.names import parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import (
     accesses_of_class,
@@ -60,7 +61,7 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
     if guarded and len(guarded) == len(changes) and (cls is None or is_shared(cls, facts)):
         common = frozenset(own_locks(frozenset.intersection(*(c.locks for c in guarded)), cls))
         inner = loop.fn.name.startswith("_") and not loop.fn.name.startswith("__") and id(loop.fn) in facts.callers
-        if common and not loop.locks & common and not inner:
+        if common and (not loop.locks & common or _returned(loop)) and not inner:
             return guarded[0], f"{guarded[0].fn.qualname}, under {min(common)},", 0.65
     mine = facts.threads_of(loop.fn)
     for change in changes:
@@ -70,6 +71,12 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
         if theirs and not mine and not change.locks & loop.locks:
             return change, f"{change.fn.qualname}, in another thread,", 0.6
     return None
+
+
+def _returned(loop: Access) -> bool:
+    """Whether a view is returned, so that its caller iterates after the lock was released."""
+    call = parent(parent(loop.node))  # type: ignore[arg-type]
+    return loop.kind == "view" and call is not None and isinstance(parent(call), ast.Return)
 
 
 def _may_come_later(change: Access, facts: Facts) -> bool:

@@ -18,6 +18,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import flattened
 from paceline.check.summaries import Facts
+from paceline.check.varying import DATA
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -58,10 +59,24 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
         and isinstance(over.func, ast.Attribute)
         and over.func.attr in ("items", "keys", "values")
     ):
-        owner = over.func.value
-        if isinstance(owner, ast.Name) and _filled_here(owner.id, fn, facts):
-            return f"{owner.id}, a dictionary that every rank fills for itself"
+        over = over.func.value
+    if isinstance(over, ast.Name) and (_filled_here(over.id, fn, facts) or _filled_by_data(over.id, fn, facts)):
+        return f"{over.id}, a dictionary that every rank fills for itself"
     return ""
+
+
+def _filled_by_data(name: str, fn: Function, facts: Facts) -> bool:
+    """Whether this is a dictionary of the function whose keys come from the data of this rank."""
+    if not _is_empty_dict(fn.bound.get(name)):
+        return False
+    stored = [s for s in fn.subscripts if isinstance(s.ctx, ast.Store) and dotted(s.value) == name]
+    return any(facts.module.varying.why(s.slice, fn) == DATA for s in stored)
+
+
+def _is_empty_dict(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    return isinstance(value, ast.Call) and short_name(value.func) in ("dict", "defaultdict", "OrderedDict", "Counter")
 
 
 def _is_set(node: ast.expr, fn: Function) -> bool:
@@ -84,10 +99,9 @@ def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
     start = top.bound.get(name)
     if start is None or any(name in scope.bound for scope in fn.scopes() if scope is not top):
         return False
-    empty = (isinstance(start, ast.Dict) and not start.keys) or (
-        isinstance(start, ast.Call) and short_name(start.func) in ("dict", "defaultdict", "OrderedDict")
+    return _is_empty_dict(start) and any(
+        dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts
     )
-    return empty and any(dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts)
 
 
 def _report(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str) -> Finding:

@@ -15,8 +15,9 @@ from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
 from paceline.check.names import enclosing
+from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, in_loop
+from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:

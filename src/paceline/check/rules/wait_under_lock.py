@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.accesses import Access
 from paceline.check.declarations import Function
 from paceline.check.effects import Effect, runs_now, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import is_constant, keyword, short_name
+from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import accesses_of_class
 from paceline.check.summaries import Facts, call_steps
 from paceline.check.walk import Held
 from paceline.narrative import Wait
@@ -39,6 +41,49 @@ def find(facts: Facts) -> Iterator[Finding]:
                     if way is not None:
                         reported.add(lock)
                         yield _report(fn, first, wait, steps, way)
+        yield from _polls(fn, facts)
+
+
+def _polls(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`while self.queue: sleep(1)` under the lock that others need to change what the loop asks for."""
+    for loop in fn.loops:
+        sleeps = isinstance(loop, ast.While) and [
+            c for c in fn.calls if short_name(c.func) == "sleep" and enclosing(c, ast.While, ast.For) is loop
+        ]
+        locks = facts.held_at(loop.body[0], fn) if sleeps and isinstance(loop, ast.While) else frozenset()
+        if not locks or not isinstance(loop, ast.While) or fn.cls is None or not sleeps:
+            continue
+        if any(m.kind == "free" and m.line >= loop.lineno for m in facts.walker.effects(fn)):
+            continue
+        asked = {
+            n.attr for n in ast.walk(loop.test) if isinstance(n, ast.Attribute) and dotted(n.value) == fn.self_name
+        }
+        for name in sorted(asked):
+            changes = [a for a in accesses_of_class(fn.cls, facts).get(name, ()) if a.changes and a.fn is not fn]
+            other = next((a for a in changes if a.locks & locks), None)
+            if other is not None:
+                yield _report_poll(fn, loop, sleeps[0], other, min(other.locks & locks))
+                return
+
+
+def _report_poll(fn: Function, loop: ast.While, sleeps: ast.Call, other: Access, lock: str) -> Finding:
+    return finding(
+        sleeps,
+        fn,
+        f"{fn.qualname} sleeps until {other.thing} changes while {lock} is held, and {other.fn.qualname} needs {lock} "
+        f"to change it (line {other.line})",
+        [
+            Step("thread A", loop.lineno, f"{fn.qualname} holds {lock} and finds that it has to wait"),
+            Step("thread B", other.line, f"{other.fn.qualname} waits for {lock}, which thread A holds"),
+        ],
+        f"use a Condition, whose wait() releases {lock}, or release it around the sleep",
+        lock,
+        0.7,
+        [
+            Wait("thread A", f"holds {lock}", f"change {other.thing}", "thread B"),
+            Wait("thread B", f"runs {other.fn.qualname}", f"release {lock}", "thread A"),
+        ],
+    )
 
 
 def _waits(effect: Effect, fn: Function, facts: Facts) -> Iterator[tuple[Effect, Steps]]:

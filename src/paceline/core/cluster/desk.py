@@ -18,6 +18,7 @@ from enum import IntEnum
 from functools import partial
 
 from paceline.core.cluster.applied import common
+from paceline.core.cluster.leases import Leases, Seat
 from paceline.core.cluster.messages import (
     NONE,
     AllDone,
@@ -38,8 +39,6 @@ from paceline.core.cluster.messages import (
 from paceline.core.cluster.outputs import Again, Changed, Finished, Lost, Output, Send, Timing
 from paceline.core.cluster.views import EPOCH_BITS, ShardViews
 from paceline.core.server.actions import Action, Done, Lease
-from paceline.core.server.desk import Desk
-from paceline.core.server.events import Ask, Death, Finish, Join
 from paceline.core.server.gates import Gate
 
 
@@ -47,19 +46,6 @@ class Phase(IntEnum):
     RECOVERING = 0
     REBUILDING = 1
     SERVING = 2
-
-
-class Seat:
-    """A worker that the desk knows."""
-
-    def __init__(self, worker: Process, slot: int, holding: int) -> None:
-        #: `slot` is its number in the plan.
-        self.worker, self.slot = worker, slot
-        #: The block that it works on, or NONE.
-        self.holding = holding
-        #: Its last request, and the answer; None while there is none.
-        self.request: NextBatch | None = None
-        self.answer: Leased | AllDone | None = None
 
 
 class DeskMachine:
@@ -81,8 +67,8 @@ class DeskMachine:
             node: returns the node of a server; no two servers of a shard share one.
             block: batches that are leased at once. Block b is batches b * block to (b + 1) * block - 1.
         """
-        self.epoch, self.slots, self.gate, self.timing = epoch, slots, gate, timing
-        self.batches, self.block, self.blocks = batches, block, -(-batches // block)
+        self.epoch, self.slots, self.timing = epoch, slots, timing
+        self.leases = Leases(slots, batches, gate, block)
         self.views = [ShardViews(shard, copies, now) for shard in range(len(members))]
         self.phase = Phase.REBUILDING if epoch == 1 else Phase.RECOVERING
         self.seats: dict[Process, Seat] = {}
@@ -97,7 +83,6 @@ class DeskMachine:
         self._members, self._made, self._beat, self._finished = members, 0, now, False
         #: Acknowledged pushes may be missing since the leases were made.
         self._lossy = False
-        self._ready(0, ())
 
     def start(self, now: float) -> list[Output]:
         """Propose the first views, or ask what servers hold."""
@@ -266,44 +251,33 @@ class DeskMachine:
         """Rebuild the leases from what the shards have."""
         durable = common(view.durable for view in self.views)
         held = {seat.holding for seat in self.seats.values()} - {NONE}
-        known = self.desk.given_out(self.state)
-        begun = [-(-view.end // self.block) for view in self.views]
-        given_out = max(known, *begun, *(block + 1 for block in held))
-        orphans = [block for block in range(given_out) if not all(b in durable for b in self._of(block))]
-        self._ready(given_out, orphans)
+        leases = self.leases
+        begun = [-(-view.end // leases.block) for view in self.views]
+        given_out = max(leases.given_out, *begun, *(block + 1 for block in held))
+        orphans = [block for block in range(given_out) if not all(b in durable for b in leases.of(block))]
+        leases.ready(given_out, orphans)
         for seat in self.seats.values():
-            self._sit(seat)
+            leases.sit(seat)
         # After a loss a worker may have pushed what is lost of the block that it still holds.
         leased = [block for block in orphans if self._lossy or block not in held]
-        again = tuple(b for block in leased for b in self._of(block) if b not in durable)
+        again = tuple(b for block in leased for b in leases.of(block) if b not in durable)
         if again or self._lossy:
-            yield Again(again, given_out * self.block if self.epoch > 1 and self._lossy else NONE)
+            yield Again(again, given_out * leases.block if self.epoch > 1 and self._lossy else NONE)
         self._lossy = False
         self.phase = Phase.SERVING
         yield from self._answer_all()
 
-    def _ready(self, given_out: int, orphans: Sequence[int]) -> None:
-        """Make the leases: so many blocks were given out, and these of them are not finished."""
-        self.desk = Desk(self.slots, self.blocks, self.gate, len(orphans), keyed=True)
-        self.state = [0] * self.desk.ints
-        self.desk.init(self.state, given_out, orphans)
-        for slot in range(self.slots):
-            self.desk.handle(self.state, Death(slot))
+    # Checkpoints
 
-    def _of(self, block: int) -> range:
-        """Return the batches of a block."""
-        return range(block * self.block, min(self.batches, (block + 1) * self.block))
+    def hold(self, held: bool) -> list[Output]:
+        """Lease nothing that was not leased before, until this is taken back: workers finish what they have."""
+        self.leases.hold(held)
+        return list(self._answer_all()) if self.phase == Phase.SERVING else []
 
     @property
-    def finished(self) -> int:
-        """The batches that are finished, in whole blocks."""
-        return min(self.batches, self.desk.finished(self.state) * self.block)
-
-    def _sit(self, seat: Seat) -> None:
-        """Let a worker take its slot, with the block that it already works on."""
-        self.desk.handle(self.state, Join(seat.slot))
-        if seat.holding != NONE and not self.desk.retain(self.state, seat.slot, seat.holding):
-            seat.holding = NONE
+    def drained(self) -> bool:
+        """Whether nothing is leased, and nothing will be before the hold is taken back."""
+        return self.phase == Phase.SERVING and self.leases.held and self.leases.idle
 
     # Workers
 
@@ -314,10 +288,10 @@ class DeskMachine:
             free = [slot for slot in (worker.number, *range(self.slots)) if slot < self.slots and slot not in taken]
             if not free:
                 return  # the worker asks again
-            holding = message.holding // self.block if message.holding != NONE else NONE
+            holding = message.holding // self.leases.block if message.holding != NONE else NONE
             seat = self.seats[worker] = Seat(worker, free[0], holding)
             if self.phase == Phase.SERVING:
-                self._sit(seat)
+                self.leases.sit(seat)
         yield Send(worker, Entered(self.epoch, seat.slot))
         yield Send(worker, self.valid_views())
 
@@ -325,7 +299,7 @@ class DeskMachine:
         """Let a worker's block be computed by another one."""
         seat = self.seats.pop(worker)
         if self.phase == Phase.SERVING:
-            self.desk.handle(self.state, Death(seat.slot))
+            self.leases.leave(seat)
             yield from self._answer_all()
 
     def _next(self, worker: Process, request: NextBatch) -> Iterator[Output]:
@@ -344,18 +318,17 @@ class DeskMachine:
 
     def _finish(self, seat: Seat, request: NextBatch) -> Iterator[Output]:
         """Count a worker's block as finished, if all acknowledgements of it still hold; else lease it again."""
-        held = self.desk.leased(self.state)[seat.slot]
+        held = self.leases.of_seat(seat)
         if held == NONE:
             return
         seat.holding = NONE
         by_all = {shard for shard, _ in request.acknowledged} == set(range(len(self.views)))
         valid = by_all and all(self.views[shard].trust.holds(view) for shard, view in request.acknowledged)
-        if held * self.block == request.finished and valid:
-            yield from self._give(seat, self.desk.handle(self.state, Finish(seat.slot, held)))
+        if held * self.leases.block == request.finished and valid:
+            yield from self._give(seat, self.leases.finish(seat, held))
         else:
-            self.desk.handle(self.state, Death(seat.slot))
-            self.desk.handle(self.state, Join(seat.slot))
-            yield Again(tuple(self._of(held)))
+            self.leases.return_block(seat)
+            yield Again(tuple(self.leases.of(held)))
 
     def _answer_all(self) -> Iterator[Output]:
         """Answer every request that can be answered now: what is finished opens the gate for others."""
@@ -363,8 +336,8 @@ class DeskMachine:
             assert seat.request is not None
             yield from self._finish(seat, seat.request)
         for seat in self._waiting():
-            yield from self._give(seat, self.desk.handle(self.state, Ask(seat.slot)))
-        if self.desk.finished(self.state) == self.blocks and not self._finished:
+            yield from self._give(seat, self.leases.ask(seat))
+        if self.leases.done and not self._finished:
             self._finished = True
             yield Finished()
 
@@ -375,7 +348,7 @@ class DeskMachine:
         """Answer a worker's request, unless it has to wait."""
         assert seat.request is not None
         if isinstance(action, Lease):
-            seat.holding, batches = action.batch, self._of(action.batch)
+            seat.holding, batches = action.batch, self.leases.of(action.batch)
             seat.answer = Leased(self.epoch, seat.request.sequence, batches.start, len(batches))
         elif isinstance(action, Done):
             seat.answer = AllDone(self.epoch, seat.request.sequence)

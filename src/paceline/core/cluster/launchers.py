@@ -72,7 +72,7 @@ class _Found(NamedTuple):
 
 
 def from_environment(environ: Mapping[str, str]) -> Launched | None:
-    """Return what the launcher of this process says; None if the process was started by itself."""
+    """Return what the launcher of this process says; None if no launcher started it."""
     own_rank, own_nodes = number(environ, "PACELINE_RANK"), number(environ, "PACELINE_NODES")
     if own_rank and own_nodes:
         found: _Found | None = _Found("environment", own_rank, own_nodes)

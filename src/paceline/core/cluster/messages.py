@@ -162,6 +162,14 @@ class Refused(NamedTuple):
     view: int
 
 
+class Late(NamedTuple):
+    """The gradient was computed from older parameters than those of this round: pull, and compute the batch again."""
+
+    shard: int
+    view: int
+    batch: int
+
+
 # Between shard servers
 
 
@@ -270,7 +278,7 @@ Message = (
     Enter | Entered | NextBatch | Leased | AllDone | Unknown | WhichViews | Views
     | Push | Pushed | Pull | Pulled | Refused
     | Replicate | Replicated | Enrol | InSync | Copy
-    | Poll | Status | Propose | Feed | Dismiss
+    | Poll | Status | Propose | Feed | Dismiss | Late
 )  # fmt: skip
 
 #: The kind of each message on the wire is its place in this list; new ones are added at its end.

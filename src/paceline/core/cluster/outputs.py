@@ -45,6 +45,8 @@ class Adopt(NamedTuple):
 
     shard: int
     version: int
+    #: Whether they are the answer to a push.
+    pushed: bool = False
 
 
 class Finished(NamedTuple):

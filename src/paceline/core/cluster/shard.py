@@ -11,6 +11,8 @@
 The invariants, whatever is lost, doubled or late, and whatever is replaced:
 
 - a batch is applied once: `applied` knows every batch, and refuses it from any worker;
+- under a plan that gathers, a round is so many versions in a row, and each is a push computed from the parameters of
+  its round. One from older parameters is answered by Late;
 - a push is acknowledged by the primary of a view only after every backup of that view has it. A primary that was
   replaced while it was paused cannot acknowledge, as its backups are in a later view;
 - what a worker is shown is on every backup of the view: the parameters of an answer are those of the newest version
@@ -24,12 +26,11 @@ A primary keeps what it has applied in `log` until every backup has it; the engi
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from paceline.core.cluster.applied import Applied
+from paceline.core.cluster.followers import NEVER, Entry, Follower
 from paceline.core.cluster.messages import (
     DESK,
     NONE,
@@ -38,6 +39,7 @@ from paceline.core.cluster.messages import (
     Enrol,
     Feed,
     InSync,
+    Late,
     Message,
     Poll,
     Process,
@@ -55,54 +57,22 @@ from paceline.core.cluster.messages import (
 from paceline.core.cluster.outputs import Apply, Forget, Output, Restore, Send, Timing
 
 LOG_LIMIT = 64
-NEVER = -math.inf
-
-
-class Entry(NamedTuple):
-    """A push that the primary has applied."""
-
-    version: int
-    batch: int
-    worker: int
-    base: int
-
-
-class Follower:
-    """A backup or a spare, as its primary sees it."""
-
-    def __init__(self, now: float, needs: int) -> None:
-        #: The version up to which it has confirmed every one; NONE until it is in sync.
-        self.confirmed = NONE
-        #: The log is kept for it after this version.
-        self.needs = needs
-        #: When it was last sent something, or confirmed something.
-        self.since = now
-        #: When it was last sent a copy of everything, which may take long; NEVER if it has not been.
-        self.copied = NEVER
-        #: When it confirmed more than before, or began to lack something.
-        self.progress = now
-
-    @property
-    def has(self) -> int:
-        """The version up to which it needs nothing of the log."""
-        return max(self.needs, self.confirmed)
-
-    def stuck(self, now: float, version: int, timing: Timing) -> bool:
-        """Whether it lacks something of a version, and has made no progress for too long."""
-        copying = self.confirmed == NONE and self.copied != NEVER
-        return self.confirmed < version and now - self.progress > (timing.patience if copying else timing.stuck)
 
 
 class ShardMachine:
     """One shard server."""
 
-    def __init__(self, number: int, timing: Timing, shard: int = NONE, log_limit: int = LOG_LIMIT) -> None:
+    def __init__(
+        self, number: int, timing: Timing, shard: int = NONE, log_limit: int = LOG_LIMIT, gathers: int = 0
+    ) -> None:
         """
         Args:
             shard: the one that the server holds from the start, at version 0; NONE makes it a spare.
             log_limit: entries that are kept for a spare which does not confirm them.
+            gathers: pushes of a round, after which the parameters change; each must be computed from the parameters of
+                its round. 0: every push changes them, and may be as old as it is.
         """
-        self.number, self.timing, self.shard, self.log_limit = number, timing, shard, log_limit
+        self.number, self.timing, self.shard, self.log_limit, self.gathers = number, timing, shard, log_limit, gathers
         #: The newest desk that was heard of; older ones are ignored.
         self.epoch = 0
         #: The view that the server is in; 0 before the first.
@@ -221,6 +191,8 @@ class ShardMachine:
             _, workers = self.waiting.setdefault(push.batch, (self.entered_at, set()))
             workers.add(sender)
             yield from self._acknowledge()
+        elif self.gathers and push.base // self.gathers != self.version // self.gathers:
+            yield Send(sender, Late(self.shard, self.view, push.batch))
         else:
             self.version += 1
             self.applied.add(push.batch)
@@ -293,7 +265,7 @@ class ShardMachine:
     def _enrol(self, now: float, number: int, message: Enrol) -> Iterator[Output]:
         """Tell a backup that enters the view how it goes on."""
         follower = self.followers.get(number)
-        if follower is None or message.view != self.view or follower.confirmed != NONE:  # it was lost or comes late
+        if follower is None or message.view != self.view or follower.confirmed != NONE:  # it was lost or is outdated
             return
         follower.since = now
         if self.log_start - 1 <= message.version <= self.lineage.get(message.follows, NONE):

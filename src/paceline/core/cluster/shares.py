@@ -35,7 +35,7 @@ class Membership:
         self._ranks = [tuple(range(parts))]
 
     def regrouped(self, since: int, ranks: Sequence[int]) -> None:
-        """From this update on, these ranks share out the batches."""
+        """Divide the batches among these ranks from this update on."""
         while self._since and self._since[-1] >= since:
             self._since.pop()
             self._ranks.pop()

@@ -6,6 +6,7 @@ pushes each to every shard.
                                                      AllDone            | last of the        v              | next of
                                           FINISHED <------- ASKING      +--- block --- PUSHING -- Pushed ---+ the block
                                                                                                   by all
+Under a plan that gathers gradients it pulls again before it computes, and also when a push came too late (Late).
 It pushes to all shards at once, and takes the newest parameters of each with the answer. What is not answered is sent
 again, to the primary of the newest view: a shard that has the batch already says so. To a desk that does not know it
 the worker says which block it holds, named by its first batch, and continues with it.
@@ -23,6 +24,7 @@ from paceline.core.cluster.messages import (
     AllDone,
     Enter,
     Entered,
+    Late,
     Leased,
     Message,
     NextBatch,
@@ -52,8 +54,9 @@ class Stage(IntEnum):
 class WorkerMachine:
     """One worker."""
 
-    def __init__(self, number: int, shards: int, timing: Timing) -> None:
-        self.number, self.shards, self.timing = number, shards, timing
+    def __init__(self, number: int, shards: int, timing: Timing, pulls: bool = False) -> None:
+        """With `pulls` it takes the newest parameters before it computes, as under a plan that gathers gradients."""
+        self.number, self.shards, self.timing, self.pulls = number, shards, timing, pulls
         #: The newest desk that was heard of, and whether it knows this worker.
         self.epoch, self.entered = 0, False
         #: Whether this worker has introduced itself to that desk. Only `tick` does so again: every answer brings the
@@ -103,6 +106,8 @@ class WorkerMachine:
             outputs += self._pushed(now, message)
         elif isinstance(message, Pulled):
             outputs += self._pulled(now, message)
+        elif isinstance(message, Late) and self.stage is Stage.PUSHING and message.batch == self.batch:
+            outputs += self._begin(now)
         elif isinstance(message, Refused) and message.shard in self.awaited and self._waits:
             outputs.append(Send(DESK, WhichViews()))
         return outputs
@@ -172,9 +177,8 @@ class WorkerMachine:
             self.finished = NONE
             self.acknowledged.clear()
             if isinstance(message, Leased):
-                self.block = range(message.batch, message.batch + message.length)
-                self.stage, self.batch = Stage.COMPUTING, message.batch
-                yield Compute(message.batch)
+                self.block, self.batch = range(message.batch, message.batch + message.length), message.batch
+                yield from self._begin(now)
             else:
                 self.stage, self.batch, self.block = Stage.FINISHED, NONE, range(0)
                 yield Finished()
@@ -192,16 +196,27 @@ class WorkerMachine:
         """Compute with a shard's newest parameters; when all have answered, continue with the block, or ask for one."""
         self.awaited.discard(shard)
         self.base[shard] = version
-        yield Adopt(shard, version)
-        if not self.awaited:
+        yield Adopt(shard, version, self.stage is Stage.PUSHING)
+        if not self.awaited and self.stage is Stage.PULLING and self.batch != NONE:
+            self.stage = Stage.COMPUTING
+            yield Compute(self.batch)
+        elif not self.awaited:
             yield from self._next(now)
+
+    def _begin(self, now: float) -> Iterator[Output]:
+        """Compute the batch; if parameters may not be old, pull them before."""
+        if self.pulls:
+            self.stage, self.awaited, self._since = Stage.PULLING, set(range(self.shards)), now
+            yield from self._exchanges(self.awaited)
+        else:
+            self.stage = Stage.COMPUTING
+            yield Compute(self.batch)
 
     def _next(self, now: float) -> Iterator[Output]:
         """Compute the next batch of the block, or ask for another block after its last one."""
         if self.batch + 1 in self.block:
             self.batch += 1
-            self.stage = Stage.COMPUTING
-            yield Compute(self.batch)
+            yield from self._begin(now)
             return
         self.stage, self._since = Stage.ASKING, now
         self.finished, self.sequence = self.block.start if self.block else NONE, self.sequence + 1

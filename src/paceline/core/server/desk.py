@@ -48,6 +48,8 @@ class Desk:
     def __init__(self, workers: int, batches: int, gate: Gate, ghosts: int = 0, keyed: bool = False) -> None:
         """`keyed`: shards know every batch by its number (`core.cluster.shard`), not by the worker that pushed it."""
         self.workers, self.batches, self.gate, self.ghosts, self.keyed = workers, batches, gate, ghosts, keyed
+        #: No batch from this one on is given out for the first time.
+        self.until = batches
         self._orphan, self._lease = 4, 4 + workers + ghosts
         self._lost = self._lease + workers
         self._gate = self._lost + workers
@@ -135,7 +137,7 @@ class Desk:
             return Wait()
         if state[2]:
             return self._adopt(state, lease)
-        if state[0] < self.batches:
+        if state[0] < self.until:
             state[lease] = state[0]
             state[0] += 1
             return Lease(state[lease], again=False)

@@ -25,8 +25,8 @@ from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.store import LocalStore
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.splits.gradients import SplitReplica
-from paceline.splits.planning import run_together, whole_of
-from paceline.splits.slicing import sliced
+from paceline.splits.planning import run_together
+from paceline.splits.slicing import assembled, sliced
 from paceline.splits.walk import Walk
 
 
@@ -41,7 +41,7 @@ class SplitArithmetic:
         self.method, self.mesh = method, method.mesh(setup.plan.workers)
         self.data, places = self.mesh.size(DATA), self.mesh.size(INSIDE)
         self.parts = [
-            SplitReplica(job, sliced(setup.module, blueprint.program, place), blueprint, place)
+            SplitReplica(job, sliced(setup.module, blueprint.stored, place), blueprint, place)
             for place in range(places)
         ]
         self.draws = any(model.traced.draws for model in self.parts[0].models.values())
@@ -89,7 +89,8 @@ class SplitArithmetic:
     def values(self) -> list[Tensor]:
         names = [*trainable(self.setup.module), *self.blueprint.moving]
         found = [part.replica.values() for part in self.parts]
-        return [whole_of(self.blueprint, name, [mine[n] for mine in found]) for n, name in enumerate(names)]
+        stored, shapes = self.blueprint.stored, self.blueprint.shapes
+        return [assembled([mine[n] for mine in found], stored.get(name), shapes[name]) for n, name in enumerate(names)]
 
     def finite(self) -> bool:
         return all(bool(p.isfinite().all()) for part in self.parts for p in part.replica.parameters)

@@ -36,7 +36,7 @@ from paceline.engines.cluster.control import (
     state_message,
 )
 from paceline.engines.cluster.seat import Ticket
-from paceline.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers
+from paceline.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers, parted
 from paceline.engines.cluster.servers.processes import ServerTicket, run_worker
 from paceline.engines.cluster.worker_main import main
 from paceline.engines.local import messages
@@ -55,6 +55,8 @@ from paceline.plans.methods.server import Server
 from paceline.runs.events import ProcessKind
 from paceline.runs.live import ProcessRecord
 from paceline.runs.trace import Kind
+
+NOTHING = memoryview(b"")
 
 
 class ToHead(Protocol):
@@ -119,7 +121,7 @@ class Agent:
                 (given, self.ticket, self.arena, self.tensors, self.snapshots, buffer),
             )  # fmt: skip
 
-    def serve(self, message: Serve) -> None:
+    def serve(self, message: Serve, content: memoryview) -> None:
         """Start this node's servers, and a worker that pushes to servers."""
         seat, layout = self.ticket, self.setup.layout
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, message.desk)
@@ -127,7 +129,7 @@ class Agent:
             self.children, ticket, seat.rank, seat.parts, self.assignment, layout, message.life
         )
         self.keepers.append(servers)
-        servers.start(message.shards, message.spares)
+        servers.start(message.shards, message.spares, parted(message.starts, content))
         self._servers, self._life = ticket, message.life
         self._start_worker()
 
@@ -138,16 +140,19 @@ class Agent:
         self._workers += 1
         self.worker = self.children.start(
             ProcessName(ProcessKind.WORKER, number), run_worker,
-            (self._servers, number, [self.assignment()], self.arena, self.setup.layout, self.tensors),
+            (
+                self._servers, number, [self.assignment()], self.arena, self.setup.layout, self.tensors,
+                self.resume.state_buffer,
+            ),
         )  # fmt: skip
 
-    def hear(self, message: Message) -> None:
-        """Take a message of the head."""
+    def hear(self, message: Message, content: memoryview = NOTHING) -> None:
+        """Take a message of the head, and the bytes that follow it."""
         if isinstance(message, Regrouped | CallOff | Dismiss):
             if self.worker is not None:
                 self.worker.send(message)
         elif isinstance(message, Serve):
-            self.serve(message)
+            self.serve(message, content)
         elif isinstance(message, Spare):
             if self._node_servers is not None:
                 self._node_servers.start([NONE])

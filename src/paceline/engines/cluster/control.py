@@ -172,16 +172,29 @@ class Result:
     """Parameters and buffers follow: of one worker, or from the head the trained ones."""
 
 
+class ShardStart(NamedTuple):
+    """What the servers of a shard begin with, of which so many bytes follow: its version, and the batches in it."""
+
+    shard: int
+    version: int
+    #: All batches below `mark`, and these.
+    mark: int
+    above: tuple[int, ...]
+    size: int
+
+
 @dataclass(frozen=True)
 class Serve:
-    """A node is to start a worker, and a server for each of these shards."""
+    """A node is to start a worker, and a server for each of these shards; versions of shards may follow."""
 
     desk: Address
     shards: tuple[int, ...]
-    #: Servers that hold no shard yet. A node that comes late has such ones only.
+    #: Servers that hold no shard yet. A node that joins later has only such servers.
     spares: int = 0
     #: How many nodes have had this rank before. Their processes' numbers are never given out again.
     life: int = 0
+    #: In a resumed run, what the servers begin with.
+    starts: tuple[ShardStart, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 import warnings
@@ -41,10 +40,11 @@ from paceline.engines.local.messages import FailureReport
 from paceline.engines.local.observer import Observer
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
-from paceline.errors import DeathWarning, RunFailed, RunStopped
+from paceline.errors import DeathWarning, RunFailed
 from paceline.errors.failure import Position
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
+from paceline.links.tcp.waiting import DELAYS
 from paceline.parameters.replicas import mean_of
 from paceline.plans.methods.local_steps import Gossip
 from paceline.runs.events import Event, EventKind, ProcessKind
@@ -97,7 +97,10 @@ class Head:
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, patience: float,
         snapshots: SnapshotFile | None, note: Callable[[Event], None], checkpoints: FarCheckpoints | None,
+        delay: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
+        """`delay` returns by how many seconds processes have run too late of late, which ranks are given on top."""
+        self._patience, self._delay = patience, delay
         self.setup, self.to_rank, self.snapshots, self.note = setup, to_rank, snapshots, note
         self.checkpoints = checkpoints
         count = setup.plan.workers
@@ -168,32 +171,21 @@ class Head:
 
     def look(self) -> None:
         """Do what is due; called several times a second."""
+        self.machine.patience = self._patience + DELAYS * self._delay()
         self._act(self.machine.tick(time.monotonic()))
         if self.checkpoints is not None and self.observer is not None and self.observer.started_at:
             due = self.checkpoints.take(self.machine.alive, self.far.doing)
             if due is not None:
-                self._write(self.checkpoints, self.observer, due)
+                self.checkpoints.written.take(due, self.observer)
 
     def _asked(self, rank: int, number: int) -> None:
         """A node was sent a signal: Ctrl-C stops the run, any other ends that node alone."""
         if number != signal.SIGINT:
             self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
         elif self.checkpoints is not None:
-            self.checkpoints.signals.take(number)
+            self.checkpoints.written.signals.take(number)
         else:
             raise KeyboardInterrupt
-
-    def _write(self, checkpoints: FarCheckpoints, observer: Observer, due: Checkpoint) -> None:
-        """Have a checkpoint written, now that the trace holds every row that led to it."""
-        observer.look(stopping=bool(checkpoints.signals.ending))
-        assert observer.writer is not None
-        checkpoints.writer.offer(due, observer.writer.sync)
-        if checkpoints.signals.ending:
-            checkpoints.writer.flush()
-            _, losses = observer.writer.so_far().loss_curve()
-            loss = float(losses[-1]) if len(losses) else math.nan
-            run, updates = str(checkpoints.request.run), self.setup.agenda.updates
-            raise RunStopped(checkpoints.signals.ending, due.updates, updates, loss, run)
 
     # --- what it does ---
 
@@ -217,7 +209,7 @@ class Head:
         if formed.group.epoch == 1:
             self.far.started_at = self.observer.started_at = now()
             if self.checkpoints is not None:
-                self.checkpoints.origin = self.observer.origin
+                self.checkpoints.written.origin = self.observer.origin
                 self.checkpoints.ask = lambda update: self._tell_all(Wanted(update))
             self.observer.training_started(self._trace_file)
         if formed.group.epoch > 1 or self.observer.start is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.checkpointing import FarCheckpoints, state_for
+from paceline.engines.cluster.checkpointing import Checkpoints, FarCheckpoints, state_for
 from paceline.engines.cluster.children import Children
 from paceline.engines.cluster.control import (
     Began,
@@ -80,10 +80,10 @@ class HeadNode:
         """Make what leads the run; `undo` releases what was made, if something after it fails."""
         setup, request, nodes = self.part.setup, self.request, self.registry.nodes
         self.snapshots: SnapshotFile | None = None
-        self.checkpoints: FarCheckpoints | None = None
+        self.checkpoints: Checkpoints | None = None
         undo.callback(self.close)
         self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
-        self.checkpoints = FarCheckpoints(setup, request) if request else None
+        self.checkpoints = Checkpoints(setup, request) if request else None
         self.agent = self._agent()
         undo.callback(self.agent.close)
         self.history = History(EventLog(folder), self.heartbeat, nodes, os.getpid())
@@ -129,11 +129,20 @@ class HeadNode:
         if isinstance(part.setup.plan.method, Server):
             replaces = self.living is not None and self.living.replaces
             return ServerHead(
-                part.setup, nodes, self._to_rank, part.deadline, self.snapshots, self.agent, backups, note, replaces
+                part.setup,
+                nodes,
+                self._to_rank,
+                part.deadline,
+                self.snapshots,
+                self.agent,
+                backups,
+                note,
+                replaces,
+                self.checkpoints,
             )
         return Head(
             part.setup, nodes, self._to_rank, part.deadline, part.timing.silence, self.snapshots, note,
-            self.checkpoints,
+            FarCheckpoints(self.checkpoints) if self.checkpoints else None, lambda: self.hub.delay,
         )  # fmt: skip
 
     def train(self) -> Outcome:
@@ -187,7 +196,7 @@ class HeadNode:
                 self.living.look()
             while self._own:
                 to_head, message, content = self._own.popleft()
-                self._hear(self.part.roster.rank, message, content) if to_head else agent.hear(message)
+                self._hear(self.part.roster.rank, message, content) if to_head else agent.hear(message, content)
             head.look()
             if observer.writer is not None:
                 observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
@@ -209,8 +218,8 @@ class HeadNode:
             self.head.hear(rank, message, content)
 
     def _late(self, peer: Peer, message: Register | Clock) -> None:
-        """Let a node take the place of one that was lost, if it says what that one said."""
-        if not isinstance(self.head, ServerHead) or self.living is None:
+        """Let a node take the place of one that was lost, if it says what that one said. Any launcher may start it."""
+        if not isinstance(self.head, ServerHead):
             rendezvous.send(self.hub, peer, Refused("the run continues with the nodes that it began with", 1))
             return
         if isinstance(message, Register):
@@ -244,7 +253,7 @@ class HeadNode:
         if rank in self._peers:
             self.hub.post(self._peers[rank], *pack(message, content))
         elif rank == self.part.roster.rank:
-            self._own.append((False, message, memoryview(b"")))
+            self._own.append((False, message, memoryview(b"".join(bytes(each) for each in content))))
 
     def _tell_all(self, message: Message, content: Sequence[Buffer] = ()) -> None:
         for peer in self.hub.peers:

@@ -84,7 +84,7 @@ def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: b
         return content
     if isinstance(message, Over):
         raise RunOver(message.why, message.exit_code)
-    agent.hear(message)
+    agent.hear(message, content)
     if isinstance(message, Dismiss):
         if asked.number:
             how = f"was asked to end ({signal.Signals(asked.number).name})"

@@ -65,7 +65,7 @@ def train(
     mission = Mission(setup.job, setup.plan, setup.limit, roster, deadline, {})
     with session(options.address, workers * threads, len(mission.pack())) as where:
         door = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
-        keys = {} if where.own or options.trusted_network else _keys()
+        keys = {} if where.own or options.trusted_network else make_run_keys()
         roster = replace(roster, head=Address(where.host, 0), door=door)
         nodes = RayNodes(where, replace(mission, roster=roster, keys=keys), _gpus(setup))
         settings = (run, heartbeat, progress, deadline, request, backups, nodes)
@@ -76,7 +76,7 @@ def train(
             nodes.close()
 
 
-def _keys() -> dict[str, bytes]:
+def make_run_keys() -> dict[str, bytes]:
     """Make an authority for this run alone, and the certificate that all its nodes show."""
     with TemporaryDirectory(prefix="paceline-") as folder:
         (made,) = make_keys(Path(folder, "keys"), days=30)

@@ -63,6 +63,13 @@ class RaySession:
     watch: RayWatch
 
 
+def package() -> Any:
+    """Return the module ray, within a session."""
+    import ray
+
+    return ray
+
+
 @contextlib.contextmanager
 def session(address: str | None, cpus: int, job_bytes: int) -> Iterator[RaySession]:
     """Connect to Ray for as long as the block lasts.
@@ -71,7 +78,7 @@ def session(address: str | None, cpus: int, job_bytes: int) -> Iterator[RaySessi
 
     Raises:
         UsageError: Ray is not installed, or there is no cluster at the address.
-        SecurityError: the cluster lets strangers in.
+        SecurityError: the cluster accepts unauthenticated connections.
     """
     try:
         import ray
@@ -260,12 +267,12 @@ def _processes(folder: bytes, token: bytes) -> list[int]:
     return found
 
 
-# --- strangers ---
+# --- unauthenticated access ---
 
 
 def refuse_open(head: Address) -> None:
     """Raise SecurityError if a process without a token may connect to the head of Ray from another machine."""
-    if is_loopback(head.host) or not lets_strangers_in(head):
+    if is_loopback(head.host) or not accepts_anyone(head):
         return
     raise SecurityError(
         f"the Ray cluster at {head} asks no one for a token, so anyone who reaches that port may run any code on its "
@@ -274,7 +281,7 @@ def refuse_open(head: Address) -> None:
     )
 
 
-def lets_strangers_in(head: Address) -> bool:
+def accepts_anyone(head: Address) -> bool:
     """Whether the head of Ray accepts a process that shows no token: one is sent there."""
     program = (
         "import logging, os, sys, ray\n"

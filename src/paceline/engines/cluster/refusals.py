@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.engines.cluster.roster import Roster
 from paceline.errors import PlanError
-from paceline.plans.clusters import check_method, no_checkpoints
+from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 
 
@@ -14,8 +14,6 @@ def check(plan: Plan, roster: Roster, resumed: bool = False) -> None:
     A run can be resumed by fewer nodes where all workers hold the same: they compute the chunks of those that are gone.
     """
     check_method(plan)
-    if resumed and (why := no_checkpoints(plan)):
-        raise PlanError(f"plan {plan.name} cannot be resumed here: {why}")
     fewer = resumed and plan.traits.agrees and roster.nodes < plan.workers
     if plan.workers != roster.nodes and not fewer:
         raise PlanError(

@@ -44,7 +44,7 @@ from paceline.links.tcp.waiting import Timing
 Look = Callable[[], None]
 
 LOOK = 0.05  # seconds between two looks at the deadline
-LATE = 5.0  # seconds in which nodes may come that are told that the run cannot begin
+LATE = 5.0  # seconds in which nodes that join are answered that the run cannot begin
 CLOCKS = 5  # times that a machine's clock is asked for; the quickest answer counts
 
 

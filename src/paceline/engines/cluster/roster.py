@@ -45,7 +45,7 @@ class Roster:
     launcher: str
     #: Known to every node before they have met: no node of another run joins this one by mistake.
     meeting: bytes
-    #: What keeps strangers out.
+    #: How peers are authenticated.
     door: Door
     #: The head's rank: 0, or `nodes` if the head has no worker.
     head_rank: int = 0
@@ -72,7 +72,7 @@ class Roster:
 
 
 def nodes(environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many nodes a launcher has started; 0 if this process was started by itself."""
+    """Return how many nodes a launcher has started; 0 if no launcher started this process."""
     launched = from_environment(environ)
     return launched.nodes if launched else 0
 
@@ -98,13 +98,14 @@ def roster(
         )
     named = [f"{launched.launcher} {launched.nodes}", *(environ.get(name, "") for name in RUN_NAMES)]
     meeting = sha256("\n".join(named).encode()).digest()[:RUN_BYTES]
-    door = _door(environ, keys, trusted_network)
     return Roster(
-        launched.rank, launched.nodes, Address(*launched.head), launched.local_rank, launched.launcher, meeting, door
-    )
+        launched.rank, launched.nodes, Address(*launched.head), launched.local_rank, launched.launcher, meeting,
+        door(environ, keys, trusted_network),
+    )  # fmt: skip
 
 
-def _door(environ: Mapping[str, str], keys: str | Path | None, trusted_network: bool) -> Door:
+def door(environ: Mapping[str, str], keys: str | Path | None, trusted_network: bool) -> Door:
+    """Return what keeps strangers out: this machine's loopback, keys, or a token on a trusted network."""
     folder = keys or environ.get("PACELINE_KEYS")
     if not trusted_network:
         return door_of(Path(folder) if folder else None, None)

@@ -52,7 +52,7 @@ class ClusterWorker:
         if sums:
             self.group.again = self._again
         self.context: WorkerContext = self.replica.runner
-        self.walk = WALKS[type(given.plan.method)](self.replica.runner, given.plan.method)
+        self._method = given.plan.method
         #: The moving buffers as they were before the gradient of this update.
         self._buffers: list[Tensor] = []
 
@@ -68,7 +68,8 @@ class ClusterWorker:
         ahead = ReadAhead(self.replica.reader, self.replica.runner)
         self.seat.ready()
         if self.seat.rejoin() is not None:
-            self.replica.follow(self.walk, lambda update: self._computing(update, ahead))
+            walk = WALKS[type(self._method)](self.replica.runner, self._method)  # which exchanges over the group's link
+            self.replica.follow(walk, lambda update: self._computing(update, ahead))
 
     def stay(self) -> None:
         """Keep the last sum for ranks that lack it, until the run is done."""

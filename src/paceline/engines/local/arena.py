@@ -53,10 +53,12 @@ from paceline.parameters.rows import Journal
 from paceline.parameters.shard_version import ShardVersion, VersionShape
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.native import NativeDdp
+from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, TraceRing
 from paceline.splits.gradients import SplitBlueprint
+from paceline.splits.stages import bytes_sent
 from paceline.stages.segment import Blueprint
 
 CONTROL = 4
@@ -82,6 +84,8 @@ class ArenaShape:
     versions: tuple[VersionShape, ...] = ()
     #: Leases that were under way when an earlier part of the run ended.
     ghosts: int = 0
+    #: What the desk and the shards call workers: the workers themselves, or replicas of several.
+    clients: int = 0
     mail: tuple[MailShape, ...] = ()
     #: Numbers of a payload.
     payload: int = 0
@@ -101,15 +105,24 @@ class ArenaShape:
         ghosts: int = 0,
         blueprint: Blueprint | None = None,
         split: SplitBlueprint | None = None,
+        stages: Sequence[VersionShape] = (),
     ) -> ArenaShape:
         """Return the shape that a plan needs for these parameters."""
         method, workers = plan.method, plan.workers
         if blueprint is not None:
-            return ArenaShape(workers, layout, "pipeline", plan.results, mail=tuple(mail_of(blueprint)))
+            assert isinstance(method, Pipeline)
+            spread, server = method.spread, method.spread.server
+            desk = Desk(spread.data, leases, server.gate) if server is not None else None
+            return ArenaShape(
+                workers, layout, "pipeline", plan.results, mail=tuple(mail_of(blueprint, spread.data * spread.inside)),
+                payload=Payload.length(layout) if method.together > 1 else 0,
+                parts=bytes_sent(blueprint, layout) if spread.inside > 1 else 0,
+                server=server, desk=desk, versions=tuple(stages), clients=spread.data,
+            )  # fmt: skip
         if isinstance(method, Server):
             desk = Desk(workers, leases, method.gate, ghosts)
             versions = tuple(version_shapes(method, layout, named, optimizer, tables))
-            return ArenaShape(workers, layout, "shards", plan.results, method, desk, versions, ghosts)
+            return ArenaShape(workers, layout, "shards", plan.results, method, desk, versions, ghosts, workers)
         if split is not None:
             payload = Payload.length(layout)  # of the whole: parts of a few workers are larger than others
             return ArenaShape(workers, layout, "parts", plan.results, payload=payload, parts=split.bytes_sent(layout))
@@ -141,7 +154,7 @@ class Arena:
         self.doorbells = [Doorbell.of(memory) for _ in range(workers)]
         self.traces = [TraceRing(memory.take(TraceRing.size())) for _ in range(workers)]
         self.desk = DeskMemory(shape.desk, DoubleBuffer(memory, shape.desk.ints)) if shape.desk else None
-        self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
+        self.shards = [self._shard(number) for number in range(len(shape.versions))] if shape.desk else []
         #: The vectors that collectives add up: whole payloads or frames, and one number per worker.
         self.payloads, self.numbers = [
             SharedVectors(memory, workers, count, kind) for count, kind in (shape.vector, (1, torch.float64))
@@ -149,7 +162,10 @@ class Arena:
         self.parts = SharedVectors(memory, workers, shape.parts, torch.uint8)
         kept = sum(shard.machine.slots for shard in self.shards)
         self.slots = [memory.tensor(Payload.length(shape.layout), shape.layout.dtype) for _ in range(kept)]
-        self.mail = {mail.channel: MailSlots(memory, mail) for mail in shape.mail}
+        #: Per replica of a server whose replicas have several workers: how many batches it was given, the last of them,
+        #: whether that was given out before, and whether it was the last. Per worker: how many it has pushed.
+        self.leases, self.pushed = memory.ints(4 * shape.clients), memory.ints(workers)
+        self.mail = {(mail.line, mail.channel): MailSlots(memory, mail) for mail in shape.mail}
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def of_worker(self, number: int) -> WorkerMemory:
@@ -231,8 +247,8 @@ class Arena:
         """Lay out the memory of one shard."""
         memory, shape, server = self.memory, self.shape.versions[number], self.shape.server
         assert server is not None
-        machine = server.machine(self.shape.workers, self.shape.ghosts)
-        slots = server.slots(self.shape.workers, at=machine.ints)
+        machine = server.machine(self.shape.clients, self.shape.ghosts)
+        slots = server.slots(self.shape.clients, at=machine.ints)
         integers = DoubleBuffer(memory, machine.ints + slots.ints)
         versions = [ShardVersion(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(slots.count)]
         heights, count = shape.heights, slots.count
@@ -268,7 +284,7 @@ def _size(shape: ArenaShape) -> int:
     size = workers * (TraceRing.size() + 64 * 8) + 16 * workers * 4
     if shape.desk and shape.server:
         size += 2 * 8 * shape.desk.ints
-        machine, slots = shape.server.machine(workers, shape.ghosts), shape.server.slots(workers)
+        machine, slots = shape.server.machine(shape.clients, shape.ghosts), shape.server.slots(shape.clients)
         for version in shape.versions:
             size += slots.count * (version.size + 64)
             size += 2 * 8 * (machine.ints + slots.ints + 8) + 64 * 4

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from paceline.links.mailbox import MailShape
 from paceline.stages.segment import Blueprint
 
 
-def mail_of(blueprint: Blueprint) -> Iterator[MailShape]:
-    """Yield the mailboxes between each two neighbouring stages of different workers, one each way."""
-    for stage, (here, there) in enumerate(zip(blueprint.stage_to_worker, blueprint.stage_to_worker[1:], strict=False)):
-        if here != there:
-            slots, count = blueprint.slots, len(blueprint.needs[stage + 1])
-            yield MailShape((stage, stage + 1), count + blueprint.carries_chance, blueprint.bytes_on[stage], slots)
-            yield MailShape((stage + 1, stage), count, blueprint.bytes_back[stage], slots)
+def mail_of(blueprint: Blueprint, lines: int = 1) -> Iterator[MailShape]:
+    """Yield the mailboxes between each two neighbouring stages of different workers, one each way.
+
+    There are as many lines of workers as the pipeline has replicas times workers inside a stage.
+    """
+    holders = blueprint.stage_to_worker
+    for line in range(lines):
+        for stage, (here, there) in enumerate(itertools.pairwise(holders)):
+            if here != there:
+                slots, count = blueprint.slots, len(blueprint.needs[stage + 1])
+                on, back = (stage, stage + 1), (stage + 1, stage)
+                yield MailShape(on, count + blueprint.carries_chance, blueprint.bytes_on[stage], slots, line)
+                yield MailShape(back, count, blueprint.bytes_back[stage], slots, line)

@@ -33,7 +33,7 @@ from paceline.parameters.replicas import mean_of
 from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import WorkerState, copied
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
-from paceline.splits.planning import whole_of
+from paceline.splits.slicing import assembled
 
 MARGIN = 2  # updates from the furthest worker to the update after which all write their state
 
@@ -240,11 +240,14 @@ def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:
     """Return the trainable parameters, then the moving buffers, of the model at this checkpoint."""
     plan = setup.plan
     if setup.blueprint is not None:
-        named = {name: value for mine in checkpoint.workers() for name, value in mine.tensors.items()}
-        return [named[name] for name in setup.names]
+        stored, shapes, workers = setup.blueprint.stored, setup.blueprint.shapes, checkpoint.workers()
+        first = workers[: len(workers) // setup.pipeline.spread.data] if setup.pipeline is not None else workers
+        named = {name: [w.tensors[name] for w in first if name in w.tensors] for name in setup.names}
+        return [assembled(named[name], stored.get(name), shapes.get(name, ())) for name in setup.names]
     if setup.split is not None:
         parts = [mine.many("values") for mine in checkpoint.workers()[: setup.split.program.workers]]
-        return [whole_of(setup.split, name, [mine[n] for mine in parts]) for n, name in enumerate(setup.names)]
+        stored, shapes = setup.split.stored, setup.split.shapes
+        return [assembled([m[n] for m in parts], stored.get(name), shapes[name]) for n, name in enumerate(setup.names)]
     if checkpoint.cut is None:
         workers = checkpoint.workers()[: plan.results]
         return mean_of([_result(setup, mine) for mine in workers])

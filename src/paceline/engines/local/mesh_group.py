@@ -17,6 +17,7 @@ from paceline.gradients.payload import GradientSum, Payload
 from paceline.links import Link, Span
 from paceline.parameters.layout import Layout
 from paceline.plans.methods.split_layers import DATA, SplitLayers
+from paceline.stages.segment import Segment
 
 if TYPE_CHECKING:
     from paceline.engines.local.collectives import Sums
@@ -77,6 +78,24 @@ class MeshGroup:
 
     def mixing(self, graph: Neighbours) -> Means:
         raise NotImplementedError("replicas of split layers add their gradients up")
+
+
+class StageSums:
+    """The sums of a worker's stages with those of the same place in other replicas, over the same vectors."""
+
+    def __init__(self, link: Link, peers: Sequence[int], collective: Collective, segment: Segment) -> None:
+        self.count = 0
+        self.stages: dict[int, Sums] = {}
+        for number in segment.stages:
+            layout = segment.layout(number)
+            between = GroupLink(link, peers, Payload.length(layout))
+            reduction = Reduction(between, collective, len(peers))
+            self.stages[number] = PayloadReduction(reduction, payloads_of(between, layout))
+
+    def all_reduce(self, stage: int, share: GradientSum) -> tuple[GradientSum, int, int]:
+        """Return a stage's sum over all replicas, nanoseconds waited, bytes sent."""
+        self.count += 1
+        return self.stages[stage].all_reduce(self.count, share)
 
 
 class NoSum:

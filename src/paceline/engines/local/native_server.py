@@ -36,12 +36,14 @@ class NativeServer:
 
     def __init__(
         self, arena: Arena, worker: int, waiter: Waiter, spans: Sequence[np.ndarray], settings: Tensor,
-        cancelled: memoryview,
+        cancelled: memoryview, in_place: bool,
     ) -> None:  # fmt: skip
+        """Collect the addresses; `in_place` where there is one version, into which all workers write."""
         assert arena.desk is not None
         ring = arena.traces[worker]
         sent, taken, rows = map(futex.address_of, ring.memory)
-        versions = [addresses([version.raw for version in shard.versions]) for shard in arena.shards]
+        rooms = [[shard.newest] if in_place else shard.versions for shard in arena.shards]
+        versions = [addresses([version.raw for version in shard]) for shard in rooms]
         self.shards = (ShardInMemory * len(arena.shards))(
             *map(shard_in_memory, range(len(spans)), arena.shards, versions, spans)
         )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter_ns as now
 
+from torch import Tensor, nn
+
 from paceline.core.agenda import Chunk
 from paceline.core.schedules import ALL_REDUCE, FORWARD, UPDATE, Table, Work, program_of
 from paceline.core.schedules.clock import Channel, channel_of, sends, takes
@@ -15,19 +17,26 @@ from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.assignment import Assignment
+from paceline.engines.local.mesh_group import StageSums
 from paceline.engines.local.process import die_with_parent
+from paceline.engines.local.replica_lease import ReplicaLease
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.state_writer import StateWriter
 from paceline.engines.local.worker import WorkerProcess
 from paceline.engines.local.worker_context import WorkerContext
+from paceline.errors import NotFinite
 from paceline.errors.failure import Position
+from paceline.gradients.payload import GradientSum
 from paceline.links import TURNS, MessageChannel, Span
 from paceline.links.mailbox import Mailbox
-from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.pipeline import LAYERS, Pipeline
+from paceline.plans.methods.split_layers import DATA, INSIDE
 from paceline.runs.trace import Kind
+from paceline.splits.exchanging import LinkMover
+from paceline.splits.stages import SplitStages
 from paceline.stages.segment import Segment
-from paceline.stages.stage import Sums
+from paceline.stages.stage import Moves
 
 
 class PipelineWorker(WorkerContext):
@@ -48,24 +57,40 @@ class PipelineWorker(WorkerContext):
         self.method = given.plan.method
         assert given.blueprint is not None
         self.blueprint, self.snapshots = given.blueprint, snapshots
-        job = given.job
+        self.job = job = given.job
         self.reader = Reader(
             source, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts), job.num_workers, die_with_parent
         )
-        self.segment = Segment(given.number, job, job.model, given.blueprint, self.reader)  # type: ignore[arg-type]
+        spread, self.mesh = self.method.spread, self.method.mesh(given.plan.workers)
+        number, self.replica = given.number, self.mesh.coordinate(given.number, DATA)
+        #: The worker's place along the axis `layers`, which tables know, and along `inside`.
+        self.depth, self.place = self.mesh.coordinate(number, LAYERS), self.mesh.coordinate(number, INSIDE)
+        self.line = self.replica * spread.inside + self.place
+        self.mover = LinkMover(arena.link(arena.parts, number, waiter), self.mesh.group(number, INSIDE), self.place)
+        module: nn.Module = job.model  # type: ignore[assignment]
+        inside = SplitStages(module, given.blueprint, self.place) if spread.inside > 1 else None
+        self.segment = Segment(self.depth, job, module, given.blueprint, self.reader, inside)
+        self.lease: ReplicaLease | None = None
+        if spread.server is not None:
+            self.lease = ReplicaLease(self, self.method, self.segment, arena, snapshots)
+        elif spread.data > 1:
+            link = arena.link(arena.payloads, number, waiter)
+            self.sums = StageSums(link, self.mesh.group(number, DATA), spread.collective, self.segment)
+            self.segment.add_up = self._add_up
         self.state_writer = StateWriter(self)
         if self.state_writer.found is not None:
             self.segment.restore(self.state_writer.found)
-        self.mailboxes = {channel: self._mailbox(channel) for channel in arena.mail}
+        self.mailboxes = {channel: self._mailbox(channel) for line, channel in arena.mail if line == self.line}
         self.numbers, self.agreements = arena.link(arena.numbers, given.number, waiter), 0
         self.waited = self.sent = 0  # nanoseconds and bytes since the last piece of work
         self.chunk: Chunk | None = None
 
     def _mailbox(self, channel: Channel) -> MessageChannel:
         """Return this worker's end of a channel."""
-        ends = [self.blueprint.stage_to_worker[stage] for stage in channel]
+        column = self.mesh.group(self.number, LAYERS)
+        ends = [column[self.blueprint.stage_to_worker[stage]] for stage in channel]
         peer = ends[0] if ends[1] == self.number else ends[1]
-        return Mailbox(self.arena.mail[channel], peer, self.arena.doorbells[peer], self.waiter)
+        return Mailbox(self.arena.mail[self.line, channel], peer, self.arena.doorbells[peer], self.waiter)
 
     def position(self, update: int) -> Position:
         """Return the update that the worker is in, with the samples of its micro-batch if they are known."""
@@ -75,19 +100,40 @@ class PipelineWorker(WorkerContext):
 
     def train(self) -> None:
         """Run the worker's program, table after table."""
-        schedule = self.method.schedule
+        if self.lease is not None:
+            self._serve(self.lease)
+            return
+        schedule, workers = self.method.schedule, self.mesh.size(LAYERS)
         self.reader.announce(self._chunks_to_read())
         programs: dict[tuple[int, ...], list[Work]] = {}  # by their numbers of micro-batches
-        for passing in passes(schedule.span, self.agenda, self.resume_point.updates):
+        for passing in self._passes():
             self.segment.begin(passing)
             if not schedule.span:  # the table is as long as the training
-                self._follow(program_of(schedule, self.number, self.plan.workers, passing.counts), passing)
+                self._follow(program_of(schedule, self.depth, workers, passing.counts), passing)
             else:
                 if passing.counts not in programs:
-                    programs[passing.counts] = self._table(passing).programs[self.number]
+                    programs[passing.counts] = self._table(passing).programs[self.depth]
                 self._follow(programs[passing.counts], passing)
             self.state_writer.in_step(passing.first, passing.stop, self.segment.worker_state)
         self._write_result()
+
+    def _serve(self, lease: ReplicaLease) -> None:
+        """Compute one batch after another, as the desk leases them to this replica."""
+        programs: dict[tuple[int, ...], list[Work]] = {}
+        while lease.take():
+            chunks = self.agenda.filled(lease.batch)
+            passing = Pass(lease.batch, (len(chunks),), self.agenda.filled)
+            self.segment.begin(passing)
+            if passing.counts not in programs:
+                programs[passing.counts] = self._table(passing).programs[self.depth]
+            self._follow(programs[passing.counts], passing)
+            lease.pushed()
+        self.measure_memory()
+
+    def _passes(self) -> Iterator[Pass]:
+        """Yield this replica's part of the tables that are still to be run."""
+        start, replicas = self.resume_point.updates, self.mesh.size(DATA)
+        return passes(self.method.schedule.span, self.agenda, start, replica=self.replica, replicas=replicas)
 
     def _table(self, passing: Pass) -> Table:
         table = self.method.table(self.plan.workers, passing.counts)
@@ -95,9 +141,9 @@ class PipelineWorker(WorkerContext):
 
     def _chunks_to_read(self) -> Iterator[Chunk]:
         """Yield the chunks that this worker reads, in this order."""
-        schedule = self.method.schedule
-        for passing in passes(schedule.span, self.agenda, self.resume_point.updates):
-            for work in schedule.line(self.number, self.plan.workers, passing.counts):
+        schedule, workers = self.method.schedule, self.mesh.size(LAYERS)
+        for passing in self._passes():
+            for work in schedule.line(self.depth, workers, passing.counts):
                 if work.what == FORWARD and self.segment.reads(self.segment.stages[work.stage]):
                     yield passing.chunk(work.micro)
 
@@ -133,7 +179,7 @@ class PipelineWorker(WorkerContext):
         link, whole = self.numbers, Span(self.agreements % TURNS, 0, 1)
         self.agreements += 1
         link.vectors[whole.turn][0] = self.segment.squares()
-        others = [worker for worker in range(self.plan.workers) if worker != self.number]
+        others = [worker for worker in self.mesh.group(self.number, LAYERS) if worker != self.number]
         for other in others:
             link.offer(other, whole)
         before = link.waited
@@ -147,7 +193,10 @@ class PipelineWorker(WorkerContext):
         start, update = now(), self.chunk.update
         if work.what == FORWARD:
             bases.setdefault((work.stage, update), passing.first + work.version)
-        sums = self.segment.do(work)
+        if work.what == UPDATE and self.lease is not None:
+            self._push(self.lease, work.stage, start)
+            return
+        sums = self._driven(self.segment.do(work))
         if work.what != UPDATE:
             row = (update, work.stage, work.micro, ord(work.what), start, now(), self.waited, 0, self.sent, math.nan)
             self.record(Kind.STAGE, *row)
@@ -156,25 +205,66 @@ class PipelineWorker(WorkerContext):
         assert sums is not None
         self._applied(work, update, bases.pop((work.stage, update)), passing.first + work.version, start, sums)
 
-    def _applied(self, work: Work, update: int, base: int, version: int, start: int, sums: Sums) -> None:
+    def _push(self, lease: ReplicaLease, number: int, start: int) -> None:
+        """Push this replica's gradient of a stage to its shard, and compute with the outcome from now on."""
+        share = self.segment.stages[number].share()
+        if self.job.on_nan == "stop" and not math.isfinite(share.loss):
+            raise NotFinite(share.loss, lease.batch, self.segment.samples(lease.batch))
+        if number == len(self.blueprint.stage_to_worker) - 1 and not self.place:
+            row = (lease.batch, -1, lease.port.base, -1, start, start, 0, share.samples, 0, share.mean)
+            self.record(Kind.COMPUTE, *row)
+        lease.push(share)
+
+    def _driven(self, moves: Moves[GradientSum | None]) -> GradientSum | None:
+        """Compute together with the workers that share the stage's layers, if there are any."""
+        waited, sent = self.mover.link.waited, self.mover.sent
+        try:
+            request = next(moves)
+            while True:
+                request = moves.send(self.mover.move(request))
+        except StopIteration as ended:
+            self.waited += self.mover.link.waited - waited
+            self.sent += self.mover.sent - sent
+            found: GradientSum | None = ended.value
+            return found
+
+    def _add_up(self, stage: int, share: GradientSum) -> GradientSum:
+        """Add a stage's gradient up with those of the other replicas."""
+        start = now()
+        summed, waited, sent = self.sums.all_reduce(stage, share)
+        assert self.chunk is not None
+        update = self.chunk.update
+        self.record(Kind.COLLECTIVE, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+        return summed
+
+    def _applied(self, work: Work, update: int, base: int, version: int, start: int, sums: GradientSum) -> None:
         """Write the rows of an update of a stage, and its part of a snapshot if one is due."""
-        if work.stage == len(self.blueprint.stage_to_worker) - 1:
-            mean = sums.loss / sums.weight if sums.weight else math.nan
-            self.record(Kind.COMPUTE, update, -1, base, -1, start, start, 0, sums.samples, 0, mean)
+        if work.stage == len(self.blueprint.stage_to_worker) - 1 and not self.place:
+            self.record(Kind.COMPUTE, update, -1, base, -1, start, start, 0, sums.samples, 0, sums.mean)
         self.record(Kind.APPLY, update, work.stage, base, version, start, now(), 0, 0, self.sent, 0.0)
         self.sent = 0
-        if self.snapshots is not None and self.agenda.reaches(update + 1, self.snapshots.every):
-            before = now()
-            self.snapshots.write_some(update + 1, dict(self.segment.named(work.stage)))
+        if self.snapshots is not None and not self.replica and self.agenda.reaches(update + 1, self.snapshots.every):
+            before, named = now(), self._whole(work.stage)
+            if self.place:
+                return
+            self.snapshots.write_some(update + 1, named)
             if work.stage == 0:  # the others have written theirs, or will before the run is over
                 self.record(Kind.SNAPSHOT, update + 1, -1, -1, -1, before, now(), 0, 0, 0, 0.0)
+
+    def _whole(self, stage: int) -> dict[str, Tensor]:
+        """Return a stage's parameters and moving buffers, gathered from those that share its layers."""
+        stored, shapes = self.blueprint.stored, self.blueprint.shapes
+        return {n: self.mover.gather(mine, stored.get(n), shapes.get(n, ())) for n, mine in self.segment.named(stage)}
 
     def _write_result(self) -> None:
         """Write what this worker holds into the shared result."""
         self.measure_memory()
+        if self.replica:
+            return
         (shard,), (result,) = self.arena.shape.layout.shards, self.arena.results
         views = {p.name: v for p, v in zip(shard.parameters, shard.parameter_views(result), strict=True)}
         views |= {p.name: v for p, v in zip(shard.buffers, shard.buffer_views(result), strict=True)}
         for stage in self.segment.stages:
-            for name, value in self.segment.named(stage):
-                views[name].copy_(value)
+            for name, value in self._whole(stage).items():
+                if not self.place:
+                    views[name].copy_(value)

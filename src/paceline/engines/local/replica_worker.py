@@ -59,13 +59,15 @@ class ReplicaWorker:
         return Position(update, due.version, samples)
 
     def follow(self, walk: Walk, computing: Callable[[int], None]) -> None:
-        """Compute the gradients that a walk requests, until it ends; `computing` is told which comes next."""
+        """Compute the gradients that a walk requests, until it ends; `computing` is called with each update.
+
+        Neither this method nor the walk holds a gradient while the next one is computed.
+        """
         request = next(walk, None)
         while request is not None:
             computing(request.update)
-            computed = self.compute(*request)
             try:
-                request = walk.send(computed)
+                request = walk.send(self.compute(*request))
             except StopIteration:
                 break
 

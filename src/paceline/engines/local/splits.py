@@ -9,8 +9,6 @@ from time import perf_counter_ns as now
 from torch import Tensor
 
 from paceline.core.agenda import Chunk
-from paceline.core.splits import WHOLE
-from paceline.core.splits.derivation import PARAMETER, Step
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import Arena
@@ -30,7 +28,7 @@ from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import lay_out, trainable
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.runs.trace import Kind
-from paceline.splits.exchanging import LinkMover, Request
+from paceline.splits.exchanging import LinkMover
 from paceline.splits.gradients import SplitReplica
 
 
@@ -80,9 +78,8 @@ class SplitWorker:
         walk = split_layers(self.runner, self.method, self.gather, self.snapshots_every)
         request = next(walk, None)
         while request is not None:
-            computed = self._compute(*request)
             try:
-                request = walk.send(computed)
+                request = walk.send(self._compute(*request))
             except StopIteration:
                 break
 
@@ -105,14 +102,7 @@ class SplitWorker:
 
     def gather(self) -> list[Tensor]:
         """Return the whole parameters and moving buffers, which every worker of the group asks for at once."""
-        replica, program = self.part.replica, self.blueprint.program
+        replica, stored, shapes = self.part.replica, self.blueprint.stored, self.blueprint.shapes
         names = [*trainable(replica.module), *self.blueprint.moving]
-        found = []
-        for name, mine in zip(names, replica.values(), strict=True):
-            placed, value = program.stored.get(name, WHOLE), PARAMETER + name
-            if not placed.is_split:
-                found.append(mine.clone())
-                continue
-            step = Step((), value, placed, WHOLE)
-            found.append(self.mover.move(Request(step, program.shapes[value], mine, self.blueprint.shapes[name])))
-        return found
+        named = zip(names, replica.values(), strict=True)
+        return [self.mover.gather(mine, stored.get(name), shapes[name]) for name, mine in named]

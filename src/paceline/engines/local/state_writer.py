@@ -49,6 +49,12 @@ class StateWriter:
         if self.state_buffer is not None:
             self.state_buffer.next.write(version, worker_state())
 
+    def leave(self, updates: int, state: WorkerState) -> None:
+        """Write a state for a checkpoint after so many updates, between two batches."""
+        assert self.state_buffer is not None
+        self.state_buffer.next.write(updates, state)
+        self._notify()
+
     def finished(self, before: int, updates: int) -> None:
         """Notify the parent if a checkpoint of a plan with a server is due between these two numbers of updates."""
         every = self.resume_point.checkpoint_every

@@ -31,12 +31,14 @@ from paceline.engines.local.process_main import main
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import ResumePoint
 from paceline.engines.outcome import Outcome, Snapshot
+from paceline.engines.servers.stage_shards import stage_shards, whole_values
 from paceline.engines.setup import Setup
 from paceline.errors import RunFailed, RunStopped
 from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.parameters.layout import trainable
+from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.runs.live import Heartbeat, Phase, ProcessRecord
 from paceline.runs.progress import ProgressCallback, Watcher
@@ -99,7 +101,10 @@ class WorkerPool:
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         if self.arena.desk is not None:
-            if self.begin is None:
+            if setup.blueprint is not None:
+                for each, memory in zip(stage_shards(setup), self.arena.shards, strict=True):
+                    each.put_version_0(memory, setup)
+            elif self.begin is None:
                 self.arena.put_version_0(setup.module, {})
             else:
                 self.arena.resume(self.begin)
@@ -203,6 +208,8 @@ class WorkerPool:
 
     def values(self) -> list[Tensor]:
         """Return the trainable parameters in the module's order, then the moving buffers."""
+        if self.setup.blueprint is not None and self.arena.shards:
+            return whole_values(self.setup.blueprint, self.setup.names, [each.newest for each in self.arena.shards])
         return self.arena.values(self.setup.names)
 
     def end(self) -> None:
@@ -244,10 +251,15 @@ class WorkerPool:
         setup, job = self.setup, self.setup.job
         data = job.data if self.tensors is None else None
         if setup.blueprint is not None:
-            job = job.with_(model=skeleton(setup.module, self.holdings[number]))
+            assert setup.pipeline is not None
+            mesh = setup.pipeline.mesh(self.workers)
+            module = skeleton(setup.module, self.holdings[mesh.coordinate(number, LAYERS)])
+            if setup.blueprint.programs:
+                module = sliced(module, setup.blueprint.stored, mesh.coordinate(number, INSIDE))
+            job = job.with_(model=module)
         if setup.split is not None and isinstance(setup.plan.method, SplitLayers):
             place = setup.plan.method.mesh(self.workers).coordinate(number, INSIDE)
-            job = job.with_(model=sliced(setup.module, setup.split.program, place))
+            job = job.with_(model=sliced(setup.module, setup.split.stored, place))
         given = Assignment(
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, setup.placement,
             data, len(setup.source), setup.initial_sha256,
@@ -284,9 +296,20 @@ class WorkerPool:
         if self.arena.desk is None:
             ending = Ending.of(self.processes[number], self.oom_kills)
             raise self.diagnosis.died(number, ending, self._victims(number))
+        client = number
+        if (pipeline := self.setup.pipeline) is not None:  # a replica cannot go on without one of its workers
+            size = pipeline.shards(self.workers)
+            client = number // size
+            others = {client * size + place for place in range(size)} - {number} - self.dead
+            for other in others:
+                self.processes[other].kill()
+            for other in others:
+                self.processes[other].join()
+                self.observer.worker_died(other)
+            self.dead |= others
         self.dead.add(number)
         assert self.arena.desk is not None
-        self.arena.desk.handle(Death(number), RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk"))
+        self.arena.desk.handle(Death(client), RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk"))
         for doorbell in self.arena.doorbells:
             doorbell.ring()
         self.observer.worker_died(number)
@@ -296,9 +319,11 @@ def _shape(setup: Setup, begin: Checkpoint | None) -> ArenaShape:
     module = setup.fresh_module()
     optimizer = setup.job.make_optimizer(module, list(trainable(module).values()))
     ghosts = begin.cut.ghosts if begin and begin.cut else 0
+    served = setup.pipeline is not None and setup.pipeline.spread.server is not None
     return ArenaShape.of(
         setup.plan, setup.layout, setup.agenda.leases, trainable(module), optimizer, setup.probe.tables, ghosts,
         setup.blueprint, setup.split,
+        [each.shape(setup) for each in stage_shards(setup)] if served else (),
     )  # fmt: skip
 
 

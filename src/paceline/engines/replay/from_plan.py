@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,15 +17,17 @@ import torch
 from paceline.core.cluster.epochs import Epoch, Epochs
 from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
+from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.arithmetic.synchronous import synchronous
-from paceline.engines.replay.from_pushes import PushReplayer
+from paceline.engines.replay.from_pushes import CentreReplayer, PushReplayer, RoundReplayer
 from paceline.engines.replay.from_trace import NextUpdate, ReplayedVersion, ServerReplayer
 from paceline.engines.setup import Setup
 from paceline.errors import UsageError
 from paceline.gradients.fused_replica import by_one
 from paceline.gradients.payload import GradientSum
 from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.server import CentreServer
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, Kind, Trace
@@ -167,12 +169,26 @@ class SplitReplayer:
         return self.sums.values()
 
 
+ServerReplayers = PushReplayer | RoundReplayer | CentreReplayer | ServerReplayer
+
+
+def _of_server(setup: Setup, apart: bool) -> type[ServerReplayers]:
+    """Return what replays a part of a run; `apart` is whether servers were processes of their own."""
+    if not apart:
+        return ServerReplayer
+    if isinstance(setup.plan.method, CentreServer):
+        return CentreReplayer
+    return RoundReplayer if setup.plan.traits.gathers else PushReplayer
+
+
 class ResumedReplayer:
     """Replays a resumed run under a plan with a server, part after part, each with its own workers."""
 
-    def __init__(self, setups: list[Setup], parts: list[Columns]) -> None:
+    def __init__(self, setups: list[Setup], parts: list[Columns], apart: list[bool]) -> None:
+        self._replayers = [_of_server(setup, each) for setup, each in zip(setups, apart, strict=True)]
         self.setups, self.parts = setups, parts
-        self.now, self.last = ServerReplayer(setups[0], parts[0]), setups[0].agenda.leases // setups[0].agenda.shares
+        self.now: ServerReplayers = self._replayers[0](setups[0], parts[0])
+        self.last = setups[0].agenda.leases // setups[0].agenda.shares
 
     @property
     def done(self) -> int:
@@ -180,10 +196,12 @@ class ResumedReplayer:
 
     def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
         yield from self.now.replay(until)
-        for setup, rows in zip(self.setups[1:], self.parts[1:], strict=True):
-            following, before = ServerReplayer(setup, rows), self.now
+        for replayer, setup, rows in zip(self._replayers[1:], self.setups[1:], self.parts[1:], strict=True):
+            following, before = replayer(setup, rows), self.now
             if before.versions != following.versions:
                 return  # `until` lies in the part before
+            assert isinstance(before.sums, ServerArithmetic)
+            assert isinstance(following.sums, ServerArithmetic)
             following.sums.resume(before.sums)
             self.now = following
             yield from following.replay(until)
@@ -221,24 +239,28 @@ def _refuse_replaced(trace: Trace, plan: Plan) -> None:
         )
 
 
-def make_replayer(setup: Setup, trace: Trace, plans: list[Plan], apart: bool = False) -> Replayer:
-    """Make the replayer of a run; `plans` has one plan for each part of the run, between two resumptions.
+class Life(NamedTuple):
+    """A part of a run, between two resumptions."""
 
-    `apart` is whether servers were processes of their own, as on a cluster.
+    plan: Plan
+    #: Whether servers were processes of their own, as on a cluster.
+    apart: bool = False
+
+
+def make_replayer(setup: Setup, trace: Trace, lives: list[Life]) -> Replayer:
+    """Make the replayer of a run.
+
     Where workers keep step, a run that was resumed has the bits of one that was not.
     """
     if setup.engine == "mpi":
         return TeamReplayer(setup)
-    if setup.blueprint is not None:
+    if setup.pipeline is not None and setup.pipeline.spread.server is None:
         return PipelineReplayer(setup)
     if isinstance(setup.plan.method, SplitLayers):
         return SplitReplayer(setup, setup.plan.method)
     if setup.plan.traits.keeps_step:
         return SynchronousReplayer(setup, epochs_of(trace, setup.plan))
-    if apart:
-        return PushReplayer(setup, trace.rows)
-    if len(plans) == 1:
-        return ServerReplayer(setup, trace.rows)
-    return ResumedReplayer(
-        [replace(setup, plan=plan.fitted(len(setup.layout.shards))) for plan in plans], trace.lives()
-    )
+    if len(lives) == 1:
+        return _of_server(setup, lives[0].apart)(setup, trace.rows)
+    setups = [replace(setup, plan=life.plan.fitted(len(setup.layout.shards))) for life in lives]
+    return ResumedReplayer(setups, trace.lives(), [life.apart for life in lives])

@@ -86,8 +86,9 @@ class PushReplayer:
 
     def __init__(self, setup: Setup, rows: Columns) -> None:
         self.setup, self.agenda = setup, setup.agenda
-        self.sums = ServerArithmetic(setup)
-        self.versions = [0] * len(setup.layout.shards)
+        resumed = rows[rows["kind"] == Kind.RESUME]["version"]
+        self.versions = [int(v) for v in resumed] if len(resumed) else [0] * len(setup.layout.shards)
+        self.sums = ServerArithmetic(setup, self.versions)
         self.last = self.agenda.leases // self.agenda.shares
         made = _computations(rows)
         self.lines = [Line(line) for line in made.values()]
@@ -95,6 +96,8 @@ class PushReplayer:
         #: Computations that still have to pull a version of a shard, by (shard, version).
         self.pulls = Counter(at for each in everything for at in each.bases.items())
         self.by_version = {at: each for each in everything for at in each.makes.items()}
+        #: The last version of every shard that these rows tell of: another part of the run may follow.
+        self.end = min(max([at for s, at in self.by_version if s == n], default=v) for n, v in enumerate(self.versions))
 
     @property
     def done(self) -> int:
@@ -102,7 +105,7 @@ class PushReplayer:
 
     def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
         """Make every version up to `until` of every shard. A shard that has to go on for another one is held there."""
-        stop, moved = self.last if until is None else until, True
+        stop, moved = min(self.end, self.last if until is None else until), True
         while moved:
             moved = False
             for line in self.lines:
@@ -165,11 +168,111 @@ class PushReplayer:
         return ReplayedVersion(shard, self.versions[shard], finite)
 
 
+class CentreReplayer:
+    """Replays a plan whose workers exchange replicas with a centre, one exchange after another.
+
+    What a worker computes follows from its own last exchange; PULL rows tell from which version it has started.
+    """
+
+    def __init__(self, setup: Setup, rows: Columns) -> None:
+        self.setup, self.agenda = setup, setup.agenda
+        resumed = rows[rows["kind"] == Kind.RESUME]["version"]
+        self.versions = [int(resumed[0]) if len(resumed) else 0]
+        self.sums = ServerArithmetic(setup, self.versions)
+        self.last = self.agenda.leases
+        valid = {int(row["version"]): row for row in rows[rows["kind"] == Kind.APPLY]}
+        #: The worker and the batch of each version, and the workers that start from it.
+        self.exchanges = {version: (int(row["worker"]), int(row["update"])) for version, row in valid.items()}
+        self.joins: dict[int, list[int]] = {}
+        made = set(self.exchanges.values())
+        for row in rows[rows["kind"] == Kind.PULL]:
+            if (int(row["worker"]), int(row["update"])) in made:
+                self.joins.setdefault(int(row["base"]), []).append(int(row["worker"]))
+
+    @property
+    def done(self) -> int:
+        return self.versions[0]
+
+    def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
+        """Make every version up to `until`."""
+        stop = self.last if until is None else until
+        while True:
+            for worker in self.joins.pop(self.done, []):
+                self.sums.pull(Pull(worker, 0))
+            if self.done >= stop or self.done + 1 not in self.exchanges:
+                return
+            worker, batch = self.exchanges[self.done + 1]
+            finite = True
+            for task in self.agenda.tasks(batch):
+                finite = self.sums.compute(worker, self.agenda.task(task)).finite() and finite
+            self.sums.push(Push(worker, 0, batch))
+            self.versions[0] += 1
+            finite = finite and all(bool(version.values.isfinite().all()) for version in self.sums.newest(0))
+            yield ReplayedVersion(0, self.done, finite)
+
+    def next(self, shard: int, until: int) -> NextUpdate:
+        """Describe the update that comes next."""
+        worker, batch = self.exchanges[until + 1]
+        return NextUpdate(list(self.agenda.task(self.agenda.tasks(batch)[0])), worker, None)
+
+    def values(self) -> list[torch.Tensor]:
+        return self.sums.values()
+
+
+class RoundReplayer:
+    """Replays a plan whose shard gathers pushes: all pushes of a round were computed from the version before."""
+
+    def __init__(self, setup: Setup, rows: Columns) -> None:
+        self.setup, self.agenda = setup, setup.agenda
+        resumed = rows[rows["kind"] == Kind.RESUME]["version"]
+        self.versions = [int(resumed[0]) if len(resumed) else 0]
+        self.sums = ServerArithmetic(setup, self.versions)
+        self.last = self.agenda.leases // self.agenda.shares
+        # After a lossy change of view a push may have been made again, in another round: the later row is valid.
+        valid = {int(row["update"]): row for row in rows[rows["kind"] == Kind.APPLY]}
+        self.rounds: dict[int, list[tuple[int, int]]] = {}
+        for batch, row in sorted(valid.items()):
+            self.rounds.setdefault(int(row["version"]), []).append((batch, int(row["worker"])))
+
+    @property
+    def done(self) -> int:
+        return self.versions[0]
+
+    def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
+        """Make every version up to `until`."""
+        stop = self.last if until is None else until
+        while self.done < stop and len(self.rounds.get(self.done + 1, [])) == self.agenda.shares:
+            finite = True
+            for batch, worker in self.rounds[self.done + 1]:
+                self.sums.pull(Pull(worker, 0))
+                finite = self.sums.compute(worker, self.agenda.task(batch)).finite() and finite
+                self.sums.push(Push(worker, 0, batch))
+            self.versions[0] += 1
+            finite = finite and all(bool(version.values.isfinite().all()) for version in self.sums.newest(0))
+            yield ReplayedVersion(0, self.done, finite)
+
+    def next(self, shard: int, until: int) -> NextUpdate:
+        """Describe the update that comes next."""
+        found = self.rounds[until + 1]
+        return NextUpdate([chunk for batch, _ in found for chunk in self.agenda.task(batch)], found[0][1], None)
+
+    def values(self) -> list[torch.Tensor]:
+        return self.sums.values()
+
+
 def _computations(rows: Columns) -> dict[int, list[Computation]]:
-    """Return each worker's computations, in the order in which it made them."""
+    """Return each worker's computations, in the order in which it made them.
+
+    Where the servers had lost versions that the trace tells of already, these are there twice; the later row is valid.
+    """
     found: dict[tuple[int, int], Computation] = {}
-    for row in rows[(rows["kind"] == Kind.APPLY) | (rows["kind"] == Kind.PULL)]:
+    applied = rows[rows["kind"] == Kind.APPLY]
+    valid = {(int(row["shard"]), int(row["version"])): row for row in applied}.values()
+    made = {(int(row["worker"]), int(row["update"])) for row in valid}
+    for row in (*rows[rows["kind"] == Kind.PULL], *valid):
         key = int(row["worker"]), int(row["update"])
+        if key not in made:
+            continue
         each = found.setdefault(key, Computation(*key))
         each.bases[int(row["shard"])] = int(row["base"])
         if row["kind"] == Kind.APPLY:

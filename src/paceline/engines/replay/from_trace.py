@@ -17,6 +17,7 @@ import torch
 
 from paceline.core.agenda import Chunk
 from paceline.core.server.events import Pull, Push
+from paceline.engines.arithmetic.replicas import ReplicaArithmetic
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.setup import Setup
 from paceline.runs.trace import Columns, Kind
@@ -112,12 +113,20 @@ class ServerReplayer:
 
     def __init__(self, setup: Setup, rows: Columns) -> None:
         self.setup, self.agenda = setup, setup.agenda
+        served, workers = setup.pipeline is not None, setup.plan.workers
+        if setup.pipeline is not None:
+            rows, workers = of_replicas(rows, setup.pipeline.shards(workers)), setup.pipeline.spread.data
         self.pushes: Pushes = Rounds(self.agenda.shares) if setup.plan.traits.gathers else EachPush()
         resumed = rows[rows["kind"] == Kind.RESUME]["version"]
-        self.versions = [int(v) for v in resumed] if len(resumed) else [0] * len(setup.layout.shards)
-        self.sums = ServerArithmetic(setup, self.versions)
+        self.sums: ServerArithmetic | ReplicaArithmetic
+        if served:
+            self.sums = ReplicaArithmetic(setup)
+            self.versions = [0] * len(self.sums.memories)
+        else:
+            self.versions = [int(v) for v in resumed] if len(resumed) else [0] * len(setup.layout.shards)
+            self.sums = ServerArithmetic(setup, self.versions)
         self.last = self.agenda.leases // self.agenda.shares
-        self.lines = [self.pushes.used(rows, worker) for worker in range(setup.plan.workers)]
+        self.lines = [self.pushes.used(rows, worker) for worker in range(workers)]
         # A worker killed between writing a row and making its version leaves a row too many: the later one is valid.
         self.valid_rows = {self.pushes.key(row): row for row in rows[rows["kind"] == Kind.APPLY]}
         self.losses: dict[int, Loss] = {}
@@ -194,6 +203,30 @@ class ServerReplayer:
     def _loss_of(self, row: Any) -> Loss:
         """The loss of the last computation of the worker that pushed this row."""
         return self.losses.get(int(row["worker"]), NO_LOSS)
+
+
+def of_replicas(rows: Columns, size: int) -> Columns:
+    """Return the rows as if each replica of so many workers were one: every batch computed once, then pushed."""
+    found = rows[np.isin(rows["kind"], (Kind.COMPUTE, Kind.APPLY))].copy()
+    found["worker"] //= size
+    computed = {(int(row["worker"]), int(row["update"])) for row in found[found["kind"] == Kind.COMPUTE]}
+    made: list[Any] = []
+    order: dict[tuple[int, int], int] = {}
+    for row in np.sort(found[found["kind"] == Kind.APPLY], order="end"):
+        key = int(row["worker"]), int(row["update"])
+        order.setdefault(key, len(order))
+        made.append(row)
+    rows = found[found["kind"] == Kind.COMPUTE]
+    made += [row for row in rows if (int(row["worker"]), int(row["update"])) in order]
+    for worker, update in order.keys() - computed:  # its last stage was killed before it wrote the row
+        row = next(each for each in made if (int(each["worker"]), int(each["update"])) == (worker, update)).copy()
+        row["kind"] = Kind.COMPUTE
+        made.append(row)
+    # A replica's batches follow one another; `end` is all that the replay sorts by.
+    made.sort(key=lambda row: (order[int(row["worker"]), int(row["update"])], row["kind"] != Kind.COMPUTE))
+    together: Columns = np.array(made, dtype=found.dtype)
+    together["end"] = np.arange(len(together))
+    return together
 
 
 NO_LOSS = Loss(-1, 0.0, True)

@@ -21,7 +21,8 @@ from torch import nn
 from paceline.engines import checkpoints
 from paceline.engines.job_file import load_job_file
 from paceline.engines.outcome import load_values
-from paceline.engines.replay.from_plan import make_replayer
+from paceline.engines.replay.changes import why_bits_differ
+from paceline.engines.replay.from_plan import Life, make_replayer
 from paceline.engines.replay.from_trace import ReplayedVersion
 from paceline.engines.setup import Setup, set_up
 from paceline.engines.threads import threads
@@ -29,7 +30,7 @@ from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import sha256
 from paceline.plans.plan import Plan
-from paceline.runs.record import RunRecord, Status, read_record
+from paceline.runs.record import LifeRecord, RunRecord, Status, read_record
 from paceline.runs.run import Run
 from paceline.runs.trace import Trace
 
@@ -84,18 +85,18 @@ def replay(
         if isinstance(run, str | Path):
             trace = _until_stopped(Path(run), record, setup, trace)
         _check_same_start(setup, record)
-        plans = [Plan.recorded(life.plan, record.table) for life in record.lives]
+        lives = [Life(Plan.recorded(each.plan, record.table), _apart(each, record)) for each in record.lives]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)
         if until == "failure":
             stop = _before_failure(record)
         elif until == "nan":
-            bad = _first_bad(setup, trace, plans, record)
+            bad = _first_bad(setup, trace, lives)
             if bad is None:
                 raise UsageError("nothing in this run was not finite: there is no NaN to stop before")
             shard, stop = bad.shard, bad.version - 1
         if stop is not None and not 0 <= stop <= setup.agenda.updates:
             raise UsageError(f"until={stop}, but the run had updates 0 to {setup.agenda.updates}")
-        return _run(setup, trace, plans, stop, shard, record)
+        return _run(setup, trace, lives, stop, shard, record)
 
 
 def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRecord, Trace]:
@@ -108,6 +109,11 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRe
     if not file.exists() and not Plan.recorded(record.plan, record.table).traits.keeps_step:
         raise UsageError(f"{path} has no trace, so the order of its updates is not known: no replay")
     return job or load_job_file(path, data), record, Trace.open(file) if file.exists() else Trace.of([])
+
+
+def _apart(life: LifeRecord, record: RunRecord) -> bool:
+    """Whether servers were processes of their own in this life of a run."""
+    return (life.engine or record.engine) == "cluster"
 
 
 def _last_update(record: RunRecord) -> int | None:
@@ -141,9 +147,9 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
         )
 
 
-def _run(setup: Setup, trace: Trace, plans: list[Plan], until: int | None, shard: int, record: RunRecord) -> Replay:
+def _run(setup: Setup, trace: Trace, lives: list[Life], until: int | None, shard: int, record: RunRecord) -> Replay:
     """Replay up to version `until`, and describe the update that would come next."""
-    replayer = make_replayer(setup, trace, plans, apart=record.engine == "cluster")
+    replayer = make_replayer(setup, trace, lives)
     for _ in replayer.replay(until):
         pass
     module = load_values(setup, replayer.values())
@@ -166,8 +172,7 @@ def _run(setup: Setup, trace: Trace, plans: list[Plan], until: int | None, shard
         if not found.matches:
             raise ReplayDiverged(
                 f"replayed {replayer.done} updates, but the parameters are {found.parameters_sha256[:16]}, "
-                f"not the recorded {recorded[:16]}. "
-                "Does the job draw chance that the seed does not reach?"
+                f"not the recorded {recorded[:16]}. {why_bits_differ(record, lives[-1].plan)}"
             )
     return found
 
@@ -182,10 +187,10 @@ def _before_failure(record: RunRecord) -> int:
     return version
 
 
-def _first_bad(setup: Setup, trace: Trace, plans: list[Plan], record: RunRecord) -> ReplayedVersion | None:
+def _first_bad(setup: Setup, trace: Trace, lives: list[Life]) -> ReplayedVersion | None:
     """Find the lowest version of any shard that is not finite, or was made of a loss or gradient that is not."""
     bad: ReplayedVersion | None = None
-    replayer = make_replayer(setup, trace, plans, apart=record.engine == "cluster")
+    replayer = make_replayer(setup, trace, lives)
     for made in replayer.replay(None):
         if not made.finite and (bad is None or made.version < bad.version):
             bad = made

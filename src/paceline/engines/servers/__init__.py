@@ -82,6 +82,8 @@ class WorkerSide:
     record: Callable[..., None]
     #: Writes the worker's own state for a checkpoint, with the version that it belongs to.
     write_state: Callable[[int, Callable[[], WorkerState]], None]
+    #: The optimizer by which this worker steps the first shard; None where it steps its own replica.
+    at_server: Optimizer | None = None
 
     @property
     def seed(self) -> int:

@@ -12,6 +12,7 @@ from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.shard_memory import ShardMemory
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.replicas import ExchangingReplica
+from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class CentreExchange:
         if saved is not None:
             self.replica.restore(saved)
         elif resumed:
-            self.replica.join(self.memory.newest)
+            self.replica.join(_values(self.memory.newest))
         version = self.memory.machine.base(self.memory.integers.current, self.side.number)
         self.side.write_state(version, self.worker_state)
 
@@ -51,7 +52,11 @@ class CentreExchange:
 
     def fetch(self, draft: State) -> None:
         """Begin with the centre's parameters, as a worker that joins late does."""
-        self.replica.join(self.memory.versions[self.memory.slots.newest(draft)])
+        self.replica.join(_values(self.memory.versions[self.memory.slots.newest(draft)]))
 
     def values(self) -> list[Tensor]:
         return self.side.learner.replica.values()
+
+
+def _values(centre: ShardVersion) -> list[Tensor]:
+    return [*centre.parameters, *centre.buffers]

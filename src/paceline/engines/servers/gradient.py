@@ -32,6 +32,8 @@ class ShardUpdates:
         numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
         self.parameters = [numbers[id(parameter)] for parameter in mine]
         optimizer = optimizer_over(side.optimizer, {p: p for p in mine})
+        if number == 0:
+            side.at_server = optimizer
         rows = RowCopier(memory.versions, memory.journal) if memory.versions[0].shape.tables else None
         self.store = ShardStore(mine, optimizer, side.schedule, memory.versions, rows)
         assert isinstance(memory.slots, VersionSlots)

@@ -1,23 +1,32 @@
 """A plan whose workers hold stages, in a virtual world: its table on the clock, with or without real arithmetic.
 
-The seconds of a gradient are divided evenly among stages; in each stage a third goes to the forward pass, a third to
-the gradients of inputs and a third to the gradients of weights.
+The seconds of a gradient are divided evenly among stages, and among the workers that share one; in each stage a third
+goes to the forward pass, a third to the gradients of inputs and a third to the gradients of weights.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from paceline.core.agenda import Agenda
 from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Work
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.schedules.passes import Pass, passes
+from paceline.core.splits.derivation import Program
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
+from paceline.engines.arithmetic.replicas import ReplicaArithmetic
+from paceline.engines.virtual.exchange import exchange
+from paceline.engines.virtual.replicas import run_replicas
 from paceline.engines.virtual.rows import Rows
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
-from paceline.plans.methods.pipeline import Pipeline
+from paceline.gradients.payload import GradientSum, Payload
+from paceline.plans.methods.pipeline import LAYERS, Pipeline
+from paceline.plans.methods.split_layers import DATA, INSIDE
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
 
@@ -26,75 +35,147 @@ ACTIVATIONS = 1024  # bytes per sample, where there is no model to measure
 
 
 def run_pipeline(
-    plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int, sums: StagedPipeline | None, rows: Rows
-) -> None:
-    """Run a pipeline; it sends activations, so it does not use `size`."""
-    run = _Run(plan, pipeline, agenda, world, sums, rows)
-    for passing in passes(pipeline.schedule.span, agenda) if sums is None else ():
-        run.run_table(passing)
-    for passing, _ in sums.passes() if sums is not None else ():
-        run.run_table(passing)
+    plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int,
+    sums: StagedPipeline | ReplicaArithmetic | None, rows: Rows,
+) -> None:  # fmt: skip
+    """Run a pipeline; `size` is that of all gradients, which replicas add up, or push."""
+    if pipeline.spread.server is not None:
+        assert not isinstance(sums, StagedPipeline)
+        run_replicas(plan, pipeline, agenda, world, size, sums, rows)
+        return
+    assert not isinstance(sums, ReplicaArithmetic)
+    run = _Run(plan, pipeline, agenda, world, size, sums, rows)
+    if sums is not None:
+        for together in sums.passes():
+            run.run_tables(together)
+        return
+    span, data = pipeline.schedule.span, pipeline.spread.data
+    for passings in zip(*(passes(span, agenda, 0, None, d, data) for d in range(data)), strict=True):
+        run.run_tables([(passing, pipeline.table(plan.workers, passing.counts)) for passing in passings])
+
+
+class _Applied(NamedTuple):
+    """An update that a replica's stage is ready to make."""
+
+    replica: int
+    worker: int
+    work: Work
+    update: int
+    base: int
+    start: float
 
 
 class _Run:
-    """One simulated run."""
+    """One simulated run. A table's worker stands for the workers that share its stages, which work together."""
 
     def __init__(
-        self, plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, sums: StagedPipeline | None, rows: Rows
-    ) -> None:
-        self.workers, self.pipeline = plan.workers, pipeline
-        self.agenda, self.world, self.sums = agenda, world, sums
-        self.compute_times, self.rows, self.free = ComputeTimes(world, plan.workers), rows, [0.0] * plan.workers
-        self.recomputed: tuple[int, ...] = ()
+        self, plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int, sums: StagedPipeline | None,
+        rows: Rows,
+    ) -> None:  # fmt: skip
+        self.workers, self.pipeline, self.agenda = plan.workers, pipeline, agenda
+        self.world, self.size, self.sums, mesh = world, size, sums, pipeline.mesh(plan.workers)
+        self.data, self.depth, self.inside = (mesh.size(axis) for axis in (DATA, LAYERS, INSIDE))
+        #: When the workers of each replica and stage are free.
+        self.free = [[0.0] * self.depth for _ in range(self.data)]
+        self.compute_times, self.rows = ComputeTimes(world, plan.workers), rows
+        self.recomputed = pipeline.recomputing(plan.workers)
 
-    def run_table(self, passing: Pass) -> None:
-        """Run one table. The bytes of a message count for the row of the work that sent it."""
-        table = self.sums.setup.table(passing.counts) if self.sums is not None else self._table(passing)
-        self.recomputed = self.pipeline.recomputing(self.workers)
+    def run_tables(self, together: Sequence[tuple[Pass, Table]]) -> None:
+        """Run one table in every replica, then the updates that they make together."""
+        ready: dict[int, list[_Applied]] = defaultdict(list)
+        made: dict[int, list[GradientSum]] = {}
+        for replica, (passing, table) in enumerate(together):
+            for applied, sums in self._run_table(replica, passing, table):
+                ready[applied.work.stage].append(applied)
+                made[applied.work.stage] = sums
+        for stage, updates in ready.items() if self.data > 1 else ():
+            self._apply_together(stage, updates, made[stage])
+
+    def _run_table(self, replica: int, passing: Pass, table: Table) -> Iterator[tuple[_Applied, list[GradientSum]]]:
+        """Run one replica's table. The bytes of a message count for the row of the work that sent it."""
         bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
         waited, sent = [0.0] * table.workers, [0] * table.workers
         for worker, work, start, end, wait in clocked(
-            table, lambda worker, work: self._seconds(worker, work, passing, table.stages), self.free
+            table, lambda worker, work: self._seconds(replica, worker, work, passing), self.free[replica]
         ):
-            if self.world.deaths.get(worker, math.inf) < end:
-                advice = "the plan cannot continue without it"
-                where = Position(passing.update(work.micro))
-                raise WorkerDied(Failure(worker, "died, as its world says", where, advice=advice))
+            update = passing.update(work.micro)
+            self._survive(replica, worker, end, update)
             waited[worker] += wait
-            made = self.sums.do(worker, work) if self.sums is not None else None
-            if takes(work) or work.what == ALL_REDUCE:
-                continue
+            made = self.sums.do(replica, worker, work) if self.sums is not None else []
             if sends(work):
                 sent[worker] += self._bytes(work, passing)
+            if takes(work) or sends(work) or work.what == ALL_REDUCE:
                 continue
-            update = passing.update(work.micro)
-            times = nanoseconds(start), nanoseconds(end), nanoseconds(waited[worker])
-            waited[worker] = 0.0
             if work.what == FORWARD and passing.opens(work.micro):
                 bases[work.stage, update] = passing.first + work.version
             if work.what != UPDATE:
-                letter = ord(work.what)
-                self.rows.add(
-                    Row(Kind.STAGE, worker, update, work.stage, work.micro, letter, *times, 0, sent[worker], math.nan)
-                )
-                sent[worker] = 0
+                self._computed(replica, worker, work, update, (start, end, waited[worker]), sent[worker])
+                waited[worker], sent[worker] = 0.0, 0
                 continue
-            base, version = bases[work.stage, update], passing.first + work.version
-            if work.stage == table.stages - 1:
-                loss = made.loss / made.weight if made is not None and made.weight else math.nan
-                samples = sum(chunk.samples for chunk in self.agenda.filled(update))
-                self.rows.add(Row(Kind.COMPUTE, worker, update, -1, base, -1, times[0], times[0], 0, samples, 0, loss))
-            self.rows.add(Row(Kind.APPLY, worker, update, work.stage, base, version, *times))
-            if made is not None and self.sums is not None:
-                self.sums.keep_snapshot(StageUpdate(work.stage, update, made), end)
+            applied = _Applied(replica, worker, work, update, bases[work.stage, update], start)
+            if self.data == 1:
+                self._apply(applied, end, made)
+            yield applied, made
 
-    def _table(self, passing: Pass) -> Table:
-        return self.pipeline.table(self.workers, passing.counts)
+    def _computed(
+        self, replica: int, worker: int, work: Work, update: int, times: tuple[float, float, float], sent: int
+    ) -> None:
+        start, end, waited = map(nanoseconds, times)
+        for place, each in enumerate(self._column(replica, worker)):
+            moved = sent + self._moved(work, place)
+            row = (update, work.stage, work.micro, ord(work.what), start, end, waited, 0, moved, math.nan)
+            self.rows.add(Row(Kind.STAGE, each, *row))
 
-    def _seconds(self, worker: int, work: Work, passing: Pass, stages: int) -> float:
-        """Return the seconds that a piece of work takes."""
+    def _apply_together(self, stage: int, updates: Sequence[_Applied], made: list[GradientSum]) -> None:
+        """Time the all-reduce of one stage's gradient between replicas, and the updates after it."""
+        worker, update = updates[0].worker, updates[0].update
+        arrived = [self.free[each.replica][worker] for each in updates]
+        ready: Sequence[float] = arrived
+        for place in range(self.inside):
+            size = self._stage_bytes(stage, place)
+            ready, waited, sent = exchange(self.pipeline.spread.collective, arrived, size, self.world)
+            for each in updates:
+                number = each.replica
+                times = nanoseconds(arrived[number]), nanoseconds(ready[number]), nanoseconds(waited[number])
+                row = (update, -1, update, -1, *times, 0, sent[number], 0.0)
+                self.rows.add(Row(Kind.COLLECTIVE, self._column(number, worker)[place], *row))
+        for each in updates:
+            start = float(ready[each.replica])
+            self.free[each.replica][worker] = start + self.world.update
+            self._apply(each._replace(start=start), start + self.world.update, made[each.replica :])
+
+    def _apply(self, applied: _Applied, end: float, made: Sequence[GradientSum]) -> None:
+        """Write the rows of an update of one replica's stage."""
+        work, update, times = applied.work, applied.update, (nanoseconds(applied.start), nanoseconds(end))
+        column = self._column(applied.replica, applied.worker)
+        if work.stage == self.pipeline.stages(self.workers) - 1:
+            loss = made[0].mean if made else math.nan
+            chunks = self.agenda.filled(update)
+            mine = [
+                c for c in chunks if c.number % self.agenda.parts * self.data // self.agenda.parts == applied.replica
+            ]
+            row = (update, -1, applied.base, -1, times[0], times[0], 0, sum(c.samples for c in mine), 0, loss)
+            self.rows.add(Row(Kind.COMPUTE, column[0], *row))
+        for each in column:
+            self.rows.add(Row(Kind.APPLY, each, update, work.stage, applied.base, update + 1, *times))
+        if made and self.sums is not None and not applied.replica:
+            self.sums.keep_snapshot(StageUpdate(work.stage, update, made[0]), end)
+
+    def _column(self, replica: int, worker: int) -> range:
+        """Return the workers that a table's worker stands for in one replica."""
+        first = (replica * self.depth + worker) * self.inside
+        return range(first, first + self.inside)
+
+    def _survive(self, replica: int, worker: int, end: float, update: int) -> None:
+        for each in self._column(replica, worker):
+            if self.world.deaths.get(each, math.inf) < end:
+                advice = "the plan cannot continue without it"
+                raise WorkerDied(Failure(each, "died, as its world says", Position(update), advice=advice))
+
+    def _seconds(self, replica: int, worker: int, work: Work, passing: Pass) -> float:
+        """Return the seconds that a piece of work takes, with the movements of those that share its stage."""
         if work.what == UPDATE:
-            return self.world.update
+            return self.world.update if self.data == 1 else 0.0
         if work.what == ALL_REDUCE:
             return self.world.travel(8)
         samples = passing.chunk(work.micro).samples
@@ -103,7 +184,40 @@ class _Run:
         share = PART[work.what]
         if work.what in (BACKWARD, INPUTS) and work.stage in self.recomputed:
             share += PART[FORWARD]
-        return self.compute_times.draw(worker, samples) * share / stages
+        slowest = max(self.compute_times.draw(each, samples) for each in self._column(replica, worker))
+        alone = slowest * share / self.pipeline.stages(self.workers) / self.inside
+        if self.inside == 1:
+            return alone
+        sent = max(self._moved(work, place) for place in range(self.inside))
+        return alone + self._exchanges(work) * self.world.latency + sent / self.world.bandwidth
+
+    def _program(self, stage: int) -> Program | None:
+        programs = self.sums.blueprint.programs if self.sums is not None else ()
+        return next(iter(programs[stage].values())) if programs else None
+
+    def _moved(self, work: Work, place: int) -> int:
+        """Return the bytes that a worker sends to those that share its stage, in one piece of work."""
+        program = self._program(work.stage)
+        if program is None or self.sums is None:
+            return 0 if self.inside == 1 else ACTIVATIONS
+        moves = (step for step in program.steps if step.value and step.back == (work.what != FORWARD))
+        numbers = sum(step.movement.numbers(program.shapes[step.value], place, program.workers) for step in moves)
+        return numbers * self.sums.setup.layout.bytes_per_number
+
+    def _exchanges(self, work: Work) -> int:
+        program = self._program(work.stage)
+        if program is None:
+            return 1
+        moves = [step for step in program.steps if step.value and step.back == (work.what != FORWARD)]
+        return sum(len(step.movement.exchanges(program.shapes[step.value], program.workers)) for step in moves)
+
+    def _stage_bytes(self, stage: int, place: int) -> int:
+        """Return the bytes of the vector in which replicas add the gradient of a stage up."""
+        if self.sums is None:
+            return self.size // (self.pipeline.stages(self.workers) * self.inside)
+        segment = self.sums.teams[self.sums.stage_to_worker[stage]][0][place]
+        layout = segment.layout(stage)
+        return Payload.length(layout) * layout.bytes_per_number
 
     def _bytes(self, work: Work, passing: Pass) -> int:
         plan = self.sums.setup.blueprint if self.sums is not None else None

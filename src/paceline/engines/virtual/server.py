@@ -15,6 +15,7 @@ from paceline.core.server.actions import Action, Apply, Held, Lease, Noted, Wait
 from paceline.core.server.desk import Desk
 from paceline.core.server.events import Compute, Death, Finish, Join, Pull, Push
 from paceline.core.server.worker import FINISHED, Worker
+from paceline.engines.arithmetic.replicas import ReplicaArithmetic
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.rows import Rows, row
@@ -63,7 +64,13 @@ class TimedServer:
 
 
 def run_server(
-    plan: Plan, method: Server, agenda: Agenda, world: World, size: int, arithmetic: ServerArithmetic | None, rows: Rows
+    plan: Plan,
+    method: Server,
+    agenda: Agenda,
+    world: World,
+    size: int,
+    arithmetic: ServerArithmetic | ReplicaArithmetic | None,
+    rows: Rows,
 ) -> None:
     """Run a method with a server."""
     _Run(plan, method, agenda, world, size, arithmetic, rows).run()
@@ -73,7 +80,8 @@ class _Run:
     """One simulated run."""
 
     def __init__(
-        self, plan: Plan, method: Server, agenda: Agenda, world: World, size: int, arithmetic: ServerArithmetic | None,
+        self, plan: Plan, method: Server, agenda: Agenda, world: World, size: int,
+        arithmetic: ServerArithmetic | ReplicaArithmetic | None,
         rows: Rows,
     ) -> None:  # fmt: skip
         self.plan, self.agenda, self.world, self.arithmetic = plan, agenda, world, arithmetic

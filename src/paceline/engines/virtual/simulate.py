@@ -9,6 +9,7 @@ from paceline.core.agenda import Agenda
 from paceline.core.codecs.sizes import estimate
 from paceline.engines.arithmetic.coded import CodedPayloads
 from paceline.engines.arithmetic.pipeline import StagedPipeline
+from paceline.engines.arithmetic.replicas import ReplicaArithmetic
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.arithmetic.synchronous import SharedParameters, SynchronousArithmetic, synchronous
@@ -32,7 +33,7 @@ from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Trace
 
-Arithmetic = SynchronousArithmetic | ServerArithmetic | StagedPipeline | SplitArithmetic
+Arithmetic = SynchronousArithmetic | ServerArithmetic | StagedPipeline | SplitArithmetic | ReplicaArithmetic
 
 #: What runs each method on one clock: called with the plan and its method, the agenda, the world, the bytes that a
 #: worker sends, the arithmetic or None, and where its rows go.
@@ -91,8 +92,8 @@ def _size(plan: Plan, parameter_bytes: int) -> int:
 
 def _arithmetic(setup: Setup) -> Arithmetic:
     """Make the arithmetic of the plan's method."""
-    if setup.blueprint is not None:
-        return StagedPipeline(setup)
+    if setup.pipeline is not None:
+        return StagedPipeline(setup) if setup.pipeline.spread.server is None else ReplicaArithmetic(setup)
     if isinstance(setup.plan.method, SplitLayers):
         return SplitArithmetic(setup, setup.plan.method)
     return synchronous(setup) if setup.plan.traits.keeps_step else ServerArithmetic(setup)

@@ -7,13 +7,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.nn import functional as F
 
 from paceline.jobs.modules import Subsampling
 from paceline.kernels.ir import Program
-from paceline.kernels.layers import convolution, dense, elementwise, embedding, normalisation, pooling, recurrent
-from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen
+from paceline.kernels.layers import (
+    attention,
+    convolution,
+    dense,
+    elementwise,
+    embedding,
+    layer_norm,
+    normalisation,
+    pooling,
+    recurrent,
+    shapes,
+)
+from paceline.kernels.layers.base import Found, Layer, Seen
 
 MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.Conv1d: convolution.recognise,
@@ -30,9 +41,14 @@ MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.Tanh: elementwise.function("tanh"),
     nn.ReLU: elementwise.function("relu"),
     nn.GELU: elementwise.gelu,
+    nn.SiLU: elementwise.function("silu"),
+    nn.LogSoftmax: lambda part, seen: elementwise.log_softmax(seen, part.dim),
     nn.BatchNorm1d: normalisation.recognise(0),
     nn.BatchNorm2d: normalisation.recognise(2),
+    nn.LayerNorm: layer_norm.recognise,
+    nn.RMSNorm: layer_norm.recognise,
     nn.Dropout: elementwise.dropout,
+    nn.MultiheadAttention: attention.recognise,
     nn.Embedding: embedding.recognise,
     nn.LSTM: recurrent.recognise("lstm"),
     nn.GRU: recurrent.recognise("gru"),
@@ -45,7 +61,13 @@ NAMED: dict[Any, str] = {
     F.relu: "relu", torch.relu: "relu", "relu": "relu",
     torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid", "sigmoid": "sigmoid",
     torch.tanh: "tanh", F.tanh: "tanh", "tanh": "tanh",
-    F.gelu: "gelu",
+    F.gelu: "gelu", F.silu: "silu",
+}  # fmt: skip
+
+SIGNS: dict[Any, str] = {
+    operator.add: "+", operator.iadd: "+", torch.add: "+", "add": "+", "add_": "+",
+    operator.sub: "-", torch.sub: "-", "sub": "-",
+    operator.mul: "*", torch.mul: "*", "mul": "*", operator.truediv: "/", torch.div: "/", "div": "/",
 }  # fmt: skip
 
 LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
@@ -55,31 +77,63 @@ LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
     "average_pooling": pooling.lower_average,
     "highest_pooling": pooling.lower_highest,
     "activation": elementwise.lower_activation,
-    "add": elementwise.lower_add,
+    "add": elementwise.lower_pair("+"),
+    "difference": elementwise.lower_pair("-"),
+    "product": elementwise.lower_pair("*"),
     "reshape": elementwise.lower_reshape,
     "step": elementwise.lower_step,
     "dropout": elementwise.lower_dropout,
     "batch_norm": normalisation.lower,
     "embedding": embedding.lower,
-    "lstm": recurrent.lower_lstm,
-    "gru": recurrent.lower_gru,
+    "layer_norm": layer_norm.lower,
+    "attention": attention.lower,
+    "lstm": recurrent.lower(recurrent.lstm),
+    "gru": recurrent.lower(recurrent.gru),
+    "state": recurrent.lower_state,
+    "shift": shapes.lower_shift,
+    "mean": shapes.lower_mean,
+    "cat": shapes.lower_joined,
+    "turn": shapes.lower_turned,
+    "scale": elementwise.lower_scale,
 }
 
 
-def of_function(node: fx.Node, seen: Seen) -> Found | None:
-    """What a traced function is, or None if it has no kernel."""
-    target = node.target
+#: Functions that are a layer without parameters, made from their other arguments.
+FUNCTIONAL: dict[Any, type[nn.Module]] = {
+    F.max_pool1d: nn.MaxPool1d, F.max_pool2d: nn.MaxPool2d, F.avg_pool1d: nn.AvgPool1d, F.avg_pool2d: nn.AvgPool2d,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+}  # fmt: skip
+
+
+def of_function(target: Any, args: list[Any], seen: Seen) -> Found | None:
+    """What a traced function of these arguments is, or None if it has no kernel."""
+    if not seen.shapes:
+        return None
+    given, others = seen.given, args[1:]
     if target in NAMED:
-        name = "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else NAMED[target]
+        name = "gelu_tanh" if given.get("approximate") == "tanh" else NAMED[target]
         return "activation", seen.shapes[0], {"function": name}, ()
-    if target in (operator.add, operator.iadd, torch.add, "add") and len(seen.shapes) == 2 and not node.kwargs:
-        if seen.shapes[0] != seen.shapes[1]:
-            raise CannotFuse(f"{seen.what} adds samples of {seen.shapes[0]} and {seen.shapes[1]}: not of one shape")
-        return "add", seen.shapes[0], {}, ()
+    if target in FUNCTIONAL:
+        kind = FUNCTIONAL[target]
+        return MODULES[kind](kind(*others, **given), seen)
+    if target in (F.dropout, "dropout"):
+        return elementwise.dropout_function(seen, *others, **given)
+    if target in (F.log_softmax, torch.log_softmax, "log_softmax"):
+        return elementwise.log_softmax(seen, others[0] if others else given.get("dim"))
+    if target in SIGNS:
+        return elementwise.operation(SIGNS[target], args, seen)
     if target in (torch.flatten, "flatten"):
-        start = node.args[1] if len(node.args) > 1 else node.kwargs.get("start_dim", 0)
-        end = node.args[2] if len(node.args) > 2 else node.kwargs.get("end_dim", -1)
-        return "reshape", elementwise.flat(seen, int(start), int(end)), {}, ()  # type: ignore[arg-type]
+        return "reshape", elementwise.flat(seen, *others, **{"start_dim": 0, **given} if not others else given), {}, ()
+    if target in ("view", "reshape", torch.reshape):
+        return shapes.reshaped(seen, others[0] if isinstance(others[0], tuple | list) else others)
+    if target in ("transpose", torch.transpose, "permute", torch.permute):
+        return shapes.turned(seen, others if target in ("transpose", torch.transpose) else None, others)
+    if target in (torch.mean, "mean"):
+        return shapes.mean(seen, others[0] if others else given.get("dim"), bool(given.get("keepdim", False)))
+    if target in (torch.cat, torch.concat) and isinstance(args[0], tuple | list):
+        return shapes.joined(seen, others[0] if others else given.get("dim", 0))
+    if target in ("contiguous", "float"):
+        return "same", seen.shapes[0], {}, ()
     if target is operator.getitem:
-        return elementwise.step(node.args[1], seen)
+        return elementwise.step(args[1], seen)
     return None

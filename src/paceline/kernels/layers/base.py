@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.errors import JobError
-from paceline.kernels.ir import Apply, Index, Loop, Loops, Program, Ref, at
+from paceline.kernels.ir import Apply, DropoutMask, Index, Loop, Loops, Op, Program, Ref, at
 
 Shape = tuple[int, ...]
+
+
+#: How many samples there are, where a forward asks.
+BATCH = object()
 
 
 class CannotFuse(JobError):
@@ -52,6 +56,15 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class Held:
+    """A parameter or buffer of the module, or the first rows of one, that a function is given."""
+
+    name: str
+    shape: Shape
+    tensor: Tensor = field(compare=False)
+
+
+@dataclass(frozen=True)
 class Seen:
     """A module or function as a row of the tables sees it."""
 
@@ -59,6 +72,8 @@ class Seen:
     what: str  # as a message names it
     path: str  # of the module's parameters
     shapes: tuple[Shape, ...]
+    inputs: tuple[str, ...] = ()  # the layers that they come from
+    given: Mapping[str, Any] = field(default_factory=dict)  # by keyword
 
 
 def trains(part: nn.Module, seen: Seen) -> None:
@@ -67,7 +82,8 @@ def trains(part: nn.Module, seen: Seen) -> None:
         raise CannotFuse(f"{seen.what} is in evaluation mode, and kernels are for training: call model.train() before")
 
 
-Found = tuple[str, Shape, dict[str, Any], tuple[str, ...]]  # kind, shape, options, parameters
+#: A layer's kind, shape and options, and the words of its parameters, or their names by word.
+Found = tuple[str, Shape, dict[str, Any], tuple[str, ...] | dict[str, str]]
 
 
 # --- recognising ----------------------------------------------------------------------------------------------------
@@ -116,6 +132,16 @@ def everywhere(program: Program, name: str) -> tuple[Loops, Ref]:
     shape = program.shape(name)
     loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(shape))
     return loops, Ref(name, at(*(loop.name for loop in loops)))
+
+
+def dropped(program: Program, layer: Layer, source: str, target: str, number: int) -> str:
+    """What dropout leaves of a buffer, in another one: a product with a mask that every update draws."""
+    loops, place = everywhere(program, source)
+    mask = Ref(program.new(f"{target}.mask", program.shape(source)), place.index)
+    program.forward.append(DropoutMask(mask.buffer, layer.options["rate"], number, layer.name))
+    kept = Ref(program.new(target, program.shape(source)), place.index)
+    program.forward.append(Apply(loops, kept, Op("*", place, mask), layer=layer.name))
+    return target
 
 
 def start_of(layer: Layer, word: str, *place: str | tuple[str | int, ...]) -> Ref | None:

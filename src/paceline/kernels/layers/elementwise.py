@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from paceline.kernels.ir import Apply, Call, DropoutMask, Loop, Op, Program, Ref, at
-from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, Shape, everywhere, trains
+from paceline.kernels.ir import Apply, Call, Loop, Number, Op, Program, Ref, at
+from paceline.kernels.layers.base import CannotFuse, Found, Held, Layer, Seen, Shape, dropped, everywhere, trains
+from paceline.kernels.layers.shapes import shifted
 
 
 def function(name: str) -> Callable[[Any, Seen], Found]:
@@ -40,13 +41,49 @@ def flatten(part: nn.Flatten, seen: Seen) -> Found:
     return "reshape", flat(seen, part.start_dim, part.end_dim), {}, ()
 
 
-def flat(seen: Seen, start: int, end: int) -> Shape:
-    """The shape that results when dimensions `start` to `end` become one."""
+def flat(seen: Seen, start_dim: int = 0, end_dim: int = -1) -> Shape:
+    """The shape that results when dimensions `start_dim` to `end_dim` become one."""
     shape = seen.shapes[0]
-    last = end if end >= 0 else len(shape) + 1 + end
-    if start < 1:
+    last = end_dim if end_dim >= 0 else len(shape) + 1 + end_dim
+    if start_dim < 1:
         raise CannotFuse(f"{seen.what} mixes samples; flatten from dimension 1 on")
-    return (*shape[: start - 1], prod(shape[start - 1 : last]), *shape[last:])
+    return (*shape[: start_dim - 1], prod(shape[start_dim - 1 : last]), *shape[last:])
+
+
+def operation(sign: str, args: list[Any], seen: Seen) -> Found | None:
+    """A sum, difference or product of two branches, or of a branch and a number or parameter."""
+    if seen.given or len(args) != 2:
+        return None
+    shape = seen.shapes[0]
+    held = next((arg for arg in args if isinstance(arg, Held)), None)
+    if held is not None:
+        return shifted(seen, held) if sign == "+" else None
+    number = next((arg for arg in args if isinstance(arg, int | float)), None)
+    if number is not None:
+        first, value = args[0] is number, float(number)
+        factor, shift = {
+            "+": (1.0, value), "-": (-1.0, value) if first else (1.0, -value), "*": (value, 0.0),
+            "/": (0.0 if first else 1 / value, 0.0),
+        }[sign]  # fmt: skip
+        return None if sign == "/" and first else ("scale", shape, {"factor": factor, "shift": shift}, ())
+    if sign == "/" or len(seen.shapes) != 2:
+        return None
+    if shape != seen.shapes[1]:
+        word = {"+": "adds", "-": "subtracts", "*": "multiplies"}[sign]
+        raise CannotFuse(f"{seen.what} {word} samples of {shape} and {seen.shapes[1]}: not of one shape")
+    return {"+": "add", "-": "difference", "*": "product"}[sign], shape, {}, ()
+
+
+def dropout_function(seen: Seen, p: float = 0.5, training: bool = True, inplace: bool = False) -> Found:
+    """F.dropout, as a module would do it."""
+    return dropout(nn.Dropout(p), seen) if training else same(nn.Identity(), seen)
+
+
+def log_softmax(seen: Seen, dim: int | None) -> Found:
+    """What the scores of a model end in before nn.NLLLoss; both together are cross entropy."""
+    if dim not in (1, -1) or len(seen.shapes[0]) != 1:
+        raise CannotFuse(f"{seen.what}: there is a kernel over a row of scores per sample, with dim=1")
+    return "log_softmax", seen.shapes[0], {}, ()
 
 
 def unflatten(part: nn.Unflatten, seen: Seen) -> Found:
@@ -77,12 +114,25 @@ def lower_activation(program: Program, layer: Layer, sources: list[str], number:
     return layer.name
 
 
-def lower_add(program: Program, layer: Layer, sources: list[str], number: int) -> str:
-    """A sum of two branches."""
-    loops, one = everywhere(program, sources[0])
-    target = Ref(program.new(layer.name, layer.shape), one.index)
-    both = Op("+", one, Ref(sources[1], one.index))
-    program.forward.append(Apply(loops, target, both, layer=layer.name))
+def lower_pair(sign: str) -> Callable[[Program, Layer, list[str], int], str]:
+    """Two branches, number by number."""
+
+    def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+        loops, one = everywhere(program, sources[0])
+        target = Ref(program.new(layer.name, layer.shape), one.index)
+        both = Op(sign, one, Ref(sources[-1], one.index))
+        program.forward.append(Apply(loops, target, both, layer=layer.name))
+        return layer.name
+
+    return lower
+
+
+def lower_scale(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A number times each, and a number added."""
+    loops, place = everywhere(program, sources[0])
+    target = Ref(program.new(layer.name, layer.shape), place.index)
+    value = Op("+", Op("*", place, Number(layer.options["factor"])), Number(layer.options["shift"]))
+    program.forward.append(Apply(loops, target, value, layer=layer.name))
     return layer.name
 
 
@@ -103,10 +153,4 @@ def lower_step(program: Program, layer: Layer, sources: list[str], number: int) 
 
 def lower_dropout(program: Program, layer: Layer, sources: list[str], number: int) -> str:
     """A product with a mask that every update draws."""
-    loops, place = everywhere(program, sources[0])
-    mask = program.new(f"{layer.name}.mask", layer.shape)
-    program.forward.append(DropoutMask(mask, layer.options["rate"], number, layer.name))
-    target = Ref(program.new(layer.name, layer.shape), place.index)
-    kept = Op("*", place, Ref(mask, place.index))
-    program.forward.append(Apply(loops, target, kept, layer=layer.name))
-    return layer.name
+    return dropped(program, layer, sources[0], layer.name, number)

@@ -24,11 +24,15 @@ class Network:
     inputs: tuple[int, ...]
     batch: int
     samples: int  # of an epoch
+    vocabulary: int = 0  # of inputs that are tokens
 
     def data(self, samples: int) -> tuple[Tensor, Tensor]:
         """Random numbers: time does not depend on them."""
         generator = torch.Generator().manual_seed(0)
-        x = torch.rand(samples, *self.inputs, generator=generator)
+        if self.vocabulary:
+            x = torch.randint(self.vocabulary, (samples, *self.inputs), generator=generator)
+        else:
+            x = torch.rand(samples, *self.inputs, generator=generator)
         return x, torch.randint(10, (samples,), generator=generator)
 
 
@@ -43,6 +47,28 @@ class LastState(nn.Module):
         outputs, _ = self.recurrent(x)
         scores: Tensor = self.head(outputs[:, -1])
         return scores
+
+
+class Encoder(nn.Module):
+    """Two layers of an encoder over tokens and their positions, and a dense layer on the mean of all steps."""
+
+    def __init__(self, vocabulary: int, steps: int, width: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True)
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Parameter(0.02 * torch.randn(steps, width))
+        self.body, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.body(self.tokens(x) + self.positions).mean(dim=1))
+        return scores
+
+
+def categories() -> nn.Module:
+    """A dense network on the embeddings of ten categories."""
+    return nn.Sequential(
+        nn.Embedding(500, 16), nn.Flatten(), nn.Linear(160, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(),
+        nn.Linear(32, 10),
+    )  # fmt: skip
 
 
 def mnist_cnn() -> nn.Module:
@@ -83,4 +109,6 @@ NETWORKS = (
     Network("LeNet-5", lenet, (28, 28), 64, 60_000),
     Network("tabular 64-128-64", tabular, (64,), 64, 60_000),
     Network("LSTM 32, 50 steps", lambda: LastState(8, 32), (50, 8), 64, 10_000),
+    Network("encoder 64, 64 steps", lambda: Encoder(1000, 64, 64), (64,), 32, 2_000, 1000),
+    Network("10 categories, embedded", categories, (10,), 32, 60_000, 500),
 )

@@ -11,7 +11,7 @@ from paceline.kernels.plan import Plan
 from paceline.kernels.printers.words import shifted, written
 
 Lines = Iterator[str]
-NAMES = {"tanh": "tanh_"}  # where C++ has a function of that name already
+NAMES = {"tanh": "tanh_", "exp": "exp_"}  # where C++ has a function of that name already
 
 
 class Access:

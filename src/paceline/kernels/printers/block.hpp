@@ -43,25 +43,24 @@ INLINE R first_lane(V v) { return v; }
 
 // --- losses, with their gradients by the scores: every thread makes the sums for itself, in the same order ---
 
-template <int N> FUNCTION void cross_entropy(Group& g, const V* scores, V* gradient) {
-    R best = scores[0], sum = 0;
+template <int N> FUNCTION void cross_entropy(Group& g, const V* scores, V* gradient, R smoothing) {
+    R best = scores[0], sum = 0, total = 0;
     for (int k = 1; k < N; k++) best = larger(scores[k], best);
     for (int k = THREAD; k < N; k += THREADS) gradient[k] = exp_(scores[k] - best);
     SYNC;
-    for (int k = 0; k < N; k++) sum += gradient[k];
+    for (int k = 0; k < N; k++) sum += gradient[k], total += scores[k];
     SYNC;
-    const R share = g.weight / sum;
-    for (int k = THREAD; k < N; k += THREADS) gradient[k] = gradient[k] * share - (R(k) == g.label ? g.weight : R(0));
-    if (THREAD == 0) g.loss[0] += (double)g.weight * ((double)best - (double)scores[(int)g.label] + (double)std::log(sum));
+    const R share = g.weight / sum, wanted = g.weight * (1 - smoothing), spread = g.weight * (smoothing / N);
+    for (int k = THREAD; k < N; k += THREADS) gradient[k] = gradient[k] * share - (R(k) == g.label ? wanted : R(0)) - spread;
+    const double mean = (1 - (double)smoothing) * scores[(int)g.label] + (double)smoothing / N * total;
+    if (THREAD == 0) g.loss[0] += (double)g.weight * ((double)best - mean + (double)std::log(sum));
 }
 
-template <int N> FUNCTION void squared_error(Group& g, const V* scores, V* gradient) {
-    for (int k = THREAD; k < N; k += THREADS) gradient[k] = (scores[k] - g.targets[0][k]) * g.weight * R(2.0 / N);
+template <int N, class LOSS> FUNCTION void errors(Group& g, const V* scores, V* gradient, R number) {
+    for (int k = THREAD; k < N; k += THREADS)
+        gradient[k] = LOSS::slope(scores[k], g.targets[0][k], number) * g.weight * R(1.0 / N);
     if (THREAD) return;
     R sum = 0;
-    for (int k = 0; k < N; k++) {
-        const R gap = scores[k] - g.targets[0][k];
-        sum += gap * gap;
-    }
+    for (int k = 0; k < N; k++) sum += LOSS::value(scores[k], g.targets[0][k], number);
     g.loss[0] += (double)g.weight * (double)sum / N;
 }

@@ -39,7 +39,7 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
     lines += [part("prelude"), part("call"), part("functions")]
     if target.pixels:
         lines += _wide_functions(target)
-    lines += [_butterfly(target.lanes), part("group"), part("update")]
+    lines += [part("errors"), _butterfly(target.lanes), part("group"), part("update")]
     lines += printer.functions(plan)
     lines += phases(plan, printer)
     lines.append(f"static void (*const STEPS[])(Group&) = {{{', '.join(step.name for step in plan.steps())}}};")

@@ -51,7 +51,7 @@ def _head(plan: Plan, rule: Rule, own: Own, threads: int) -> list[str]:
     }  # fmt: skip
     return [
         *(f"#define {name} {value}" for name, value in words.items()),
-        *(part(name) for name in ("device", "call", "functions", "update")),
+        *(part(name) for name in ("device", "call", "functions", "errors", "update")),
     ]
 
 

@@ -30,7 +30,8 @@ template <class F> INLINE V each(V x, F f) {
 INLINE V larger(V a, V b) { return b > a ? b : a; }
 INLINE V exp_(V x) { return each(x, [](R a) { return std::exp(a); }); }
 INLINE V tanh_(V x) { return each(x, [](R a) { return std::tanh(a); }); }
-INLINE V sigmoid(V x) { return all(1) / (all(1) + exp_(-x)); }
+INLINE V reciprocal(V x) { return all(1) / x; }
+INLINE V sigmoid(V x) { return reciprocal(all(1) + exp_(-x)); }
 INLINE V erf_(V x) { return each(x, [](R a) { return std::erf(a); }); }
 #else
 // --- what a processor has one instruction for; of a number that is none, none comes out ---
@@ -107,6 +108,11 @@ INLINE V erf_(V x) {
 INLINE V relu(V x) { return larger(x, all(0)); }
 INLINE V step(V x) { return x > all(0) ? all(1) : all(0); }
 INLINE V reciprocal_root(V x) { return each(x, [](R a) { return R(1) / std::sqrt(a); }); }
+INLINE V silu(V x) { return x * sigmoid(x); }
+INLINE V silu_slope(V x) {
+    const V s = sigmoid(x);
+    return s * (all(1) + x * (all(1) - s));
+}
 INLINE V gelu(V x) { return x * R(0.5) * (all(1) + erf_(x * R(0.70710678118654752440))); }
 INLINE V gelu_slope(V x) {
     return (all(1) + erf_(x * R(0.70710678118654752440))) * R(0.5) + x * exp_(x * x * R(-0.5)) * R(0.39894228040143267794);
@@ -117,4 +123,3 @@ INLINE V gelu_tanh_slope(V x) {
     const V inner = (all(1) + x * x * R(3 * 0.044715)) * R(0.79788456080286535588);
     return (all(1) + t) * R(0.5) + x * R(0.5) * (all(1) - t * t) * inner;
 }
-

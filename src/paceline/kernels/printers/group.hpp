@@ -50,23 +50,26 @@ INLINE R first_lane(V v) { return lane(v, 0); }
 
 // --- losses, with their gradients by the scores ---
 
-template <int N> INLINE void cross_entropy(Group& g, const V* scores, V* gradient) {
+template <int N> INLINE void cross_entropy(Group& g, const V* scores, V* gradient, R smoothing) {
     V best = scores[0];
     for (int k = 1; k < N; k++) best = larger(scores[k], best);
-    V sum = V{}, chosen = V{};
+    V sum = V{}, chosen = V{}, total = V{};
     for (int k = 0; k < N; k++) {
         const V power = exp_(scores[k] - best);
         gradient[k] = power;
         sum += power;
         chosen += g.label == all(R(k)) ? scores[k] : V{};
+        total += scores[k];
     }
-    const V share = g.weight / sum;
-    for (int k = 0; k < N; k++) gradient[k] = gradient[k] * share - (g.label == all(R(k)) ? g.weight : V{});
-    for (int l = 0; l < LANES; l++)
-        g.loss[l] += (double)lane(g.weight, l) * ((double)lane(best, l) - (double)lane(chosen, l) + std::log((double)lane(sum, l)));
+    const V share = g.weight / sum, wanted = g.weight * (1 - smoothing), spread = g.weight * (smoothing / N);
+    for (int k = 0; k < N; k++) gradient[k] = gradient[k] * share - (g.label == all(R(k)) ? wanted : V{}) - spread;
+    for (int l = 0; l < LANES; l++) {
+        const double mean = (1 - (double)smoothing) * lane(chosen, l) + (double)smoothing / N * lane(total, l);
+        g.loss[l] += (double)lane(g.weight, l) * ((double)lane(best, l) - mean + std::log((double)lane(sum, l)));
+    }
 }
 
-template <int N> INLINE void squared_error(Group& g, const V* scores, V* gradient) {
+template <int N, class LOSS> INLINE void errors(Group& g, const V* scores, V* gradient, R number) {
     V sum = V{};
     for (int first = 0; first < N; first += LANES) {
         const int count = N - first < LANES ? N - first : LANES;
@@ -75,9 +78,8 @@ template <int N> INLINE void squared_error(Group& g, const V* scores, V* gradien
         for (int l = 0; l < LANES; l++) rows[l] = g.targets[l] + first;
         rows_to_lanes(rows, count, wanted);
         for (int k = 0; k < count; k++) {
-            const V gap = scores[first + k] - wanted[k];
-            sum += gap * gap;
-            gradient[first + k] = gap * g.weight * R(2.0 / N);
+            sum += LOSS::value(scores[first + k], wanted[k], number);
+            gradient[first + k] = LOSS::slope(scores[first + k], wanted[k], number) * g.weight * R(1.0 / N);
         }
     }
     for (int l = 0; l < LANES; l++) g.loss[l] += (double)lane(g.weight, l) * (double)lane(sum, l) / N;

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from paceline.kernels.ir import (
+    FORBIDDEN,
     Apply,
     BatchSum,
     Call,
+    CausalMask,
     Contract,
     DropoutMask,
     Expression,
@@ -78,13 +80,15 @@ def _lines(program: Program, it: Statement, indent: str) -> Lines:
             yield f"{indent}scatter(b[{table!r}], tokens, b[{gradient.buffer!r}], {padding})"
         case DropoutMask(target=target, rate=rate, number=number):
             yield f"{indent}noise(b[{target!r}], {rate}, {number})"
+        case CausalMask(target=target):
+            yield f"{indent}causal(b[{target!r}])"
         case BatchSum(target=target, source=source):
             yield f"{indent}b[{target!r}][:] = b[{source!r}].sum(-1, keepdims=True)"
         case RunningStatistic(moving=moving, value=value, momentum=momentum):
             grown = f"(n * {it.places} / (n * {it.places} - 1))" if it.unbiased else "1"
             yield f"{indent}b[{moving!r}] += {momentum} * (b[{value!r}][..., 0] * {grown} - b[{moving!r}])"
         case Loss(loss=loss, scores=scores):
-            yield f"{indent}loss = {loss}(b[{scores!r}], b[{'d_' + scores!r}], wanted)"
+            yield f"{indent}loss = {loss}(b[{scores!r}], b[{'d_' + scores!r}], wanted, {it.number!r})"
 
 
 def _contract(program: Program, it: Contract, indent: str) -> Lines:
@@ -164,19 +168,43 @@ def run(
     return float(words["loss"]), found
 
 
-def _cross_entropy(scores: np.ndarray, gradient: np.ndarray, y: np.ndarray) -> float:
-    n = scores.shape[-1]
+def _cross_entropy(scores: np.ndarray, gradient: np.ndarray, y: np.ndarray, smoothing: float) -> float:
+    classes, n = scores.shape
     powers = np.exp(scores - scores.max(0))
     shares = powers / powers.sum(0)
-    gradient[:] = shares / n
-    gradient[y, np.arange(n)] -= 1.0 / n
-    return float(-np.log(shares[y, np.arange(n)]).mean())
+    wanted = np.full((classes, n), smoothing / classes)
+    wanted[y, np.arange(n)] += 1 - smoothing
+    gradient[:] = (shares - wanted) / n
+    return float(-(wanted * np.log(shares)).sum(0).mean())
 
 
-def _squared_error(scores: np.ndarray, gradient: np.ndarray, y: np.ndarray) -> float:
-    gap = scores - y.reshape(len(y), -1).T
-    gradient[:] = 2.0 * gap / gap.size
-    return float((gap**2).mean())
+def _errors(value: Any, slope: Any) -> Any:
+    """A loss of each score and its target."""
+
+    def loss(scores: np.ndarray, gradient: np.ndarray, y: np.ndarray, number: float) -> float:
+        wanted = y.reshape(len(y), -1).T
+        gradient[:] = slope(scores, wanted, number) / scores.size
+        return float(value(scores, wanted, number).mean())
+
+    return loss
+
+
+LOSSES: dict[str, Any] = {
+    "cross_entropy": _cross_entropy,
+    "squared_error": _errors(lambda s, y, _: (s - y) ** 2, lambda s, y, _: 2 * (s - y)),
+    "absolute_error": _errors(lambda s, y, _: abs(s - y), lambda s, y, _: np.sign(s - y)),
+    "smooth_error": _errors(
+        lambda s, y, k: np.where(abs(s - y) < k, (s - y) ** 2 / (2 * k), abs(s - y) - k / 2),
+        lambda s, y, k: np.clip((s - y) / k, -1, 1),
+    ),
+    "huber_error": _errors(
+        lambda s, y, k: np.where(abs(s - y) < k, (s - y) ** 2 / 2, k * (abs(s - y) - k / 2)),
+        lambda s, y, k: np.clip(s - y, -k, k),
+    ),
+    "binary_cross_entropy": _errors(
+        lambda s, y, _: np.maximum(s, 0) - s * y + np.log1p(np.exp(-abs(s))), lambda s, y, _: 1 / (1 + np.exp(-s)) - y
+    ),
+}
 
 
 def _lookup(table: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -218,11 +246,22 @@ def _noise(samples: int, seed: int) -> Any:
     return fill
 
 
+def _causal(mask: np.ndarray) -> None:
+    steps = len(mask)
+    mask[:] = np.where(np.arange(steps)[None, :] > np.arange(steps)[:, None], FORBIDDEN, 0.0)[:, :, None]
+
+
 _erf = np.vectorize(math.erf)
 
 
 def _gelu_slope(x: np.ndarray) -> np.ndarray:
     slope: np.ndarray = 0.5 * (1 + _erf(x / math.sqrt(2))) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    return slope
+
+
+def _silu_slope(x: np.ndarray) -> np.ndarray:
+    s = 1 / (1 + np.exp(-x))
+    slope: np.ndarray = s * (1 + x * (1 - s))
     return slope
 
 
@@ -238,9 +277,11 @@ def _gelu_tanh_slope(x: np.ndarray) -> np.ndarray:
 
 FUNCTIONS: dict[str, Any] = {
     "inf": np.inf, "maximum": np.maximum, "where": np.where,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "exp": np.exp, "reciprocal": lambda x: 1 / x,
+    "silu": lambda x: x / (1 + np.exp(-x)), "silu_slope": _silu_slope,
+    "causal": _causal, "relu": lambda x: np.maximum(x, 0),
     "step": lambda x: (x > 0).astype(float), "reciprocal_root": lambda x: 1 / np.sqrt(x),
     "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))), "gelu_slope": _gelu_slope,
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(_inner(x))), "gelu_tanh_slope": _gelu_tanh_slope,
-    "cross_entropy": _cross_entropy, "squared_error": _squared_error, "lookup": _lookup, "scatter": _scatter,
+    **LOSSES, "lookup": _lookup, "scatter": _scatter,
 }  # fmt: skip

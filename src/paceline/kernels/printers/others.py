@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from paceline.kernels.ir import (
+    FORBIDDEN,
     BatchSum,
+    CausalMask,
     DropoutMask,
     Lookup,
     Loss,
@@ -37,6 +39,8 @@ class Others:
                 return self._route(statement, indent)
             case DropoutMask():
                 return self._noise(statement, indent)
+            case CausalMask():
+                return self._causal(statement, indent)
             case Lookup():
                 return self._lookup(statement, indent)
             case Scatter():
@@ -115,6 +119,13 @@ class Others:
         yield f"{indent}{self.threads.each(prod(self.plan.places[it.target].shape))}"
         yield f"{indent}    {self.access.name(it.target)}[q] = kept(g, {it.number}, q, R({it.rate!r}));"
 
+    def _causal(self, it: CausalMask, indent: str) -> Lines:
+        """Nothing for steps that came before, and for the step itself."""
+        steps = self.plan.places[it.target].shape[-1]
+        yield f"{indent}{self.threads.each(steps * steps)}"
+        forbidden = f"q % {steps} > q / {steps} ? R({FORBIDDEN}) : R(0)"
+        yield f"{indent}    {self.access.name(it.target)}[q] = all({forbidden});"
+
     def _lookup(self, it: Lookup, indent: str) -> Lines:
         """A row of the table for each token."""
         rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
@@ -151,7 +162,9 @@ class Others:
 
     def _score(self, it: Loss, indent: str) -> Lines:
         scores, gradient = self.access.name(it.scores), self.access.name(f"d_{it.scores}")
-        yield f"{indent}{it.loss}<{prod(self.plan.places[it.scores].shape)}>(g, {scores}, {gradient});"
+        count = prod(self.plan.places[it.scores].shape)
+        function = f"{it.loss}<{count}>" if it.labels else f"errors<{count}, {it.loss}>"
+        yield f"{indent}{function}(g, {scores}, {gradient}, R({it.number!r}));"
 
     def _turn(self, it: Transpose, indent: str) -> Lines:
         """A row per sample; the network's input has rows already, which are copied."""

@@ -29,6 +29,7 @@ static int64_t* begin(const Integers& kept) {
 static void commit(const Integers& kept) { __atomic_store_n(kept.flip, 1 - *kept.flip, __ATOMIC_RELEASE); }
 
 // A parameter: where it lies in every version, in bytes, and in padded memory, in numbers.
+// Under IN_PLACE `state` is the address of what this worker's own optimizer remembers of it.
 struct Span {
     int64_t value, state, present;
     int64_t place, rows, width, stride;
@@ -123,6 +124,23 @@ static void record(
 
 // --- a push ---
 
+#if IN_PLACE
+// All workers write into one memory, and none keeps the others out: no version, no lock, no order. What others have written
+// since this worker's last push is read here.
+static bool push(const Call& c, Server& s, int64_t number) {
+    const Shard& shard = s.shards[number];
+    const int64_t start = now();
+    char* memory = shard.versions[0];
+    for (const Span* span = shard.spans; span < shard.spans + shard.parameters; span++)
+        step(
+            s.settings + span->group * SETTINGS, true, (R*)(memory + span->value), (R*)span->state,
+            (const R*)c.gradients + span->place, (R*)c.weights + span->place, span->rows, span->width, span->stride
+        );
+    record(s, APPLIED, number, NONE, NONE, start, 0, 0, 0, 0.0);
+    shard.integers.copies[*shard.integers.flip][1 + s.workers + s.worker] = s.batch;
+    return true;
+}
+#else
 // The next version, made from the newest in a slot that nobody reads, and in padded memory, where this worker computes with
 // it: one pass over both.
 static void make_version(const Call& c, const Server& s, const Shard& shard, const char* from, char* to) {
@@ -158,6 +176,7 @@ static bool push(const Call& c, Server& s, int64_t number) {
     shard.base = version, shard.own = target;
     return true;
 }
+#endif
 
 // --- the desk ---
 

@@ -9,8 +9,8 @@ From the bytes upwards:
     blocking     a connection for a thread that waits: requests and answers
     pump         a thread that sends heartbeats and what is queued while the main thread computes
     handshake    who is at the other end. It touches no socket
-    doors        at which addresses a process may be reached, and what keeps strangers out; keys, security
-    entrance     the handshakes under way, and how strangers are kept from each other's places; `candidate` is one
+    doors        at which addresses a process can be reached, and how peers are authenticated; keys, security
+    entrance     the handshakes under way, and how many there may be; `candidate` is one
     hub          the event loop of a process with many peers; `events` are what it returns
     leaving      how a connection is closed so that nothing is lost that was sent before
     meeting      how the ranks of a group get a connection each to each other

@@ -10,7 +10,7 @@ from time import monotonic_ns
 from paceline.errors import PeerRefused
 from paceline.links.tcp.connection import Connection
 from paceline.links.tcp.doors import Address, Door
-from paceline.links.tcp.handshake import NONCE_BYTES, STRANGER, Accepted, Identity, Message, Peer, dialling, listening
+from paceline.links.tcp.handshake import NONCE_BYTES, UNPROVED, Accepted, Identity, Message, Peer, dialling, listening
 from paceline.links.tcp.waiting import SECOND
 
 
@@ -21,7 +21,7 @@ class Candidate:
         """
         Args:
             raw: a socket that never blocks, connected or about to be.
-            door: what keeps strangers out.
+            door: how peers are authenticated.
             me: who this process is.
             seconds: how long the handshake may take.
             dialled: the address that this process has dialled; None if it was dialled itself.
@@ -72,7 +72,7 @@ class Candidate:
             raise OSError(error, os.strerror(error))
         if raw.getsockname() == raw.getpeername():  # the kernel connects a socket to itself where no one listens yet
             raise PeerRefused("was not there yet")
-        return Connection(self._door.stream(raw, self.dialled is None, self.host), self.host, STRANGER)
+        return Connection(self._door.stream(raw, self.dialled is None, self.host), self.host, UNPROVED)
 
     def _say(self, connection: Connection, message: Message | None) -> None:
         if message is not None:

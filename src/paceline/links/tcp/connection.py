@@ -14,6 +14,7 @@ from paceline.links.tcp.frame import HEARTBEAT, LIMITS, Decoder, Encoder, Frame,
 from paceline.links.tcp.stream import Stream
 
 FRAMES, READS = 64, 256  # of one connection before others have their turn
+LONGEST_DELAY = 2_500_000_000  # nanoseconds that a peer may claim
 #: What can be sent: bytes, an array, a memoryview.
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -41,6 +42,8 @@ class Connection:
         self.stream, self.name = stream, name
         #: When bytes last came from the other end, and when some last went there: nanoseconds of the monotonic clock.
         self.heard = self.sent = monotonic_ns()
+        #: Nanoseconds by which the other end's threads have run too late of late, as its heartbeats say.
+        self.delay = 0
         #: Why the connection is of no use any longer.
         self.lost: PeerLost | None = None
         #: Why nothing can be sent any longer; what the other end has sent before can still be read.
@@ -69,7 +72,7 @@ class Connection:
         return bool(self._queue)
 
     def admit(self, name: str, limits: Limits, place: Place | None) -> None:
-        """Accept what a known peer may send; until then the limits are those of a stranger."""
+        """Accept what a known peer may send; until then the limits are those of an unauthenticated one."""
         self.name = name
         self.limit(limits)
         self._decoder.place = place
@@ -131,10 +134,13 @@ class Connection:
             self._finishing = True
             self._shut_down_if_finished()
 
-    def beat(self, now: int, interval: int) -> None:
-        """Send a heartbeat, if nothing was sent for `interval` nanoseconds and nothing waits to be sent."""
+    def beat(self, now: int, interval: int, delay: int = 0) -> None:
+        """Send a heartbeat, if nothing was sent for `interval` nanoseconds and nothing waits to be sent.
+
+        `delay` is by how many nanoseconds this process's threads have run too late of late.
+        """
         if now - self.sent >= interval and not self._queue and self.lost is self._mute is None:
-            self.post(HEARTBEAT)
+            self.post(HEARTBEAT, (delay,))
 
     def _shut_down_if_finished(self) -> None:
         if self._finishing and not self._queue and self.lost is self._mute is None:
@@ -194,6 +200,8 @@ class Connection:
         while (frame := self._decoder.next()) is not None:
             if frame.kind != HEARTBEAT:
                 return frame
+            if frame.ints:
+                self.delay = max(0, min(frame.ints[0], LONGEST_DELAY))
         return None
 
     def _receive(self) -> bool:

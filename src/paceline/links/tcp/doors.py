@@ -1,4 +1,4 @@
-"""Doors: at which addresses a process may be reached, and what keeps strangers out there.
+"""Doors: at which addresses a process can be reached, and how peers are authenticated there.
 
 door             where                what it does
 ---------------  -------------------  ---------------------------------------------------------------
@@ -40,11 +40,11 @@ class Address(NamedTuple):
 
 
 class Door(Protocol):
-    """What keeps strangers out."""
+    """How peers are authenticated."""
 
     @property
     def token(self) -> bytes | None:
-        """What both ends must know; None where the door itself keeps strangers out."""
+        """What both ends must know; None where the door itself authenticates peers."""
 
     @property
     def locked(self) -> bool:
@@ -102,7 +102,7 @@ def require_safe(address: Address, door: Door, verb: str) -> None:
     if door.locked or is_loopback(address.host):
         return
     raise SecurityError(
-        f"Paceline does not {verb} {address}, which is no loopback address, without anything that keeps strangers out. "
+        f"Paceline does not {verb} {address}, which is not a loopback address, without authentication. "
         "Make keys with `paceline keys FOLDER`, copy FOLDER/node to every machine and give --keys FOLDER; or, on a "
         "network where every machine is trusted, give --trusted-network: a token is asked for, nothing is encrypted"
     )

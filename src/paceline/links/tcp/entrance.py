@@ -1,7 +1,7 @@
 """The entrance: every handshake under way, on connections that were accepted and on those that were dialled.
 
-Strangers cannot keep others out. Each has `Timing.handshake` seconds and a small buffer; there are at most `PLACES`
-of them, and where one more comes, the oldest of the machine that has most of them has to go. So a stranger that sends
+Unauthenticated connections cannot keep others out. Each has `Timing.handshake` seconds and a small buffer. There are at
+most `PLACES` of them, and one more replaces the oldest of the machine that has most of them. So a candidate that sends
 a byte a second competes with itself.
 """
 
@@ -23,8 +23,8 @@ from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.stream import prepare
 from paceline.links.tcp.waiting import SECOND, Timing
 
-PLACES = 64  # strangers at a time
-ACCEPTED = 64  # at once, before others have their turn
+PLACES = 64  # unauthenticated connections at a time
+ACCEPTED = 64  # at once, before other work is done
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two attempts to dial
 REMEMBERED = 1000  # machines that were refused, and reported
 
@@ -71,7 +71,7 @@ class Entrance:
         self._complained: set[Address] = set()
         self.refusals = Refusals(tell)
         #: Those that were accepted, the oldest first.
-        self._strangers: dict[int, Candidate] = {}
+        self._waiting: dict[int, Candidate] = {}
         self._dials: list[Dial] = []
 
     def dial(self, address: Address, seconds: float) -> None:
@@ -87,11 +87,11 @@ class Entrance:
     @property
     def busy(self) -> bool:
         """Whether a connection is not established yet, so that time matters."""
-        return bool(self._dials or self._strangers)
+        return bool(self._dials or self._waiting)
 
     def next_due(self) -> int | None:
         """When something has to be dialled or given up next."""
-        ends = [stranger.end for stranger in islice(self._strangers.values(), 1)]
+        ends = [candidate.end for candidate in islice(self._waiting.values(), 1)]
         ends += [min(d.end, d.candidate.end if d.candidate else d.due) for d in self._dials]
         return min(ends, default=None)
 
@@ -116,15 +116,15 @@ class Entrance:
             except OSError:  # it has gone again
                 raw.close()
                 continue
-            if len(self._strangers) >= PLACES:
+            if len(self._waiting) >= PLACES:
                 self._evict()
-            self._strangers[candidate.fileno()] = candidate
+            self._waiting[candidate.fileno()] = candidate
             yield candidate
 
     def due(self, now: int) -> Iterator[Candidate]:
         """Give up who took too long, and yield the connections that are dialled now."""
-        for stranger in [s for s in self._strangers.values() if now >= s.end]:
-            self.refuse(stranger, f"did not say who it is within {self._timing.handshake:g} s")
+        for candidate in [s for s in self._waiting.values() if now >= s.end]:
+            self.refuse(candidate, f"did not say who it is within {self._timing.handshake:g} s")
         for dial in self._dials:
             if dial.candidate is not None and now >= dial.candidate.end:
                 self.refuse(dial.candidate, "does not answer")
@@ -167,9 +167,9 @@ class Entrance:
 
     def close(self) -> None:
         """Close every connection that is not established yet."""
-        for candidate in [*self._strangers.values(), *(d.candidate for d in self._dials if d.candidate)]:
+        for candidate in [*self._waiting.values(), *(d.candidate for d in self._dials if d.candidate)]:
             candidate.close()
-        self._strangers.clear()
+        self._waiting.clear()
         self._dials.clear()
 
     def _attempt(self, dial: Dial) -> Candidate | None:
@@ -186,7 +186,7 @@ class Entrance:
     def _drop(self, candidate: Candidate, why: str = "") -> None:
         """Forget a candidate; `why` it was refused, if it was."""
         if candidate.dialled is None:
-            self._strangers.pop(candidate.fileno(), None)
+            self._waiting.pop(candidate.fileno(), None)
             return
         (dial,) = [d for d in self._dials if d.candidate is candidate]
         if why:
@@ -206,8 +206,8 @@ class Entrance:
         dial.pause = min(2 * dial.pause, LONGEST_PAUSE)
 
     def _evict(self) -> None:
-        """Refuse the oldest stranger of the machine that has most of them."""
-        counts = Counter(stranger.host for stranger in self._strangers.values())
+        """Refuse the oldest candidate of the machine that has most of them."""
+        counts = Counter(candidate.host for candidate in self._waiting.values())
         host = counts.most_common(1)[0][0]
-        oldest = next(stranger for stranger in self._strangers.values() if stranger.host == host)
+        oldest = next(candidate for candidate in self._waiting.values() if candidate.host == host)
         self.refuse(oldest, f"opened {counts[host]} connections and did not say who it is")

@@ -1,13 +1,13 @@
 """The handshake: who is at the other end, and whether both belong to the same run. Nothing here touches a socket.
 
-Where the door itself keeps strangers out (loopback, TLS), both ends say who they are:
+Where the door itself authenticates peers (loopback, TLS), both ends say who they are:
 
     dialler                                      listener
     -------                                      --------
     HELLO who, run, job -----------------------> 1 is it this run and this job?
     2 is it this run and this job? <------------ WELCOME who, run, job
 
-With a token each also proves that it knows it, the dialler first, so that a stranger learns nothing:
+With a token each also proves that it knows it, the dialler first, so that an unauthenticated peer learns nothing:
 
     HELLO who, run, job, nonce ----------------> 1
     2 <----------------------------------------- CHALLENGE nonce
@@ -15,7 +15,7 @@ With a token each also proves that it knows it, the dialler first, so that a str
     4 is it right? <---------------------------- WELCOME who, run, job, mac("listener", all of that)
 
 Both nonces are part of either proof, so what was recorded once proves nothing later, and a proof of one side is none of
-the other. A stranger is not told what was wrong: the connection is closed.
+the other. An unauthenticated peer does not learn what was wrong: the connection is closed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from paceline.errors import PeerRefused
 from paceline.links.tcp.frame import CHALLENGE, HELLO, PROOF, VERSION, WELCOME, Frame, Limits
 
 RUN_BYTES, JOB_BYTES, NONCE_BYTES, MAC_BYTES = 16, 32, 32, 32
-#: What a stranger may send.
-STRANGER = Limits(ints=3, body=RUN_BYTES + JOB_BYTES + NONCE_BYTES, queue=4096)
+#: What an unauthenticated peer may send.
+UNPROVED = Limits(ints=3, body=RUN_BYTES + JOB_BYTES + NONCE_BYTES, queue=4096)
 DIALLER, LISTENER = b"dialler", b"listener"
 ROLES = 256
 

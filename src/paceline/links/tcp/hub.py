@@ -33,7 +33,7 @@ from paceline.links.tcp.frame import FIRST_KIND, LEAVE, LIMITS, Frame, Limits
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.leaving import LINGER, leave
 from paceline.links.tcp.pump import Pump
-from paceline.links.tcp.waiting import SECOND, TIMING, Timing, silent
+from paceline.links.tcp.waiting import DELAYS, GRACE, SECOND, TIMING, Timing, silent
 
 __all__ = ["Arrived", "Event", "Gone", "Hub", "PeerPlace", "Received", "Unreached"]
 
@@ -73,7 +73,7 @@ class Hub:
         """
         Args:
             me: who this process is.
-            door: what keeps strangers out.
+            door: how peers are authenticated.
             listener: a socket that listens, which is the hub's from now on; None if this process only dials.
             place: where to receive bodies. What lies there counts only when `poll` returns it: its sender may die
                 in the middle.
@@ -104,7 +104,7 @@ class Hub:
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
         self._looked = self._next_round = monotonic_ns()
-        #: Before this moment a peer's silence does not count: this process did not listen itself.
+        #: A peer's silence counts from this moment on: before, this process did not listen itself.
         self._listening = self._looked
         self._accepting = False
         if listener is not None:
@@ -112,6 +112,10 @@ class Hub:
             self._accept_again()
 
     # --- what a process asks of it ---
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read when `poll` has something to do."""
+        return self._epoll.fileno()
 
     @property
     def address(self) -> Address:
@@ -124,6 +128,12 @@ class Hub:
     def peers(self) -> frozenset[Peer]:
         """The peers that are connected now; not those that were handed over."""
         return frozenset(self._members)
+
+    @property
+    def delay(self) -> float:
+        """By how many seconds the threads of this process or of a peer have run too late of late."""
+        delays = [member.connection.delay for member in self._members.values()]
+        return max(self._pump.delay if self._pump is not None else 0, *delays, 0) / SECOND
 
     @property
     def refused(self) -> int:
@@ -172,11 +182,11 @@ class Hub:
         """Return the connection to a peer of a role that is handed over; it is the caller's from now on."""
         return self._ready.pop(peer)
 
-    def disconnect(self, peer: Peer, seconds: float = 0.1) -> None:
-        """Leave a peer, which gets `Gone` with `left` after all that was posted. There is no event on this side."""
+    def refuse(self, peer: Peer, why: str) -> None:
+        """Leave a peer that has sent what is not allowed, and report it once. There is no event on this side."""
         if (member := self._members.get(peer)) is not None:
-            connection = self._forget(member)
-            leave([connection], seconds)
+            self._entrance.refusals.add(member.connection.name, f"sent what is not allowed: {why}")
+            leave([self._forget(member)], 0.1)
 
     def wake(self) -> None:
         """Let `poll` return at once. May be called by any thread."""
@@ -207,8 +217,8 @@ class Hub:
         ready = self._epoll.poll(seconds)
         now, before = monotonic_ns(), self._looked
         self._looked = now
-        if now - before > self._timing.silence * SECOND / 2:
-            self._listening = now
+        if now - before > self._timing.silence * SECOND / 2:  # what came meanwhile is read below
+            self._listening = now - int((1 - GRACE) * self._timing.silence * SECOND)
         for member in [self._members[peer] for peer in self._unread]:
             self._serve(member)
         for descriptor, events in ready:
@@ -235,11 +245,13 @@ class Hub:
             self._accept_again()
         for member in list(self._members.values()):
             silence = now - max(member.connection.heard, self._listening)
-            if silence >= self._timing.silence * SECOND:
-                self._gone(member, silent(self._timing.silence))
+            most = int(self._timing.silence * SECOND) + DELAYS * member.connection.delay
+            if silence >= most:
+                self._gone(member, silent(most / SECOND))
                 continue
             with contextlib.suppress(PeerLost):  # reading says why
-                member.connection.beat(now, int(self._timing.heartbeat * SECOND))
+                delay = self._pump.delay if self._pump is not None else 0
+                member.connection.beat(now, int(self._timing.heartbeat * SECOND), delay)
 
     def _handle(self, owner: _Member | Candidate | None, events: int) -> None:
         if isinstance(owner, Candidate):
@@ -251,7 +263,7 @@ class Hub:
             if events & ~select.EPOLLOUT and owner.peer in self._members:
                 self._serve(owner)
 
-    # --- strangers ---
+    # --- candidates ---
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -268,7 +280,7 @@ class Hub:
         self._accepting = True
 
     def _watch_candidate(self, candidate: Candidate) -> None:
-        # The descriptor may be that of one which was closed before; epoll has forgotten that one by itself.
+        # The descriptor may be that of one which was closed before; epoll has removed that one already.
         self._by_descriptor[candidate.fileno()] = candidate
         self._epoll.register(candidate, candidate.events)
 
@@ -356,7 +368,7 @@ class Hub:
         self._events.append(Gone(member.peer, why, left))
 
     def _forget(self, member: _Member) -> Connection:
-        """Return the connection of a peer that is none any longer."""
+        """Return the connection of a former peer."""
         peer, connection = member
         if self._pump is not None:
             self._pump.forget(connection)

@@ -43,7 +43,7 @@ def meet(
         me: who this rank is: its number is the rank, its role and incarnation are those of the group.
         listener: the socket that listens at this rank's address; closed at the end.
         addresses: where every rank listens.
-        door: what keeps strangers out.
+        door: how peers are authenticated.
         waiter: how long to wait for the others.
         pump: sends heartbeats to those that are there, which may wait for this rank already.
         limits: what is accepted from them.

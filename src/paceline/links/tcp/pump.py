@@ -6,6 +6,9 @@ stops with its process: one that was stopped by SIGSTOP, or whose machine sleeps
 module that keeps the interpreter's lock for longer than `Timing.silence` makes its process look dead; whatever relies
 on heartbeats must bear that, since no failure detector is perfect.
 
+The pump also measures by how much it runs too late, and heartbeats say so: on a machine that has far more to do than
+cores, or while C code keeps the interpreter's lock, a process is given more time by those who listen to it.
+
     main thread                                   pump
     -----------                                   ----
     connection.post(...)  sends what it can
@@ -25,6 +28,9 @@ from paceline.errors import ConnectionFailed
 from paceline.links.tcp.connection import Connection
 from paceline.links.tcp.waiting import SECOND, TIMING
 
+HALF_LIFE = 5.0  # seconds
+STOPPED = int(TIMING.silence * SECOND)
+
 
 class Pump:
     """The sending thread of a process, for all connections that were given to `watch`."""
@@ -32,6 +38,9 @@ class Pump:
     def __init__(self, heartbeat: float = TIMING.heartbeat) -> None:
         self._interval = int(heartbeat * SECOND)
         self._nap = max(1, int(heartbeat * 1000 / 4))  # milliseconds
+        self._forgets = 0.5 ** (self._nap / 1000 / HALF_LIFE)
+        #: Nanoseconds by which this thread has run too late: the most, half of which is forgotten in `HALF_LIFE`.
+        self.delay = 0
         self._watched: set[Connection] = set()
         #: Held while `_watched` is used.
         self._lock = threading.Lock()
@@ -74,7 +83,10 @@ class Pump:
                 for connection in self._watched:
                     if connection.wants_write and (descriptor := connection.fileno()) >= 0:
                         poller.register(descriptor, select.POLLOUT)
-            for descriptor, _ in poller.poll(self._nap):
+            asleep = monotonic_ns()
+            woken = poller.poll(self._nap)
+            self._measure(monotonic_ns() - asleep)
+            for descriptor, _ in woken:
                 if descriptor == self._wake:
                     os.eventfd_read(self._wake)
             # 2. Send. Under the lock, so that none is closed meanwhile; no call here blocks.
@@ -83,4 +95,12 @@ class Pump:
                 for connection in self._watched:
                     with contextlib.suppress(ConnectionFailed):  # the main thread gets it from its next call
                         connection.flush()
-                        connection.beat(now, self._interval)
+                        connection.beat(now, self._interval, self.delay)
+
+    def _measure(self, slept: int) -> None:
+        """Note by how much this thread was late, which had to sleep no longer than `_nap`.
+
+        A process that was late by seconds was stopped, or its machine was: others do not wait for that.
+        """
+        late = slept - self._nap * 1_000_000
+        self.delay = max(late if late < STOPPED else 0, int(self.delay * self._forgets))

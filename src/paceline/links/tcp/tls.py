@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 import stat
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from select import POLLIN, POLLOUT
 from typing import TYPE_CHECKING
@@ -131,21 +130,6 @@ def _first_record(buffers: Sequence[memoryview]) -> bytes | memoryview:
         if not room:
             break
     return b"".join(parts)
-
-
-def read_keys(folder: Path) -> dict[str, bytes]:
-    """Return the keys of a machine, to be handed to it over a channel that no one else reads."""
-    here = _folder_of_this_machine(folder)
-    return {name: (here / name).read_bytes() for name in (CA, CERTIFICATE, KEY, HOSTS) if (here / name).exists()}
-
-
-def write_keys(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the keys that `read_keys` has returned elsewhere into a new folder, for this user alone."""
-    folder.mkdir(mode=0o700, parents=True)
-    for name in (CA, CERTIFICATE, KEY, HOSTS):
-        if name in files:
-            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(files[name])
 
 
 def _folder_of_this_machine(folder: Path) -> Path:

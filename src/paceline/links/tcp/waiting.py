@@ -21,11 +21,15 @@ class Timing(NamedTuple):
 
     heartbeat: float = 0.5  # a process sends at least that often
     silence: float = 2.5  # a peer that sends nothing for so long is reported
-    handshake: float = 5.0  # for a stranger to prove who it is
+    handshake: float = 5.0  # for a new connection to authenticate itself
     give_up: float = 120.0  # the kernel closes a connection whose other end confirms nothing
 
 
 TIMING = Timing()
+#: A peer may be silent for longer by so many times the delay with which its own threads have run lately.
+DELAYS = 3
+#: The part of a silence that a peer has left when this process was away itself: what it sent meanwhile is read first.
+GRACE = 0.4
 
 
 class CallOff:
@@ -83,23 +87,24 @@ class Wait:
             PeerLost: the peer has been silent for too long.
         """
         waiter, begun = self._waiter, monotonic_ns()
-        silence = int(waiter.silence * SECOND)
+        silence = int(waiter.silence * SECOND) + DELAYS * self._connection.delay
         until = min(self._end, max(self._connection.heard, self._listening) + silence)
         ready = poller.poll(max(0, (until - begun) // 1_000_000 + 1))
         if waiter.called_off.done:
             raise Cancelled
         now = monotonic_ns()
         if now > until + silence // 2:  # this process was stopped itself: what came meanwhile was not looked at yet
-            self._listening = now
+            self._listening = now - int((1 - GRACE) * silence)
         if ready:
             return ready
         if now >= self._end:
             raise WaitedTooLong(waiter.worker, self._connection.name, waiter.deadline, waiter.where())
         if now - max(self._connection.heard, self._listening) >= silence:
-            raise PeerLost(self._connection.name, silent(waiter.silence))
+            raise PeerLost(self._connection.name, silent(silence / SECOND))
         return ready
 
 
 def silent(seconds: float) -> str:
     """Why a peer is taken for lost that says nothing, as the end of a sentence."""
-    return f"has been silent for {seconds:g} s: its process is stopped, or its machine or the network is down"
+    shown = f"{seconds:.{1 if seconds < 1 else 2}g}"
+    return f"has been silent for {shown} s: its process is stopped, or its machine or the network is down"

@@ -1,15 +1,48 @@
-"""Pipeline: workers hold different stages of the model, and a schedule orders their work."""
+"""Pipeline: workers hold different stages of the model, and a schedule orders their work.
+
+Workers are coordinates of a mesh. Along `layers` they hold different stages; along `inside` they share the layers of a
+stage, as under `SplitLayers`; along `data` there are replicas of the whole, which add their gradients up before every
+update. Most plans have the axis `layers` alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from paceline.core.collectives import Collective
+from paceline.core.collectives.proof import prove
+from paceline.core.collectives.ring import Ring
+from paceline.core.mesh import Mesh
 from paceline.core.schedules import Schedule, Table, table_of
+from paceline.core.splits.recipes import SplitRecipe
+from paceline.core.splits.recipes.tensor import Tensor
 from paceline.errors import PlanError
 from paceline.plans.methods import Division, Traits
+from paceline.plans.methods.server import ParameterServer
+from paceline.plans.methods.split_layers import DATA, INSIDE, PART
 
+LAYERS = "layers"
 LARGEST = 200_000  # cells of a table, whose proof takes half a minute
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What a pipeline has besides stages: replicas of the whole, and workers that share the layers of a stage."""
+
+    data: int = 1
+    inside: int = 1
+    #: How the layers of a stage are split.
+    recipe: SplitRecipe = field(default_factory=Tensor)
+    #: Adds gradients up between replicas.
+    collective: Collective = field(default_factory=Ring)
+    #: Holds the parameters between replicas that do not keep step; None where they add gradients up.
+    server: ParameterServer | None = None
+
+    @property
+    def wide(self) -> bool:
+        """Whether there is another axis than `layers`."""
+        return self.data * self.inside > 1 or self.server is not None
 
 
 @dataclass(frozen=True)
@@ -26,6 +59,7 @@ class Pipeline:
     recompute: str = "none"
     #: MiB that a worker may use; 0 for no bound.
     memory: int = 0
+    spread: Spread = field(default_factory=Spread)
 
     @property
     def traits(self) -> Traits:
@@ -35,14 +69,21 @@ class Pipeline:
             "it would be a flush. Leave it out (with a smaller learning rate), or use a pipeline that flushes, such "
             "as one_f_one_b"
         )
-        refusal = "" if self.flushes else flush
+        served = self.spread.server is not None
+        refusal = PART if self.spread.inside > 1 or served else "" if self.flushes else flush
+        never_empty = "its pipeline is never empty before the end" if self.schedule.span == 0 else ""
         return Traits(
-            takes_sparse=True,
-            devices="stages",
+            keeps_step=not served,
+            optimizer_at_server=served,
+            shares_parameters=self.spread.inside > 1 or served,
+            takes_sparse=not self.spread.wide,
+            devices="parts" if self.spread.wide else "stages",
             needs_train="cuts the model into stages, and your loop has it whole",
             cannot_clip=refusal,
             cannot_skip=refusal,
-            no_checkpoints="its pipeline is never empty before the end" if self.schedule.span == 0 else "",
+            no_checkpoints="its shards lie with parts of stages, for which there is no common cut"
+            if served
+            else never_empty,
         )
 
     @property
@@ -51,13 +92,41 @@ class Pipeline:
         return self.schedule.span == 1
 
     def division(self, workers: int, chunks: int) -> Division:
-        return Division(self.micro_batches)
+        if self.spread.server is not None:
+            return Division(self.micro_batches, results=0)
+        return Division(self.spread.data * self.micro_batches)
 
     def prove(self, workers: int) -> None:
-        """Do nothing: tables depend on the batches of a training; `engines.setup` proves those that will be used."""
+        """Prove what does not depend on the model; `engines.setup` proves the tables of a training."""
+        self.mesh(workers)
+        if self.spread.data > 1 and self.spread.server is None:
+            prove(self.spread.collective, self.spread.data)
+
+    def mesh(self, workers: int) -> Mesh:
+        """Return the mesh of so many workers; raise `PlanError` if they do not fill it."""
+        around = self.spread.data * self.spread.inside
+        if workers % around:
+            raise PlanError(
+                f"{workers} workers do not fill a mesh of data={self.spread.data} by layers by "
+                f"inside={self.spread.inside}; give a multiple of {around}"
+            )
+        return Mesh(((DATA, self.spread.data), (LAYERS, workers // around), (INSIDE, self.spread.inside)))
+
+    def depth(self, workers: int) -> int:
+        """Return the number of workers along the axis `layers`, which tables know."""
+        return self.mesh(workers).size(LAYERS)
+
+    @property
+    def together(self) -> int:
+        """The replicas that make an update together; 1 where each makes its own, at a server."""
+        return 1 if self.spread.server is not None else self.spread.data
+
+    def shards(self, workers: int) -> int:
+        """Return the number of shards of a server: one for each place of a replica."""
+        return self.mesh(workers).workers // self.spread.data
 
     def stages(self, workers: int) -> int:
-        return len(self.schedule.layout(workers).stage_to_worker)
+        return len(self.schedule.layout(self.depth(workers)).stage_to_worker)
 
     def recomputing(self, workers: int) -> tuple[int, ...]:
         """The stages that compute their activations again."""
@@ -71,7 +140,7 @@ class Pipeline:
                 f"the table of this pipeline would have {size:,} cells, micro-batches times stages, and at most "
                 f"{LARGEST:,} are proved; give fewer micro_batches or workers"
             )
-        return table_of(self.schedule, workers, counts)
+        return table_of(self.schedule, self.depth(workers), counts)
 
     def check_stages(self, name: str, workers: int) -> None:
         """Raise `PlanError` if cuts or recomputation name stages that the plan does not have."""

@@ -146,4 +146,11 @@ class Hogwild:
         return Division(chunks, results=0)
 
 
+def gathered_by(method: object) -> int:
+    """Return how many pushes make an update; 0 where every push makes one."""
+    return method.gathers if isinstance(method, GatheringServer) else 0
+
+
+#: Methods whose servers may be processes of their own, on a cluster.
+Served = ParameterServer | GatheringServer | CentreServer
 Server = ParameterServer | GatheringServer | CentreServer | PairwiseGossip | Hogwild

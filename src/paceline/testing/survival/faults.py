@@ -7,8 +7,9 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.schema import StrEnum
@@ -30,6 +31,8 @@ class FaultKind(StrEnum):
     STOP_DESK = "stop desk"
     STOP_NODE = "stop node"
     CUT_LINK = "cut link"  # of a node other than the head's
+    PART_NODES = "part nodes"  # all but the head's reach the head alone, and not each other
+    SLOW_LINK = "slow link"  # to a node other than the head's
 
     @property
     def lasts(self) -> bool:
@@ -37,9 +40,10 @@ class FaultKind(StrEnum):
         return not self.value.startswith("kill")
 
 
-#: Faults of synchronous plans, and of plans with servers.
+#: Faults of synchronous plans, of links, and of plans with servers.
 IN_STEP = (FaultKind.KILL_WORKER, FaultKind.KILL_NODE, FaultKind.STOP_WORKER)
-SERVED = tuple(kind for kind in FaultKind if kind is not FaultKind.CUT_LINK)
+LINKS = (FaultKind.CUT_LINK, FaultKind.PART_NODES, FaultKind.SLOW_LINK)
+SERVED = tuple(kind for kind in FaultKind if kind not in LINKS)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,10 @@ class Picture:
                 for number in (members[:1] if what == "primary" else members[1:])
                 for event in self.of(ProcessKind.SERVER, number)
             ]
-        return [(self._agent(rank), self._shards_on(rank)) for rank in sorted(self.ranks - {0})]
+        others = sorted(self.ranks - {0})
+        if kind is FaultKind.PART_NODES and len(others) < 2:
+            return []
+        return [(self._agent(rank), self._shards_on(rank)) for rank in others]
 
     def _agent(self, rank: int) -> Event:
         return Event(EventKind.STARTED, 0.0, ProcessKind.AGENT, rank, rank)
@@ -113,6 +120,9 @@ class Picture:
         )
 
 
+def _nothing() -> None: ...
+
+
 @dataclass
 class Injector:
     """Does faults to a run, and takes back those that last."""
@@ -122,8 +132,8 @@ class Injector:
     hosts: Sequence[Host] = ()
     bridge: str = ""
     done: list[Fault] = field(default_factory=list)
-    #: When faults end, with the processes to wake and the host to connect again.
-    _ends: list[tuple[float, list[int], Host | None]] = field(default_factory=list)
+    #: When faults end, with the processes to wake and what else takes them back.
+    _ends: list[tuple[float, list[int], Callable[[], None]]] = field(default_factory=list)
 
     def inject(self, kind: FaultKind, picture: Picture, seconds: float = 0.0) -> Fault | None:
         """Do a fault to a process that chance chooses; None if there is none, or it has ended meanwhile."""
@@ -136,31 +146,45 @@ class Injector:
         pids = [agent] if victim.process is ProcessKind.AGENT else [victim.pid]
         if kind is FaultKind.STOP_NODE:
             pids += [event.pid for event in picture.alive.values() if event.rank == victim.rank]
-        host = self.hosts[victim.rank] if kind is FaultKind.CUT_LINK else None
-        at = time.time()
+        at, undo = time.time(), _nothing
         try:
-            if host is not None:
-                host.cut()
-            else:
-                for pid in pids:
-                    os.kill(pid, signal.SIGSTOP if kind.lasts else signal.SIGKILL)
+            if kind in LINKS:
+                pids, undo = [], self._hurt(kind, victim.rank)
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP if kind.lasts else signal.SIGKILL)
         except ProcessLookupError:
             return None
         lasts = seconds if kind.lasts else 0.0
         fault = Fault(kind, at, victim.process, victim.rank, victim.number, shards, lasts)
         if kind.lasts:
-            self._ends.append((at + seconds, [] if host is not None else pids, host))
+            self._ends.append((at + seconds, pids, undo))
         self.done.append(fault)
         return fault
+
+    def _hurt(self, kind: FaultKind, rank: int) -> Callable[[], None]:
+        """Do a fault to the links of hosts; return what takes it back."""
+        host = self.hosts[rank]
+        if kind is FaultKind.CUT_LINK:
+            host.cut()
+            return partial(host.mend, self.bridge)
+        if kind is FaultKind.SLOW_LINK:
+            host.slow(True)
+            return partial(host.slow, False)
+
+        def part(parted: bool) -> None:
+            for each in self.hosts[1:]:
+                each.part(parted)
+
+        part(True)
+        return partial(part, False)
 
     def look(self, everything: bool = False) -> bool:
         """Take back what is due, or everything; whether nothing is left to take back."""
         now = time.time()
         for entry in [each for each in self._ends if everything or each[0] <= now]:
             self._ends.remove(entry)
-            _, pids, host = entry
-            if host is not None:
-                host.mend(self.bridge)
+            _, pids, undo = entry
+            undo()
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)

@@ -49,6 +49,17 @@ class Host:
         """Connect this host again."""
         _ip("link", "set", self._port, "master", bridge)
 
+    def part(self, parted: bool) -> None:
+        """Let every packet be lost between this host and others that are parted, or no longer."""
+        words = ["isolated", "on" if parted else "off"]
+        _ip("link", "set", "dev", self._port, "type", "bridge_slave", *words, check=False)  # it may be cut off
+
+    def slow(self, slow: bool) -> None:
+        """Let this host receive no more than a few packets a second, or as much as comes."""
+        rate = ["tbf", "rate", "256kbit", "burst", "32kbit", "latency", "400ms"]
+        words = ["add", "dev", self._port, "root", *rate] if slow else ["del", "dev", self._port, "root"]
+        subprocess.run(["tc", "qdisc", *words], check=True, capture_output=True)
+
 
 def possible() -> bool:
     """Whether this process may make namespaces, bridges and links."""

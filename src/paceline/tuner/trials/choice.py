@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -14,16 +13,19 @@ from paceline.gradients.fastest_stack import fastest_stack, seconds_stacked
 from paceline.gradients.stacking import CannotStack, shape_of
 from paceline.jobs.job import Job
 from paceline.tuner.study import Study
-from paceline.tuner.training import JobObjective, Measure
+from paceline.tuner.training import JobObjective
 from paceline.tuner.trial import Trial
-from paceline.tuner.trials import Objective, Report, Terms, Trials
+from paceline.tuner.trials import Objective, Terms, Trials
 from paceline.tuner.trials.here import Here
+from paceline.tuner.trials.peers import Peers, Place
 from paceline.tuner.trials.processes import Processes
 from paceline.tuner.trials.stacked import Stacked
+from paceline.tuner.trials.team import Crew, Team
 
+RANKS = "processes"  # what `auto` means for several ranks
 WAYS = ("auto", "processes", "stacked", "distributed", "here")
 FEW = 4  # trials of an architecture, with fewer of which stacking is not looked at
-PREVIEWED = 16  # configurations by which architectures are told apart
+PREVIEWED = 16  # configurations by which architectures are distinguished
 LOOK = 60  # updates that are timed
 
 
@@ -31,16 +33,23 @@ class Way(NamedTuple):
     """What trials are run with."""
 
     objective: Objective
-    report: Report
     terms: Terms
     workers: int | None
     timeout: float | None
-    make_job: Callable[..., Any] | None
-    measure: Measure
+    #: The processes of each trial, if it is itself a parallel run.
+    each: int = 1
+    #: The ranks on this machine, which share its cores.
+    ranks: int = 1
+    #: Where the ranks of a launcher or of Ray meet, if there are several.
+    place: Place | None = None
 
     @property
     def cores(self) -> int:
-        return self.workers or len(os.sched_getaffinity(0))
+        return self.workers or max(1, len(os.sched_getaffinity(0)) // (self.each * self.ranks))
+
+    def crew(self) -> Processes:
+        """Start this rank's workers."""
+        return Processes(self.objective, self.terms, self.cores, self.each > 1, 1 if self.place else 0)
 
 
 class Chosen(NamedTuple):
@@ -57,23 +66,33 @@ class Chosen(NamedTuple):
 def choose(asked: str, way: Way, study: Study) -> Chosen:
     """Return what runs trials as was asked for, or as a measurement favours."""
     begin = time.perf_counter()
-    name, why = _measured(way, study) if asked == "auto" else (asked, "")
+    name, why = (asked, "") if asked != "auto" else _measured(way, study) if way.place is None else (RANKS, "")
     trials: Trials
-    if name in ("here", "distributed"):
-        trials = Here(way.objective, way.report, way.terms)
+    if name == "here":
+        trials = Here(way.objective, study.report, way.terms)
     elif name == "stacked":
         assert isinstance(way.objective, JobObjective)
-        trials = Stacked(way.objective, way.report, way.terms, fastest_stack)
+        trials = Stacked(way.objective, study.report, way.terms, fastest_stack)
     else:
-        ahead = not study.proposals.learns
-        trials = Processes(way.objective, way.report, way.terms, way.cores, way.timeout, ahead)
+        trials = Team(_crew(way, study), study.report, way.timeout, ahead=not study.proposals.learns)
     return Chosen(name, trials, time.perf_counter() - begin, why)
+
+
+def _crew(way: Way, study: Study) -> Crew:
+    """Start the workers of this rank; the first of several ranks lets the others come."""
+    place = way.place
+    if place is None:
+        return way.crew()
+    own = way.crew() if place.works else None
+    peers = Peers(own, place, way.terms, lambda: (study.trials, study.best and study.best.number))
+    place.listening(peers.hub.address, way.objective)
+    return peers
 
 
 def _measured(way: Way, study: Study) -> tuple[str, str]:
     """Return the faster one of processes and stacked trials for the first configurations, and why."""
     if not isinstance(way.objective, JobObjective):
-        return "processes", "a function that trains by itself is not stacked"
+        return "processes", "a function that contains its own training is not stacked"
     if study.total < FEW:
         return "processes", f"stacking is not looked at for fewer than {FEW} trials"
     try:

@@ -25,6 +25,9 @@ class SplitRecipe(Protocol):
         Raise `PlanError` if the recipe does not fit the model.
         """
 
+    def check(self, nodes: Sequence[Node]) -> None:
+        """Raise `PlanError` if the recipe names what the model, with these operations, does not have."""
+
 
 def is_cut_last(node: Node, found: Sequence[Placement]) -> bool:
     """Whether what an operation takes was made in parts, by its last dimension alone."""

@@ -20,5 +20,8 @@ class Cannon:
     def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
         return "cannon" if node.kind == "linear" and not Way().refusal(node, workers) else ""
 
+    def check(self, nodes: Sequence[Node]) -> None:
+        return None
+
     def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
         return nodes

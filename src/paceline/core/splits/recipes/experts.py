@@ -23,5 +23,8 @@ class Experts:
         way = "experts" if node.kind == "experts" else "samples" if node.held else ""
         return way if way and not SPLITS[way].refusal(node, workers) else ""
 
+    def check(self, nodes: Sequence[Node]) -> None:
+        return None
+
     def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
         return nodes

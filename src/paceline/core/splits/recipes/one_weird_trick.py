@@ -29,5 +29,8 @@ class OneWeirdTrick:
         way = BY.get(node.kind, "")
         return way if way and not SPLITS[way].refusal(node, workers) else ""
 
+    def check(self, nodes: Sequence[Node]) -> None:
+        return None
+
     def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
         return nodes

@@ -46,8 +46,11 @@ class PerLayer:
         return next((way for pattern, way in self.table if fnmatchcase(node.layer, pattern)), "")
 
     def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
+        return nodes
+
+    def check(self, nodes: Sequence[Node]) -> None:
+        """Raise `PlanError` if a pattern fits none of the model's layers."""
         layers = list(dict.fromkeys(node.layer for node in nodes if node.layer))
         for pattern, _ in self.table:
             if not any(fnmatchcase(layer, pattern) for layer in layers):
                 raise PlanError(f"plan 'per_layer': the model has no layer {pattern!r}; {suggest(pattern, layers)}")
-        return nodes

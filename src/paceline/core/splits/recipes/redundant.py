@@ -30,6 +30,9 @@ class Redundant:
 
     name = "redundant"
 
+    def check(self, nodes: Sequence[Node]) -> None:
+        return None
+
     def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
         return with_windows(nodes, workers)
 

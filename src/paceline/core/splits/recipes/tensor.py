@@ -36,5 +36,8 @@ class Tensor:
                 return "rows" if [cut.dim for cut in found[0].cuts] == [1] else "channels"
         return {"attention": "heads", "embedding": "vocabulary"}.get(node.kind, "")
 
+    def check(self, nodes: Sequence[Node]) -> None:
+        return None
+
     def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
         return nodes

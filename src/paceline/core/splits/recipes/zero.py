@@ -29,5 +29,8 @@ class Zero:
     def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
         return "replica"
 
+    def check(self, nodes: Sequence[Node]) -> None:
+        return None
+
     def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
         return nodes

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic
 from time import perf_counter_ns as now
-
-import torch
-from torch import Tensor
+from typing import Protocol
 
 from paceline.core.cluster.messages import Message, Process, Pulled, Push, Pushed, Role
 from paceline.core.cluster.outputs import Adopt, Compute, Finished, Output, Timing
 from paceline.core.cluster.worker import Stage, WorkerMachine
+from paceline.engines.cluster.servers.centre import CentreSide
+from paceline.engines.cluster.servers.gradient_side import GradientSide
 from paceline.engines.cluster.servers.loop import MachineLoop
-from paceline.engines.cluster.servers.shard_state import GradientVector, Vector, vector_pool
 from paceline.engines.cluster.servers.wire import kind_of
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.engines.local.worker_context import REQUESTED
 from paceline.errors import WaitedTooLong
 from paceline.gradients.payload import GradientSum
 from paceline.links.tcp.connection import Buffer
@@ -27,29 +27,38 @@ from paceline.links.tcp.doors import Address
 from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Hub, Received
 from paceline.links.waiting import Cancelled
-from paceline.parameters.layout import ShardLayout, trainable
-from paceline.plans.methods.server import ParameterServer
+from paceline.parameters.worker_state import WorkerState
+from paceline.plans.methods.server import CentreServer, GatheringServer, ParameterServer, gathered_by
 
 PUSHED, PULLED = kind_of(Pushed), kind_of(Pulled)
 
 
-class ShardReplica:
-    """A worker's copy of one shard: the memory that its module computes with, and the vector that it pushes."""
+class Side(Protocol):
+    """What a worker computes with, and what it pushes."""
 
-    def __init__(self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], vector: Vector) -> None:
-        self.flat = torch.zeros(layout.length, dtype=dtype)
-        self.views = layout.parameter_views(self.flat)
-        self.buffers = layout.buffer_views(self.flat)
-        for parameter, view in zip(parameters, self.views, strict=True):
-            view.copy_(parameter.detach())
-            parameter.data = view
-        self.raw = self.flat.view(torch.uint8).numpy().data
-        self.vector = vector
+    def begin(self, task: int) -> None:
+        """Prepare for a task, which may be the first on another part of the data."""
 
-    def look_back(self) -> None:
-        """Write what the gradient was computed from, if the rule wants it."""
-        if len(self.vector.before):
-            self.vector.before.copy_(self.flat.view(torch.uint8))
+    def take(self, task: int, computed: GradientSum, bases: Sequence[int]) -> None:
+        """Take what was computed from these versions, to push it when the last task of the batch is computed."""
+
+    def body(self, shard: int) -> Buffer:
+        """Return what is pushed to a shard."""
+
+    def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
+        """Compute from now on with the answer to a push or to a pull."""
+
+    def state(self) -> WorkerState:
+        """Return what is this worker's own, for a checkpoint."""
+
+
+def side_of(runner: PlanRunner) -> Side:
+    """Return the worker's side of its method."""
+    method = runner.plan.method
+    if isinstance(method, CentreServer):
+        return CentreSide(runner, method)
+    assert isinstance(method, ParameterServer | GatheringServer)
+    return GradientSide(runner, method)
 
 
 class ServerClient:
@@ -61,22 +70,18 @@ class ServerClient:
     ) -> None:  # fmt: skip
         """`open_hub` makes the hub of this process, given where to receive bodies."""
         self.runner, self.deadline, self.rank = runner, deadline, number % runner.plan.workers
-        method, layout, replica = runner.plan.method, runner.layout, runner.replica
-        assert isinstance(method, ParameterServer)
-        named = trainable(replica.module)
-        numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
-        owned = [[named[span.name] for span in shard.parameters] for shard in layout.shards]
-        looks_back, codec, seed = method.rule.looks_back, runner.plan.wire, runner.job.seed
-        pools = [vector_pool(shard, layout, looks_back, codec, seed) for shard in layout.shards]
-        self.shards = [
-            ShardReplica(shard, layout.dtype, mine, pool.take())
-            for shard, mine, pool in zip(layout.shards, owned, pools, strict=True)
-        ]
-        #: For each shard, the numbers of its parameters in the replica.
-        self.parameters = [[numbers[id(parameter)] for parameter in mine] for mine in owned]
-        self.machine = WorkerMachine(number, len(self.shards), timing)
+        #: Pushes that make an update together; 0 where each makes one.
+        self.gathers = gathered_by(runner.plan.method)
+        self.side = side_of(runner)
+        self.machine = WorkerMachine(number, len(runner.layout.shards), timing, pulls=bool(self.gathers))
+        #: Where the answer of each shard is received, and the shards whose answer is: a module never computes with
+        #: memory that a frame may still be received in.
+        self._stages: dict[int, memoryview] = {}
+        self._arriving = set[int]()
         self.batch: int | None = None
         self.finished = self._began = False
+        #: The updates of the checkpoint for which this worker has left its state last.
+        self._left = runner.resume_point.updates
         hub = open_hub(self._place)
         self.loop = MachineLoop(Process(Role.WORKER, number), self.machine, hub, self, timing, desk)
 
@@ -86,10 +91,12 @@ class ServerClient:
         self.loop.perform(self.machine.start(monotonic()))
         while (batch := self.next_batch()) is not None:
             for task in agenda.tasks(batch):
-                computed = yield GradientRequest(task, agenda.task(task), self.machine.base[0])
+                self.side.begin(task)
+                computed = yield GradientRequest(task, agenda.task(task), self.machine.base[0] // (self.gathers or 1))
                 if computed is None:
                     return
-                self._write(task, computed)
+                self.side.take(task, computed, self.machine.base)
+                del computed  # its memory serves the next gradient
             self.loop.perform(self.machine.computed(monotonic()))
         runner.measure_memory()
 
@@ -103,6 +110,7 @@ class ServerClient:
         start = now()
         while self.batch is None and not self.finished:
             self.loop.turn(0.1)
+            self._leave_state()
             if self.runner.host.cancelled():
                 raise Cancelled
             if now() - start > self.deadline * 1e9:
@@ -113,30 +121,21 @@ class ServerClient:
         batch, self.batch = self.batch, None
         return batch
 
+    def _leave_state(self) -> None:
+        """Leave what this worker owes for a checkpoint; it is asked for while nothing is leased."""
+        runner, wanted = self.runner, self.runner.shared.checkpoints[REQUESTED]
+        if wanted > self._left and self.machine.stage is Stage.ASKING:
+            self._left = wanted
+            runner.state_writer.leave(wanted, self.side.state())
+
     def _awaited(self) -> str:
         machine = self.machine
         if not machine.entered or machine.stage is Stage.ASKING:
             return "the desk"
         return f"the server of shard {min(machine.awaited, default=0)}"
 
-    def _write(self, task: int, computed: GradientSum) -> None:
-        """Write the vectors to push for a task."""
-        gradients, encoder = self.runner.learner.settle(computed), self.runner.encoder
-        moving = self.runner.replica.moving
-        for number, (shard, numbers) in enumerate(zip(self.shards, self.parameters, strict=True)):
-            mine, vector = [gradients[n] for n in numbers], shard.vector
-            if isinstance(vector, GradientVector):
-                vector.write(mine, moving, self.machine.base)
-            else:
-                assert encoder is not None
-                vector.bases[:] = self.machine.base
-                encoder.write(number, mine, moving, (0.0, 0.0), vector.message, task, computed.part)
-            shard.look_back()
-        if encoder is not None:
-            encoder.settle()  # what is pushed is pushed until it has arrived
-
     def _place(self, peer: Peer, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
-        """Receive parameters where the module computes with them, if the machine is about to take them."""
+        """Receive parameters where they are expected, if the machine is about to take them."""
         machine = self.machine
         if kind == PUSHED:
             shard, wanted = ints[0], machine.stage is Stage.PUSHING and ints[2] == machine.batch
@@ -144,20 +143,26 @@ class ServerClient:
             shard, wanted = ints[0], machine.stage is Stage.PULLING
         else:
             return None
-        if not wanted or shard not in machine.awaited or size != len(self.shards[shard].raw):
-            return None
-        return self.shards[shard].raw
+        if not wanted or shard not in machine.awaited or shard in self._arriving:
+            return None  # a push that was sent twice has two answers, of which the first one is taken
+        if len(self._stages.get(shard, b"")) != size:
+            self._stages[shard] = memoryview(bytearray(size))
+        self._arriving.add(shard)
+        return self._stages[shard]
 
-    def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
-        return (self.shards[message.shard].vector.bytes,) if isinstance(message, Push) else ()
+    def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
+        return (self.side.body(message.shard),) if isinstance(message, Push) else ()
 
     def carry_out(self, output: Output, body: memoryview) -> None:
         if isinstance(output, Compute):
             self.batch = output.batch
         elif isinstance(output, Finished):
             self.finished = True
-        elif isinstance(output, Adopt) and output.shard == 0 and self.shards[0].buffers:
-            self.runner.learner.set_buffers(self.shards[0].buffers)
+        elif isinstance(output, Adopt):
+            self.side.adopt(output.shard, output.version, output.pushed, body)
+            if output.shard in self._arriving and body.obj is not self._stages[output.shard].obj:
+                del self._stages[output.shard]  # another answer may still be arriving there
+            self._arriving.discard(output.shard)
 
     def handled(self, message: Message, body: memoryview) -> None:
         """Nothing has to be released."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from paceline.core.cluster.messages import NONE, Message, Process, Pull, Pulled, Role, View, Views, WhichViews
 from paceline.core.cluster.outputs import Adopt, Output, Timing
+from paceline.engines.cluster.servers.history import KnownHistory
 from paceline.engines.cluster.servers.loop import MachineLoop
-from paceline.engines.cluster.servers.shard_state import history_dtype
 from paceline.engines.cluster.servers.wire import Other, peer_of
 from paceline.errors import RunFailed
 from paceline.links.tcp.connection import Buffer
@@ -45,30 +46,82 @@ class _Reader:
         return []
 
 
+class Answer(NamedTuple):
+    """What a server has said of its shard."""
+
+    server: int
+    view: int
+    version: int
+    #: The first row that follows.
+    since: int
+    #: The batches in it: all below `mark`, and these.
+    mark: int
+    above: tuple[int, ...]
+    whole: bytes
+    rows: bytes
+
+
+class ShardsCut(NamedTuple):
+    """The shards at a moment at which each has the same batches: the first ones."""
+
+    batches: int
+    versions: list[int]
+    #: The bytes of each shard's version.
+    whole: list[bytes]
+    #: The rows of the pushes that led there, without those that were returned before.
+    pushes: Columns
+
+
 class Collector:
     """`loop.Owner` of the head."""
 
-    def __init__(self, hub: Hub, desk: Address, timing: Timing, layout: Layout, tell: Callable[[Event], None]) -> None:
-        """`tell` is called with each event that the desk tells of."""
-        self.layout, self.tell = layout, tell
+    def __init__(
+        self,
+        hub: Hub,
+        desk: Address,
+        timing: Timing,
+        layout: Layout,
+        tell: Callable[[Event], None],
+        gathers: int = 0,
+        joins: bool = False,
+    ) -> None:
+        """`tell` is called with each event of the desk; `gathers` pushes make an update, where one does not.
+
+        `joins` is whether workers have replicas of their own, which start from the version of a centre.
+        """
+        self.layout, self.tell, self.gathers, self.joins = layout, tell, gathers, joins
         #: Called when the desk is connected, and when it is no longer.
         self.desk_met: Callable[[], None] = lambda: None
         self.desk_lost: Callable[[str], None] = lambda why: None
         #: Batches that are finished, workers that take part, and whether all is done.
         self.finished, self.workers, self.done = 0, 0, False
+        #: Whether the desk has nothing leased, as it was asked to.
+        self.drained = False
+        #: Called again and again while servers are asked: a desk that ends meanwhile has to be replaced.
+        self.meanwhile: Callable[[], None] = lambda: None
         #: The shard that no server holds any longer, so that the run cannot go on.
         self.lost_shard: int | None = None
         self.reader = _Reader()
         self._values: dict[int, Tensor] = {}
-        self._histories: dict[int, Columns] = {}
+        #: What is known of the history of each shard, and what its server has answered last.
+        self._known = {shard: KnownHistory(len(layout.shards)) for shard in range(len(layout.shards))}
+        self._answers: dict[int, Answer] = {}
         #: The server that each row of `pushes` comes from.
         self.sources: list[int] = []
-        self._sources: dict[int, int] = {}
         self.loop = MachineLoop(Process(Role.HEAD, 0), self.reader, hub, self, timing, desk)
 
     def turn(self, timeout: float) -> None:
         """Handle what has arrived."""
         self.loop.turn(timeout)
+
+    def newest(self, shard: int, count: int) -> list[int]:
+        """Return the batches of the last pushes of a shard, of those that were read."""
+        batches: list[int] = self._known[shard].rows["batch"].tolist()
+        return batches[len(batches) - count :]
+
+    def hold(self, held: bool) -> None:
+        """Let the desk lease nothing new, or go on. A desk that is replaced has to be asked again."""
+        self.loop.hub.post(peer_of(DESK), Other.HOLD, (int(held),))
 
     def values(self, deadline: float, called_off: Callable[[], bool] = lambda: False) -> list[Tensor]:
         """Return the newest vector of every shard, from its primary."""
@@ -82,25 +135,48 @@ class Collector:
         return [self._values[shard] for shard in range(len(self.layout.shards))]
 
     def pushes(self, deadline: float) -> Columns:
-        """Return the rows of all pushes that the shards are made of; `sources` says whose clock each row shows."""
-        self._histories, self._sources = {}, {}
+        """Return the rows of pushes that were not returned before; `sources` says whose clock each row shows."""
+        self._read(False, deadline)
+        return self._news()
+
+    def cut(self, deadline: float) -> ShardsCut | None:
+        """Return the versions of all shards, if each has the first batches and no other; None if one does not."""
+        self._read(True, deadline)
+        answers = [self._answers[shard] for shard in range(len(self.layout.shards))]
+        batches = {answer.mark for answer in answers}
+        if len(batches) > 1 or any(answer.above for answer in answers):
+            return None
+        versions, whole = [answer.version for answer in answers], [answer.whole for answer in answers]
+        return ShardsCut(batches.pop(), versions, whole, self._news())
+
+    def _read(self, whole: bool, deadline: float) -> None:
+        """Ask every shard for what is new in its history, and for its version."""
+        self._answers = {}
 
         def ask(view: View) -> None:
-            if view.shard not in self._histories:
-                server = Process(Role.SERVER, view.members[0])
-                self.loop.hub.post(peer_of(server), Other.HISTORY)
+            if view.shard not in self._answers:
+                known, server = self._known[view.shard], Process(Role.SERVER, view.members[0])
+                ints = (known.count, known.checksum, int(whole))
+                self.loop.hub.post(peer_of(server), Other.HISTORY, ints)
 
-        self._ask(ask, lambda: len(self._histories), deadline)
-        taken = {
-            shard: set(zip(h["worker"].tolist(), h["batch"].tolist(), strict=True))
-            for shard, h in self._histories.items()
-        }
+        self._ask(ask, lambda: len(self._answers), deadline)
+
+    def _news(self) -> Columns:
+        """Return the new rows of the histories that were read last."""
+        known = [self._known[shard] for shard in range(len(self.layout.shards))]
+        counts = [each.count for each in known]
+        new = [each.take(self._answers[n].since, self._answers[n].rows) for n, each in enumerate(known)]
+        # All shards have the same batches at a cut, so what came after it is compared with what came after it.
+        kept = [each.rows[start if new == counts else 0 :] for each, start in zip(known, new, strict=True)]
+        taken = [set(zip(h["worker"].tolist(), h["batch"].tolist(), strict=True)) for h in kept]
         parts: list[Columns] = []
         self.sources = []
-        for shard, history in self._histories.items():
-            found = [_rows(shard, history, self.layout), *(_pulls(other, history, taken[other]) for other in taken)]
-            parts += found
-            self.sources += [self._sources[shard]] * sum(map(len, found))
+        for shard, (history, start) in enumerate(zip((each.rows for each in known), new, strict=True)):
+            rows = history[start:]
+            found = [_rows(shard, rows, self.layout), *(_pulls(n, rows, other) for n, other in enumerate(taken))]
+            found += [_joins(rows)] if self.joins else []
+            parts += [_of_rounds(each, self.gathers) for each in found] if self.gathers else found
+            self.sources += [self._answers[shard].server] * sum(map(len, found))
         return np.concatenate(parts)
 
     def _ask(self, ask: Callable[[View], None], answered: Callable[[], int], deadline: float) -> None:
@@ -116,10 +192,11 @@ class Collector:
                     ask(view)
             before = len(self.reader.views)
             self.loop.turn(0.05)
+            self.meanwhile()
             if len(self.reader.views) > before:
                 due = 0.0
 
-    def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
+    def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
         return ()
 
     def carry_out(self, output: Output, body: memoryview) -> None:
@@ -136,12 +213,16 @@ class Collector:
         if kind == Other.PROGRESS:
             self.finished, self.workers, self.done = ints[0], ints[1], bool(ints[2])
             self.lost_shard = ints[3] if ints[3] != NONE else None
+            self.drained = bool(ints[4])
         elif kind == Other.EVENT:
             self.tell(from_dict(Event, json.loads(bytes(body))))
-        elif kind == Other.HISTORY and ints[0] not in self._histories:
-            dtype = history_dtype(len(self.layout.shards))
-            self._histories[ints[0]] = np.frombuffer(bytes(body), dtype)
-            self._sources[ints[0]] = sender.number
+        elif kind == Other.HISTORY:
+            shard, view, version, since, size, mark, *above = ints
+            rows = bytes(body[size:])
+            answer = Answer(sender.number, view, version, since, mark, tuple(above), bytes(body[:size]), rows)
+            asked = self.reader.views.get(shard)
+            if asked is not None and asked.number == view:  # not a server that the shard has gone on without
+                self._answers.setdefault(shard, answer)
 
     def arrived(self, process: Process) -> None:
         """Take note of the desk; what was asked is asked again."""
@@ -161,6 +242,22 @@ def _rows(shard: int, history: Columns, layout: Layout) -> Columns:
     for name in ("version", "worker", "base", "start", "end"):
         rows[name] = history[name]
     rows["bytes"] = history["pushed"] + layout.shards[shard].length * layout.bytes_per_number
+    return rows
+
+
+def _joins(history: Columns) -> Columns:
+    """Return at which version workers have started from the centre, for the first batch of each."""
+    first = history[history["bases"][:, 0] >= 0]
+    rows = np.zeros(len(first), DTYPE)
+    rows["kind"], rows["update"], rows["worker"] = Kind.PULL, first["batch"], first["worker"]
+    rows["base"], rows["version"], rows["start"], rows["end"] = first["bases"][:, 0], -1, first["start"], first["start"]
+    return rows
+
+
+def _of_rounds(rows: Columns, needed: int) -> Columns:
+    """Return rows whose versions are those of the parameters, which change once in a round."""
+    rows["base"] //= needed
+    rows["version"] = (rows["version"] - 1) // needed + 1
     return rows
 
 

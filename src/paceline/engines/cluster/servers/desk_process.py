@@ -33,7 +33,8 @@ class DeskProcess:
         self.finished = False
         #: The shard that no server holds any longer, or NONE.
         self.lost = NONE
-        self._reported = 0.0
+        #: When the head was told of the progress, and whether all leases were drained then.
+        self._reported, self._drained = 0.0, False
         #: Events that no head has been told of yet.
         self._untold: list[Event] = []
         #: The view of each shard that was established last, and whether the desk leases batches.
@@ -63,11 +64,11 @@ class DeskProcess:
                 self.machine.alive_sign(now, process)
         for peer in self.hub.peers:  # the hub reports those that are silent
             self.machine.alive_sign(now, process_of(peer))
-        if now - self._reported >= PROGRESS_SECONDS:
-            self._reported = now
+        if now - self._reported >= PROGRESS_SECONDS or self.machine.drained != self._drained:
+            self._reported, self._drained = now, self.machine.drained
             self._progress()
 
-    def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
+    def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
         return ()
 
     def carry_out(self, output: Output, body: memoryview) -> None:
@@ -88,6 +89,8 @@ class DeskProcess:
         if kind == Other.LISTENING and sender.role is Role.SERVER:
             self.addresses |= addresses_from_bytes(body)
             self._tell_addresses()
+        elif kind == Other.HOLD and sender.role is Role.HEAD:
+            self.loop.perform(self.machine.hold(bool(ints[0])))
 
     def arrived(self, process: Process) -> None:
         self._starting.discard(process)
@@ -130,8 +133,9 @@ class DeskProcess:
 
     def _progress(self) -> None:
         """Tell the head how far the training is."""
-        finished, workers = self.machine.finished, len(self.machine.seats)
-        self._tell_heads(Other.PROGRESS, (finished, workers, int(self.finished), self.lost), b"")
+        finished, workers = self.machine.leases.finished, len(self.machine.seats)
+        drained = int(self.machine.drained)
+        self._tell_heads(Other.PROGRESS, (finished, workers, int(self.finished), self.lost, drained), b"")
 
     def _tell_heads(self, kind: int, ints: tuple[int, ...], body: bytes) -> None:
         for peer in self.hub.peers:

@@ -14,10 +14,25 @@ from torch import Tensor
 from paceline.core.cluster.group import Dismiss
 from paceline.core.cluster.messages import Process, Role
 from paceline.core.server.gates.asynchronous import Asynchronous
+from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.control import Asked, Ended, Failed, Finished, Message, Rows, Serve, Spare
+from paceline.engines.cluster.checkpointing import Checkpoints
+from paceline.engines.cluster.control import (
+    Asked,
+    Ended,
+    Failed,
+    Finished,
+    Message,
+    Rows,
+    Serve,
+    Spare,
+    State,
+    Wanted,
+    state_of,
+)
 from paceline.engines.cluster.head import FarWorkers, ToRank, report_of
 from paceline.engines.cluster.rendezvous import Node
+from paceline.engines.cluster.servers.checkpointing import ServedCheckpoints, starts_of
 from paceline.engines.cluster.servers.collector import Collector
 from paceline.engines.cluster.servers.node_servers import DeskKeeper
 from paceline.engines.cluster.servers.placement import Placement
@@ -28,10 +43,10 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.doors import Address, listen
-from paceline.plans.methods.server import Server
+from paceline.plans.methods.server import CentreServer, Server, gathered_by
 from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.record import DeathRecord
-from paceline.runs.trace import Kind, Row, Trace
+from paceline.runs.trace import Columns, Kind, Row, Trace
 
 BLOCK = 16  # batches that are leased at once, at most
 READ_SECONDS = 30.0  # that servers may take to answer the head
@@ -43,8 +58,9 @@ class ServerHead:
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
         agent: Agent, backups: int, note: Callable[[Event], None], living: bool = False,
+        written: Checkpoints | None = None,
     ) -> None:  # fmt: skip
-        """With `living`, nodes and workers that end are replaced."""
+        """Replace nodes and workers that end, with `living`."""
         self.note, self.to_rank, self.living, self.deadline = note, to_rank, living, deadline
         #: Nodes that cannot be reached any longer.
         self._lost: set[int] = set()
@@ -69,7 +85,13 @@ class ServerHead:
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, Address(seat.host, listener.getsockname()[1]))
         self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
         self.collector = Collector(
-            ticket.hub(Process(Role.HEAD, 0)), ticket.desk, ticket.timing, setup.layout, self._event
+            ticket.hub(Process(Role.HEAD, 0)),
+            ticket.desk,
+            ticket.timing,
+            setup.layout,
+            self._event,
+            gathered_by(setup.plan.method),
+            isinstance(setup.plan.method, CentreServer),
         )
         self.keeper = DeskKeeper(
             agent.children, ticket, listener, agent.assignment, placement.members(), placement.copies,
@@ -81,8 +103,22 @@ class ServerHead:
         self._epoch = 0
         self._servers = [tuple(shard for _, shard in placement.on(rank)) for rank in range(self.nodes)]
         self._desk = ticket.desk
+        self.collector.meanwhile = agent.look
+        self.checkpoints = ServedCheckpoints(written, self.collector, READ_SECONDS) if written is not None else None
+        if self.checkpoints is not None:
+            self.checkpoints.ask, self.checkpoints.tell = self._ask_workers, self._tell
+        self._start_nodes(written.request.start if written is not None else None)
+
+    def _start_nodes(self, begun: Checkpoint | None) -> None:
+        """Let every node start its servers and its worker, from a checkpoint if the run is resumed."""
+        starts = starts_of(self.setup, begun) if begun is not None else {}
         for rank, mine in enumerate(self._servers):
-            to_rank(rank, Serve(ticket.desk, mine))
+            given = [starts[shard] for shard in mine if shard in starts]
+            serve = Serve(self._desk, mine, starts=tuple(start for start, _ in given))
+            self.to_rank(rank, serve, [content for _, content in given])
+        if begun is not None:
+            every = self.setup.snapshots_every
+            self._snapshot_at = begun.updates // every * every + every if every else 0
 
     def observe(self, observer: Observer, trace_file: Path | None) -> None:
         """Report to this observer from now on."""
@@ -113,6 +149,8 @@ class ServerHead:
                 self._deserted = None
         elif isinstance(message, Finished):
             self.finished[rank] = message
+        elif isinstance(message, State) and self.checkpoints is not None:
+            self.checkpoints.put(rank, message.update, state_of(message, content))
         elif isinstance(message, Asked):
             self._asked(rank, message.signal)
         elif isinstance(message, Ended):
@@ -134,7 +172,10 @@ class ServerHead:
     def _asked(self, rank: int, number: int) -> None:
         """A node was sent a signal: Ctrl-C stops the run, any other ends that node alone."""
         if number == signal.SIGINT:
-            raise KeyboardInterrupt
+            if self.checkpoints is None:
+                raise KeyboardInterrupt
+            self.checkpoints.written.signals.take(number)
+            return
         self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
         self.to_rank(rank, Dismiss(0))
 
@@ -153,6 +194,8 @@ class ServerHead:
         collector.turn(0.0)
         if self.observer is not None and self.observer.writer is None and collector.workers:
             self.far.started_at = self.observer.started_at = now()
+            if self.checkpoints is not None:
+                self.checkpoints.written.origin = self.observer.origin
             self.observer.training_started(self._trace_file)
         if collector.lost_shard is not None:
             raise RunFailed(
@@ -161,6 +204,11 @@ class ServerHead:
             )
         if self._deserted is not None and time.monotonic() - self._deserted > self.deadline:
             raise RunFailed(f"no worker is left, and none has taken their place within {self.deadline:g} s")
+        if self.checkpoints is not None and self.observer is not None and self.observer.writer is not None:
+            alive = set(range(self.nodes)) - self.dead - self.finished.keys()
+            due = self.checkpoints.take(collector.finished, alive)
+            if due is not None:
+                self.checkpoints.written.take(due, self.observer)
         if self.snapshots is not None and 0 < self._snapshot_at <= self._updates < self.setup.agenda.updates:
             self._snapshot()
         if collector.done and not self._values and self.finished.keys() | self.dead >= set(range(self.nodes)):
@@ -168,7 +216,7 @@ class ServerHead:
 
     @property
     def _updates(self) -> int:
-        return self.setup.agenda.made_by(self.collector.finished)
+        return self.setup.agenda.done_by(self.collector.finished)
 
     def _snapshot(self) -> None:
         """Read the parameters for an evaluation. They are newer than asked for by what was pushed meanwhile."""
@@ -183,12 +231,21 @@ class ServerHead:
     def _read(self) -> None:
         """Read the result, and the pushes that it is made of."""
         values = self._collect()
-        pushes = self.collector.pushes(READ_SECONDS)
+        self._tell(self.collector.pushes(READ_SECONDS))
+        self._values = values
+
+    def _tell(self, pushes: Columns) -> int:
+        """Put rows of pushes into the trace; return when the last of them ended, in nanoseconds."""
         pushes["worker"] %= self.nodes
         for column in ("start", "end"):
             pushes[column] += [self.far.ahead[server % self.nodes] for server in self.collector.sources]
         self.far.took(0, -1, memoryview(pushes.tobytes()))
-        self._values = values
+        return int(pushes["end"].max(initial=0))
+
+    def _ask_workers(self, updates: int) -> None:
+        """Let all workers leave what they owe."""
+        for rank in set(range(self.nodes)) - self.dead:
+            self.to_rank(rank, Wanted(updates))
 
     def _collect(self) -> list[Tensor]:
         flats = self.collector.values(READ_SECONDS)
@@ -253,7 +310,7 @@ def block_of(setup: Setup) -> int:
 
 
 def _line(event: Event) -> str:
-    """Return what is told of an event of the servers; empty if nothing is."""
+    """Return the line that reports an event of the servers; empty if none does."""
     if event.kind is EventKind.VIEW:
         primary, *backups = event.members
         with_backups = f" with backup {', '.join(map(str, backups))}" if backups else " without a backup"

@@ -36,7 +36,7 @@ class Machine(Protocol):
 class Owner(Protocol):
     """The process that a loop runs in: it holds what machines do not know."""
 
-    def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
+    def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
         """Return what follows a message on the wire; `body` came with the message that the machine handled."""
 
     def carry_out(self, output: Output, body: memoryview) -> None:
@@ -91,7 +91,7 @@ class MachineLoop:
     def send(self, to: Process, message: Message, body: memoryview = NO_BODY) -> None:
         """Send a message, if the process is connected; if not, the machine will send it again when that is of use."""
         kind, ints = pack(message)
-        self.hub.post(peer_of(to), MESSAGES + kind, ints, self.owner.bodies(message, body))
+        self.hub.post(peer_of(to), MESSAGES + kind, ints, self.owner.bodies(to, message, body))
 
     def take(self, event: Event) -> None:
         """Handle one event."""

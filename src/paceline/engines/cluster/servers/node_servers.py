@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from paceline.core.cluster.messages import NONE
 from paceline.engines.cluster.children import Child, Children, ProcessName
+from paceline.engines.cluster.control import ShardStart
 from paceline.engines.cluster.servers.processes import ServerTicket, run_desk, run_server
 from paceline.parameters.layout import Layout
 from paceline.runs.events import ProcessKind
@@ -29,10 +30,12 @@ class NodeServers:
         self.running: dict[int, Child] = {}
         self._first = self._started = life * LIFE
 
-    def start(self, shards: Sequence[int], spares: int = 0) -> None:
-        """Start a server for each of these shards, which begins with version 0, and some that hold no shard yet."""
+    def start(
+        self, shards: Sequence[int], spares: int = 0, starts: Mapping[int, tuple[ShardStart, bytes]] | None = None
+    ) -> None:
+        """Start a server for each of these shards, and some that hold no shard yet; without `starts` at version 0."""
         for shard in (*shards, *[NONE] * spares):
-            self._start(shard)
+            self._start(shard, (starts or {}).get(shard))
         self._first = self._started
 
     def ended(self, child: Child) -> None:
@@ -42,13 +45,22 @@ class NodeServers:
             if self._started - self._first < ATTEMPTS:
                 self._start(NONE)
 
-    def _start(self, shard: int) -> None:
+    def _start(self, shard: int, start: tuple[ShardStart, bytes] | None = None) -> None:
         number = self._started * self.nodes + self.rank
         self._started += 1
-        arguments = (self.ticket, number, shard, [self.assignment()], self.layout)
+        arguments = (self.ticket, number, shard, [self.assignment()], self.layout, [start])
         self.running[number] = self.children.start(
             ProcessName(ProcessKind.SERVER, number, shard), run_server, arguments
         )
+
+
+def parted(starts: Sequence[ShardStart], content: memoryview) -> dict[int, tuple[ShardStart, bytes]]:
+    """Return what the servers of each shard begin with, from the bytes that follow a message."""
+    found, at = {}, 0
+    for start in starts:
+        found[start.shard] = start, bytes(content[at : at + start.size])
+        at += start.size
+    return found
 
 
 class DeskKeeper:

@@ -7,7 +7,8 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from time import monotonic
 from time import perf_counter_ns as now
@@ -21,19 +22,22 @@ from paceline.core.cluster.outputs import TIMING, Timing
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.data.source import TensorSource
+from paceline.engines.cluster.control import ShardStart
+from paceline.engines.cluster.servers.centre import CentreState
 from paceline.engines.cluster.servers.client import ServerClient
 from paceline.engines.cluster.servers.desk_process import DeskProcess
-from paceline.engines.cluster.servers.shard_process import ShardProcess
+from paceline.engines.cluster.servers.shard_process import ShardProcess, State
 from paceline.engines.cluster.servers.shard_state import ShardState
 from paceline.engines.cluster.servers.wire import peer_of
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.collectives import Means, Sums
-from paceline.engines.local.messages import Failed, FailureReport, Finished
+from paceline.engines.local.messages import Failed, FailureReport, Finished, StateLeft
 from paceline.engines.local.process import core_wait, memory, trim_heap
 from paceline.engines.local.process_main import become_worker
 from paceline.engines.local.read_ahead import ReadAhead
 from paceline.engines.local.replica_worker import ReplicaWorker
+from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.worker import WorkerProcess
 from paceline.errors.failure import Position
 from paceline.gradients.encoder import GradientEncoder
@@ -44,7 +48,7 @@ from paceline.links.tcp.hub import Hub, PeerPlace
 from paceline.links.tcp.pump import Pump
 from paceline.links.waiting import Cancelled, Waiter
 from paceline.parameters.layout import Layout
-from paceline.plans.methods.server import ParameterServer
+from paceline.plans.methods.server import CentreServer, Served, gathered_by
 
 
 class NoGroup:
@@ -91,7 +95,7 @@ def run_desk(
     become_worker(scarce=False)
     given: Assignment = pickle.loads(box.pop())
     method = given.plan.method
-    assert isinstance(method, ParameterServer)
+    assert isinstance(method, Served)
     machine = DeskMachine(
         epoch,
         given.plan.workers,
@@ -109,22 +113,35 @@ def run_desk(
     DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first, given.deadline).run()
 
 
-def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], layout: Layout, pipe: Pipe) -> None:
-    """Run a shard server until the agent ends this process."""
+def run_server(
+    ticket: ServerTicket, number: int, shard: int, box: list[bytes], layout: Layout,
+    begin: list[tuple[ShardStart, bytes] | None], pipe: Pipe,
+) -> None:  # fmt: skip
+    """Run a shard server until the agent ends this process. It begins with version 0, or with what is in `begin`."""
     become_worker(scarce=False)
     given: Assignment = pickle.loads(box.pop())
     torch.set_num_threads(1)
     method = given.plan.method
-    assert isinstance(method, ParameterServer)
+    assert isinstance(method, Served)
+    gathers = gathered_by(method)
     listener = listen(Address(ticket.host, 0), ticket.door)
     open_hub: Callable[[PeerPlace], Hub] = lambda place: ticket.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
-    make: Callable[[int], ShardState] = lambda which: ShardState(given.job, layout, which, method.rule, given.plan.wire)  # noqa: E731
-    ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make, len(layout.shards)).run()
+
+    def make(which: int) -> State:
+        if isinstance(method, CentreServer):
+            return CentreState(given.job, layout, which, method.exchange, given.plan.workers)
+        return ShardState(given.job, layout, which, method.rule, given.plan.wire, gathers)
+
+    shards = len(layout.shards)
+    server = ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make, shards, gathers)
+    if (start := begin.pop()) is not None:
+        server.resume(*start)
+    server.run()
 
 
 def run_worker(
     ticket: ServerTicket, number: int, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None,
-    pipe: Pipe,
+    state_buffer: StateBuffer | None, pipe: Pipe,
 ) -> None:  # fmt: skip
     """Run one worker: prepare, train, and say how it ended. Never returns.
 
@@ -138,9 +155,10 @@ def run_worker(
         source = TensorSource(tensors.open()) if tensors else given.open_data()
         host, shared = WorkerProcess(arena, None), arena.of_worker(0)
         waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, lambda: "at a server")
-        replica = ReplicaWorker(
-            given, source, layout, shared, waiter, host, NoGroup(), given.resume_point, repeats=False
-        )
+        notify = partial(pipe.send, StateLeft())
+        resume = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
+        repeats = given.plan.traits.repeats
+        replica = ReplicaWorker(given, source, layout, shared, waiter, host, NoGroup(), resume, repeats)
         client = ServerClient(
             number, replica.runner, ticket.timing, ticket.desk, given.deadline,
             lambda place: ticket.hub(Process(Role.WORKER, number), place),

@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter_ns as now
+from typing import Any, Protocol
 
+from paceline.core.cluster.applied import Applied
 from paceline.core.cluster.messages import (
     NONE,
     Copy,
@@ -22,8 +24,10 @@ from paceline.core.cluster.messages import (
 )
 from paceline.core.cluster.outputs import Apply, Forget, Output, Restore, Timing
 from paceline.core.cluster.shard import ShardMachine
+from paceline.engines.cluster.control import ShardStart
+from paceline.engines.cluster.servers.history import History
 from paceline.engines.cluster.servers.loop import MachineLoop
-from paceline.engines.cluster.servers.shard_state import History, ShardState, Vector
+from paceline.engines.cluster.servers.vector_pool import VectorPool
 from paceline.engines.cluster.servers.wire import Other, addresses_to_bytes, kind_of, peer_of
 from paceline.errors import FrameError
 from paceline.links.tcp.connection import Buffer
@@ -34,31 +38,58 @@ from paceline.links.tcp.hub import Hub, PeerPlace, Received
 PUSH, REPLICATE = kind_of(Push), kind_of(Replicate)
 
 
+class State(Protocol):
+    """The tensors of a shard, under one kind of method; vectors are those of its own pool."""
+
+    number: int
+    vectors: VectorPool[Any]
+    #: The whole version as bytes, and of it the parameters and moving buffers.
+    everything: memoryview
+    values: memoryview
+
+    def apply(self, push: Apply, vector: Any) -> None:
+        """Make a version from the one before, by what a worker has pushed."""
+
+    def answer(self, worker: int, batch: int) -> memoryview:
+        """Return what a worker continues with after its push of a batch."""
+
+    def restore(self, body: memoryview) -> None:
+        """Take another server's whole version."""
+
+
 class ShardProcess:
     """`loop.Owner` of a shard server."""
 
     def __init__(
         self, number: int, shard: int, timing: Timing, open_hub: Callable[[PeerPlace], Hub], desk: Address, host: str,
-        make_state: Callable[[int], ShardState], shards: int,
+        make_state: Callable[[int], State], shards: int, gathers: int = 0,
     ) -> None:  # fmt: skip
-        """`shard` is the one that it holds at version 0, or NONE for a spare; `host` is where others reach it."""
+        """`shard` is the one that it holds at version 0, or NONE for a spare; `host` is where others reach it.
+        `gathers` pushes make an update, where one does not.
+        """
         self.host, self.make_state, self.shards = host, make_state, shards
-        self.machine = ShardMachine(number, timing, shard)
-        self.state: ShardState | None = make_state(shard) if shard != NONE else None
+        self.machine = ShardMachine(number, timing, shard, gathers=gathers)
+        self.state: State | None = make_state(shard) if shard != NONE else None
         self.history = History(shards)
         #: The gradients that the machine's log still needs, by version.
-        self.kept: dict[int, Vector] = {}
+        self.kept: dict[int, Any] = {}
         #: What the machine has applied and the tensors have not. A primary makes a version when it is on all backups,
         #: so that no worker is shown one that a failure loses; a backup makes it after it has confirmed it.
-        self._unmade: deque[tuple[Apply, Vector]] = deque()
+        self._unmade: deque[tuple[Apply, Any]] = deque()
         #: The vectors that gradients of peers are received in, until the machine has handled them.
-        self._arriving: list[tuple[Peer, Vector]] = []
+        self._arriving: list[tuple[Peer, Any]] = []
         #: The copy that waits for its shard's state, which a thread builds: to make a user's model may take long.
         self._copy: Received | None = None
-        self._building: Future[ShardState] | None = None
+        self._building: Future[State] | None = None
         self._builder = ThreadPoolExecutor(1, "paceline-shard")
         self.hub = open_hub(self._place)
         self.loop = MachineLoop(Process(Role.SERVER, number), self.machine, self.hub, self, timing, desk)
+
+    def resume(self, start: ShardStart, content: bytes) -> None:
+        """Begin with a later version than 0, as a checkpoint has it."""
+        assert self.state is not None
+        self.state.restore(memoryview(bytearray(content)))
+        self.machine.version, self.machine.applied = start.version, Applied(start.mark, start.above)
 
     def run(self) -> None:
         """Serve until this process is ended."""
@@ -92,15 +123,17 @@ class ShardProcess:
         assert self.state is not None
         try:
             self.state.vectors.of(event.body)
-        except FrameError:
-            self.hub.disconnect(event.peer)
+        except FrameError as error:
+            self.hub.refuse(event.peer, str(error))
             self._arriving = [each for each in self._arriving if each[0] != event.peer]
             self._let_go()
             return True
         return False
 
-    def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
-        if isinstance(message, Pushed | Pulled):
+    def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
+        if isinstance(message, Pushed):
+            return (self._made(message.version).answer(to.number, message.batch),)
+        if isinstance(message, Pulled):
             return (self._made(message.version).values,)
         if isinstance(message, Replicate):
             return (self.kept[message.version].bytes if message.version in self.kept else body,)
@@ -127,13 +160,13 @@ class ShardProcess:
             self._unmade.clear()
             self.state, self.history, self.kept, self._arriving = None, History(self.shards), {}, []
 
-    def _made(self, version: int) -> ShardState:
+    def _made(self, version: int) -> State:
         """Bring the tensors to a version, and return them."""
         assert self.state is not None
         while self._unmade and self._unmade[0][0].version <= version:
             output, vector = self._unmade.popleft()
             start = now()
-            self.state.apply(output.version, output.batch, vector)
+            self.state.apply(output, vector)
             self.history.add(output, vector, start, now())
         return self.state
 
@@ -162,12 +195,17 @@ class ShardProcess:
             return None
         vector = self.state.vectors.take()
         self._arriving.append((peer, vector))
-        return vector.whole
+        whole: memoryview = vector.whole
+        return whole
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
-        if kind == Other.HISTORY and self.state is not None:
-            self._made(self.machine.version)
-            self.hub.post(peer_of(sender), Other.HISTORY, (self.machine.shard,), [self.history.raw])
+        if kind != Other.HISTORY or self.state is None or self.machine.waiting:
+            return  # what a backup may lack is shown to no one; the head asks again
+        known, checksum, whole = ints
+        version, (since, rows) = self._made(self.machine.version).everything, self.history.after(known, checksum)
+        mark, above = self.machine.applied.key
+        facts = (self.machine.shard, self.machine.view, self.machine.version, since, len(version) * whole, mark, *above)
+        self.hub.post(peer_of(sender), Other.HISTORY, facts, [version, rows] if whole else [rows])
 
     def arrived(self, process: Process) -> None:
         if process.role is Role.DESK:

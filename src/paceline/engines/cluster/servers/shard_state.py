@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from struct import Struct
 
 import numpy as np
 import torch
@@ -14,14 +13,18 @@ from torch import Tensor
 from paceline.core.cluster.outputs import Apply
 from paceline.core.codecs import Codec
 from paceline.core.rules import Arrival, Rule
-from paceline.errors import FrameError
+from paceline.engines.cluster.servers.gathered import Round, SumVector
+from paceline.engines.cluster.servers.vector_pool import VectorPool
 from paceline.gradients.encoder import PushedMessage
+from paceline.gradients.learner import settled
 from paceline.gradients.message import MessageShape, up
+from paceline.gradients.replica import clipped
 from paceline.jobs.job import Job
 from paceline.parameters.layout import Layout, ShardLayout, trainable
 from paceline.parameters.optimizers import optimizer_over
 from paceline.parameters.shard_version import ShardVersion, version_shape
 from paceline.parameters.store import ShardStore
+from paceline.parameters.worker_state import copy_into
 
 
 class GradientVector:
@@ -124,52 +127,16 @@ class CodedVector:
         return Arrival(self._pushed.gradients(batch), self.pulled)
 
 
-Vector = GradientVector | CodedVector
-
-
-class VectorPool:
-    """Vectors to receive gradients in; one is free again when its gradient is needed no longer."""
-
-    def __init__(self, make: Callable[[], Vector], most: int, least: int) -> None:
-        """`most` and `least` are the bytes that a gradient may have."""
-        self._make, self.size, self._least = make, most, least
-        self._free: list[Vector] = []
-        #: Vectors that are in use, by the identity of the array that holds their bytes.
-        self._used: dict[int, Vector] = {}
-
-    def take(self) -> Vector:
-        """Return a free vector, which is in use from now on."""
-        vector = self._free.pop() if self._free else self._make()
-        self._used[id(vector.whole.obj)] = vector
-        return vector
-
-    def __len__(self) -> int:
-        """The vectors that were made."""
-        return len(self._free) + len(self._used)
-
-    def of(self, body: memoryview) -> Vector:
-        """Return the vector that a body was received in; one that was not received in any is copied into one."""
-        if not self._least <= len(body) <= self.size:
-            due = f"{self.size}" if self._least == self.size else f"{self._least} to {self.size}"
-            raise FrameError("body", f"a gradient of {len(body)} bytes, where {due} are due")
-        found = self._used.get(id(body.obj))
-        if found is None:
-            found = self.take()
-            found.raw.numpy()[: len(body)] = body
-        found.check(len(body))
-        return found
-
-    def keep(self, needed: Iterable[Vector]) -> None:
-        """Let all vectors but these be used for other gradients."""
-        used = {id(vector.whole.obj): vector for vector in needed}
-        self._free += [vector for array, vector in self._used.items() if array not in used]
-        self._used = used
+Vector = GradientVector | CodedVector | SumVector
 
 
 class ShardState:
     """A shard's parameters, the user's optimizer over them, and the rule."""
 
-    def __init__(self, job: Job, layout: Layout, number: int, rule: Rule, codec: Codec | None = None) -> None:
+    def __init__(
+        self, job: Job, layout: Layout, number: int, rule: Rule, codec: Codec | None = None, gathers: int = 0
+    ) -> None:
+        """With `gathers`, so many pushes make one update."""
         module = job.make_model()
         named, buffers = trainable(module), dict(module.named_buffers())
         shard = layout.shards[number]
@@ -178,29 +145,58 @@ class ShardState:
         own = optimizer_over(optimizer, {p: p for p in mine})
         shape = version_shape(shard, layout.dtype, mine, own, rule)
         self.number, self.rule = number, rule
-        self.version = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
+        behind = up(shape.size)
+        self._raw = torch.zeros(behind + (Round.size(layout, gathers) if gathers else 0), dtype=torch.uint8)
+        self.version = ShardVersion(shape, self._raw[: shape.size])
+        self.round = Round(layout, gathers, self._raw[behind:]) if gathers else None
+        #: The module's own moving buffers, some of which may be integers.
+        self._job, self._moving = job, [buffers[b.name] for b in shard.buffers]
         self.version.start(mine, [buffers[b.name].to(layout.dtype) for b in shard.buffers], rule)
         self.store = ShardStore(mine, own, job.lr_scheduler, [self.version])
         self.store.look(0)
-        self.vectors = vector_pool(shard, layout, rule.looks_back, codec, job.seed)
-        #: The whole version as bytes, with the optimizer's state and the rule's memory; and of it the parameters and
-        #: moving buffers.
-        self.everything = _bytes(self.version.raw)
+        self.vectors = vector_pool(shard, layout, rule.looks_back, codec, job.seed, gathers)
+        #: The whole version as bytes, with the optimizer's state, the rule's memory and what is held; and of it the
+        #: parameters and moving buffers.
+        self.everything = _bytes(self._raw)
         self.values = self.everything[: shape.values]
 
-    def apply(self, version: int, batch: int, vector: Vector) -> None:
-        """Make this version from the one before, by a worker's gradient of a batch."""
-        self.store.updates = version - 1
-        self.rule.update(self.store, vector.arrival(batch))
+    def apply(self, push: Apply, vector: Vector) -> None:
+        """Make a version from the one before, by a worker's gradient of a batch."""
+        if isinstance(vector, SumVector):
+            self._gather(push.version, push.batch, vector)
+            return
+        self.store.updates = push.version - 1
+        self.rule.update(self.store, vector.arrival(push.batch))
         self.version.keep_buffers(vector.moving)
 
+    def _gather(self, version: int, batch: int, vector: SumVector) -> None:
+        """Hold what a worker pushed; if it is the last push of a round, make an update of their sum."""
+        assert self.round is not None
+        whole = self.round.hold(version, batch, vector)
+        if whole is None or not whole.weight:
+            return
+        self.store.updates = (version - 1) // self.round.needed
+        made = settled(self._job, whole, alone=True)
+        self.rule.update(self.store, Arrival(clipped(made.gradients, self._job.gradient_clip_norm)))
+        copy_into(self._moving, made.buffers)
+        self.version.keep_buffers(self._moving)
+
+    def answer(self, worker: int, batch: int) -> memoryview:
+        """Return what a worker continues with after its push of a batch: the newest parameters."""
+        return self.values
+
     def restore(self, body: memoryview) -> None:
-        """Take another server's whole version."""
-        self.version.raw.copy_(torch.frombuffer(body, dtype=torch.uint8))
+        """Take another server's whole version, or a version without what is held."""
+        self._raw[: len(body)].copy_(torch.frombuffer(body, dtype=torch.uint8))
 
 
-def vector_pool(shard: ShardLayout, layout: Layout, looks_back: bool, codec: Codec | None, seed: int) -> VectorPool:
+def vector_pool(
+    shard: ShardLayout, layout: Layout, looks_back: bool, codec: Codec | None, seed: int, gathers: int = 0
+) -> VectorPool[Vector]:
     """Return the pool of what is pushed to a shard."""
+    if gathers:
+        size = SumVector.size(layout)
+        return VectorPool(partial(SumVector, layout), size, size)
     shards = len(layout.shards)
     if codec is None:
         size = GradientVector.size(shard, layout.dtype, looks_back, shards)
@@ -214,35 +210,3 @@ def vector_pool(shard: ShardLayout, layout: Layout, looks_back: bool, codec: Cod
 def _bytes(raw: Tensor) -> memoryview:
     view: memoryview = raw.numpy().data
     return view
-
-
-ROOM = 1024  # rows that a history has room for at first
-
-
-def history_dtype(shards: int) -> np.dtype[np.void]:
-    """Return the columns of a history: a push, when it began and ended, its bytes, and what it was computed from."""
-    names = ("version", "batch", "worker", "base", "start", "end", "pushed")
-    return np.dtype([*((name, "<i8") for name in names), ("bases", "<i8", (shards,))])
-
-
-class History:
-    """The pushes that a shard is made of, in the order of its versions: rows of `history_dtype`."""
-
-    def __init__(self, shards: int) -> None:
-        self._row = Struct(f"<{7 + shards}q")
-        self._rows, self._count = bytearray(ROOM * self._row.size), 0
-
-    def add(self, output: Apply, vector: Vector, start: int, end: int) -> None:
-        """Add the push that made a version."""
-        at = self._count * self._row.size
-        if at == len(self._rows):
-            self._rows += bytes(len(self._rows))
-        self._row.pack_into(self._rows, at, *output, start, end, len(vector.bytes), *vector.bases.tolist())
-        self._count += 1
-
-    @property
-    def raw(self) -> memoryview:
-        return memoryview(bytes(self._rows[: self._count * self._row.size]))
-
-    def restore(self, body: memoryview) -> None:
-        self._rows, self._count = bytearray(body) + bytes(ROOM * self._row.size), len(body) // self._row.size

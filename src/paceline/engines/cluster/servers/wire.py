@@ -27,12 +27,17 @@ class Other(IntEnum):
     LISTENING = OTHER
     #: The desk tells all where servers listen; the body is a table.
     ADDRESSES = OTHER + 1
-    #: The desk tells the head how many batches are finished, how many workers there are, and whether all is done.
+    #: The desk tells the head how many batches are finished, how many workers there are, whether all is done,
+    #: the shard that is lost, and whether nothing is leased.
     PROGRESS = OTHER + 2
     #: The desk tells the head about an event; the body is its record.
     EVENT = OTHER + 3
-    #: The head asks a server for the pushes that its shard is made of, and gets rows.
+    #: The head asks a server for the pushes that its shard is made of, and for its version if it wants that, too.
+    #: Asked: rows that the head has, their checksum, whether the version is wanted. Answered: the fields of
+    #: `collector.Answer`; the body is the version, then the rows.
     HISTORY = OTHER + 4
+    #: The head asks the desk to lease nothing new (1), or to go on (0).
+    HOLD = OTHER + 5
 
 
 def kind_of(message: type) -> int:

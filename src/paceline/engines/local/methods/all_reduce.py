@@ -1,4 +1,4 @@
-"""AllReduce: all workers add their gradients up in every update, then each makes the same step.
+"""AllReduce: the workers' gradients are summed in every update, then each worker makes the same step.
 
 worker                                            its peers
 ──────                                            ─────────
@@ -17,37 +17,25 @@ from __future__ import annotations
 
 from time import perf_counter_ns as now
 
-from paceline.core.rules import Arrival
-from paceline.core.rules.plain import Plain
 from paceline.engines.local.methods.legs import legs_of
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.engines.local.methods.updates import Update, make_updates, step
 from paceline.plans.methods.all_reduce import AllReduce
 
 
 def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
-    """Add gradients up in every update, then make the same step on every worker."""
-    store, rule = runner.local_store(), Plain()
+    """Sum gradients in every update, then make the same step on every worker."""
+    store = runner.local_store()
     state, reduction = runner.resume(store), runner.group.sums(method.collective, runner.encoder)
-    legs, ahead = legs_of(runner, store, reduction), runner.updates_ahead()
-    while ahead:
-        made = legs.make(ahead, store.updates) if legs else ahead[:0]
-        if made:
-            assert legs is not None
-            store.schedule.hear(*legs.means)
-        else:
-            update, made = ahead[0], ahead[:1]
-            computed = yield GradientRequest(update, runner.group.chunks(update), update)  # 1
-            if computed is None:
-                break
-            start = now()
-            whole, waited, sent = reduction.all_reduce(update, computed)  # 2, 3, 4, 5
-            runner.exchanged(update, start, waited, sent)
-            start, base = now(), store.updates
-            rule.update(store, Arrival(runner.learner.settle(whole)))  # 6, 7
-            store.schedule.hear(whole.mean)
-            runner.applied(update, base, store.updates, start)
-        if runner.group.leads:
-            runner.snapshot(made[-1] + 1, runner.values)
-        runner.state_writer.in_step(made[0], made[-1] + 1, state)
-        ahead = ahead[len(made) :]
-    runner.write_result(runner.values())
+
+    def make(update: int) -> Update:
+        computed = yield GradientRequest(update, runner.group.chunks(update), update)  # 1
+        if computed is None:
+            return False
+        start = now()
+        whole, waited, sent = reduction.all_reduce(update, computed)  # 2, 3, 4, 5
+        runner.exchanged(update, start, waited, sent)
+        step(runner, store, update, whole)  # 6, 7
+        return True
+
+    return make_updates(runner, store, state, runner.updates_ahead(), legs_of(runner, store, reduction), make)

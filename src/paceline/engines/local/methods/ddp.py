@@ -55,6 +55,7 @@ def _train(runner: PlanRunner, reader: Reader) -> DistributedDataParallel:
             losses, samples = losses + float(loss.detach()) * chunk.samples, samples + chunk.samples * bool(mine)
         if job.on_nan == "stop" and not math.isfinite(losses):
             raise NotFinite(losses, update, reader.order.indices(chunks[0]).tolist())
+        runner.meter.before_step([p.grad for p in replica.parameters], update)
         if job.gradient_clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(replica.parameters, job.gradient_clip_norm)
         mean = losses / max(samples, 1)

@@ -35,7 +35,7 @@ NANOSECONDS = 20_000_000  # of a leg: in between, checkpoints that were requeste
 
 
 def legs_of(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> Legs | None:
-    """Return the legs of a worker that steps this store; None where every update has to be made by itself.
+    """Return the legs of a worker that steps this store; None where updates have to be made one by one.
 
     `sums` adds the gradients of every update up, where workers do not make updates alone.
     """
@@ -70,6 +70,8 @@ class Legs:
         assert runner.learner.reader is not None
         self.runner, self.store, self.order = runner, store, runner.learner.reader.order
         self.native = step.leg(x, y, runner.job.seed, np.frombuffer(runner.shared.doing, np.int64), MOST)
+        made = self.native.resident.made
+        self._gradient = made.memory["gradients"][: made.plan.sizes["weights"]]
         #: How the gradients of each update are added up; None where this worker makes its updates alone.
         self.sum: NativeSum | None = None
         #: The mean losses of the last leg's updates: of all workers that add their gradients up.
@@ -104,6 +106,7 @@ class Legs:
         self.store.updates += made
         self._most = max(1, min(MOST, NANOSECONDS * len(leg) // (now() - start)))
         self._record(leg[:made], first, version, start, notes[:made])
+        self.runner.meter.after_step([self._gradient], leg[-1])
         if made < len(leg):
             self._fail(leg[made], version + made, float(notes["loss"][made]))
         return leg

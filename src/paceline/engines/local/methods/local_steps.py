@@ -44,6 +44,7 @@ def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
                 _average(runner, update, exchanges, replica, means)
             start = now()
             replica.step(computed)
+            del computed  # its memory serves the next gradient
             runner.applied(update, update, update + 1, start)
         if due and not rule.mixes_first:
             _average(runner, update, exchanges, replica, means)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns as now
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from paceline.core.agenda import Agenda, Chunk
 from paceline.core.rules import Averaging, Rule
 from paceline.core.rules.plain import Plain
 from paceline.engines.local.group import Group
+from paceline.engines.local.meter import Meter
 from paceline.engines.local.state_buffers import ResumePoint
 from paceline.engines.local.state_writer import StateWriter
 from paceline.engines.local.worker_context import Host, WorkerContext, WorkerMemory
@@ -23,6 +24,7 @@ from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.store import LocalStore, restore_store, state_of_store
 from paceline.parameters.worker_state import WorkerState
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 
@@ -51,11 +53,18 @@ class PlanRunner(WorkerContext):
         self.layout, self.group = layout, group
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
         self.encoder = encoder_of(plan.wire, layout, self.replica)
+        self.meter = Meter(self, optimizer)
+        learner.observe = self._measure
         self.state_writer = StateWriter(self)
         #: The gradient that is being computed, or was computed last.
         self.due = GradientRequest(-1, [], -1)
         #: Nanoseconds that this worker has waited at the gate and not yet written to the trace.
         self.waited = 0
+
+    def _measure(self, gradients: Sequence[Tensor | None]) -> None:
+        """Measure this worker from time to time; a worker with parts of layers does not know the gradient's norm."""
+        parts = isinstance(self.plan.method, SplitLayers)
+        self.meter.before_step([] if parts else gradients, self.shared.doing[0])
 
     def updates_ahead(self, first: int = 0, step: int = 1) -> range:
         """Return the updates that this worker has yet to make: from `first`, every `step`-th."""

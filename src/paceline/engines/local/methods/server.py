@@ -51,6 +51,7 @@ class ServerClient:
             runner.record, runner.state_writer.at_server,
         )  # fmt: skip
         self.ports = open_ports(side, arena.shards, self._shard_lock, arena.slots)
+        runner.meter.optimizer = side.at_server or runner.optimizer
         self.worker = Worker(runner.number, len(self.ports), gathers)
         self.desk_lock = arena.lock(DESK_LOCK, runner.waiter, "the desk")
         self.gradients: list[Tensor | None] = []
@@ -94,6 +95,7 @@ class ServerClient:
             if computed is None:
                 return done
             self.gradients = port.settle(task, computed)
+            del computed  # its memory serves the next gradient
         return len(tasks)
 
     def _perform(self, command: Command) -> Action:

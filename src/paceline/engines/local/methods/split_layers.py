@@ -49,6 +49,7 @@ def split_layers(
             runner.exchanged(update, start, waited, sent)
         start, base = now(), store.updates
         rule.update(store, Arrival(runner.learner.settle(whole)))  # 3
+        del computed, whole  # their memory serves the next gradient
         runner.applied(update, base, store.updates, start)
         if runner.agenda.reaches(update + 1, snapshots_every):
             snapshot(update + 1)

@@ -66,13 +66,13 @@ class Cluster:
 
     def new_server(self, node: int, shard: int = NONE) -> int:
         number, self._servers = self._servers, self._servers + 1
-        machine = self.machines.shard(number, self.timing, shard, self.scenario.log_limit)
+        machine = self.machines.shard(number, self.timing, shard, self.scenario.log_limit, self.scenario.gathers)
         self._enter(Actor(Process(Role.SERVER, number), machine, node))
         return number
 
     def new_worker(self) -> None:
         number, self._workers = self._workers, self._workers + 1
-        machine = self.machines.worker(number, self.scenario.shards, self.timing)
+        machine = self.machines.worker(number, self.scenario.shards, self.timing, bool(self.scenario.gathers))
         actor = Actor(Process(Role.WORKER, number), machine, number % self.scenario.nodes)
         self._enter(actor)
         self.perform(actor, machine.start(self.wire.now))

@@ -59,7 +59,7 @@ class History:
     def tell(self) -> str:
         """Return the story of the history, which must have been made with `tell`."""
         headline = f"The history of seed {self.scenario.seed}:"
-        return format_story(headline, self._scenes, self.cluster.promises.broken or "it ends well")
+        return format_story(headline, self._scenes, self.cluster.promises.broken or "no promise is broken")
 
 
 def first_fault(seeds: Iterable[int], machines: Machines | None = None, **settings: Any) -> tuple[int, str] | None:

@@ -51,6 +51,8 @@ class Promises:
             self.break_(f"{server.process} makes version {apply.version} of {len(content)} batches")
         elif apply.batch in content[:-1]:
             self.break_(f"{server.process} applies batch {apply.batch} twice")
+        elif (needed := self.scenario.gathers) and apply.base // needed != (apply.version - 1) // needed:
+            self.break_(f"{server.process} gathers batch {apply.batch}, computed from version {apply.base}, as {apply}")
 
     def confirms(self, server: Actor, to: Process, message: Replicated) -> None:
         """A backup tells its primary what it has."""

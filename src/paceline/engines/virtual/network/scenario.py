@@ -47,11 +47,14 @@ class Scenario:
     log_limit: int = LOG_LIMIT
     #: Batches that are leased at once.
     block: int = 1
+    #: Pushes of a round, after which parameters change; 0 if each changes them.
+    gathers: int = 0
 
     @staticmethod
     def draw(
         seed: int, nodes: int | None = None, workers: int | None = None, shards: int | None = None,
         backups: int | None = None, gate: Gate | None = None, lasting: bool | None = None, most: int = 8,
+        gathers: int | None = None,
     ) -> Scenario:  # fmt: skip
         """Draw a scenario with up to `most` faults; most scenarios are gentle."""
         chance = random.Random(seed)
@@ -80,6 +83,7 @@ class Scenario:
         )
         fixed: dict[str, Any] = {
             "nodes": nodes, "workers": workers, "shards": shards, "backups": backups, "gate": gate, "lasting": lasting,
+            "gathers": gathers, "block": 1 if gathers else None,
         }  # fmt: skip
         return replace(drawn, **{name: value for name, value in fixed.items() if value is not None})
 

@@ -1,0 +1,71 @@
+"""Trials on Ray: tasks of the user's cluster, each of which starts a worker and dials the driver.
+
+Ray places the tasks and starts those again whose process or machine is lost; legs and reports do not pass through it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from paceline.engines.cluster.ray_agent import with_keys
+from paceline.engines.cluster.ray_nodes import make_run_keys
+from paceline.engines.cluster.ray_session import package, session
+from paceline.engines.cluster.roster import Roster
+from paceline.errors import RunFailed, TuningError
+from paceline.gradients.pickling import pack
+from paceline.links.tcp.doors import LOOPBACK, Address, Door, TrustedNetwork
+from paceline.links.tcp.handshake import RUN_BYTES
+from paceline.tuner.trials import Objective
+from paceline.tuner.trials.peers import Place, serve
+from paceline.tuner.trials.processes import Processes
+
+PATIENCE = 60.0  # seconds in which a task has to reach the driver
+SMALL = 64 << 20  # bytes that a cluster of its own has to hold
+
+
+def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callable[[Place], Any]) -> Any:
+    """Tune with a worker in each of so many tasks; by default one for each CPU of the cluster."""
+    meeting = secrets.token_bytes(RUN_BYTES)
+    with session(address, workers or 1, SMALL) as where:
+        ray = package()
+        door: Door = TrustedNetwork(secrets.token_bytes(32)) if trusted and not where.own else LOOPBACK
+        keys = {} if where.own or trusted else make_run_keys()
+        tasks = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        roster = Roster(tasks, tasks, Address(where.host, 0), 0, "ray", meeting, door, head_rank=tasks)
+        with with_keys(roster, keys) as placed:
+            begun: list[Any] = []
+
+            def listening(at: Address, objective: Objective) -> None:
+                task = ray.remote(run_trials).options(num_cpus=1, max_retries=-1, scheduling_strategy="SPREAD")
+                job = ray.put(pack(objective))
+                begun.extend(task.remote(job, replace(roster, rank=rank, head=at), keys) for rank in range(tasks))
+
+            place = Place(0, "Ray", tasks, placed.head, placed.door, meeting, listening, works=False)
+            try:
+                return tune(place)
+            except TuningError as error:
+                raise _explained(error, begun) from error
+
+
+def run_trials(job: bytes, roster: Roster, keys: dict[str, bytes]) -> None:
+    """Run trials for the driver until its search is over: what a task of Ray does."""
+    objective: Objective = pickle.loads(job)
+    with with_keys(roster, keys) as placed:
+        place = Place(1 + roster.rank, "Ray", roster.nodes, placed.head, placed.door, placed.meeting)
+        serve(place, lambda terms: Processes(objective, terms, 1, threads=1), PATIENCE)
+
+
+def _explained(error: TuningError, tasks: list[Any]) -> TuningError:
+    """Add what the first of the tasks that failed has said."""
+    ray = package()
+    ended, _ = ray.wait(tasks, num_returns=len(tasks), timeout=0) if tasks else ([], [])
+    for task in ended:
+        try:
+            ray.get(task)
+        except (RunFailed, ray.exceptions.RayError) as why:
+            return TuningError(f"{error}; a task of Ray: {str(why).strip().splitlines()[-1]}")
+    return error

@@ -1,0 +1,72 @@
+"""How strong the signs are that several threads use the objects of a class, or the globals of a file, at once.
+
+A rule that needs no second function to compare with (`if self.x is None: self.x = make()`) rests on this alone: an
+object that owns a lock, a queue or a thread is meant for several threads; an object of a file that merely imports
+`threading` may be.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from paceline.check.catalogue import LOCKS
+from paceline.check.declarations import Class
+from paceline.check.names import short_name
+from paceline.check.summaries import Facts
+
+OWNS_LOCK, OWNS_OTHER, CLAIMS, STARTS, IMPORTS, NAMED = 1.0, 0.8, 0.75, 0.6, 0.35, 0.3
+
+_CLAIM = re.compile(r"(?<!not )\b(thread[- ]?safe|threadsafe|multi-?threaded|concurrent(ly)? (access|use|call))", re.I)
+_SHARED_NAMES = re.compile(r"(Pool|Cache|Registry|Broker|Container|Scheduler|Dispatcher|Manager|LRU|Memo)")
+_THREAD_MODULES = ("threading", "_thread", "concurrent.futures", "multiprocessing.pool", "socketserver", "queue")
+_OTHERS = {"Queue", "SimpleQueue", "Event", "Executor", "Thread", "Barrier", "Local"}
+
+
+def of_threads(cls: Class | None, facts: Facts) -> float:
+    """How strong the signs are, from 0 to 1; those of a class include the signs of its file."""
+    known = facts.evidence
+    name = cls.name if cls is not None else ""
+    if name not in known:
+        known[name] = max(_of_class(cls, facts), _of_file(facts)) if cls is not None else _of_globals(facts)
+    return known[name]
+
+
+def _of_class(cls: Class, facts: Facts) -> float:
+    found = 0.0
+    if cls.is_a("threading.Thread", "Thread", "threading.Timer"):
+        return OWNS_LOCK
+    for each in cls.ancestry:
+        for values in each.values.values():
+            for value, fn in values:
+                made = facts.module.constructed(value, fn)
+                kind = made[0] if made is not None else _lock_by_name(value)
+                if kind in LOCKS and not kind.startswith("Async"):
+                    return OWNS_LOCK
+                found = max(found, OWNS_OTHER if kind in _OTHERS else 0.0)
+    if found < CLAIMS and _CLAIM.search(ast.get_docstring(cls.node, clean=False) or ""):
+        found = CLAIMS
+    return max(found, NAMED if _SHARED_NAMES.search(cls.name) else 0.0)
+
+
+def _lock_by_name(value: ast.expr) -> str:
+    """The kind of a lock that a call makes, by its last name: `self._make_lock()`, `ThreadLock()`, `RWLock()`."""
+    name = short_name(value.func).lower() if isinstance(value, ast.Call) else ""
+    return "Lock" if name.endswith(("lock", "mutex")) and not name.startswith(("async", "file", "un")) else ""
+
+
+def _of_globals(facts: Facts) -> float:
+    """The signs for the globals of a file: a lock among them, or what the file does."""
+    top = facts.module.top
+    for value in top.bound.values():
+        made = facts.module.constructed(value, top)
+        if made is not None and made[0] in LOCKS and not made[0].startswith("Async"):
+            return OWNS_LOCK
+    return _of_file(facts)
+
+
+def _of_file(facts: Facts) -> float:
+    if facts.has_threads:
+        return STARTS
+    origins = facts.module.imports.values()
+    return IMPORTS if any(origin.startswith(_THREAD_MODULES) for origin in origins) else 0.0

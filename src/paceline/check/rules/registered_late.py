@@ -1,0 +1,170 @@
+"""An entry that is stored only after the message, thread or timer that will look it up has been sent or started.
+
+`number = self._send(request); self._waiting[number] = callback` leaves a gap: a reply that comes at once finds no entry
+in `_waiting`. Store the entry first, then send. The same holds for a thread that is added to a set of threads after it
+was started, and removes itself from there when it ends.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.accesses import Access
+from paceline.check.declarations import Class, Function
+from paceline.check.effects import text_of
+from paceline.check.evidence import IMPORTS, of_threads
+from paceline.check.findings import Finding, Step
+from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import accesses_of_class
+from paceline.check.summaries import Facts
+
+SENDS = ("send", "request", "publish", "submit", "write", "transmit", "dispatch", "emit", "post", "enqueue", "start",
+         "spawn", "worker", "call_async", "put")  # fmt: skip
+MESSAGES = ("send", "sendall", "sendto", "send_message", "send_request", "publish", "execute_command", "transmit")
+TAKES = ("pop", "remove", "discard", "get")
+ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report entries that are stored under what a sending call returned, and that another method takes out."""
+    for cls in facts.module.classes.values():
+        for accesses in accesses_of_class(cls, facts).values():
+            yield from _stored_late(accesses, cls, facts)
+
+
+def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
+    taken = [a for a in accesses if _takes(a)]
+    for store in accesses if taken else ():
+        if store.kind != "grow":
+            continue
+        other = next((t for t in taken if t.fn is not store.fn), None)
+        sent = _sent_before(store, facts) if other is not None else None
+        if other is None or sent is None or _together(store, sent, other, facts):
+            continue
+        if of_threads(cls, facts) < IMPORTS and not any(fn.asynchronous for fn in cls.methods.values()):
+            continue
+        yield _report(store, sent, other)
+        return
+
+
+def _takes(access: Access) -> bool:
+    """Whether an entry is looked up and taken out."""
+    up = parent(access.node)
+    return access.kind == "shrink" or (isinstance(up, ast.Attribute) and up.attr in TAKES)
+
+
+def _sent_before(store: Access, facts: Facts) -> ast.Call | None:
+    """The call whose result is the key, or the stored element, and which sends or starts something."""
+    up = parent(store.node)
+    keys: list[ast.expr] = []
+    if isinstance(up, ast.Subscript):
+        keys = [up.slice]
+    elif isinstance(up, ast.Attribute) and isinstance(call := parent(up), ast.Call):
+        keys = call.args[:1]
+    for key in keys:
+        if not isinstance(key, ast.Name):
+            continue
+        value = store.fn.bound.get(key.id)
+        value = value.value if isinstance(value, ast.Await) else value
+        if isinstance(value, ast.Call) and value.lineno < store.line and _sends(value, store.fn, facts):
+            return value
+        for call in store.fn.calls:
+            if call.lineno < store.line and (dotted(call.func) == f"{key.id}.start" or _sends_known(call, key, store)):
+                return call
+    return None
+
+
+def _sends_known(call: ast.Call, key: ast.Name, store: Access) -> bool:
+    """Whether a call on every way to the entry sends a message, when the key of the entry was already known."""
+    fn = store.fn
+    if short_name(call.func) not in MESSAGES or any(n.id == key.id and n.lineno >= call.lineno for n in fn.stores):
+        return False
+    used = key.id in fn.parameters or any(n.id == key.id and n.lineno <= call.lineno for n in fn.names)
+    branch, around = enclosing(call, ast.If), enclosing(store.node, ast.If)
+    return used and (branch is None or branch is around or not isinstance(branch.body[-1], ast.Return))  # type: ignore[attr-defined]
+
+
+def _sends(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call sends a message or starts a thread, by its name and by what it calls."""
+    name = short_name(call.func).lower().strip("_")
+    if name in ONES or any(name.startswith(word) for word in SENDS if word not in ONES):
+        return short_name(call.func)[:1].islower() or short_name(call.func).startswith("_")
+    callee = facts.module.callee(call, fn)
+    return callee is not None and any(
+        short_name(c.func).lower().strip("_") in ("send", "sendall", "send_message", "sendto") for c in callee.calls
+    )
+
+
+def _together(store: Access, sent: ast.Call, other: Access, facts: Facts) -> bool:
+    """Whether one lock is held over the call and the entry, and under which the entry is taken out."""
+    return bool(facts.held_at(sent, store.fn) & store.locks & other.locks)
+
+
+def _report(store: Access, sent: ast.Call, other: Access) -> Finding:
+    return finding(
+        store.node,
+        store.fn,
+        f"{store.thing} gets its entry here, after {text_of(sent)} at line {sent.lineno}: what that starts may be done "
+        f"first, and {other.fn.qualname} finds no entry (line {other.line})",
+        [
+            Step("thread A", sent.lineno, f"{store.fn.qualname} calls {text_of(sent)}"),
+            Step("thread B", other.line, f"{other.fn.qualname} looks for the entry, and finds none"),
+            Step("thread A", store.line, "stores the entry, which no one looks for any more"),
+        ],
+        "store the entry before the call, and remove it if the call fails",
+        store.thing,
+        0.6,
+    )
+
+
+RULE = Rule(
+    "PC409",
+    "registered-late",
+    "an entry stored only after what looks it up was sent or started",
+    find,
+    bad="""
+        import threading
+
+        class Connection:
+            def __init__(self, channel):
+                self._lock = threading.Lock()
+                self._channel = channel
+                self._waiting = {}
+
+            def ask(self, request, callback):
+                number = self._send(request)
+                self._waiting[number] = callback
+
+            def _send(self, request):
+                with self._lock:
+                    return self._channel.send(request)
+
+            def answered(self, number, reply):
+                self._waiting.pop(number)(reply)
+    """,
+    good="""
+        import itertools
+        import threading
+
+        class Connection:
+            def __init__(self, channel):
+                self._lock = threading.Lock()
+                self._channel = channel
+                self._numbers = itertools.count()
+                self._waiting = {}
+
+            def ask(self, request, callback):
+                number = next(self._numbers)
+                self._waiting[number] = callback
+                self._send(number, request)
+
+            def _send(self, number, request):
+                with self._lock:
+                    self._channel.send(number, request)
+
+            def answered(self, number, reply):
+                self._waiting.pop(number)(reply)
+    """,
+)

@@ -1,0 +1,247 @@
+"""An attribute that was checked before an await and is used after it, although another task may have reset it.
+
+`if self.session: await self.flush(); await self.session.close()` checks once. While the first await is pending, the
+loop runs other tasks, and one of them may call the method that sets `self.session` to None. The same holds for an
+object that this coroutine has just stored in an attribute. Reported where the other method exists; a coroutine that
+holds a lock over check and use is safe.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.accesses import Access
+from paceline.check.declarations import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.names import dotted, enclosing, parent
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import accesses_of_class, is_caught, is_teardown
+from paceline.check.summaries import Facts
+
+Pause = ast.Await | ast.YieldFrom | ast.AsyncFor | ast.AsyncWith
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report uses of attributes and items that were checked or stored before the last await."""
+    for cls in facts.module.classes.values():
+        tasks = [fn for fn in facts.module.functions if fn.cls is cls and _pauses(fn)]
+        if not tasks:
+            continue
+        for name, own in accesses_of_class(cls, facts).items():
+            inherited = (accesses_of_class(base, facts).get(name, ()) for base in cls.ancestry[1:])
+            accesses = [*own, *(a for each in inherited for a in each)]
+            for fn in tasks:
+                yield from _in(fn, accesses, facts)
+                yield from _items(fn, accesses)
+
+
+def _pauses(fn: Function) -> list[Pause]:
+    """The points at which a coroutine lets other tasks run, in order of lines."""
+    found: list[Pause] = [*fn.awaits]
+    found += [w for w in fn.withs if isinstance(w, ast.AsyncWith)]
+    found += [loop for loop in fn.loops if isinstance(loop, ast.AsyncFor)]
+    if fn.decorated("coroutine"):
+        found += [n for n in ast.walk(fn.node) if isinstance(n, ast.YieldFrom)]
+    return sorted(found, key=lambda node: node.lineno)
+
+
+def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    mine = [a for a in accesses if a.fn is fn]
+    gone = [a for a in accesses if a.kind == "none" and a.fn is not fn and a.fn.name != "__init__"]
+    if not mine or not gone:
+        return
+    pauses = _pauses(fn)
+    for use in mine:
+        if use.kind != "read" or not isinstance(parent(use.node), ast.Attribute) or _guarded(use, facts):
+            continue
+        before = [a for a in mine if _end(a.node) < use.line and (_asked(a) or a.kind == "write") and _leads(a, use)]
+        if not before or _renewed(use, mine, before[-1], pauses):
+            continue
+        pause = next((p for p in pauses if before[-1].line <= _end(p) < use.line and _same_path(p, use.node)), None)
+        other = next((g for g in gone if not g.locks & use.locks), None)
+        if pause is not None and other is not None:
+            yield _report(use, before[-1], pause, other)
+            return
+
+
+def _items(fn: Function, accesses: list[Access]) -> Iterator[Finding]:
+    """`if key in self.d: await ...; self.d[key]`, where a function takes keys away."""
+    gone = next((a for a in accesses if a.kind == "shrink" and not is_teardown(a.fn)), None)
+    for use in accesses if gone is not None else ():
+        subscript, test = parent(use.node), enclosing(use.node, ast.If)
+        if use.fn is not fn or use.kind != "item" or not isinstance(subscript, ast.Subscript):
+            continue
+        if not isinstance(test, ast.If) or use.locks or is_caught(use.node, "KeyError", "LookupError"):
+            continue
+        key = ast.dump(subscript.slice)
+        asked = next(
+            (
+                n
+                for n in ast.walk(test.test)
+                if isinstance(n, ast.Compare)
+                and isinstance(n.ops[0], ast.In)
+                and ast.dump(n.left) == key
+                and dotted(n.comparators[0]) == dotted(use.node)
+            ),
+            None,
+        )
+        pauses = [p for p in _pauses(fn) if asked is not None and asked.lineno <= _end(p) < use.line]
+        pause = next((p for p in pauses if p.lineno >= test.body[0].lineno and _same_path(p, use.node)), None)
+        if asked is not None and pause is not None and gone is not None:
+            yield _report_item(use, asked.lineno, pause, gone)
+            return
+
+
+def _report_item(use: Access, asked: int, pause: Pause, gone: Access) -> Finding:
+    return finding(
+        use.node,
+        use.fn,
+        f"{use.thing} is asked for a key at line {asked} and used here after an await (line {pause.lineno}); "
+        f"{gone.fn.qualname} may remove the key meanwhile (line {gone.line})",
+        [
+            Step("task A", asked, f"{use.fn.qualname} finds the key"),
+            Step("task A", pause.lineno, "awaits: the loop runs other tasks"),
+            Step("task B", gone.line, f"{gone.fn.qualname} removes it"),
+            Step("task A", use.line, "uses it: KeyError"),
+        ],
+        "read the item once, before the await, and keep it in a local variable",
+        use.thing,
+        0.6,
+    )
+
+
+def _asked(access: Access) -> bool:
+    """Whether this is part of a test, or of an assertion."""
+    at: ast.AST | None = access.node
+    while at is not None and not isinstance(at, ast.stmt):
+        up = parent(at)
+        if isinstance(up, ast.Attribute | ast.Call | ast.Subscript):
+            return False
+        if isinstance(up, ast.If | ast.While | ast.Assert) and up.test is at:
+            return True
+        at = up
+    return False
+
+
+def _leads(before: Access, use: Access) -> bool:
+    """Whether the check or assignment is on every way to the use: in a statement list around it."""
+    at: ast.AST | None = before.node
+    while at is not None and not isinstance(at, ast.stmt):
+        at = parent(at)
+    around = parent(at) if at is not None else None
+    if isinstance(at, ast.If) and at.lineno <= use.line <= (at.end_lineno or 0):
+        return True
+    inside: ast.AST | None = use.node
+    while inside is not None and inside is not around:
+        inside = parent(inside)
+    return inside is around and around is not None
+
+
+def _renewed(use: Access, mine: list[Access], before: Access, pauses: list[Pause]) -> bool:
+    """Whether another check or assignment lies between the last await and the use."""
+    last = max((_end(p) for p in pauses if _end(p) < use.line), default=0)
+    return any(last <= a.line <= use.line and a is not use and (_asked(a) or a.changes) for a in mine)
+
+
+def _guarded(use: Access, facts: Facts) -> bool:
+    """Whether a handler catches what goes wrong, or a condition of the same statement asks again."""
+    if is_caught(use.node, "AttributeError", "TypeError") or use.locks:
+        return True
+    around = enclosing(use.node, ast.AsyncWith)
+    while isinstance(around, ast.AsyncWith):
+        if any((found := facts.module.resource(i.context_expr, use.fn)) and found.kind for i in around.items):
+            return True
+        around = enclosing(around, ast.AsyncWith)
+    text = dotted(use.node)
+    at = parent(use.node)
+    while at is not None and not isinstance(at, ast.stmt):
+        if isinstance(at, ast.BoolOp | ast.IfExp) and any(
+            dotted(n) == text for n in ast.walk(at) if n is not use.node and isinstance(n, ast.Attribute)
+        ):
+            return True
+        at = parent(at)
+    return False
+
+
+def _same_path(pause: Pause, use: ast.AST) -> bool:
+    """Whether the use can come after the await: not in another branch, nor after the branch has left."""
+    at: ast.AST = pause
+    while (up := parent(at)) is not None and not isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
+        for field in ("body", "orelse", "handlers", "finalbody"):
+            block = getattr(up, field, None)
+            if isinstance(block, list) and at in block and not _within(use, block):
+                if isinstance(block[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
+                    return False
+                if isinstance(up, ast.If) and _within(use, up.orelse if field == "body" else up.body):
+                    return False
+        at = up
+    return True
+
+
+def _within(node: ast.AST, block: list[ast.stmt]) -> bool:
+    line = getattr(node, "lineno", 0)
+    return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or 0)
+
+
+def _end(node: ast.AST) -> int:
+    if isinstance(node, ast.AsyncFor | ast.AsyncWith):
+        return node.lineno
+    return getattr(node, "end_lineno", 0) or 0
+
+
+def _report(use: Access, before: Access, pause: Pause, other: Access) -> Finding:
+    did = "is stored" if before.changes else "is checked"
+    return finding(
+        use.node,
+        use.fn,
+        f"{use.thing} {did} at line {before.line} and used here after an await (line {pause.lineno}); "
+        f"{other.fn.qualname} may set it to None meanwhile (line {other.line})",
+        [
+            Step("task A", before.line, f"{use.fn.qualname} has {use.thing}: it is not None"),
+            Step("task A", pause.lineno, "awaits: the loop runs other tasks"),
+            Step("task B", other.line, f"{other.fn.qualname} sets it to None"),
+            Step("task A", use.line, "uses it, and it is None"),
+        ],
+        f"keep {dotted(use.node)} in a local variable before the await, or check it again after it",
+        use.thing,
+        0.6,
+    )
+
+
+RULE = Rule(
+    "PC307",
+    "stale-after-await",
+    "an attribute checked before an await and used after it",
+    find,
+    bad="""
+        class Client:
+            def __init__(self):
+                self.session = None
+
+            async def flush(self):
+                if self.session is None:
+                    return
+                await self.session.drain()
+                self.session.commit()
+
+            def lost(self):
+                self.session = None
+    """,
+    good="""
+        class Client:
+            def __init__(self):
+                self.session = None
+
+            async def flush(self):
+                session = self.session
+                if session is None:
+                    return
+                await session.drain()
+                session.commit()
+
+            def lost(self):
+                self.session = None
+    """,
+    needs=("await", "yield from"),
+)

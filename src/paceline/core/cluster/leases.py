@@ -1,0 +1,101 @@
+"""Which blocks of batches are given out, and to whom: the desk of one machine, whose batches are blocks here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.core.cluster.messages import NONE, AllDone, Leased, NextBatch, Process
+from paceline.core.server.actions import Action
+from paceline.core.server.desk import Desk
+from paceline.core.server.events import Ask, Death, Finish, Join
+from paceline.core.server.gates import Gate
+
+
+class Seat:
+    """A worker that the desk knows."""
+
+    def __init__(self, worker: Process, slot: int, holding: int) -> None:
+        #: `slot` is its number in the plan.
+        self.worker, self.slot = worker, slot
+        #: The block that it works on, or NONE.
+        self.holding = holding
+        #: Its last request, and the answer; None while there is none.
+        self.request: NextBatch | None = None
+        self.answer: Leased | AllDone | None = None
+
+
+class Leases:
+    """The blocks of a run. They are rebuilt by `ready` when a shard has lost something, or the desk is another one."""
+
+    def __init__(self, slots: int, batches: int, gate: Gate, block: int) -> None:
+        self.slots, self.batches, self.gate = slots, batches, gate
+        #: Block b is batches b * block to (b + 1) * block - 1.
+        self.block, self.blocks = block, -(-batches // block)
+        #: Whether nothing is given out that was not given out before.
+        self.held = False
+        self.ready(0, ())
+
+    def ready(self, given_out: int, orphans: Sequence[int]) -> None:
+        """Begin with so many blocks that were given out, of which these are not finished, and with no worker."""
+        self.desk = Desk(self.slots, self.blocks, self.gate, len(orphans), keyed=True)
+        self.state = [0] * self.desk.ints
+        self.desk.init(self.state, given_out, orphans)
+        for slot in range(self.slots):
+            self.desk.handle(self.state, Death(slot))
+        self.hold(self.held)
+
+    def hold(self, held: bool) -> None:
+        """Give out nothing new, or go on."""
+        self.held = held
+        self.desk.until = self.given_out if held else self.blocks
+
+    def of(self, block: int) -> range:
+        """Return the batches of a block."""
+        return range(block * self.block, min(self.batches, (block + 1) * self.block))
+
+    @property
+    def given_out(self) -> int:
+        """Blocks that were given out."""
+        return self.desk.given_out(self.state)
+
+    @property
+    def finished(self) -> int:
+        """The batches that are finished, in whole blocks."""
+        return min(self.batches, self.desk.finished(self.state) * self.block)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was given out is finished."""
+        return self.desk.finished(self.state) == self.given_out
+
+    @property
+    def done(self) -> bool:
+        """Whether every block is finished."""
+        return self.desk.finished(self.state) == self.blocks
+
+    def sit(self, seat: Seat) -> None:
+        """Let a worker take its slot, with the block that it already works on."""
+        self.desk.handle(self.state, Join(seat.slot))
+        if seat.holding != NONE and not self.desk.retain(self.state, seat.slot, seat.holding):
+            seat.holding = NONE
+
+    def leave(self, seat: Seat) -> None:
+        """Let another worker have what this one has leased."""
+        self.desk.handle(self.state, Death(seat.slot))
+
+    def return_block(self, seat: Seat) -> None:
+        """Let anyone have what this worker has leased; it stays."""
+        self.leave(seat)
+        self.desk.handle(self.state, Join(seat.slot))
+
+    def of_seat(self, seat: Seat) -> int:
+        """Return the block that a worker has leased, or NONE."""
+        return self.desk.leased(self.state)[seat.slot]
+
+    def finish(self, seat: Seat, block: int) -> Action:
+        """Count a worker's block as finished, and ask for the next one."""
+        return self.desk.handle(self.state, Finish(seat.slot, block))
+
+    def ask(self, seat: Seat) -> Action:
+        """Ask for a block."""
+        return self.desk.handle(self.state, Ask(seat.slot))

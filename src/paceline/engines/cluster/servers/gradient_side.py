@@ -1,0 +1,94 @@
+"""A worker that pushes gradients: the memory that its module computes with, and what it pushes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.engines.cluster.servers.gathered import SumVector
+from paceline.engines.cluster.servers.shard_state import CodedVector, GradientVector, Vector, vector_pool
+from paceline.engines.local.methods.runner import PlanRunner
+from paceline.gradients.payload import GradientSum
+from paceline.links.tcp.connection import Buffer
+from paceline.parameters.layout import ShardLayout, trainable
+from paceline.parameters.worker_state import WorkerState
+from paceline.plans.methods.server import GatheringServer, ParameterServer, gathered_by
+
+
+class ShardReplica:
+    """A worker's copy of one shard: the memory that its module computes with, and the vector that it pushes."""
+
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], vector: Vector) -> None:
+        self.flat = torch.zeros(layout.length, dtype=dtype)
+        self.views = layout.parameter_views(self.flat)
+        self.buffers = layout.buffer_views(self.flat)
+        for parameter, view in zip(parameters, self.views, strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        self.raw = self.flat.view(torch.uint8).numpy().data
+        self.vector = vector
+
+    def look_back(self) -> None:
+        """Write what the gradient was computed from, if the rule wants it."""
+        if len(self.vector.before):
+            self.vector.before.copy_(self.flat.view(torch.uint8))
+
+
+class GradientSide:
+    """`client.Side` of a worker that pushes gradients."""
+
+    def __init__(self, runner: PlanRunner, method: ParameterServer | GatheringServer) -> None:
+        self.runner, layout, replica = runner, runner.layout, runner.replica
+        named = trainable(replica.module)
+        numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
+        owned = [[named[span.name] for span in shard.parameters] for shard in layout.shards]
+        looks_back, codec, seed = method.rule.looks_back, runner.plan.wire, runner.job.seed
+        gathers = gathered_by(method)
+        pools = [vector_pool(shard, layout, looks_back, codec, seed, gathers) for shard in layout.shards]
+        self.shards = [
+            ShardReplica(shard, layout.dtype, mine, pool.take())
+            for shard, mine, pool in zip(layout.shards, owned, pools, strict=True)
+        ]
+        #: For each shard, the numbers of its parameters in the replica.
+        self.parameters = [[numbers[id(parameter)] for parameter in mine] for mine in owned]
+        if runner.encoder is not None and runner.state_writer.found is not None:
+            runner.encoder.restore(runner.state_writer.found)
+
+    def begin(self, task: int) -> None:
+        """Do nothing: the data are not divided into parts."""
+
+    def take(self, task: int, computed: GradientSum, bases: Sequence[int]) -> None:
+        """Write the vectors to push for a task."""
+        vector = self.shards[0].vector
+        if isinstance(vector, SumVector):
+            vector.write(computed, bases[0])
+            return
+        gradients, encoder = self.runner.learner.settle(computed), self.runner.encoder
+        moving = self.runner.replica.moving
+        for number, (shard, numbers) in enumerate(zip(self.shards, self.parameters, strict=True)):
+            mine, vector = [gradients[n] for n in numbers], shard.vector
+            if isinstance(vector, GradientVector):
+                vector.write(mine, moving, bases)
+            elif isinstance(vector, CodedVector):
+                assert encoder is not None
+                vector.bases[:] = bases
+                encoder.write(number, mine, moving, (0.0, 0.0), vector.message, task, computed.part)
+            shard.look_back()
+        if encoder is not None:
+            encoder.settle()  # what is pushed is pushed until it has arrived
+
+    def body(self, shard: int) -> Buffer:
+        return self.shards[shard].vector.bytes
+
+    def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
+        """Continue with these parameters, and with the moving buffers of the first shard."""
+        self.shards[shard].raw[:] = body
+        if shard == 0 and self.shards[0].buffers:
+            self.runner.learner.set_buffers(self.shards[0].buffers)
+
+    def state(self) -> WorkerState:
+        """Return what a codec owes."""
+        encoder = self.runner.encoder
+        return encoder.state() if encoder is not None else WorkerState()
