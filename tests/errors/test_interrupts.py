@@ -36,7 +36,11 @@ def start(folder: Path, plan: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str], family: list[psutil.Process]) -> str:
-    said = process.communicate(timeout=100)[1]
+    try:
+        said = process.communicate(timeout=100)[1]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said = process.communicate()[1]
     _, left = psutil.wait_procs(family, timeout=60)
     assert not [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
     assert process.returncode == 130, said
@@ -73,3 +77,33 @@ def test_twice_at_once(folder: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     said = ended(process, family)
     assert "interrupted; every worker was stopped" in said
+
+
+def test_an_interrupt_that_was_lost_is_raised_again(folder: Path) -> None:
+    (folder / "lost.py").write_text(
+        """
+import os, signal, sys
+sys.path.insert(0, ".")
+from job import job
+from paceline import train
+
+class Destroyed:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)  # Python reports what is raised here, and goes on
+
+class TwoInterrupts:
+    def on_update_end(self, training, report):
+        if report.updates and not report.stopping:
+            os.kill(os.getpid(), signal.SIGINT)
+            Destroyed()
+
+if __name__ == "__main__":
+    try:
+        train(job, "ring", workers=2, callbacks=[TwoInterrupts()])
+    except KeyboardInterrupt:
+        print("raised")
+"""
+    )
+    done = subprocess.run([sys.executable, "lost.py"], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert "Exception ignored" in done.stderr, done.stderr
+    assert done.stdout == "raised\n", done.stderr

@@ -16,10 +16,13 @@ class Signals:
         self.requested = False
         #: The signal that ends the run as soon as a checkpoint is written; 0 for none.
         self.ending = 0
+        #: Whether Ctrl-C was pressed again.
+        self.interrupted = False
 
     def take(self, number: int) -> None:
         """Do what a signal asks for."""
         if self.ending and number == signal.SIGINT:
+            self.interrupted = True
             raise KeyboardInterrupt
         self.requested = True
         if number != signal.SIGUSR1:
@@ -28,6 +31,11 @@ class Signals:
     def stop(self) -> None:
         """Request a checkpoint that ends the run, as SIGTERM does."""
         self.take(signal.SIGTERM)
+
+    def check(self) -> None:
+        """Raise a second Ctrl-C again: what is raised while an object is being destroyed is lost."""
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

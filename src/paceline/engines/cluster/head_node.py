@@ -198,6 +198,8 @@ class HeadNode:
                 to_head, message, content = self._own.popleft()
                 self._hear(self.part.roster.rank, message, content) if to_head else agent.hear(message, content)
             head.look()
+            if self.checkpoints:
+                self.checkpoints.signals.check()
             if observer.writer is not None:
                 observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
             else:

@@ -172,6 +172,8 @@ class WorkerPool:
                 for number, message in self._messages():
                     self._handle(number, message)
                 due = self.checkpoints.take(self.finished) if self.checkpoints else None
+                if self.checkpoints:
+                    self.checkpoints.signals.check()
                 self.observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
                 if due is not None:
                     self._write_checkpoint(due)
