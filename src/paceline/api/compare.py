@@ -146,30 +146,44 @@ def compare(
         say: A function that is called with lines of text about the progress.
         command: The command that trains this job, without a plan; the recommendation quotes it.
     """
+    chosen = _chosen(plans, workers, seconds, link)
+    job.refuse_unused()
+    job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
+    place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
+    if link is not None:
+        return _over_link(job, chosen, link, place, say, command)
+    return _here(job, chosen, seconds, place, say, command)
+
+
+def _chosen(
+    plans: Sequence[str | Plan] | None, workers: int | None, seconds: float | None, link: str | None
+) -> list[Plan]:
+    """Return the plans to compare; raise UsageError or PlanError for what cannot be compared."""
     if seconds is not None and not 0 < seconds < math.inf:
         raise UsageError(f"seconds={seconds}: give how many seconds each plan is timed, such as 20")
     plans = plans if plans is not None else LINK_PLANS if link else DEFAULT_PLANS
-    workers = workers or (LINKED_WORKERS if link else WORKERS)
     if not plans:
         raise UsageError("there are no plans to compare; name some, as in ring,downpour")
-    job.refuse_unused()
-    chosen = [Plan.parse(plan, workers) for plan in plans]
-    job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
+    chosen = [Plan.parse(plan, workers or (LINKED_WORKERS if link else WORKERS)) for plan in plans]
     if link is not None:
         if seconds is not None:
             raise UsageError("seconds= times plans on this machine; with link= the network is simulated")
         check_plans(chosen, link)
-    place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
-    if link is not None:
-        return _over_link(job, chosen, link, place, say, command)
+    return chosen
+
+
+def _here(
+    job: Job, plans: Sequence[Plan], seconds: float | None, place: Path | None, say: Say, command: str
+) -> Comparison:
+    """Compare on the processes of this machine."""
     runs = []
     with emptied(place):
-        for plan in chosen:
+        for plan in plans:
             say(f"training {job.name} by {plan} ...")
             runs.append(train(job, plan, folder=place))
             if job.compute == "auto":
                 say(runs[-1].record.notes[-1])
-    timed = time_plans(job.untested(), chosen, runs, Schedule.of(seconds), say)
+    timed = time_plans(job.untested(), plans, runs, Schedule.of(seconds), say)
     page = place / "report.html" if place else None
     record = ComparisonRecord(
         job=job.name,
