@@ -26,7 +26,7 @@ class ServerLinks:
         return self._between(worker, shard % self.workers, now, size)
 
     def copied(self, shard: int, now: float, size: int) -> None:
-        """Send a gradient that has arrived at a shard on to its copies, for which links are busy and no worker waits."""
+        """Send a gradient on from a shard to its copies: links are busy, and no worker waits."""
         for copy in range(1, min(self.world.copies, self.workers)):
             self._between(shard % self.workers, (shard + copy) % self.workers, now, size)
 
