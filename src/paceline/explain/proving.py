@@ -189,7 +189,7 @@ def _dataflow(plan: Plan, dataflow: Dataflow) -> Proved:
     if found.story is not None:
         return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
     says += [
-        "no worker waits for ever, and no message is left: a worker whose messages find no room goes on with others",
+        "no worker waits for ever, and no message is left: a worker whose messages find no room continues with others",
         f"never more than {active} under way; every call is computed once forward, then once backward",
         "every operator makes an update of each instance's gradients once, when all of them are there",
     ]
