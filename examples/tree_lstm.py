@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 
-AND, OR, XOR = 2, 3, 4
+OPERATIONS = (int.__and__, int.__or__, int.__xor__)
 Tree = int | tuple  # a leaf, 0 or 1; or (operation, left, right)
 
 
@@ -21,23 +21,16 @@ def grown(draw: random.Random, leaves: int) -> Tree:
     if leaves == 1:
         return draw.randrange(2)
     left = draw.randrange(1, leaves)
-    return draw.choice((AND, OR, XOR)), grown(draw, left), grown(draw, leaves - left)
+    return draw.randrange(len(OPERATIONS)), grown(draw, left), grown(draw, leaves - left)
 
 
 def truth(tree: Tree) -> int:
-    if isinstance(tree, int):
-        return tree
-    operation, left, right = tree[0], truth(tree[1]), truth(tree[2])
-    return {AND: left & right, OR: left | right, XOR: left ^ right}[operation]
+    return tree if isinstance(tree, int) else OPERATIONS[tree[0]](truth(tree[1]), truth(tree[2]))
 
 
-class Leaf(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.words, self.enter = nn.Embedding(2, size), nn.Linear(size, 2 * size)
-
+class Leaf(nn.Embedding):
     def forward(self, word: Tensor) -> tuple[Tensor, Tensor]:
-        hidden, cell = self.enter(self.words(word)).tanh().chunk(2, -1)
+        hidden, cell = super().forward(word).tanh().chunk(2, -1)
         return hidden, cell
 
 
@@ -46,7 +39,7 @@ class Branch(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.words, self.gates = nn.Embedding(5, size), nn.Linear(3 * size, 5 * size)
+        self.words, self.gates = nn.Embedding(3, size), nn.Linear(3 * size, 5 * size)
 
     def forward(self, word: Tensor, h1: Tensor, c1: Tensor, h2: Tensor, c2: Tensor) -> tuple[Tensor, Tensor]:
         gates = self.gates(torch.cat([self.words(word), h1, h2], -1))
@@ -60,48 +53,40 @@ class TreeLSTM(nn.Module):
 
     def __init__(self, size: int = 32) -> None:
         super().__init__()
-        self.leaf, self.branch, self.head = Leaf(size), Branch(size), nn.Linear(size, 2)
+        self.leaf, self.branch, self.head = Leaf(2, 2 * size), Branch(size), nn.Linear(size, 2)
 
     def forward(self, tree: Tree) -> Tensor:
         scores: Tensor = self.head(self.state(tree)[0])
         return scores
 
     def state(self, tree: Tree) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor]
         if isinstance(tree, int):
-            found = self.leaf(torch.tensor([tree]))
-        else:
-            operation, left, right = tree
-            found = self.branch(torch.tensor([operation]), *self.state(left), *self.state(right))
-        return found
-
-
-def step(model: nn.Module, batch: list[Tree]) -> Tensor:
-    """The mean loss of a batch, tree by tree."""
-    scores = torch.cat([model(tree) for tree in batch])
-    return nn.functional.cross_entropy(scores, torch.tensor([truth(tree) for tree in batch]))
+            return tuple(self.leaf(torch.tensor([tree])))
+        operation, left, right = tree
+        return tuple(self.branch(torch.tensor([operation]), *self.state(left), *self.state(right)))
 
 
 def evaluate(model: nn.Module, batch: list[Tree]) -> tuple[Tensor, Tensor]:
     return torch.cat([model(tree) for tree in batch]), torch.tensor([truth(tree) for tree in batch])
 
 
-def accuracy(scores: Tensor, target: Tensor) -> float:
-    return float((scores.argmax(1) == target).float().mean())
+def step(model: nn.Module, batch: list[Tree]) -> Tensor:
+    """The mean loss of a batch, tree by tree."""
+    return nn.functional.cross_entropy(*evaluate(model, batch))
 
 
-def trees(count: int, seed: int, most: int = 8) -> list[Tree]:
+def trees(count: int, seed: int, most: int = 6) -> list[Tree]:
     draw = random.Random(seed)
     return [grown(draw, draw.randrange(2, most + 1)) for _ in range(count)]
 
 
 job = paceline.Job(
     model=TreeLSTM,
-    data=DataLoader(trees(256, 0), batch_size=8, shuffle=True, collate_fn=list),
+    data=DataLoader(trees(200, 0), batch_size=8, shuffle=True, collate_fn=list),
     test=DataLoader(trees(100, 1), batch_size=100, collate_fn=list),
     step=step,
     evaluate=evaluate,
-    metrics={"accuracy": accuracy},
+    metrics={"accuracy": lambda scores, target: float((scores.argmax(1) == target).float().mean())},
     optimizer=partial(torch.optim.Adam, lr=0.005),
     epochs=2,
 )
