@@ -45,7 +45,8 @@ class ShardUpdates:
         self.pulled: PulledView | None = None
         if (pull := side.plan.pull) is not None:
             self.pulled = PulledView(MessageShape(pull, side.layout.shards[number], side.layout.dtype), side.seed)
-        self.fresh = True  # the next answer is whole
+        #: The version that was answered last; -1: the next answer is whole.
+        self.answered = -1
         #: Running statistics, which belong to shard 0; the last push wins.
         self.moving = replica.moving if number == 0 else []
 
@@ -59,7 +60,10 @@ class ShardUpdates:
 
     def fetch(self, draft: State) -> None:
         self.store.fetch(*self.slots.fetch(draft, self.side.number))
-        self.fresh = True
+        if self.pulled is not None and self.memory.machine.base(draft, self.side.number) == self.answered:
+            self._compute_with(self.pulled)  # it has that version, as it was answered
+        else:
+            self.answered = -1
         if self.moving:
             self.take_buffers()
 
@@ -68,12 +72,15 @@ class ShardUpdates:
         if self.pulled is None:
             return
         newest = self.store.version
-        if self.fresh:
+        if self.answered < 0:
             self.pulled.whole(newest.parameters, newest.buffers)
         else:
             self.pulled.difference(newest.parameters, newest.buffers, version)
-        self.fresh = False
-        for parameter, value in zip(self.store.parameters, self.pulled.values, strict=True):
+        self.answered = version
+        self._compute_with(self.pulled)
+
+    def _compute_with(self, pulled: PulledView) -> None:
+        for parameter, value in zip(self.store.parameters, pulled.values, strict=True):
             parameter.data = value
 
     def take_buffers(self) -> None:
