@@ -34,6 +34,8 @@ class Examined(NamedTuple):
 
     findings: list[Finding]
     interface: Interface = Interface()
+    #: Functions with more paths than their budget of steps, as `name, line N`: walked in part.
+    cut: tuple[str, ...] = ()
 
 
 def is_relevant(path: str, text: str) -> bool:
@@ -50,12 +52,13 @@ def examine(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values()))
     """The findings of one file, those that a comment calls no bug included, and its interface."""
     if not is_relevant(path, text):
         return Examined([])
-    interface = Interface()
+    interface, cut = Interface(), list[str]()
     try:
         with _deep_recursion():
             facts = Facts(Module(parse(text)))
             found = _findings(facts, text, rules)
             interface = interface_of(facts)
+            cut = sorted(f"{fn.qualname}, line {fn.line}" for fn in facts.walker.cut)
     except Unreadable as error:
         found = [Finding(UNREADABLE, error.line, 1, "<module>", str(error), remedy="nothing in this file was checked")]
     except RecursionError:
@@ -67,7 +70,7 @@ def examine(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values()))
         finding.path = path
         finding.ordinal = same[finding.rule, finding.function, finding.about]
         same[finding.rule, finding.function, finding.about] += 1
-    return Examined(found, interface)
+    return Examined(found, interface, tuple(cut))
 
 
 def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
