@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-for parent in (1, 2):
-    sys.path.insert(0, str(Path(__file__).parents[parent]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write
 from tests.compression.networks import drawn
 
