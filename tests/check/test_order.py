@@ -102,4 +102,4 @@ def test_a_function_with_too_many_paths_is_named(tmp_path: Path, monkeypatch: py
         assert json.loads(done.stdout)["over_budget"] == [
             {"path": "paths.py", "why": "f, line 13: has more paths than were walked"}
         ]
-        assert "nothing found within the budget in 1 files" in " ".join(done.stderr.split())
+        assert "nothing found within the budget in 1 file" in " ".join(done.stderr.split())

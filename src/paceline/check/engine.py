@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections import Counter
@@ -50,6 +51,11 @@ def check_text(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values(
 
 def examine(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values())) -> Examined:
     """The findings of one file, those that a comment calls no bug included, and its interface."""
+    with _garbage_collected_once():
+        return _examine(path, text, rules)
+
+
+def _examine(path: str, text: str, rules: Iterable[Rule]) -> Examined:
     if not is_relevant(path, text):
         return Examined([])
     interface, cut = Interface(), list[str]()
@@ -82,6 +88,19 @@ def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
             finding.rule = rule.code
             found.setdefault((finding.rule, finding.line, finding.column), finding)
     return list(found.values())
+
+
+@contextmanager
+def _garbage_collected_once() -> Iterator[None]:
+    """Collect a syntax tree, whose nodes know their parents, once it is done with; before, nothing could be freed."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+            gc.collect(0)
 
 
 @contextmanager

@@ -60,7 +60,8 @@ class Report:
         skipped = f", {len(self.skipped)} passed over" if self.skipped else ""
         failed = f", {len(self.failed)} failed" if self.failed else ""
         over = f", {len(self.unwalked)} over the budget and not walked" if self.unwalked else ""
-        notes.append(f"{found} in {self.files} files, {self.lines:,} lines{known}{skipped}{failed}{over}")
+        files = "1 file" if self.files == 1 else f"{self.files:,} files"
+        notes.append(f"{found} in {files}, {self.lines:,} lines{known}{skipped}{failed}{over}")
         return "\n".join(notes)
 
 
