@@ -27,6 +27,7 @@ class Resource(NamedTuple):
     one_of_several: bool = False  # one of several under the same name
     line: int = 0
     formal: Formal | None = None  # a parameter for which callers pass different ones
+    bounded: bool = False  # a queue with a size, whose `put` waits while it is full
 
 
 class Formal(NamedTuple):

@@ -12,7 +12,7 @@ from functools import cached_property
 from paceline.check import catalogue
 from paceline.check.containers import Containers
 from paceline.check.declarations import Class, Declarations, Formal, Function, Resource
-from paceline.check.names import dotted, keyword, short_name
+from paceline.check.names import dotted, is_constant, keyword, short_name
 from paceline.check.passing import Passing
 from paceline.check.varying import Varying
 
@@ -30,7 +30,7 @@ class Module(Declarations):
     @cached_property
     def passing(self) -> Passing:
         """What is passed for each parameter."""
-        return Passing(self.functions, self.function_named)
+        return Passing(self.functions, self.function_named, self._types.clear)
 
     @cached_property
     def containers(self) -> Containers:
@@ -217,9 +217,10 @@ class Module(Declarations):
             if shared is not None:
                 return Resource(shared.id, kind, shared.sure, shared.non_reentrant, shared.one_of_several, shared.line)
             return Resource(where, kind, True, False, False, call.lineno)
-        return Resource(
-            where, kind, True, kind in catalogue.NON_REENTRANT or kind == "AsyncCondition", False, call.lineno
-        )
+        size = keyword(call, "maxsize", 0) if kind in catalogue.QUEUES else None
+        bounded = size is not None and not is_constant(size, 0)
+        alone = kind in catalogue.NON_REENTRANT or kind == "AsyncCondition"
+        return Resource(where, kind, True, alone, False, call.lineno, None, bounded)
 
     @cached_property
     def _owners(self) -> dict[str, list[Class]]:

@@ -205,7 +205,7 @@ class Sequences:
             for effect in self.walker.effects(fn):
                 call = effect.node
                 found = self.collective(call, fn) if isinstance(call, ast.Call) else None
-                callee = effect.callee if effect.callee is not fn and runs_now(effect) else None
+                callee = effect.callee if effect.callee is not fn and runs_now(effect) and not effect.perhaps else None
                 if found is None and callee is None:
                     continue
                 at: ast.AST | None = call
