@@ -62,7 +62,7 @@ def _checker_source() -> bytes:
 
 
 def _row(finding: Finding) -> dict[str, Any]:
-    names = ("rule", "line", "column", "function", "message", "remedy", "confidence", "about", "ordinal")
+    names = ("rule", "line", "column", "function", "message", "remedy", "confidence", "about", "ordinal", "verdict")
     return {name: getattr(finding, name) for name in names} | {"story": finding.story, "waits": finding.waits}
 
 

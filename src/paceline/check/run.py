@@ -11,14 +11,14 @@ from paceline.check.across.interface import Interface
 from paceline.check.across.rules import findings_across
 from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
+from paceline.check.comments import UNUSED, with_comments
 from paceline.check.engine import UNREADABLE, is_relevant
-from paceline.check.feedback import read_verdicts, weigh
+from paceline.check.feedback import marked, read_verdicts, weigh
 from paceline.check.files import Skipped, choose_files
 from paceline.check.findings import Finding
 from paceline.check.options import Options
 from paceline.check.parallel import Source, check_sources
 from paceline.check.source import Unreadable, read
-from paceline.check.suppress import UNUSED, without_suppressed
 
 #: A finding to which its own rule gives less is reported only where everything is, with a least confidence of 0.
 DOUBTED = 0.5
@@ -62,17 +62,23 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     report = Report(files=len(chosen.files), skipped=sorted(chosen.skipped))
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
     found = [f for f in _findings(chosen.files, options, report) if options.includes(f.rule)]
-    verdicts = read_verdicts(Path(options.feedback)) if options.feedback else []
-    if options.min_confidence:
-        found = [finding for finding in found if finding.confidence >= DOUBTED]
-    weigh(found, verdicts)
-    found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
-    if verdicts:
-        found.sort(key=lambda f: -f.confidence)
-    found = [finding for finding in found if finding.confidence >= options.min_confidence]
+    found = worth_showing(found, options)
     report.findings = [finding for finding in found if finding.fingerprint not in known]
     report.known = len(found) - len(report.findings)
     return report
+
+
+def worth_showing(found: list[Finding], options: Options) -> list[Finding]:
+    """The findings above the least confidence, which is computed here, and those that a comment calls bugs."""
+    verdicts = read_verdicts(Path(options.feedback)) if options.feedback else []
+    if options.min_confidence:
+        found = [finding for finding in found if finding.confidence >= DOUBTED or finding.verdict is not None]
+    weigh(found, [*verdicts, *marked(found)])
+    found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
+    if verdicts:
+        found.sort(key=lambda f: -f.confidence)
+    found = [finding for finding in found if finding.verdict is not False]
+    return [finding for finding in found if finding.verdict or finding.confidence >= options.min_confidence]
 
 
 def _findings(files: Iterable[Path], options: Options, report: Report) -> list[Finding]:
@@ -116,10 +122,10 @@ def _with_those_across(found: list[Finding], interfaces: dict[str, Interface]) -
     for finding in findings_across(interfaces):
         if (finding.path, finding.rule, finding.line) in known:
             continue
-        kept = without_suppressed([finding], read(Path(finding.path)))
+        kept = with_comments([finding], read(Path(finding.path)))
         if finding in kept:
             found.append(finding)
-        else:  # the comment is used after all
+        if finding not in kept or finding.verdict is not None:  # the comment is used after all
             unused = (finding.path, finding.line)
             found = [f for f in found if f.rule != UNUSED or (f.path, f.line) != unused]
     return found

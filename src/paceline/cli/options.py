@@ -72,7 +72,13 @@ PlanOption = Annotated[
         "choose` chooses.",
     ),
 ]
-Plans = Annotated[str, typer.Option(help="Plans to compare, separated by commas.")]
+Plans = Annotated[
+    str | None,
+    typer.Option(
+        help="Plans to compare, separated by commas.",
+        show_default="sequential,ddp,ring,downpour, or with --link some with codecs",
+    ),
+]
 Workers = Annotated[
     int | None, typer.Option("--workers", "-w", min=1, envvar="PACELINE_WORKERS", help="Number of workers.")
 ]
