@@ -62,7 +62,7 @@ def _type_of(node: ast.expr, fn: Function, module: Module, depth: int) -> str:
 
 
 def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> str:
-    """The class of what a call returns, by its name, by what a library says, or by what the function of the file does."""
+    """The class of what a call returns: its own, what a library says, or what a function of the file returns."""
     callee = module.callee(call, fn)
     if callee is not None and callee.name != "__init__":
         values = (r.value for r in callee.returns if r.value is not None)

@@ -30,7 +30,7 @@ class Module(Declarations):
     @cached_property
     def passing(self) -> Passing:
         """What is passed for each parameter."""
-        return Passing(self.functions, self.function_named, self._types.clear)
+        return Passing(self.functions, self.function_named, self.callee, self._types.clear)
 
     @cached_property
     def containers(self) -> Containers:
@@ -308,10 +308,9 @@ class Module(Declarations):
             named = isinstance(value.func, ast.Name | ast.Attribute)
             found = self.classes.get(short_name(value.func)) if named else None
             return found or self._returned_type(value, fn, depth)
-        if isinstance(value, ast.IfExp):
-            return self.type_of_value(value.body, fn, depth + 1) or self.type_of_value(value.orelse, fn, depth + 1)
-        if isinstance(value, ast.BoolOp):
-            return next((c for v in value.values if (c := self.type_of_value(v, fn, depth + 1))), None)
+        if isinstance(value, ast.IfExp | ast.BoolOp):
+            either = [value.body, value.orelse] if isinstance(value, ast.IfExp) else value.values
+            return next((c for v in either if (c := self.type_of_value(v, fn, depth + 1))), None)
         if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
             return self.type_of(value, fn, depth + 1)
         return None
@@ -330,8 +329,12 @@ class Module(Declarations):
         return found
 
     def callee(self, call: ast.Call, fn: Function) -> Function | None:
-        """The function of this file that a call runs."""
-        return self.function_named(call.func, fn)
+        """The function of this file that a call runs; of an object, its `__call__`."""
+        found = self.function_named(call.func, fn)
+        if found is not None or not isinstance(call.func, ast.Name | ast.Attribute):
+            return found
+        kind = self.type_of(call.func, fn)
+        return kind.method("__call__") if kind is not None and kind.name != short_name(call.func) else None
 
     def function_named(self, node: ast.expr, fn: Function, depth: int = 0) -> Function | None:
         """The function of this file that an expression names, through aliases, `partial` and `super()`."""

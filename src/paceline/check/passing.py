@@ -44,9 +44,11 @@ class Passing:
         self,
         functions: list[Function],
         function_named: Callable[[ast.expr, Function], Function | None],
+        callee: Callable[[ast.Call, Function], Function | None],
         forget: Callable[[], None],
     ) -> None:
-        self._functions, self._function_named, self._forget = functions, function_named, forget
+        self._functions, self._function_named = functions, function_named
+        self._callee, self._forget = callee, forget
         #: What is known so far; while the calls are read for the first time, nothing is.
         self._known: dict[tuple[int, str], list[Argument]] | None = None
 
@@ -94,7 +96,7 @@ class Passing:
         bindings = list(self._bindings(call, caller))
         for fn, name, value in bindings:
             into.setdefault((id(fn), name), []).append(Argument(value, caller, call))
-        return bool(bindings) or not isinstance(call.func, ast.Attribute)
+        return bool(bindings)
 
     def _bindings(self, call: ast.Call, caller: Function) -> Iterator[tuple[Function, str, ast.expr]]:
         """(callee, parameter, value) of a call, or of the call that it starts in a thread, task or process."""
@@ -112,7 +114,9 @@ class Passing:
             named = [ast.keyword(str(k.value), v) for k, v in pairs if isinstance(k, ast.Constant)]
         else:
             target, rest, named = call.func, call.args, [k for k in call.keywords if k.arg]
-        fn = None if target is None else self._function_named(target, caller)
+        fn = None
+        if target is not None:
+            fn = self._callee(call, caller) if target is call.func else self._function_named(target, caller)
         if fn is None:
             return
         names = list(fn.parameters)
@@ -131,7 +135,7 @@ def _is_bound(fn: Function, target: ast.expr | None, caller: Function) -> bool:
     """Whether the first parameter is the object itself, which the call does not pass by position."""
     if fn.cls is None or fn.cls.methods.get(fn.name) is not fn or fn.decorated("staticmethod"):
         return False
-    if fn.name == "__init__" or fn.decorated("classmethod"):
+    if fn.name in ("__init__", "__call__") or fn.decorated("classmethod"):
         return not (isinstance(target, ast.Attribute) and target.attr == "__init__" and short_name(target.value) != "")
     named_by_class = isinstance(target, ast.Attribute) and short_name(target.value) == fn.cls.name
     return isinstance(target, ast.Attribute) and not named_by_class

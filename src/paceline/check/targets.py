@@ -1,8 +1,8 @@
 """Which functions of a file a call may run, where its name alone does not say so.
 
 A callback that was passed as an argument, kept in an attribute or put into a list of subscribers is followed back to
-the functions that were passed; a call of an object runs its `__call__`; and a method of the own object may be the one
-that a subclass of this file puts in its place.
+the functions that were passed, and a method of the own object may be the one that a subclass of this file puts in its
+place.
 """
 
 from __future__ import annotations
@@ -57,10 +57,6 @@ def _values(node: ast.expr, fn: Function, module: Module, depth: int) -> list[Fu
     for value, scope in sources:
         if value is not node:
             found += [f for f in _values(value, scope, module, depth + 1) if f not in found]
-    if not found and isinstance(node, ast.Name | ast.Attribute):
-        kind = module.type_of(node, fn)
-        called = kind.method("__call__") if kind is not None and kind.name != dotted(node) else None
-        found = [called] if called is not None else []
     return found
 
 
