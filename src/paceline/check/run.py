@@ -52,7 +52,8 @@ class Report:
         known = f", {self.known} known from the baseline" if self.known else ""
         skipped = f", {len(self.skipped)} passed over" if self.skipped else ""
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        notes.append(f"{found} in {self.files} files, {self.lines:,} lines{known}{skipped}{failed}")
+        files = "1 file" if self.files == 1 else f"{self.files:,} files"
+        notes.append(f"{found} in {files}, {self.lines:,} lines{known}{skipped}{failed}")
         return "\n".join(notes)
 
 
