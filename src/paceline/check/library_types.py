@@ -20,7 +20,7 @@ DEPTH = 4  # assignments and calls through which an object is followed
 def method_name(function: ast.expr, fn: Function, module: Module) -> str:
     """The canonical name of the function that a call runs; of a method, with the class of its object where known."""
     if isinstance(function, ast.Attribute) and not _is_imported(function, module):
-        owner = _type_of(function.value, fn, module, 0)
+        owner = type_name(function.value, fn, module)
         if owner:
             return f"{owner}.{function.attr}"
     return module.canonical(function).replace("()", "")
@@ -30,12 +30,12 @@ def _is_imported(node: ast.expr, module: Module) -> bool:
     return dotted(node).partition(".")[0] in module.imports
 
 
-def _type_of(node: ast.expr, fn: Function, module: Module, depth: int) -> str:
+def type_name(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> str:
     """The canonical name of the class of an object of a library; empty when it is not known."""
     if depth > DEPTH:
         return ""
     if isinstance(node, ast.Await):
-        return _type_of(node.value, fn, module, depth + 1)
+        return type_name(node.value, fn, module, depth + 1)
     if isinstance(node, ast.Call):
         return _made_by(node, fn, module, depth)
     found: list[tuple[ast.expr, Function]] = []
@@ -57,7 +57,7 @@ def _type_of(node: ast.expr, fn: Function, module: Module, depth: int) -> str:
             if not found and node.attr in cls.annotations:
                 return _annotated(cls.annotations[node.attr], module)
     return next(
-        (t for value, scope in found if value is not node and (t := _type_of(value, scope, module, depth + 1))), ""
+        (t for value, scope in found if value is not node and (t := type_name(value, scope, module, depth + 1))), ""
     )
 
 
@@ -66,13 +66,13 @@ def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> str:
     callee = module.callee(call, fn)
     if callee is not None and callee.name != "__init__":
         values = (r.value for r in callee.returns if r.value is not None)
-        return next((t for value in values if (t := _type_of(value, callee, module, depth + 1))), "")
+        return next((t for value in values if (t := type_name(value, callee, module, depth + 1))), "")
     if not isinstance(call.func, ast.Name | ast.Attribute):
         return ""
     if _is_imported(call.func, module):
         name = module.canonical(call.func)
         return libraries.returns(name) or (name if name.rpartition(".")[2][:1].isupper() else "")
-    owner = _type_of(call.func.value, fn, module, depth + 1) if isinstance(call.func, ast.Attribute) else ""
+    owner = type_name(call.func.value, fn, module, depth + 1) if isinstance(call.func, ast.Attribute) else ""
     return libraries.returns(f"{owner}.{call.func.attr}") if owner else ""  # type: ignore[union-attr]
 
 

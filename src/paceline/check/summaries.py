@@ -161,6 +161,16 @@ class Facts:
         return found
 
     @cached_property
+    def attributes_of_others(self) -> dict[str, list[tuple[ast.Attribute, Function]]]:
+        """Attribute -> where it is read or changed of another object than the function's own."""
+        found: dict[str, list[tuple[ast.Attribute, Function]]] = {}
+        for fn in self.module.functions:
+            for node in fn.attributes if fn is not self.module.top else ():
+                if not (isinstance(node.value, ast.Name) and node.value.id == fn.self_name):
+                    found.setdefault(node.attr, []).append((node, fn))
+        return found
+
+    @cached_property
     def used_as_values(self) -> set[str]:
         """Methods that are used as values, so that their callers are not known."""
         found = set()
