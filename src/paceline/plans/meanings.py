@@ -1,0 +1,38 @@
+"""What the options of plans mean, a line each, as `paceline plans NAME` prints them."""
+
+from __future__ import annotations
+
+MEANINGS = {
+    "active": "chunks under way at a time",
+    "backups": "workers whose gradients an update does not wait for",
+    "balance": "what stages are balanced by",
+    "bound": "updates that a worker may be ahead of the slowest",
+    "chunks": "pieces in which a batch is computed, one after another",
+    "codec": "how gradients are coded on their way, as docs/compression.md lists",
+    "cuts": "modules at which the model is cut; balanced if empty",
+    "data": "replicas of the whole model",
+    "each": "stages of every worker",
+    "every": "local steps, or chunks of an operator, between two exchanges",
+    "file": "the file with a schedule of your own",
+    "graph": "who exchanges with whom",
+    "groups": "groups within which gradients are summed first",
+    "inside": "workers that share the layers of a stage",
+    "lam": "strength of the compensation; the published value if not given",
+    "layers": "stages of a replica; as many as there are workers for if 0",
+    "memory": "MiB that a worker may take (0: no bound); of sandblaster, pairs of vectors that are kept",
+    "micro_batches": "pieces of a batch that follow each other through the stages",
+    "mode": "the variant of the method",
+    "momentum": "momentum of the outer step",
+    "on": "the worker of each stage or operator, joined by +",
+    "parts": "disjoint parts of the data, of which each worker trains on one after another",
+    "rate": "learning rate of the outer step",
+    "recompute": "what is computed again in the backward pass instead of kept",
+    "schedule": "the order of forward and backward passes",
+    "shards": "parts of the parameters, each with a lock and a version of its own",
+    "small": "weights of a dense layer up to which all workers compute it",
+    "spring": "pull towards the centre; the published 0.9 / workers if not given",
+    "stage": "1: the optimizer's state is divided; 2: gradients, too; 3: parameters, too",
+    "threads": "threads of each process",
+    "ways": "how layers are split: pattern:way, joined by +",
+    "workers": "processes",
+}
