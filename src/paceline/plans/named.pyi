@@ -104,6 +104,7 @@ def Downpour(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     shards: int = 1,
+    pull: str = "dense",
 ) -> Plan:
     """Plan `downpour`: asynchronous parameter server."""
 
@@ -113,6 +114,7 @@ def Ssp(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     shards: int = 1,
+    pull: str = "dense",
     bound: int = 3,
 ) -> Plan:
     """Plan `ssp`: asynchronous, no worker more than `bound` batches ahead."""
