@@ -25,6 +25,7 @@ MEANINGS = {
     "momentum": "momentum of the outer step",
     "on": "the worker of each stage or operator, joined by +",
     "parts": "disjoint parts of the data, of which each worker trains on one after another",
+    "pull": "how newer parameters are coded on their way to a worker",
     "rate": "learning rate of the outer step",
     "recompute": "what is computed again in the backward pass instead of kept",
     "schedule": "the order of forward and backward passes",
