@@ -11,6 +11,7 @@ def constructors() -> Iterator[str]: ...
 def type_of(kind: Kind) -> Any: ...
 
 __all__ = [
+    "Ampnet",
     "Backup",
     "Cannon",
     "Ceiling",
@@ -388,6 +389,17 @@ def OneWeirdTrick(  # noqa: N802
     data: int = 1,
 ) -> Plan:
     """Plan `one_weird_trick`: convolutions split by samples, dense layers by their outputs."""
+
+def Ampnet(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    micro_batches: int = 1,
+    active: int = 4,
+    every: int = 1,
+    on: str = "",
+) -> Plan:
+    """Plan `ampnet`: operators that compute whenever a message is there, for many chunks at a time."""
 
 def Ceiling(  # noqa: N802
     *,

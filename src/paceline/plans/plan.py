@@ -187,6 +187,12 @@ def make_again(plan: Plan, workers: int) -> Plan:
     return make(plan.name, **{**plan.options, "workers": workers})
 
 
+def recipe_of(name: str) -> tuple[str, Recipe]:
+    """Return a plan's own name and its recipe, by any of its names."""
+    own, _ = canonical(name)
+    return own, _recipe(own)
+
+
 def _recipe(name: str) -> Recipe:
     if name not in RECIPES:
         if name in NEAREST:
