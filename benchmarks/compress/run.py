@@ -2,7 +2,7 @@
 
 python benchmarks/compress/run.py make       trains and compresses the three networks, here and for a Cortex-M4
 python benchmarks/compress/run.py time       times what was made beside ONNX Runtime and PyTorch, in turns
-python benchmarks/compress/run.py promise    the bound on accuracy against test data, 4 networks x 5 seeds
+(promise.py, bits.py, cortex.py and precisions.py measure the rest)
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def make(names: list[str], widths: list[float]) -> None:
         for target in ("here", "cortex-m4"):
             made = pl.compress(run, within=WITHIN, target=target, epochs=4, widths=widths, say=print)
             found[target] = made
-            within = [p for p in made.points if not made.bounds.faults(p, made.trained)]
+            within = [p for p in made.points if not made.bounds.faults(p)]
             smallest = min(within, key=lambda p: p.size)
             figures[target] = made.as_dict() | {"smallest_within": smallest.as_dict(), "points_made": len(made.points)}
         figures["checks"] = checks(job, run.model)
@@ -228,41 +228,14 @@ def _percentiles(times: list[float]) -> dict[str, float]:
     return {"p50_us": float(np.percentile(times, 50)), "p99_us": float(np.percentile(times, 99))}
 
 
-# --- promised ----------------------------------------------------------------------------------------------------
-
-
-def promise(names: list[str], seeds: list[int]) -> None:
-    """The points lost on test data, which no search sees, where 0.5 on validation data were allowed."""
-    rows = []
-    for name in names:
-        for seed in seeds:
-            run = pl.train(job_of(name, seed), folder=None)
-            found = pl.compress(run, within=WITHIN, seed=seed, widths=[1.0, 0.5, 0.3], epochs=4)
-            row = {"network": name, "seed": seed, "lost_on_test": found.lost, "kept": found.kept_promise}
-            if found.chosen is not None:
-                row |= {"chosen": found.chosen.as_dict(), "trained": found.trained, "on_test": found.on_test}
-                row |= {"trained_on_test": found.trained_on_test}
-            rows.append(row)
-            print(
-                f"{name:10} seed {seed}: {found.lost:+.2f} points lost on test data, kept: {found.kept_promise}",
-                flush=True,
-            )
-        write(HERE, {"within": WITHIN, "runs": [row for row in rows if row["network"] == name]}, f"promise-{name}.json")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("make", "time", "promise"))
+    parser.add_argument("what", choices=("make", "time"))
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--widths", default=",".join(map(str, WIDTHS)))
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    if given.what == "promise":
-        promise(
-            given.names or ["digits", "tabular", "mnist-dnn", "mnist-cnn"], [int(s) for s in given.seeds.split(",")]
-        )
-    elif given.what == "make":
+    if given.what == "make":
         make(given.names or NETWORKS, [float(width) for width in given.widths.split(",")])
     else:
         timings(given.names or NETWORKS)

@@ -33,18 +33,18 @@ def test_channels_without_weight_leave_without_a_trace() -> None:
         model[5].weight.view(7, 6, 9)[:, dead] = 0
         model[7].weight[:, 2] = 0
     x = torch.randn(20, 1, 8, 8)
-    made = narrowed(model, graph_of(model, (1, 8, 8)), {"0": 4, "5": 6}, x).eval()
+    made = narrowed(model, graph_of(model, x), {"0": 4, "5": 6}, x).eval()
     assert (made[0].out_channels, made[1].num_features, made[5].in_features, made[5].out_features) == (4, 4, 36, 6)
     torch.testing.assert_close(made(x), model(x))
     assert model[0].out_channels == 6, "the model itself stays as it was"
 
 
 def test_what_reaches_an_addition_or_the_result_keeps_its_width() -> None:
-    found = prunable(graph_of(Skip(), (1, 6, 6)))
+    found = prunable(graph_of(Skip(), torch.empty(1, 1, 6, 6)))
     assert [(each.module, each.channels) for each in found] == [("inner", 6)]
 
 
 def test_a_module_that_is_called_twice_keeps_its_width() -> None:
     shared = nn.Linear(8, 8)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(8, 2))
-    assert [each.module for each in prunable(graph_of(model, (4,)))] == []
+    assert [each.module for each in prunable(graph_of(model, torch.empty(1, 4)))] == []

@@ -17,7 +17,8 @@ from paceline.compression.precision import precisions
 from paceline.compression.reading import read
 from paceline.compression.reference import IntegerModel
 from paceline.compression.samples import Samples
-from paceline.compression.search import Made
+from paceline.compression.scores import score_of
+from paceline.compression.search import Candidate, Made
 from paceline.compression.values import ranges
 from paceline.errors import MachineError, RunFailed
 from tests.compression.networks import drawn
@@ -40,7 +41,8 @@ def test_a_cortex_computes_the_same_and_is_counted() -> None:
     made = []
     for precision in (Precision(8), Precision(4)):
         whole = integers(network, ranges(network, x), precision)
-        made += [Made(k, file, network, IntegerModel(whole)) for k, file in CortexM4().files(network, whole, x)]
+        candidate = Candidate(1.0, network, whole, nn.Identity())
+        made += [Made(k, file, network, candidate.module) for k, file in CortexM4().files(candidate, x)]
     found = CortexM4().measure(made, x)
     by_small, by_cortex = found[0], found[1]
     assert by_small.instructions is not None
@@ -102,11 +104,12 @@ def test_any_model_is_measured_in_pytorchs_own_precisions() -> None:
     x = torch.randn(60, 5, 16)
     with torch.no_grad():
         samples = Samples(x, model(x).argmax(1))
-    found = precisions("attention", model, samples, Bounds(within=20.0))
+    score = score_of(nn.CrossEntropyLoss(), samples.y)
+    found = precisions("attention", model, samples, score, Bounds(within=20.0))
     assert [point.precision for point in found.points] == ["float32", "bfloat16", "int8"]
     sizes = {point.precision: point.size for point in found.points}
     assert sizes["bfloat16"] < sizes["float32"]
     assert found.trained == 1.0
     assert found.chosen is not None
     assert found.model is found.models[found.chosen.precision]
-    assert precisions("attention", model, samples, Bounds(size=1)).chosen is None
+    assert precisions("attention", model, samples, score, Bounds(size=1)).chosen is None

@@ -87,9 +87,14 @@ class _Graph:
             found = self._node("Add", *given)
         if step.function:
             found = self._bytes(found, step.name, argument=True)
-            how = {"approximate": "tanh"} if step.function == "gelu_tanh" else {}
-            found = self._node(OPERATIONS[step.function], found, **how)
+            found = self._activated(step.function, found)
         return found if whole is not None and whole.wide else self._bytes(found, step.name)
+
+    def _activated(self, function: str, given: str) -> str:
+        if function == "silu":
+            return self._node("Mul", given, self._node("Sigmoid", given))
+        how = {"approximate": "tanh"} if function == "gelu_tanh" else {}
+        return self._node(OPERATIONS[function], given, **how)
 
     def _sums(self, step: Affine | Window, whole: IntegerStep | None, source: str) -> str:
         channels = step.shape[0]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.compression.building import Latency
 from paceline.compression.points import Bounds
 from paceline.compression.samples import Samples
-from paceline.compression.search import accuracy
+from paceline.compression.scores import Loss, Score, loss_between
 
 CALLS, WARM = 300, 30
 
@@ -29,7 +29,7 @@ class InBfloat16(nn.Module):
         self.model = copy.deepcopy(model).to(torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.model(x.to(torch.bfloat16))
+        scores: Tensor = self.model(x.to(torch.bfloat16) if x.is_floating_point() else x)
         return scores.float()
 
 
@@ -63,6 +63,7 @@ class PrecisionPoint:
 
     precision: str
     accuracy: float
+    lost: Loss
     #: Bytes of its saved state.
     size: int
     p50_us: float
@@ -87,7 +88,7 @@ class Precisions:
 
     def faults(self, point: PrecisionPoint) -> list[str]:
         """Return which bounds a point does not keep."""
-        return self.bounds.broken(point.accuracy, point.p50_us, point.size, self.trained)
+        return self.bounds.broken(point.lost, point.p50_us, point.size)
 
     @property
     def chosen(self) -> PrecisionPoint | None:
@@ -110,20 +111,24 @@ class Precisions:
         }
 
 
-def precisions(name: str, model: nn.Module, validation: Samples, bounds: Bounds) -> Precisions:
+def precisions(name: str, model: nn.Module, validation: Samples, score: Score, bounds: Bounds) -> Precisions:
     """Measure a model in all precisions, timed in turns."""
-    models, shares, refused = dict[str, nn.Module](), dict[str, float](), dict[str, str]()
+    models, scores, refused = dict[str, nn.Module](), dict[str, Tensor](), dict[str, str]()
     for precision, form in FORMS.items():
         try:
             made = form(model).eval()
-            shares[precision] = accuracy(made, validation)
+            scores[precision] = score.each(made, validation)
             models[precision] = made
         except (RuntimeError, TypeError, AttributeError) as error:  # an operation that PyTorch lacks there
             refused[precision] = f"{type(error).__name__}: {error}".splitlines()[0]
     times = _times(models, validation.x)
     points = tuple(
-        PrecisionPoint(each, shares[each], _size(models[each]), times[each].p50, times[each].p99) for each in models
-    )
+        PrecisionPoint(
+            each, float(scores[each].mean()), loss_between(scores["float32"], scores[each]), _size(models[each]),
+            times[each].p50, times[each].p99,
+        )
+        for each in models
+    )  # fmt: skip
     return Precisions(name, bounds, points, refused, models)
 
 

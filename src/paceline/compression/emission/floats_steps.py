@@ -13,7 +13,14 @@ from paceline.compression.network import Affine, Function, Highest, Network, Sum
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno")
 #: Activations by their function in C.
-NAMES = {"relu": "relu", "sigmoid": "sigmoid", "tanh": "hyperbolic", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+NAMES = {
+    "relu": "relu",
+    "sigmoid": "sigmoid",
+    "tanh": "hyperbolic",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_tanh",
+    "silu": "silu",
+}
 NUMBERS = {"": 0, **{name: number for number, name in enumerate(NAMES, 1)}}
 
 
