@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from paceline.jobs.modules import Subsampling
+from paceline.jobs.modules import NarrowAttention, Subsampling
 from paceline.kernels.ir import Program
 from paceline.kernels.layers import (
     attention,
@@ -49,6 +49,7 @@ MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.RMSNorm: layer_norm.recognise,
     nn.Dropout: elementwise.dropout,
     nn.MultiheadAttention: attention.recognise,
+    NarrowAttention: attention.recognise,
     nn.Embedding: embedding.recognise,
     nn.LSTM: recurrent.recognise("lstm"),
     nn.GRU: recurrent.recognise("gru"),
