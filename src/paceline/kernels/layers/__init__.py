@@ -42,6 +42,12 @@ MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.ReLU: elementwise.function("relu"),
     nn.GELU: elementwise.gelu,
     nn.SiLU: elementwise.function("silu"),
+    nn.LeakyReLU: elementwise.formula("leaky_relu", "negative_slope"),
+    nn.ELU: elementwise.formula("elu", "alpha"),
+    nn.ReLU6: elementwise.formula("hardtanh", "min_val", "max_val"),
+    nn.Hardtanh: elementwise.formula("hardtanh", "min_val", "max_val"),
+    nn.Hardswish: elementwise.formula("hardswish"),
+    nn.Hardsigmoid: elementwise.formula("hardsigmoid"),
     nn.LogSoftmax: lambda part, seen: elementwise.log_softmax(seen, part.dim),
     nn.BatchNorm1d: normalisation.recognise(0),
     nn.BatchNorm2d: normalisation.recognise(2),
@@ -102,6 +108,8 @@ LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
 #: Functions that are a layer without parameters, made from their other arguments.
 FUNCTIONAL: dict[Any, type[nn.Module]] = {
     F.max_pool1d: nn.MaxPool1d, F.max_pool2d: nn.MaxPool2d, F.avg_pool1d: nn.AvgPool1d, F.avg_pool2d: nn.AvgPool2d,
+    F.leaky_relu: nn.LeakyReLU, F.elu: nn.ELU, F.relu6: nn.ReLU6, F.hardtanh: nn.Hardtanh,
+    F.hardswish: nn.Hardswish, F.hardsigmoid: nn.Hardsigmoid,
     F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
 }  # fmt: skip
 
