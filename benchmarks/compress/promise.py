@@ -19,6 +19,7 @@ from run import WITHIN, job_of
 
 import paceline as pl
 from paceline.api.compress import test_samples
+from paceline.compression.points import CONFIDENCE
 from paceline.compression.scores import loss_between, score_of
 
 HERE = Path(__file__).parent
@@ -68,7 +69,15 @@ def main() -> None:
             )
             made = [row for row in rows if row["chosen"] is not None]
             broken_runs = [row for row in made if row["excess"] > 1e-9]
-            figures = {"within": WITHIN, "confidence": 0.9, "made": len(made), "broken": len(broken_runs), "runs": rows}
+            sure = [row for row in broken_runs if row["excess"] > 1.645 * row["lost_error"]]
+            figures = {
+                "within": WITHIN,
+                "confidence": CONFIDENCE,
+                "made": len(made),
+                "broken": len(broken_runs),
+                "broken_beyond_the_test_datas_error": len(sure),
+                "runs": rows,
+            }
             write(HERE, figures, "promise.json")
 
 
