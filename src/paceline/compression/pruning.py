@@ -133,7 +133,8 @@ def _head_scores(module: nn.Module, layer: nn.MultiheadAttention | NarrowAttenti
     given = _seen(module, layer, x)
     heads, size = layer.num_heads, layer.head_dim
     values = nn.functional.linear(given, layer.in_proj_weight.chunk(3)[2]).flatten(0, -2)
-    return (values.std(0) * layer.out_proj.weight.norm(dim=0)).view(heads, size).sum(1)
+    found: Tensor = (values.std(0) * layer.out_proj.weight.norm(dim=0)).view(heads, size).sum(1)
+    return found
 
 
 def _scores(module: nn.Module, each: Prunable, x: Tensor) -> Tensor:

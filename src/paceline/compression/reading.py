@@ -48,7 +48,7 @@ def function_of(name: str) -> Callable[[Tensor], Tensor]:
 
 
 ARGUMENT = Ref("x", ())
-SIGNS = {"+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div}
+SIGNS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div}
 
 
 def _evaluated(value: Expression, x: Tensor) -> Tensor:

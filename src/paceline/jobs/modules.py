@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,16 +28,18 @@ class NarrowAttention(nn.Module):
     """Attention with some of the heads of an `nn.MultiheadAttention`, which takes as many as fill its width.
 
     Its parameters have the same names, and it stands in a `nn.TransformerEncoderLayer` like the one that it is made of.
+    `whole` is that attention, or a narrow one that is to be narrower.
     """
 
     batch_first, add_zero_attn, bias_k, bias_v = True, False, None, None
     #: PyTorch's fast path for whole encoder layers does not know it.
     _qkv_same_embed_dim = False
 
-    def __init__(self, whole: nn.MultiheadAttention | NarrowAttention, heads: Tensor) -> None:
+    def __init__(self, whole: Any, heads: Tensor) -> None:
         super().__init__()
-        self.embed_dim, self.head_dim, self.num_heads = whole.embed_dim, whole.head_dim, len(heads)
-        self.dropout = whole.dropout
+        self.embed_dim: int = whole.embed_dim
+        self.head_dim: int = whole.head_dim
+        self.num_heads, self.dropout = len(heads), float(whole.dropout)
         self.drop = nn.Dropout(whole.dropout)
         rows = (heads[:, None] * whole.head_dim + torch.arange(whole.head_dim)).flatten()
         weight, bias = whole.in_proj_weight.detach(), whole.in_proj_bias
