@@ -157,7 +157,8 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
     max_t = search.max_t or asked.max_t or (job.epochs * asked.steps_per_epoch if job else MAX_T)
     proposals, scheduler, total = search.open(asked.space, asked.budget, max_t, asked.seed, mode == "min")
     header = {
-        "schema": SCHEMA, "name": job.name if job else "objective", "search": str(search), "seed": asked.seed,
+        "schema": SCHEMA, "name": job.name if job and job.name != "job" else asked.name,
+        "search": str(search), "seed": asked.seed,
         "space": asked.space.describe(), "metric": measure.metric if job else "value", "mode": mode, "max_t": max_t,
         "budget": asked.budget, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
         "trials_run": asked.trials, "plan": asked.plan, "data_dir": asked.data_dir, "started": time.time(),
