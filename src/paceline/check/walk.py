@@ -73,6 +73,7 @@ class Walker:
         self.module = module
         self._effects: dict[int, list[Effect]] = {}
         self._walks: dict[int, Walk] = {}
+        self.cut: list[Function] = []  # those whose walk ended at its budget
 
     def effects(self, fn: Function) -> list[Effect]:
         """The effects of a function's own calls, implicit ones included."""
@@ -86,7 +87,9 @@ class Walker:
         """Walk a function, once."""
         if id(fn) not in self._walks:
             self._walks[id(fn)] = Walk()  # for a function that is reached again from itself
-            self._walks[id(fn)] = self._walk(fn)
+            found = self._walks[id(fn)] = self._walk(fn)
+            if found.cut:
+                self.cut.append(fn)
         return self._walks[id(fn)]
 
     def _walk(self, fn: Function) -> Walk:
