@@ -105,11 +105,36 @@ def test_any_model_is_measured_in_pytorchs_own_precisions() -> None:
     with torch.no_grad():
         samples = Samples(x, model(x).argmax(1))
     score = score_of(nn.CrossEntropyLoss(), samples.y)
-    found = precisions("attention", model, samples, score, Bounds(within=20.0))
+    found = precisions("attention", model, samples, x, score, Bounds(within=20.0))
     assert [point.precision for point in found.points] == ["float32", "bfloat16", "int8"]
     sizes = {point.precision: point.size for point in found.points}
     assert sizes["bfloat16"] < sizes["float32"]
     assert found.trained == 1.0
     assert found.chosen is not None
     assert found.model is found.models[found.chosen.precision]
-    assert precisions("attention", model, samples, score, Bounds(size=1)).chosen is None
+    assert precisions("attention", model, samples, x, score, Bounds(size=1)).chosen is None
+
+
+class Residual(nn.Module):
+    """Convolutions around which a value goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        scores: torch.Tensor = self.head(torch.relu(x + self.norm(self.inner(x))).mean((2, 3)))
+        return scores
+
+
+def test_convolutions_are_in_int8_as_a_whole() -> None:
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.randn(60, 1, 6, 6)
+    with torch.no_grad():
+        samples = Samples(x, model(x).argmax(1))
+    found = precisions("residual", model, samples, x, score_of(nn.CrossEntropyLoss(), samples.y), Bounds(within=20.0))
+    assert list(found.models) == ["float32", "bfloat16", "int8"]
+    assert "Quantized" in type(found.models["int8"].get_submodule("first")).__module__ + str(found.models["int8"])
+    assert {point.precision: point.accuracy for point in found.points}["int8"] > 0.9

@@ -168,9 +168,10 @@ def compare_precisions(
     """Measure a trained model of any kind in float32, bfloat16 and int8, by PyTorch's own means."""
     bounds = Bounds(within, reading.latency(latency), reading.size(size))
     job, module = _opened(run, job)
-    validation = divide(job, seed).validation
+    division = divide(job, seed)
+    validation, seen = division.validation, division.ranges.x
     with threads(1):
-        return precisions(job.name, module.eval(), validation, score_of(job.loss, validation.y), bounds)
+        return precisions(job.name, module.eval(), validation, seen, score_of(job.loss, validation.y), bounds)
 
 
 def checked_onnx(found: Compression) -> bytes:

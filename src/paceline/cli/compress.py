@@ -19,7 +19,7 @@ def compress(
     latency: own.LatencyBound = None,
     size: own.SizeBound = None,
     target: own.For = "here",
-    confidence: own.Confidence = 0.9,
+    confidence: own.Confidence = 0.95,
     plan: own.RetrainingPlan = None,
     workers: options.Workers = None,
     epochs: own.RetrainingEpochs = None,

@@ -84,7 +84,9 @@ class Built:
         harness.write_text(text("harness.c"))
         timed = ("-O2", "-shared", "-fPIC", "-D_POSIX_C_SOURCE=200809L", *(["-DNET_TOKENS"] if file.tokens else []))
         _compile([*STRICT, *timed, str(harness), str(made), "-o", str(place / "net.so"), *libraries(file)])
-        self._library = ctypes.CDLL(str(place / "net.so"))
+        #: The library; its `net_run` is the file's own.
+        self.library = place / "net.so"
+        self._library = ctypes.CDLL(str(self.library))
 
     def __enter__(self) -> Built:
         return self
@@ -116,13 +118,18 @@ class Built:
 
     def latency(self, x: Tensor, calls: int = CALLS) -> Latency:
         """The time of a call with one sample after another."""
+        ordered = sorted(self.times(x, calls))
+        return Latency(ordered[calls // 2], ordered[calls * 99 // 100])
+
+    def times(self, x: Tensor, calls: int = CALLS) -> list[float]:
+        """The microseconds of each call, after some that do not count."""
         given = self._given(x)
         times = torch.empty(WARM + calls, dtype=torch.int64)
         output = torch.empty(self.outputs)
         sizes = ctypes.c_int64(len(x)), ctypes.c_int64(self.inputs)
         self._library.net_time(_pointer(given), *sizes, _pointer(output), ctypes.c_int64(len(times)), _pointer(times))
-        ordered = times[WARM:].sort().values.double() / 1000
-        return Latency(float(ordered[calls // 2]), float(ordered[calls * 99 // 100]))
+        found: list[float] = (times[WARM:].double() / 1000).tolist()
+        return found
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from paceline.compression.integers import BYTE, IntegerNetwork, IntegerStep, Scale
 from paceline.compression.network import INPUT, Affine, Geometry, Highest, Network, Step, Sum, Window
 from paceline.errors import MachineError, RunFailed
+from paceline.kernels.formulas import is_formula, numbers_of
 
 OPSET = 20
 AGREEMENT = 0.98  # of labels; ONNX Runtime rounds between its own sums and bytes
@@ -93,8 +94,19 @@ class _Graph:
     def _activated(self, function: str, given: str) -> str:
         if function == "silu":
             return self._node("Mul", given, self._node("Sigmoid", given))
+        if is_formula(function):
+            return self._formula(function, given)
         how = {"approximate": "tanh"} if function == "gelu_tanh" else {}
         return self._node(OPERATIONS[function], given, **how)
+
+    def _formula(self, function: str, given: str) -> str:
+        word, numbers = function.partition(":")[0], numbers_of(function)
+        if word == "hardtanh":
+            return self._node("Clip", given, *(self._constant("limit", np.float32(number)) for number in numbers))
+        if word == "hardsigmoid":
+            return self._node("HardSigmoid", given, alpha=1 / 6, beta=0.5)
+        how = {"alpha": numbers[0]} if numbers else {}
+        return self._node({"leaky_relu": "LeakyRelu", "elu": "Elu", "hardswish": "HardSwish"}[word], given, **how)
 
     def _sums(self, step: Affine | Window, whole: IntegerStep | None, source: str) -> str:
         channels = step.shape[0]
@@ -141,7 +153,7 @@ class _Graph:
         self.nodes.append(self.onnx.helper.make_node(operation, list(given), [name], **attributes))
         return name
 
-    def _constant(self, word: str, value: Tensor | np.ndarray | list[int]) -> str:
+    def _constant(self, word: str, value: Tensor | np.ndarray | np.float32 | list[int]) -> str:
         name = f"{word}_{len(self.constants)}"
         array = np.array(value, dtype=np.int64) if isinstance(value, list) else np.asarray(value)
         self.constants.append(self.onnx.numpy_helper.from_array(array, name))

@@ -10,7 +10,7 @@ from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
 from paceline.compression.scores import Loss
 
-CONFIDENCE = 0.9
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)

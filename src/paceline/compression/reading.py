@@ -26,7 +26,9 @@ from paceline.compression.network import (
     with_functions,
 )
 from paceline.compression.programs import LayerProgram, moments, program_of
+from paceline.kernels.formulas import applied
 from paceline.kernels.graph import describe
+from paceline.kernels.ir import Call, Expression, Number, Op, Ref
 from paceline.kernels.layers.base import CannotFuse, Graph, Layer
 
 #: Activations that have a table, and what computes them.
@@ -38,6 +40,28 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
     "silu": nn.functional.silu,
 }
+
+
+def function_of(name: str) -> Callable[[Tensor], Tensor]:
+    """What computes an activation in PyTorch."""
+    return FUNCTIONS[name] if name in FUNCTIONS else lambda x: _evaluated(applied(name, ARGUMENT), x)
+
+
+ARGUMENT = Ref("x", ())
+SIGNS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div}
+
+
+def _evaluated(value: Expression, x: Tensor) -> Tensor:
+    match value:
+        case Number(number):
+            return torch.tensor(number, dtype=x.dtype)
+        case Op(sign, left, right):
+            return SIGNS[sign](_evaluated(left, x), _evaluated(right, x))
+        case Call(function, argument):
+            return {"relu": torch.relu, "exp": torch.exp}[function](_evaluated(argument, x))
+    return x
+
+
 WAY_OUT = "`--precision-only` compares float32, bfloat16 and int8 of any model"
 
 

@@ -129,8 +129,9 @@ def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Fo
     wait = c.seconds * _slowest(costs, plan, workers)
     coding = coding_of(plan, facts)
     collective, size = exchanged(plan.wire, method.collective, workers, coding.bytes)
-    m = meeting(costs, collective, workers, size)
-    m = Guess(m.seconds + coding.encode + reads(plan) * coding.decode, m.error)
+    parts = 2 if plan.wire is not None and plan.wire.in_two else 1  # one after the other
+    m = meeting(costs, collective, workers, size / parts)
+    m = Guess(parts * m.seconds + coding.encode + reads(plan) * coding.decode, m.error)
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
     return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), sent(collective, workers, size))
