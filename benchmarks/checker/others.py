@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -124,30 +124,34 @@ def textbook(tools: dict[str, Tool]) -> dict[str, dict[str, dict[str, int]]]:
 def fixes(tools: dict[str, Tool], clones: Path, split: str) -> dict[str, dict[str, int]]:
     """By tool: how many fixes are found and won, of all and of those whose bug the source shows."""
     visible, counts = judged(), {tool: Counter[str]() for tool in tools}
-    for row, before, after in written_out(clones, split):
-        places = places_of(row["places"])
+    with tempfile.TemporaryDirectory() as folder:
+        rows = list(written_out(clones, split, Path(folder)))
         for tool, find in tools.items():
-            old, new = ([d for d in find(root) if d.path in places] for root in (before, after))
-            near = {d.code for d in old if any(abs(d.line - line) <= NEAR for line in places[d.path])}
-            left = Counter(d.code for d in new)
-            won = any(left[code] < number for code, number in Counter(d.code for d in old).items() if code in near)
-            counts[tool].update(fixes=1, found=bool(near), won=won, diagnostics_after=len(new))
-            if visible.get(row["id"]):
-                counts[tool].update(visible=1, visible_found=bool(near), visible_won=won)
+            said_of: dict[str, list[Diagnostic]] = defaultdict(list)
+            for diagnostic in find(Path(folder)):
+                side, _, path = diagnostic.path.partition("/")
+                said_of[side].append(diagnostic._replace(path=path))
+            for row in rows:
+                places = places_of(row["places"])
+                old, new = ([d for d in said_of[f"{s}_{row['id']}"] if d.path in places] for s in ("old", "fixed"))
+                near = {d.code for d in old if any(abs(d.line - line) <= NEAR for line in places[d.path])}
+                before, left = Counter(d.code for d in old), Counter(d.code for d in new)
+                won = any(left[code] < before[code] for code in near)
+                counts[tool].update(fixes=1, found=bool(near), won=won, diagnostics_after=len(new))
+                if visible.get(row["id"]):
+                    counts[tool].update(visible=1, visible_found=bool(near), visible_won=won)
     return {tool: dict(count) for tool, count in counts.items()}
 
 
-def written_out(clones: Path, split: str) -> Iterator[tuple[dict[str, str], Path, Path]]:
-    """Each fix of a part whose project is among the clones, with its package before and after."""
+def written_out(clones: Path, split: str, into: Path) -> Iterator[dict[str, str]]:
+    """Write the packages of the fixes whose project is among the clones, each before and after its fix."""
     for row in rows_of(split):
         directory = git_directory(clones / row["project"].replace("/", "+", 1))
-        if directory is None:
-            continue
-        parts = {package_of(directory, row["old"], file, 12) for file in places_of(row["places"])}
-        with tempfile.TemporaryDirectory() as before, tempfile.TemporaryDirectory() as after:
-            write_out(directory, row["old"], parts, Path(before))
-            write_out(directory, row["fixed"], parts, Path(after))
-            yield row, Path(before), Path(after)
+        if directory is not None:
+            parts = {package_of(directory, row["old"], file, 12) for file in places_of(row["places"])}
+            for side in ("old", "fixed"):
+                write_out(directory, row[side], parts, into / f"{side}_{row['id']}")
+            yield row
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ def main() -> None:
         "lines": lines,
         "findings": len(cold["findings"]),
         "failed": cold["failed"],
+        "functions over their budget of steps": len(cold["over_budget"]),
         "cold": shown(cold) | {"lines per second and core": round(lines / cold["processor_seconds"])},
         "from the cache": [shown(run) for run in warm],
         "faster from the cache": round(cold["processor_seconds"] / seconds, 1),

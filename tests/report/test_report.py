@@ -349,6 +349,22 @@ def test_chromium_has_nothing_to_complain_of(runs: Path, tmp_path: Path) -> None
     assert "<button>workers</button>" in done.stdout  # the script ran
 
 
+def test_many_runs_can_be_filtered(runs: Path, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium on this machine to open the page with")
+    readings = open_all([runs]) * 3
+    typing = """<script>const field = document.querySelector(".filter input"); field.value = "ring WORKERS=3";
+        field.dispatchEvent(new Event("input"));</script></body>"""
+    file = tmp_path / "report.html"
+    file.write_text(page(readings).replace("</body>", typing))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    done = subprocess.run([chromium, *options, file.as_uri()], capture_output=True, text=True, timeout=100)
+    assert " 3 of 9 runs</output>" in done.stdout
+    rows = re.findall(r'<tr data-name="([^"]*)" data-place="\d+"( hidden="")?>', done.stdout)
+    assert [bool(hidden) for _, hidden in rows] == ["ring" not in name for name, _ in rows]
+
+
 def test_only_settings_that_differ_are_set_against_one_another(runs: Path) -> None:
     text = page(open_all([runs]))
     (table,) = re.findall('<table class="cards differs">.*?</table>', text, re.DOTALL)

@@ -18,7 +18,7 @@ from paceline.check.declarations import Declarations, Function
 from paceline.check.names import enclosing, short_name
 from paceline.check.passing import Passing
 
-DEPTH = 24  # assignments and calls through which a value is followed
+DEPTH = 12  # assignments and calls through which a value is followed
 RANK, DATA, CLOCK, HOST = "the rank", "the data of this rank", "the clock of this rank", "the machine of this rank"
 CHANCE = "a random number of this rank"
 
