@@ -33,7 +33,7 @@ def _summary(found: Compression) -> str:
     if found.trained_on_test is not None:
         said += f" and {found.trained_on_test:.2%} on test data"
     if found.on_test is not None and found.lost is not None:
-        said += f"; the chosen network has {found.on_test:.2%} on test data, {-found.lost:+.2f} points"
+        said += f"; the chosen network has {found.on_test:.2%} on test data, {0.0 - found.lost:+.2f} points"
     said += f". At most {found.bounds.within:g} points may be lost, which has to be {found.bounds.confidence:.0%} sure."
     return f'<p class="lead">{escape(lead)}</p><p class="said">{escape(said)}</p>'
 
