@@ -179,3 +179,28 @@ def test_a_rule_is_explained_in_any_case(code: str) -> None:
 def test_text_has_the_fingerprint_that_verdicts_name() -> None:
     (row,) = found("bad.py")
     assert f"fingerprint {row['fingerprint']})" in run("bad.py").stdout
+
+
+def test_a_verdict_in_a_comment_hides_what_is_no_bug_and_moves_the_others(here: Path) -> None:
+    (before,) = found("bad.py")
+    other = BAD.replace("def f", "def h").replace("def g", "def k")
+    (here / "other.py").write_text(
+        other.replace("        with b:\n", "        with b:  # paceline: not a bug [PC101]\n", 1)
+    )
+    (after,) = found(".")
+    assert after["path"] == "bad.py"
+    assert after["confidence"] < before["confidence"]  # type: ignore[operator]
+    assert found(".") == [after]  # from the cache too
+    (here / "other.py").write_text(other.replace("        with b:\n", "        with b:  # paceline: bug\n", 1))
+    assert [row["path"] for row in found(".", "--min-confidence", "1")] == ["other.py"]
+    assert found("bad.py", "other.py")[0]["confidence"] > before["confidence"]  # type: ignore[operator]
+
+
+def test_a_verdict_about_nothing_is_found(here: Path) -> None:
+    (here / "bad.py").write_text("x = 1  # paceline: not a bug [PC101]\ny = 2  # paceline: bug\n")
+    assert [(row["rule"], row["line"]) for row in found("bad.py")] == [("PC002", 1), ("PC002", 2)]
+
+
+def test_concise_is_a_line_for_each_finding_and_the_option_has_the_name_of_ruff() -> None:
+    (line,) = run("--output-format", "concise", "bad.py").stdout.splitlines()
+    assert line.startswith("bad.py:9:14: PC101 ")

@@ -1,7 +1,11 @@
-"""Libraries that tests compile lie in a folder of their own, and one start of MPI serves all tests of ranks."""
+"""Libraries that tests compile lie in a folder of their own, and one start of MPI serves all tests of ranks; processes
+that share the tests of a session share both.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,12 +18,30 @@ from paceline.kernels.printers import cpp
 from tests.kernels.networks import Case, drawn, images, sequences
 
 
+@pytest.fixture(scope="session")
+def common(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder of all processes that run these tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def _one_at_a_time(file: Path) -> Iterator[None]:
+    """Let one process at a time into the block, by a lock that ends with the process."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_cache(common: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PACELINE_CACHE", str(common / "cache"))
         if "CXX" not in os.environ and build.compiler().command == ("g++",):
-            patch.setenv("CXX", f"g++ -include {_precompiled(tmp_path_factory.mktemp('headers'))}")
+            with _one_at_a_time(common / "headers.lock"):
+                patch.setenv("CXX", f"g++ -include {_precompiled(common / 'headers')}")
             build.compiler.cache_clear()
         yield
     build.compiler.cache_clear()
@@ -28,6 +50,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _precompiled(folder: Path) -> Path:
     """The headers of every text, which take half the time of compiling a small one; for each level of optimisation."""
     header = folder / "headers.h"
+    if header.exists():
+        return header
+    folder.mkdir()
     header.write_text(cpp.part("prelude").partition("\n\n")[0] + "\n")
     (folder / "headers.h.gch").mkdir()
     for number, flags in enumerate((build.FLAGS, _unoptimised(build.FLAGS))):
@@ -55,11 +80,10 @@ def rank_cases() -> list[Case]:
 
 
 @pytest.fixture(scope="session")
-def by_ranks(
-    _own_cache: None, rank_cases: list[Case], tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[object, ...], object]:
+def by_ranks(_own_cache: None, rank_cases: list[Case], common: Path) -> dict[tuple[object, ...], object]:
     """What four ranks of MPI computed, by what it is."""
     pytest.importorskip("mpi4py")
     from tests.kernels.by_ranks import computed
 
-    return computed(tmp_path_factory.mktemp("ranks"), rank_cases)
+    with _one_at_a_time(common / "ranks.lock"):
+        return computed(common, rank_cases)

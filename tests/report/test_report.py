@@ -46,6 +46,7 @@ from paceline.runs.schema import to_dict
 from paceline.runs.time_accounting import Time
 from paceline.runs.trace import Kind, Row, Trace
 from paceline.runs.verdict import decided
+from paceline.testing.jobs import JOBS
 
 NASTY = "<script>alert(1)</script>\"'&"
 
@@ -580,3 +581,19 @@ def test_a_model_that_cannot_be_looked_into_still_has_its_sizes() -> None:
     assert [(layer.type, layer.parameters, layer.output) for layer in found] == [
         ("Linear", 36, None), ("Tanh", 0, None), ("Linear", 15, None),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [("tensor:workers=2", 2), ("one_f_one_b:workers=2,balance=operations", 1), ("ampnet:workers=2", 1), ("ring", 0)],
+)
+def test_the_page_shows_who_holds_what(plan: str, says: int, tmp_path: Path) -> None:
+    run = pl.train(JOBS["mlp"](), plan, engine="virtual", folder=tmp_path, max_updates=1)
+    assert run.path is not None
+    held = {layer.name: layer.held for layer in run.record.model if any(layer.held)}
+    text = page(open_all([run.path]))
+    assert ("Who holds what" in text) == bool(says)
+    if says:
+        assert sum(map(sum, held.values())) >= 8 * 411  # all parameters, in double precision
+        assert all(sum(map(bool, mine)) >= 1 for mine in held.values())
+        assert {sum(map(bool, mine)) for mine in held.values()} == {says}

@@ -14,6 +14,7 @@ from paceline.api.calibrate import calibrate
 from paceline.api.coding import codings
 from paceline.api.dividing import Divider, Splittable, splittable
 from paceline.api.measuring import Measured, Say, measure_for
+from paceline.core.codecs.sizes import most_gathered
 from paceline.core.collectives.ring import Ring
 from paceline.core.splits.derivation import Program
 from paceline.engines.setup import set_up
@@ -28,7 +29,7 @@ from paceline.planner.choosing import choose as rank
 from paceline.planner.cluster import Cluster, Node, links_of
 from paceline.planner.costs import Calibrated, Costs, Profile, Profiled, anchored, meeting, single
 from paceline.planner.divisions import ModelDivision
-from paceline.planner.methods import Facts, NotMeasured, known, predict
+from paceline.planner.methods import Facts, NotMeasured, coding_of, known, predict, reads
 from paceline.planner.model_cost import cost_of
 from paceline.planner.pipelines import CannotCut
 from paceline.planner.prediction import Prediction
@@ -321,7 +322,7 @@ def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: i
         counts = []
     each = min(node.card.memory for node in cluster.nodes)
     memory, updates = planner.card.memory, planner.updates_per_epoch
-    predictions = [_on_nodes(one) for one in planner.predictions(counts, learning)]
+    predictions = [_on_nodes(one, planner.facts) for one in planner.predictions(counts, learning)]
     first = rank(predictions, "time", memory, updates, each_memory=each)
     kept = [p for place, p in enumerate(first.ranking) if place < BEST or p.plan.workers == 1]
     best = [simulated(one, planner.costs["autograd"], planner.facts, cluster) for one in kept]
@@ -332,8 +333,13 @@ def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: i
     return planner.explained(rank([*best, *first.ruled_out], goal, memory, updates, price, each))
 
 
-def _on_nodes(found: Prediction) -> Prediction:
-    """Rule a plan out that several machines do not run; what it would take there stays with the reason."""
+def _on_nodes(found: Prediction, facts: Facts) -> Prediction:
+    """Rule out what several machines do not run, with what it would take there, and codecs that cannot pay."""
+    sends = reads(found.plan)
+    if sends > 1 and sends > (most := most_gathered(coding_of(found.plan, facts).bytes, facts.payload)):
+        return replace(
+            found, ruled_out=f"gathered messages are fewer bytes than a dense ring only up to {most} workers"
+        )
     try:
         if found.plan.workers > 1:
             check_method(found.plan)

@@ -21,6 +21,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from paceline.api.compare_link import LINK_PLANS, check_plans, simulate_plans
 from paceline.api.overhead import Case, step, unmeasured, verdict
 from paceline.api.timing import Entrant, Ratio, Say, Schedule, Timed, time_plans
 from paceline.api.train import RUNS, train
@@ -39,6 +40,7 @@ from paceline.runs.tables import comparison_table
 from paceline.runs.verdict import decided
 
 DEFAULT_PLANS = ("sequential", "ddp", "ring", "downpour")
+WORKERS, LINKED_WORKERS = 2, 4  # of plans that do not state it
 ACCURACY = "test_accuracy"
 
 
@@ -121,10 +123,11 @@ class Comparison:
 
 def compare(
     job: Job,
-    plans: Sequence[str | Plan] = DEFAULT_PLANS,
-    workers: int | None = 2,
+    plans: Sequence[str | Plan] | None = None,
+    workers: int | None = None,
     *,
     seconds: float | None = None,
+    link: str | None = None,
     folder: str | Path | None = RUNS,
     say: Say = lambda line: None,
     command: str = "",
@@ -133,30 +136,54 @@ def compare(
 
     Args:
         job: The job.
-        plans: Plans or their names.
-        workers: The number of workers of plans that do not state it.
+        plans: Plans or their names. Default: some that say most, `DEFAULT_PLANS`; with `link`, `LINK_PLANS`.
+        workers: The number of workers of plans that do not state it. Default: 2; with `link`, 4.
         seconds: Timed seconds per plan, in rounds of about three. Default: five short rounds, and
             up to eight more while the rounds disagree, for about a minute in all.
+        link: A network between machines like this one, as in `"100Mbit,1ms"`. Times are then simulated: computing and
+            coding are measured here, the network is a clock's, and every plan trains with its real arithmetic.
         folder: Where the folder of the comparison is created, with its runs; None writes nothing to disk.
         say: A function that is called with lines of text about the progress.
         command: The command that trains this job, without a plan; the recommendation quotes it.
     """
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise UsageError(f"seconds={seconds}: give how many seconds each plan is timed, such as 20")
-    if not plans:
-        raise UsageError("there are no plans to compare; name some, as in ring,downpour")
+    chosen = _chosen(plans, workers, seconds, link)
     job.refuse_unused()
-    chosen = [Plan.parse(plan, workers) for plan in plans]
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
+    if link is not None:
+        return _over_link(job, chosen, link, place, say, command)
+    return _here(job, chosen, seconds, place, say, command)
+
+
+def _chosen(
+    plans: Sequence[str | Plan] | None, workers: int | None, seconds: float | None, link: str | None
+) -> list[Plan]:
+    """Return the plans to compare; raise UsageError or PlanError for what cannot be compared."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise UsageError(f"seconds={seconds}: give how many seconds each plan is timed, such as 20")
+    plans = plans if plans is not None else LINK_PLANS if link else DEFAULT_PLANS
+    if not plans:
+        raise UsageError("there are no plans to compare; name some, as in ring,downpour")
+    chosen = [Plan.parse(plan, workers or (LINKED_WORKERS if link else WORKERS)) for plan in plans]
+    if link is not None:
+        if seconds is not None:
+            raise UsageError("seconds= times plans on this machine; with link= the network is simulated")
+        check_plans(chosen, link)
+    return chosen
+
+
+def _here(
+    job: Job, plans: Sequence[Plan], seconds: float | None, place: Path | None, say: Say, command: str
+) -> Comparison:
+    """Compare on the processes of this machine."""
     runs = []
     with emptied(place):
-        for plan in chosen:
+        for plan in plans:
             say(f"training {job.name} by {plan} ...")
             runs.append(train(job, plan, folder=place))
             if job.compute == "auto":
                 say(runs[-1].record.notes[-1])
-    timed = time_plans(job.untested(), chosen, runs, Schedule.of(seconds), say)
+    timed = time_plans(job.untested(), plans, runs, Schedule.of(seconds), say)
     page = place / "report.html" if place else None
     record = ComparisonRecord(
         job=job.name,
@@ -175,10 +202,29 @@ def compare(
         seconds=seconds,
         command=command,
     )
+    return _finished(record, runs)
+
+
+def _finished(record: ComparisonRecord, runs: list[Run]) -> Comparison:
+    """Decide, and write the table and the page."""
     found = Comparison(decided(record), runs)
-    if place and page:
-        _write(found.table, place, page)
+    if record.path and record.page:
+        _write(found.table, Path(record.path), Path(record.page))
     return found
+
+
+def _over_link(job: Job, plans: Sequence[Plan], link: str, place: Path | None, say: Say, command: str) -> Comparison:
+    """Compare on machines like this one, with a network that is simulated."""
+    with emptied(place):
+        found = simulate_plans(job, plans, link, place, say)
+    record = ComparisonRecord(
+        job=job.name, best_single=found.best_single, best_single_samples_per_second=found.best_speed, rounds=1,
+        plans=found.rows, common_accuracy=common_level([run.record.history for run in found.runs], ACCURACY),
+        notes=found.notes, path=str(place) if place else None, page=str(place / "report.html") if place else None,
+        machine=this_machine(), singles=found.singles, test_samples=found.runs[0].record.job.test_samples,
+        command=command, link=link, codecs=found.codecs, dense_bytes=found.dense_bytes,
+    )  # fmt: skip
+    return _finished(record, found.runs)
 
 
 CROWDED = 0.05  # share of their time for which workers wait for a core of their own, from which on a note says so

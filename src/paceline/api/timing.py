@@ -181,7 +181,7 @@ def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: S
         entrant.learn_from(run, schedule.seconds)
     kinds = {Ceiling.of(job, plan) for plan in plans}
     ceilings = {kind: kind.entrant(job) for kind in sorted(kinds) if kind.workers > 1}
-    timed = Timed(entrants, [_single(job, threads, entrants) for threads in _thread_counts()], ceilings)
+    timed = Timed(entrants, [_single(job, threads, entrants) for threads in thread_counts()], ceilings)
     order = list({id(each): each for each in (*entrants, *timed.singles, *ceilings.values())}.values())
     begin = time.monotonic()
     for number in range(max(schedule.rounds, schedule.most)):
@@ -204,7 +204,8 @@ def _single(job: Job, threads: int, entrants: Sequence[Entrant]) -> Entrant:
     return found if found is not None else Entrant("sequential", make("sequential", threads=threads), job)
 
 
-def _thread_counts() -> list[int]:
+def thread_counts() -> list[int]:
+    """Return the numbers of threads that one process is tried with."""
     cores = len(os.sched_getaffinity(0))
     return sorted({1, 2, cores} & set(range(1, cores + 1)))
 

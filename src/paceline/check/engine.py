@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections import Counter
@@ -10,13 +11,13 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from paceline.check.across.interface import Interface, interface_of
+from paceline.check.comments import with_comments
 from paceline.check.findings import Finding
 from paceline.check.module import Module
 from paceline.check.rules import RULES
 from paceline.check.rules.rule import Rule
 from paceline.check.source import Unreadable, parse
 from paceline.check.summaries import Facts
-from paceline.check.suppress import without_suppressed
 
 UNREADABLE = "PC001"
 DEPTH = 6_000  # recursion limit for nested syntax; the parser itself gives up before
@@ -25,7 +26,7 @@ DEPTH = 6_000  # recursion limit for nested syntax; the parser itself gives up b
 RELEVANT = re.compile(
     r"thread|async |multiprocess|asyncio|concurrent|[Qq]ueue|[Ll]ock|mutex|fork|Popen|signal|__del__|weakref"
     r"|gc\.callbacks|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|lightning|[Rr]ank|exists|sleep|requests|urlopen|flask|grpc"
-    r"|paceline: ignore"
+    r"|paceline:"
 )
 
 
@@ -34,6 +35,8 @@ class Examined(NamedTuple):
 
     findings: list[Finding]
     interface: Interface = Interface()
+    #: Functions with more paths than their budget of steps, as `name, line N`: walked in part.
+    cut: tuple[str, ...] = ()
 
 
 def is_relevant(path: str, text: str) -> bool:
@@ -42,32 +45,38 @@ def is_relevant(path: str, text: str) -> bool:
 
 
 def check_text(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values())) -> list[Finding]:
-    """The findings of one file in the order of its lines, without those that a comment suppresses."""
-    return examine(path, text, rules).findings
+    """The findings of one file in the order of its lines, without those that a comment takes away."""
+    return [finding for finding in examine(path, text, rules).findings if finding.verdict is not False]
 
 
 def examine(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values())) -> Examined:
-    """The findings of one file, as `check_text` returns them, and its interface."""
+    """The findings of one file, those that a comment calls no bug included, and its interface."""
+    with _garbage_collected_once():
+        return _examine(path, text, rules)
+
+
+def _examine(path: str, text: str, rules: Iterable[Rule]) -> Examined:
     if not is_relevant(path, text):
         return Examined([])
-    interface = Interface()
+    interface, cut = Interface(), list[str]()
     try:
         with _deep_recursion():
             facts = Facts(Module(parse(text)))
             found = _findings(facts, text, rules)
             interface = interface_of(facts)
+            cut = sorted(f"{fn.qualname}, line {fn.line}" for fn in facts.walker.cut)
     except Unreadable as error:
         found = [Finding(UNREADABLE, error.line, 1, "<module>", str(error), remedy="nothing in this file was checked")]
     except RecursionError:
         found = [Finding(UNREADABLE, 1, 1, "<module>", "nested too deeply", remedy="nothing in this file was checked")]
-    found = without_suppressed(found, text)
+    found = with_comments(found, text)
     found.sort(key=lambda f: (f.line, f.column, f.rule))
     same: Counter[tuple[str, str, str]] = Counter()
     for finding in found:
         finding.path = path
         finding.ordinal = same[finding.rule, finding.function, finding.about]
         same[finding.rule, finding.function, finding.about] += 1
-    return Examined(found, interface)
+    return Examined(found, interface, tuple(cut))
 
 
 def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
@@ -79,6 +88,19 @@ def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
             finding.rule = rule.code
             found.setdefault((finding.rule, finding.line, finding.column), finding)
     return list(found.values())
+
+
+@contextmanager
+def _garbage_collected_once() -> Iterator[None]:
+    """Collect a syntax tree, whose nodes know their parents, once it is done with; before, nothing could be freed."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+            gc.collect(0)
 
 
 @contextmanager

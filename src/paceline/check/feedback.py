@@ -1,7 +1,8 @@
 """Verdicts on findings, true or false, and how they change the confidence of the next run's findings.
 
 A verdict is a line: a fingerprint, `true` or `false`, and the rule, which is needed once the finding no longer exists;
-what follows `#` is a comment. The shipped model of what is worth a look is refitted to the verdicts (see `ranker`).
+what follows `#` is a comment. Comments in the source give verdicts too (see `comments`). The shipped model of what is
+worth a look is refitted to the verdicts (see `ranker`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ def read_verdicts(path: Path) -> list[Verdict]:
             )
         verdicts.append(Verdict(words[0], words[1] == "true", words[2] if len(words) == 3 else ""))
     return verdicts
+
+
+def marked(findings: Sequence[Finding]) -> list[Verdict]:
+    """The verdicts that comments in the source give."""
+    return [Verdict(f.fingerprint, f.verdict, f.rule) for f in findings if f.verdict is not None]
 
 
 def weigh(findings: Sequence[Finding], verdicts: Sequence[Verdict] = ()) -> None:

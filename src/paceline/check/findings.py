@@ -32,6 +32,7 @@ class Finding:
     confidence: float = 0.8
     about: str = ""  # the lock or attribute: part of the fingerprint, since it stays the same when lines move
     path: str = ""
+    verdict: bool | None = None  # what a comment on its line says: a bug, or none
     ordinal: int = 0  # among findings of the same rule about the same thing in one function
 
     @property

@@ -11,14 +11,15 @@ from paceline.check.across.interface import Interface
 from paceline.check.across.rules import findings_across
 from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
-from paceline.check.engine import UNREADABLE, is_relevant
-from paceline.check.feedback import read_verdicts, weigh
+from paceline.check.comments import UNUSED, with_comments
+from paceline.check.engine import UNREADABLE, Examined, is_relevant
+from paceline.check.feedback import Verdict, marked, read_verdicts, weigh
 from paceline.check.files import Skipped, choose_files
 from paceline.check.findings import Finding
 from paceline.check.options import Options
+from paceline.check.order import within
 from paceline.check.parallel import Source, check_sources
 from paceline.check.source import Unreadable, read
-from paceline.check.suppress import UNUSED, without_suppressed
 
 #: A finding to which its own rule gives less is reported only where everything is, with a least confidence of 0.
 DOUBTED = 0.5
@@ -36,6 +37,10 @@ class Report:
     skipped: list[Skipped] = field(default_factory=list)
     #: Files in which the checker itself failed; nothing is known of them.
     failed: list[Skipped] = field(default_factory=list)
+    #: Files that the budget did not reach: nothing is known of them.
+    unwalked: list[Skipped] = field(default_factory=list)
+    #: Functions with more paths than are walked of one function, by file.
+    cut: list[Skipped] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -48,11 +53,15 @@ class Report:
         """One line for people, after one for each file that was passed over."""
         notes = [f"{path}: not checked, {why}" for path, why in self.skipped]
         notes += [f"{path}: not checked, the checker failed: {why}. Please report it" for path, why in self.failed]
-        found = f"{len(self.findings)} found" if self.findings else "nothing found"
+        notes += [f"{path}: {why}" for path, why in self.cut]
+        within = " within the budget" if self.unwalked or self.cut else ""
+        found = f"{len(self.findings)} found{within}" if self.findings else f"nothing found{within}"
         known = f", {self.known} known from the baseline" if self.known else ""
         skipped = f", {len(self.skipped)} passed over" if self.skipped else ""
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        notes.append(f"{found} in {self.files} files, {self.lines:,} lines{known}{skipped}{failed}")
+        over = f", {len(self.unwalked)} over the budget and not walked" if self.unwalked else ""
+        files = "1 file" if self.files == 1 else f"{self.files:,} files"
+        notes.append(f"{found} in {files}, {self.lines:,} lines{known}{skipped}{failed}{over}")
         return "\n".join(notes)
 
 
@@ -62,52 +71,78 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     report = Report(files=len(chosen.files), skipped=sorted(chosen.skipped))
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
     found = [f for f in _findings(chosen.files, options, report) if options.includes(f.rule)]
-    verdicts = read_verdicts(Path(options.feedback)) if options.feedback else []
-    if options.min_confidence:
-        found = [finding for finding in found if finding.confidence >= DOUBTED]
-    weigh(found, verdicts)
-    found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
-    if verdicts:
-        found.sort(key=lambda f: -f.confidence)
-    found = [finding for finding in found if finding.confidence >= options.min_confidence]
+    found = worth_showing(found, options)
     report.findings = [finding for finding in found if finding.fingerprint not in known]
     report.known = len(found) - len(report.findings)
     return report
 
 
+def worth_showing(found: list[Finding], options: Options) -> list[Finding]:
+    """The findings above the least confidence, which is computed here, and those that a comment calls bugs."""
+    verdicts = _verdicts(options)
+    if options.min_confidence:
+        found = [finding for finding in found if finding.confidence >= DOUBTED or finding.verdict is not None]
+    weigh(found, [*verdicts, *marked(found)])
+    found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
+    if verdicts:
+        found.sort(key=lambda f: -f.confidence)
+    found = [finding for finding in found if finding.verdict is not False]
+    return [finding for finding in found if finding.verdict or finding.confidence >= options.min_confidence]
+
+
 def _findings(files: Iterable[Path], options: Options, report: Report) -> list[Finding]:
-    """The findings of all files, from the cache where possible."""
+    """The findings of all files that the budget reaches, from the cache where possible."""
     libraries.add(options.libraries)
     cache = Cache(Path.cwd()) if options.cache and not options.libraries else None
     found: list[Finding] = []
+    sources = _relevant(files, report, found)
+    reached = within(options.budget, sources, _verdicts(options))
+    report.unwalked = [Skipped(source.path, "over the budget") for source in sources if source.path not in reached]
     unknown: list[Source] = []
     interfaces: dict[str, Interface] = {}
+
+    def keep(path: str, examined: Examined) -> None:
+        for finding in examined.findings:
+            finding.path = path
+        found.extend(examined.findings)
+        interfaces[path] = examined.interface
+        report.cut += [Skipped(path, f"{function}: has more paths than were walked") for function in examined.cut]
+
+    for source in sources:
+        if source.path in reached:
+            cached = cache.get(source.text) if cache is not None else None
+            if cached is None:
+                unknown.append(source)
+            else:
+                keep(source.path, cached)
+    for source, checked in zip(unknown, check_sources(unknown, 1 if options.libraries else options.jobs), strict=True):
+        if checked.failure:
+            report.failed.append(Skipped(source.path, checked.failure))
+        elif cache is not None:
+            cache.put(source.text, checked.examined)
+        keep(source.path, checked.examined)
+    report.cut.sort()
+    return _with_those_across(found, interfaces)
+
+
+def _relevant(files: Iterable[Path], report: Report, found: list[Finding]) -> list[Source]:
+    """The files that have to do with threads; one that cannot be read is a finding."""
+    sources = []
     for file in files:
-        path = _display_path(file)
+        path = displayed(file)
         try:
             text = read(file)
         except Unreadable as error:
             found.append(Finding(UNREADABLE, error.line, 1, "<module>", str(error), path=path))
             continue
         report.lines += text.count("\n") + 1
-        if not is_relevant(path, text):
-            continue
-        cached = cache.get(text) if cache is not None else None
-        if cached is None:
-            unknown.append(Source(path, text))
-            continue
-        for finding in cached[0]:
-            finding.path = path
-        found += cached[0]
-        interfaces[path] = cached[1]
-    for source, checked in zip(unknown, check_sources(unknown, 1 if options.libraries else options.jobs), strict=True):
-        if checked.failure:
-            report.failed.append(Skipped(source.path, checked.failure))
-        elif cache is not None:
-            cache.put(source.text, checked.findings, checked.interface)
-        found += checked.findings
-        interfaces[source.path] = checked.interface
-    return _with_those_across(found, interfaces)
+        if is_relevant(path, text):
+            sources.append(Source(path, text))
+    return sources
+
+
+def _verdicts(options: Options) -> list[Verdict]:
+    return read_verdicts(Path(options.feedback)) if options.feedback else []
 
 
 def _with_those_across(found: list[Finding], interfaces: dict[str, Interface]) -> list[Finding]:
@@ -116,16 +151,16 @@ def _with_those_across(found: list[Finding], interfaces: dict[str, Interface]) -
     for finding in findings_across(interfaces):
         if (finding.path, finding.rule, finding.line) in known:
             continue
-        kept = without_suppressed([finding], read(Path(finding.path)))
+        kept = with_comments([finding], read(Path(finding.path)))
         if finding in kept:
             found.append(finding)
-        else:  # the comment is used after all
+        if finding not in kept or finding.verdict is not None:  # the comment is used after all
             unused = (finding.path, finding.line)
             found = [f for f in found if f.rule != UNUSED or (f.path, f.line) != unused]
     return found
 
 
-def _display_path(file: Path) -> str:
+def displayed(file: Path) -> str:
     """The path relative to the current folder where possible, so that fingerprints are the same on every machine."""
     for absolute in (Path.resolve, Path.absolute):
         try:

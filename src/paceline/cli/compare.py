@@ -14,11 +14,12 @@ from paceline.errors import UsageError
 def compare(
     job: options.JobOrNone = None,
     script: options.Script = None,
-    plans: options.Plans = "sequential,ddp,ring,downpour",
-    workers: options.Workers = 2,
+    plans: options.Plans = None,
+    workers: options.Workers = None,
     compute: options.Compute = None,
     device: options.Device = None,
     seconds: options.TimedSeconds = None,
+    link: options.LinkText = None,
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
@@ -31,6 +32,9 @@ def compare(
 
     Each plan is compared with the best single process, and with its ceiling: as many workers that never communicate.
     The last line is the answer: a plan to use, one process, or that more rounds are needed to tell (--seconds).
+
+    With --link 100Mbit,1ms the workers are machines like this one with such a network. Their times are simulated, with
+    computing as measured here, and so is the answer; the gradients are real. Each codec's bytes and seconds are shown.
 
     With --script 'train.py --its-own options' a script of yours is run unchanged by torchrun, alternately on gloo and
     on Paceline's backend. Of the other options only --workers, --quiet and --json apply to it.
@@ -51,7 +55,14 @@ def compare(
         "train", job, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed, data_dir=data_dir
     )
     found = run_comparison(
-        chosen, split_plans(plans), workers, seconds=seconds, folder=runs, say=_say(quiet), command=again
+        chosen,
+        split_plans(plans) if plans is not None else None,
+        workers,
+        seconds=seconds,
+        link=link,
+        folder=runs,
+        say=_say(quiet),
+        command=again,
     )
     if json:
         print_json(found.as_dict())

@@ -21,6 +21,7 @@ def show_comparison(found: ComparisonRecord) -> None:
     for note in found.notes:
         console.print(f"note: {note}", style="yellow", markup=False)
     _show_steps(found)
+    _show_codecs(found)
     for row in found.plans:
         if row.verdict:
             console.print(f"{row.verdict}.", style="yellow", markup=False)
@@ -42,6 +43,8 @@ def _table(found: ComparisonRecord) -> Table:
 
 
 def _legend(found: ComparisonRecord) -> str:
+    if found.link:
+        return _link_legend(found)
     held = "" if found.common_accuracy is None else (
         f" holds: time from which on the accuracy never fell below {found.common_accuracy:.1%}, which all hold."
     )  # fmt: skip
@@ -51,6 +54,30 @@ def _legend(found: ComparisonRecord) -> str:
         f"size.{held} Medians of {found.rounds} interleaved rounds of all of these; ±: half an interval that holds the "
         f"median with {CONFIDENCE:.0%} confidence, of an accuracy from the number of test samples."
     )
+
+
+def _link_legend(found: ComparisonRecord) -> str:
+    return (
+        f"Times are simulated: machines like this one, connected by {found.link} one way, with seconds of gradients, "
+        "updates and codecs as measured here; what sockets cost a processor is left out. Accuracies are of real "
+        f"gradients. speed-up: over the best single process ({found.best_single}: "
+        f"{found.best_single_samples_per_second:,.0f} samples/s, measured). of ceiling: share of the speed of as many "
+        "machines that never communicate."
+    )
+
+
+def _show_codecs(found: ComparisonRecord) -> None:
+    if not found.codecs:
+        return
+    dense = "" if found.dense_bytes is None else f" (dense: {found.dense_bytes / 1000:,.0f} KB)"
+    table = Table(title=f"what codecs do to this gradient{dense}", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("codec")
+    for name in ("KB a message", "µs to write", "µs to read", "fewer bytes than a dense ring"):
+        table.add_column(name, justify="right")
+    for row in found.codecs:
+        most = "always" if row.most_workers is None else f"up to {row.most_workers:,} workers"
+        table.add_row(row.codec, f"{row.bytes / 1000:,.1f}", f"{row.encode:,.0f}", f"{row.decode:,.0f}", most)
+    console.print(table)
 
 
 def _show_steps(found: ComparisonRecord) -> None:

@@ -35,7 +35,9 @@ def numbers(gradient: Tensor) -> Tensor:
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the norm of all these gradients together."""
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(numbers(each)) for each in gradients]))
+    norms = [torch.linalg.vector_norm(numbers(each)) for each in gradients]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
 
 
 def rows_of(gradient: Tensor | None) -> Tensor | None:

@@ -37,6 +37,7 @@ from paceline.errors import UsageError, suggest
 from paceline.planner import prices
 from paceline.planner.card import Card, Exchange, of_data_sheet
 
+COPIES = 2  # servers of a shard, by default
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -123,6 +124,7 @@ class Cluster:
         world = World(
             compute=compute, update=update, latency=links.latency, bandwidth=links.bandwidth, rack=links.rack,
             far_latency=links.far_latency, uplink=links.uplink, straggle=failures.straggle, seed=seed,
+            copies=0 if links.rack else COPIES,
         )  # fmt: skip
         if len(self.nodes) > 1:
             fast = min(node.card.slowness for node in self.nodes)

@@ -71,6 +71,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+class CodecRow:
+    """What a codec does to the gradient of the job."""
+
+    codec: str
+    bytes: float  # of a message; of a codec whose messages vary, about
+    encode: float  # microseconds of one core to write a message
+    decode: float  # microseconds to read one
+    most_workers: int | None = None  # gathered: up to so many workers a ring sends less than without it; None: summed
+
+
+@dataclass(frozen=True)
 class Timing:
     """What was timed beside the plans: a single process, or a ceiling."""
 
@@ -123,6 +134,9 @@ class ComparisonRecord:
     command: str = ""  # trains the job on the command line, but for its plan; empty: the job has no file
     disagreement: str | None = None  # how far rounds disagree, where that leaves the speeds unsettled
     answer: Answer | None = None  # None in files of older versions
+    link: str | None = None  # the network that was simulated, such as 100Mbit,1ms; None: processes of this machine
+    codecs: tuple[CodecRow, ...] = ()  # of the plans, where a network was simulated
+    dense_bytes: int | None = None  # of the gradient without a codec
 
     def row_of(self, run: str) -> Row | None:
         """Return the line of the plan whose training has the folder of this name."""

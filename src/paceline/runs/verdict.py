@@ -138,7 +138,8 @@ def _loses(record: ComparisonRecord, row: Row) -> bool:
 
 def _recommended(record: ComparisonRecord, row: Row) -> Answer:
     command, change = _command(record, row.plan), _change(record, row)
-    sentence = f"Recommended: {row.short}, {_times(row)}{_quality(record, row)}; to use it: {command}"
+    where = f" on {record.link} (simulated)" if record.link else ""
+    sentence = f"Recommended{where}: {row.short}, {_times(row)}{_quality(record, row)}; to use it: {command}"
     return Answer(
         Kind.RECOMMENDED, sentence, row.plan, row.workers, row.speedup, tuple(_interval(row)),
         change[0] if change else None, tuple(change[1]) if change else None, command,
@@ -146,7 +147,8 @@ def _recommended(record: ComparisonRecord, row: Row) -> Answer:
 
 
 def _times(row: Row) -> str:
-    return f"{row.speedup:.2f}x (±{_interval(row).half / row.speedup:.0%})"
+    half = _interval(row).half
+    return f"{row.speedup:.2f}x" + (f" (±{half / row.speedup:.0%})" if half else "")
 
 
 def _quality(record: ComparisonRecord, row: Row) -> str:
@@ -168,7 +170,12 @@ def _single(record: ComparisonRecord, nearest: Row | None, why: str) -> Answer:
     plan = "sequential" if threads in ("1", "") else f"sequential:threads={threads}"
     command = _command(record, plan)
     near = f"{nearest.short} came nearest, {_times(nearest)}" if nearest else ""
-    sentence = f"One process is the best you can do here ({record.best_single}): {why or near}; to use it: {command}"
+    where = (
+        f"on {record.link} (simulated; one process: {record.best_single})"
+        if record.link
+        else f"here ({record.best_single})"
+    )
+    sentence = f"One process is the best you can do {where}: {why or near}; to use it: {command}"
     return Answer(
         Kind.SINGLE, sentence, plan, 1, nearest.speedup if nearest else None,
         tuple(_interval(nearest)) if nearest else None, command=command,
@@ -194,11 +201,14 @@ def _undecided(record: ComparisonRecord, rows: list[Row]) -> Answer:
 
 def _command(record: ComparisonRecord, plan: str) -> str:
     """Return what trains the job by this plan, on the command line or in Python."""
+    several = record.link is not None and not plan.startswith("sequential")
     if not record.command:
-        return f'paceline.train(job, "{plan}")'
+        engine = ', engine="cluster"' if several else ""
+        return f'paceline.train(job, "{plan}"{engine})'
     name, _, tail = plan.partition(":")
     options = [option for option in tail.split(",") if option]
     workers = [option.partition("=")[2] for option in options if option.startswith("workers=")]
     rest = ",".join(option for option in options if not option.startswith("workers="))
     team = f" --workers {workers[0]}" if workers else ""
-    return f"{record.command} --plan {name}{':' + rest if rest else ''}{team}"
+    engine = " --engine cluster" if several else ""
+    return f"{record.command} --plan {name}{':' + rest if rest else ''}{team}{engine}"

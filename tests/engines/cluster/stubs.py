@@ -11,6 +11,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.core.cluster.outputs import TIMING
+from paceline.core.codecs.catalogue import DENSE, parse
 from paceline.core.rules.plain import Plain
 from paceline.engines.cluster.servers.shard_process import ShardProcess
 from paceline.engines.cluster.servers.shard_state import ShardState
@@ -18,6 +19,7 @@ from paceline.engines.setup import set_up
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Event
+from paceline.parameters.layout import Layout
 from paceline.plans.plan import Plan
 
 AT_DESK, AT_SERVER = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
@@ -52,14 +54,24 @@ class Notes:
         return False
 
 
-def maker() -> Callable[[int], ShardState]:
-    """Return what makes the state of a shard of a small model."""
-    job = pl.Job(
-        model=lambda: nn.Linear(3, 2), data=(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)),
+def small_job(inputs: int = 3, outputs: int = 2) -> pl.Job:
+    """Return a job of one layer."""
+    return pl.Job(
+        model=lambda: nn.Linear(inputs, outputs),
+        data=(torch.zeros(4, inputs), torch.zeros(4, dtype=torch.long)),
         loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=2,
     )  # fmt: skip
-    layout = set_up(job, Plan.parse("downpour:workers=1"), "virtual", None).layout
-    return lambda shard: ShardState(job, layout, shard, Plain())
+
+
+def layout_of(job: pl.Job) -> Layout:
+    return set_up(job, Plan.parse("downpour:workers=1"), "virtual", None).layout
+
+
+def maker(job: pl.Job | None = None, codec: str = DENSE) -> Callable[[int], ShardState]:
+    """Return what makes the state of a shard of a small model."""
+    job = job or small_job()
+    layout, made = layout_of(job), parse(codec)
+    return lambda shard: ShardState(job, layout, shard, Plain(), made)
 
 
 def shard_server(hub: Notes, make: Callable[[int], ShardState] | None = None, shard: int = 0) -> ShardProcess:

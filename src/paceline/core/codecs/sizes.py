@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isqrt
+from math import ceil, isqrt
 
 from paceline.core.codecs import OWN, Codec
 from paceline.core.collectives import Collective
@@ -29,3 +29,11 @@ def exchanged(codec: Codec | None, collective: Collective, workers: int, size: f
     if codec is None or codec.adds:
         return collective, size
     return Gather(), workers * size
+
+
+def most_gathered(message: float, dense: float) -> int:
+    """Return up to how many workers gathered messages are fewer bytes than a ring sends of a dense gradient.
+
+    Each of P workers sends P - 1 messages, or 2 (P - 1) / P of the gradient; for top-k this is a density below 1 / P.
+    """
+    return max(1, ceil(2 * dense / message) - 1)

@@ -19,6 +19,7 @@ from paceline.engines.arithmetic.replicas import ReplicaArithmetic
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.rows import Rows, row
+from paceline.engines.virtual.server_links import ServerLinks
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import RunFailed
 from paceline.plans.methods.server import Server
@@ -91,15 +92,16 @@ class _Run:
         self.piece = round(size / plan.shards)
         #: Bytes of a gradient for one shard: about, where the codec's depend on the gradient.
         self.pushed = round(pushed / plan.shards)
-        self.server: ServerModel = arithmetic or TimedServer(plan, method, self.pushed + self.piece)
+        #: Bytes of the answer to a push, about.
+        self.pulled = round(estimate(plan.pull, self.piece))
+        self.server: ServerModel = arithmetic or TimedServer(plan, method, self.pushed + self.pulled)
         self.gathers, self.one_at_a_time = method.traits.gathers, method.traits.versioned
         self.desk = Desk(plan.workers, agenda.leases, method.gate)
         self.desk_state = [0] * self.desk.ints
         self.desk.init(self.desk_state)
         #: When each shard has served the pushes that have arrived so far.
         self.free = [0.0] * plan.shards
-        #: When the link of each rack to the others has carried what was put on it so far.
-        self.uplinks = [0.0] * (world.rack_of(plan.workers - 1) + 1)
+        self.links = ServerLinks(world, plan.workers)
         #: Pushes that shard 0 has applied.
         self.applied = 0
         self.workers = [Worker(number, plan.shards, self.gathers) for number in range(plan.workers)]
@@ -133,15 +135,11 @@ class _Run:
         if isinstance(command, Compute):
             self.clock.at(now + self._compute(worker, command), self._next, worker)
         elif isinstance(command, Push):
-            self.clock.at(
-                self._carried(worker.number, now, self._size(worker.number, command.shard)),
-                self._arrive,
-                worker,
-                command,
-                now,
-            )
+            size = self._size(worker.number, command.shard)
+            arrives = self.links.pushed(worker.number, command.shard, now, size)
+            self.clock.at(arrives, self._arrive, worker, command, now)
         elif isinstance(command, Pull):
-            self.clock.at(now + self._delay(worker.number), self._pull, worker, command)
+            self.clock.at(now + self.links.delay(worker.number), self._pull, worker, command)
         elif command is not None:
             action = self.desk.handle(self.desk_state, command)
             worker.answer(action)
@@ -165,22 +163,11 @@ class _Run:
         encoder = self.arithmetic.sides[worker].encoder if self.arithmetic is not None else None
         return encoder.pushed_bytes(shard) if encoder is not None else self.pushed
 
-    def _delay(self, worker: int) -> float:
-        """The seconds of an empty message between a worker and the servers."""
-        world = self.world
-        return max(world.far_latency, world.latency) if world.rack_of(worker) else world.latency
-
-    def _carried(self, worker: int, now: float, size: int) -> float:
-        """Return when a message between a worker and the servers has arrived.
-
-        Between racks it queues for the link that the workers of its rack share.
-        """
-        rack = self.world.rack_of(worker)
-        if not rack or not size:
-            return now + self.world.travel(size) if not rack else now + self._delay(worker)
-        start = max(now, self.uplinks[rack])
-        self.uplinks[rack] = start + size / min(self.world.uplink, self.world.bandwidth)
-        return self.uplinks[rack] + self._delay(worker)
+    def _answered(self, push: Push) -> int:
+        """The bytes that a push which made a version is answered with."""
+        if self.plan.pull is None or self.arithmetic is None:
+            return self.pulled
+        return self.server.bytes(push) - self._size(push.worker, push.shard)
 
     def _compute(self, worker: Worker, command: Compute) -> float:
         """Compute all tasks of a lease, and return the seconds that they take."""
@@ -211,7 +198,8 @@ class _Run:
         before = self.server.base(worker.number)
         worker.answer(self.server.pull(command))
         size = 0 if self.server.base(worker.number) == before else self.piece
-        self.clock.at(self._carried(worker.number, self.clock.now, size), self._next, worker)
+        arrives = self.links.answered(worker.number, command.shard, self.clock.now, size)
+        self.clock.at(arrives, self._next, worker)
 
     def _arrive(self, worker: Worker, command: Push, sent: float) -> None:
         """Apply a push that has arrived at its shard, when the shard is free."""
@@ -225,6 +213,7 @@ class _Run:
         times = nanoseconds(sent), nanoseconds(end), nanoseconds(start - now)
         if isinstance(action, Apply | Held):
             moved = self.server.bytes(command)
+            self.links.copied(shard, now, self._size(number, shard))
             self.rows.add(
                 row(Kind.APPLY, number, command.batch, shard, action.base, action.version, times, 0, moved, 0.0)
             )
@@ -235,7 +224,8 @@ class _Run:
         else:
             self.rows.add(row(Kind.DROP, number, command.batch, shard, times=times[:2]))
         worker.answer(action)
-        self.clock.at(self._carried(number, end, self.piece), self._next, worker)
+        back = self._answered(command) if isinstance(action, Apply) else self.piece
+        self.clock.at(self.links.answered(number, shard, end, back), self._next, worker)
 
     def _die(self, worker: int) -> None:
         """A worker's process ends."""

@@ -33,6 +33,8 @@ class World:
         rack: Workers of a rack; 0: all are in one. Servers are in the first.
         far_latency: Seconds between workers of different racks.
         uplink: Bytes per second of the link between racks, which the workers of a rack share.
+        copies: Servers of each shard, which lie with workers: the first of shard s with worker s. All that a machine
+            sends shares its link, and so does all that it receives. 0: no message to a server waits for another one.
     """
 
     compute: float = 1e-5
@@ -48,6 +50,7 @@ class World:
     rack: int = 0
     far_latency: float = 1e-4
     uplink: float = 1e9
+    copies: int = 0
 
     def __post_init__(self) -> None:
         for name in ("compute", "jitter", "update", "latency", "far_latency"):
