@@ -67,7 +67,8 @@ def suspected(history: History, look: Look) -> frozenset[int]:
     knot = find_knot(look, history.still, stopped=True)
     ranks = {process.pid for process in look.processes if process.rank is not None}
     still = {pid for pid in ranks if history.still(pid, pid)}
-    return frozenset(still | ({process.pid for process in knot.processes} if knot else set()))
+    asking = {process.pid for process, thread in look.threads() if thread.wait.polls == "asks"}
+    return frozenset(still | asking | ({process.pid for process in knot.processes} if knot else set()))
 
 
 def judge(history: History, look: Look, before: Look | None) -> Report | None:
@@ -96,9 +97,11 @@ def _judge(history: History, look: Look, before: Look) -> Report | None:
     if retries is not None:
         seconds = look.at - retries[1]
         return report_knot(retries[0], 1 - scores["busy"], Span(look.time - seconds, seconds), "livelocked")
-    knot = find_knot(look, history.still) or find_knot(look, history.still, stopped=True)
+    knot = find_knot(look, history.still, polls=history.polls) or find_knot(look, history.still, stopped=True)
     if knot is None or not _unchanged(knot, before):
         return None
+    if any(thread.wait.polls == "asks" for p in knot.processes for thread in p.threads if thread.tid in knot.threads):
+        return report_knot(knot, 1 - scores["busy"], _span(history, look, _threads(knot)), "livelocked")
     stopped = any(process.main.kind == "stopped" for process in knot.processes)
     probability = scores["stopped" if stopped else "deadlocked"]
     # A circle of owners, or a stopped process, is proven by itself: the rest of the program may work on.
