@@ -8,7 +8,7 @@ QUICK := tests/core tests/plans tests/parameters tests/check tests/engines/test_
 # Most tests wait for processes, or keep one core busy; on two cores four at a time take longer than three.
 PARALLEL := -n 3 --dist worksteal
 
-.PHONY: demo test quick soak check style docs release bench clean
+.PHONY: demo test quick oldest soak check style docs release bench clean
 
 demo: $(VENV)/.ready          ## environment, then a comparison ending in a table and a page
 	$(BIN)/paceline compare digits --plans sequential,ddp,ring,downpour --workers 2
@@ -18,6 +18,13 @@ test: style                   ## everything CI runs: ten minutes on two cores
 
 quick: $(VENV)/.ready         ## what to run while working: a minute
 	$(BIN)/python -m pytest -q -m "not soak" $(PARALLEL) $(QUICK)
+
+oldest:                       ## the quick tests with the oldest PyTorch that pyproject.toml allows (Python 3.10 to 3.12)
+	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install -q -c .ci/oldest.txt -e '.[train]' \
+		pytest pytest-timeout pytest-xdist hypothesis jsonschema psutil
+	$(VENV)-oldest/bin/python -m pytest -q -m "not soak" -W "ignore:TypedStorage is deprecated:UserWarning" \
+		$(PARALLEL) $(QUICK) tests/engines/test_checkpoints.py
 
 soak: $(VENV)/.ready          ## exhaustive sweeps, soaks and rare cases: what `make test` leaves out
 	$(BIN)/python -m pytest -m soak $(PARALLEL)
@@ -70,4 +77,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs site dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-oldest runs site dist build .mypy_cache .pytest_cache .ruff_cache

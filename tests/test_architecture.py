@@ -50,6 +50,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"splits", "stages", "gradients", "parameters", "core", "data", "jobs", "links", "errors"},
         {"multiprocessing", "socket", "torch.distributed"},
     ),
+    (
+        "operators",
+        {"operators", "gradients", "parameters", "core", "data", "jobs", "errors"},
+        {"multiprocessing", "socket", "torch.distributed"},
+    ),
     ("links.ring_buffer", set(), {"torch", "numpy"}),
     ("links.tcp.frame", {"errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
     ("links.tcp.handshake", {"links.tcp.frame", "errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
@@ -58,8 +63,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     (
         "engines",
         {
-            "engines", "links", "core", "gradients", "parameters", "stages", "splits", "data", "jobs", "plans",
-            "runs", "kernels.exchange", "kernels.serve", "kernels.served_steps", "narrative", "errors",
+            "engines", "links", "core", "gradients", "parameters", "stages", "splits", "operators", "data", "jobs",
+            "plans", "runs", "kernels.exchange", "kernels.serve", "kernels.served_steps", "narrative", "errors",
         },
         set(),
     ),

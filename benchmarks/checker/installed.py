@@ -14,12 +14,14 @@ import sys
 import sysconfig
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from paceline.check.engine import RELEVANT, check_text
-from paceline.check.source import read
+from paceline.check.source import Unreadable, read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 from record import write  # noqa: E402
@@ -49,8 +51,15 @@ def _files(at: Path) -> list[Path]:
     return [at] if at.is_file() else sorted(at.rglob("*.py"))
 
 
+def _readable(files: list[Path]) -> Iterator[tuple[Path, str]]:
+    """The files and their texts, without those that their tests keep in broken codings."""
+    for file in files:
+        with suppress(Unreadable):
+            yield file, read(file)
+
+
 def noise(files: list[Path], say: bool = True) -> dict[str, Any]:
-    texts = [(file, read(file)) for file in files]
+    texts = list(_readable(files))
     concerned = [(file, text) for file, text in texts if RELEVANT.search(text)]
     rules: Counter[str] = Counter()
     began = time.perf_counter()
@@ -77,7 +86,7 @@ def noise(files: list[Path], say: bool = True) -> dict[str, Any]:
 def endure(files: list[Path], wanted: int) -> dict[str, int]:
     """Pieces of real files, cut short, doubled, and with words put in; none may let an exception out."""
     chance = random.Random(0)
-    texts = [text for file in files if 20 < len(text := read(file)) < 20_000 and RELEVANT.search(text)]
+    texts = [text for _, text in _readable(files) if 20 < len(text) < 20_000 and RELEVANT.search(text)]
     parsed = 0
     for _ in range(wanted):
         found = check_text("mutant.py", mutant(chance.choice(texts), chance))

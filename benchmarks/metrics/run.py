@@ -35,6 +35,7 @@ from paceline.plans.plan import RECIPES
 HERE = Path(__file__).parent
 CHANCE = torch.Generator().manual_seed(0)
 X = torch.randn(453, 6, generator=CHANCE)
+OPTIMIZERS = {"spectrain": partial(torch.optim.SGD, lr=0.05, momentum=0.9)}  # it predicts weights by the momentum
 ADAM = partial(torch.optim.Adam, lr=0.02)
 Figures = dict[str, float]
 LOCAL = ("ddp", "hogwild")  # the plans that only real processes train by
@@ -45,10 +46,12 @@ LEFT_OUT = {"table": "is a pipeline by a table of your own", "ceiling": "trains 
 def job(y: Tensor, outputs: int, loss: Any, metrics: dict[str, Any]) -> paceline.Job:
     """Return a job with a small network."""
     data = TensorDataset(X, y)
-    return paceline.Job(
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, outputs)), DataLoader(data, batch_size=32), loss,
-        optimizer=ADAM, metrics=metrics, test=DataLoader(data, batch_size=50),
-    )  # fmt: skip
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+    test = DataLoader(data, batch_size=50)
+    return paceline.Job(model, DataLoader(data, batch_size=32), loss, optimizer=ADAM, metrics=metrics, test=test)
 
 
 def classifier() -> tuple[paceline.Job, Callable[[nn.Module], Figures]]:
@@ -81,8 +84,8 @@ def regression() -> tuple[paceline.Job, Callable[[nn.Module], Figures]]:
 
 def language() -> tuple[paceline.Job, Callable[[nn.Module], Figures]]:
     """Return a language model of twelve words, and its perplexity by scikit-learn."""
-    text = (torch.arange(7 * 61 + 1) * 5 + torch.randint(2, (7 * 61 + 1,), generator=CHANCE)) % 12
-    words, following = text[:-1].view(61, 7), text[1:].view(61, 7)
+    text = (torch.arange(7 * 63 + 1) * 5 + torch.randint(2, (7 * 63 + 1,), generator=CHANCE)) % 12
+    words, following = text[:-1].view(63, 7), text[1:].view(63, 7)
     data = DataLoader(TensorDataset(words, following), batch_size=10)
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -93,7 +96,10 @@ def language() -> tuple[paceline.Job, Callable[[nn.Module], Figures]]:
         return {"perplexity": math.exp(oracle.log_loss(following.flatten().numpy(), shares, labels=np.arange(12)))}
 
     metrics = {"perplexity": lambda output, target: loss(output, target).exp()}
-    model = lambda: nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))  # noqa: E731
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 12))
+
     return paceline.Job(model, data, loss, optimizer=ADAM, test=data, metrics=metrics), figures
 
 
@@ -102,6 +108,7 @@ def differences(plan: str) -> dict[str, float | str]:
     found: dict[str, float | str] = {}
     for make in (classifier, regression, language):
         made, figures = make()
+        made = made.with_(optimizer=OPTIMIZERS.get(plan.partition(":")[0], ADAM))
         try:
             run = paceline.train(made, plan, folder=None, engine="local" if plan.startswith(LOCAL) else "virtual")
         except PacelineError as error:

@@ -1,12 +1,13 @@
 """Train every program of this folder under five plans: it works, or one message says what to do instead.
 
 run.py                     all of them; writes result.json and the table of README.md
-run.py gan lstm_packed     these only; writes nothing
+run.py gan lstm_packed     these only; the others keep their rows
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import time
@@ -68,7 +69,7 @@ def _own_loop(program: Path, plan: str) -> dict[str, float]:
     done = subprocess.run([sys.executable, *ranks, str(program), plan], capture_output=True, text=True)
     if done.returncode:
         message = next(line for line in done.stderr.splitlines() if "paceline.errors." in line)
-        raise PlanError(message.partition("paceline.errors.PlanError: ")[2])
+        raise PlanError(message.partition("PlanError: ")[2])
     return {"train_loss": float(done.stdout.split()[-1])}
 
 
@@ -101,15 +102,13 @@ def main() -> None:
     programs = [
         path for path in sorted(HERE.glob("*.py")) if path.stem != "run" and (not chosen or path.stem in chosen)
     ]
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = json.loads((HERE / "result.json").read_text())["programs"] if chosen else {}
     for program in programs:
         found[program.stem], train = {}, _trainer(program)
         for plan in PLANS:
             with contextlib.redirect_stdout(sys.stderr):
                 found[program.stem][plan] = each = outcome(train, plan)
             print(program.stem, plan, {key: value for key, value in each.items() if key != "notes"}, flush=True)
-    if chosen:
-        return
     kinds = [next(iter(each)) for by_plan in found.values() for each in by_plan.values()]
     write(
         HERE,

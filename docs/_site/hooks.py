@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from reference import commands, errors, messages, plans, python  # noqa: E402
 
+PICTURE = re.compile(r"(?<=\]\()docs/(pictures/[^)\s]+)")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 GENERATED = {
     "reference/python.md": python,
@@ -59,6 +60,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     place = page.file.src_uri
     source = SOURCES.get(place, f"docs/{place}")
+    if source == "README.md":
+        markdown = PICTURE.sub(r"\1", markdown)
     parts = re.split(r"(```.*?```)", markdown, flags=re.S)  # what is in a block of code stays
     return "".join(
         part if part.startswith("```") else LINK.sub(lambda m: link(m, source, place), part) for part in parts
@@ -76,3 +79,10 @@ def link(found: re.Match[str], source: str, place: str) -> str:
         return found[0]
     assert (ROOT / meant).exists(), f"{source} links to {target}, which is not there"
     return text
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Let the keyboard scroll blocks of code, leave no header of a table empty, and name the search."""
+    output = output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+    output = re.sub(r"<pre([^>]*)><code", r'<pre\1><code tabindex="0"', output)
+    return re.sub(r"<th( [^>]*)?></th>", r"<td\1></td>", output)

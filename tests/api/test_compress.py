@@ -14,7 +14,8 @@ from paceline.compression import bounds
 from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
 from paceline.compression.points import Bounds, Point, choose, frontier
-from paceline.errors import JobError, RunFolderError, UsageError
+from paceline.compression.scores import Loss, loss_between
+from paceline.errors import RunFolderError, UsageError
 
 FILE = CFile("", (), 0, True)
 
@@ -59,8 +60,10 @@ def test_no_point_within_the_bounds_leaves_the_frontier(tmp_path: Path) -> None:
         found.save(tmp_path / "net.c")
 
 
-def point(accuracy: float, size: int, p50: float) -> Point:
-    return Point(1.0, "int8", "small", accuracy, size, 0, FILE, Latency(p50, p50))
+def point(accuracy: float, size: int, p50: float, error: float = 0.0) -> Point:
+    """A point beside a trained model of 90%."""
+    lost = Loss(100 * (0.9 - accuracy), error)
+    return Point(1.0, "int8", "small", accuracy, lost, size, 0, FILE, Latency(p50, p50))
 
 
 def test_the_frontier_holds_what_nothing_beats() -> None:
@@ -71,10 +74,27 @@ def test_the_frontier_holds_what_nothing_beats() -> None:
 def test_the_fastest_point_within_the_bounds_is_chosen() -> None:
     accurate, fast, wrong = point(0.9, 900, 9.0), point(0.896, 900, 2.0), point(0.89, 100, 1.0)
     points = [accurate, fast, wrong]
-    assert choose(points, Bounds(within=0.5), trained=0.9) is fast
-    assert choose(points, Bounds(within=0.1), trained=0.9) is accurate
-    assert choose(points, Bounds(within=0.1, latency=5.0), trained=0.9) is None
-    assert choose(points, Bounds(within=5.0, size=500), trained=0.9) is wrong
+    assert choose(points, Bounds(within=0.5)) is fast
+    assert choose(points, Bounds(within=0.1)) is accurate
+    assert choose(points, Bounds(within=0.1, latency=5.0)) is None
+    assert choose(points, Bounds(within=5.0, size=500)) is wrong
+
+
+def test_a_bound_holds_with_confidence() -> None:
+    sure, unsure = point(0.898, 900, 9.0, error=0.1), point(0.898, 900, 2.0, error=0.5)
+    assert choose([sure, unsure], Bounds(within=0.5)) is sure
+    assert choose([sure, unsure], Bounds(within=0.5, confidence=0.5)) is unsure
+
+
+def test_an_interval_holds_as_often_as_it_says() -> None:
+    """Of 400 validation splits, the true loss of half a point is beyond the interval of 90% in about 40."""
+    generator = torch.Generator().manual_seed(0)
+    beyond = 0
+    for _ in range(400):
+        chance = torch.rand(2000, generator=generator)
+        trained, made = (chance >= 0.03).double(), ((chance < 0.025) | (chance >= 0.055)).double()
+        beyond += loss_between(trained, made).most(0.9) < 0.0
+    assert 25 <= beyond <= 55
 
 
 @pytest.mark.parametrize(("given", "found"), [("5us", 5.0), ("0.2ms", 200.0), ("900 ns", 0.9), (3, 3.0), (None, None)])
@@ -100,7 +120,20 @@ def test_wrong_use_is_refused_before_the_search(tmp_path: Path) -> None:
         pl.compress(run, widths=[0.0])
     with pytest.raises(RunFolderError):
         pl.compress(tmp_path)
-    x, y = job().data
-    regression = job(data=(x, y.float()[:, None]), test=None, loss=nn.MSELoss(), model=lambda: nn.Linear(12, 1))
-    with pytest.raises(JobError, match="one whole number per label"):
-        pl.compress(pl.train(regression, folder=None, max_updates=1))
+    with pytest.raises(UsageError, match=r"confidence=1\.5: give a share"):
+        pl.compress(run, confidence=1.5)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.BCEWithLogitsLoss()], ids=["numbers", "signs"])
+def test_a_target_need_not_be_a_label(loss: nn.Module) -> None:
+    """A regression is held to the variance that it explains, a yes or no to its right answers."""
+    x, labels = job().data
+    y = (labels[:, None] > 1).float() if isinstance(loss, nn.BCEWithLogitsLoss) else x[:, :2] + x[:, 4:6]
+    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, y.shape[1]))
+    other = job(data=(x[:400], y[:400]), test=(x[400:], y[400:]), loss=loss, model=lambda: model, epochs=20)
+    found = pl.compress(pl.train(other, folder=None), within=2.0, widths=[1.0])
+    assert found.chosen is not None
+    assert found.chosen.precision != "float32"
+    assert found.trained > 0.9
+    assert found.on_test is not None
+    assert found.on_test > 0.85

@@ -199,3 +199,8 @@ def test_a_verdict_in_a_comment_hides_what_is_no_bug_and_moves_the_others(here: 
 def test_a_verdict_about_nothing_is_found(here: Path) -> None:
     (here / "bad.py").write_text("x = 1  # paceline: not a bug [PC101]\ny = 2  # paceline: bug\n")
     assert [(row["rule"], row["line"]) for row in found("bad.py")] == [("PC002", 1), ("PC002", 2)]
+
+
+def test_concise_is_a_line_for_each_finding_and_the_option_has_the_name_of_ruff() -> None:
+    (line,) = run("--output-format", "concise", "bad.py").stdout.splitlines()
+    assert line.startswith("bad.py:9:14: PC101 ")

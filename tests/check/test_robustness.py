@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import textwrap
 from pathlib import Path
@@ -79,3 +80,11 @@ def test_mutated_files_are_read() -> None:
         if chance.random() < 0.3:
             text = mutated(text, chance) if text else text
         check_text("mutant.py", text)
+
+
+def test_the_garbage_collector_is_left_as_it_was() -> None:
+    for switch in (gc.disable, gc.enable):
+        switch()
+        before = gc.isenabled()
+        check_text("x.py", SEEDS[0])
+        assert gc.isenabled() == before

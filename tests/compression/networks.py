@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.jobs.modules import Subsampling
 
-FUNCTIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU)
+FUNCTIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.ReLU6, nn.Hardswish)
 
 
 class Residual(nn.Module):

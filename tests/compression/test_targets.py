@@ -17,7 +17,8 @@ from paceline.compression.precision import precisions
 from paceline.compression.reading import read
 from paceline.compression.reference import IntegerModel
 from paceline.compression.samples import Samples
-from paceline.compression.search import Made
+from paceline.compression.scores import score_of
+from paceline.compression.search import Candidate, Made
 from paceline.compression.values import ranges
 from paceline.errors import MachineError, RunFailed
 from tests.compression.networks import drawn
@@ -40,7 +41,8 @@ def test_a_cortex_computes_the_same_and_is_counted() -> None:
     made = []
     for precision in (Precision(8), Precision(4)):
         whole = integers(network, ranges(network, x), precision)
-        made += [Made(k, file, network, IntegerModel(whole)) for k, file in CortexM4().files(network, whole, x)]
+        candidate = Candidate(1.0, network, whole, nn.Identity())
+        made += [Made(k, file, network, candidate.module) for k, file in CortexM4().files(candidate, x)]
     found = CortexM4().measure(made, x)
     by_small, by_cortex = found[0], found[1]
     assert by_small.instructions is not None
@@ -102,11 +104,37 @@ def test_any_model_is_measured_in_pytorchs_own_precisions() -> None:
     x = torch.randn(60, 5, 16)
     with torch.no_grad():
         samples = Samples(x, model(x).argmax(1))
-    found = precisions("attention", model, samples, Bounds(within=20.0))
+    score = score_of(nn.CrossEntropyLoss(), samples.y)
+    found = precisions("attention", model, samples, x, score, Bounds(within=20.0))
     assert [point.precision for point in found.points] == ["float32", "bfloat16", "int8"]
     sizes = {point.precision: point.size for point in found.points}
     assert sizes["bfloat16"] < sizes["float32"]
     assert found.trained == 1.0
     assert found.chosen is not None
     assert found.model is found.models[found.chosen.precision]
-    assert precisions("attention", model, samples, Bounds(size=1)).chosen is None
+    assert precisions("attention", model, samples, x, score, Bounds(size=1)).chosen is None
+
+
+class Residual(nn.Module):
+    """Convolutions around which a value goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        scores: torch.Tensor = self.head(torch.relu(x + self.norm(self.inner(x))).mean((2, 3)))
+        return scores
+
+
+def test_convolutions_are_in_int8_as_a_whole() -> None:
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.randn(60, 1, 6, 6)
+    with torch.no_grad():
+        samples = Samples(x, model(x).argmax(1))
+    found = precisions("residual", model, samples, x, score_of(nn.CrossEntropyLoss(), samples.y), Bounds(within=20.0))
+    assert list(found.models) == ["float32", "bfloat16", "int8"]
+    assert "Quantized" in type(found.models["int8"].get_submodule("first")).__module__ + str(found.models["int8"])
+    assert {point.precision: point.accuracy for point in found.points}["int8"] > 0.9

@@ -84,6 +84,31 @@ def test_what_single_codecs_promise() -> None:
     torch.testing.assert_close(through(made("powersgd:2"), low)[0], low, rtol=1e-4, atol=1e-4)
 
 
+def test_factors_of_power_sgd_are_summed_before_they_are_decoded() -> None:
+    """All workers decode one product; what each sent and owes is its own gradient, and the sum is that of the paper."""
+    codec = made("powersgd:2")
+    gradients = [torch.randn(9, 14, dtype=torch.float64) for _ in range(3)]
+    left = [gradient.clone() for gradient in gradients]
+    fields = [room(codec, (9, 14), torch.float64) for _ in left]
+    memories = [torch.zeros(codec.remembers((9, 14)), dtype=torch.float64) for _ in left]
+    for total, mine, memory in zip(left, fields, memories, strict=True):
+        codec.begin(total, mine, 5, memory)
+    start = memories[0].clone()
+    assert all(torch.equal(memory, start) for memory in memories), "all begin with the same Q"
+    summed = torch.stack([p for p, _ in fields]).sum(0)
+    for total, (p, q) in zip(left, fields, strict=True):
+        p.copy_(summed)
+        codec.finish(total, [p, q])
+    p, whole = fields[0][0], torch.stack([q for _, q in fields]).sum(0)
+    decoded, basis = torch.empty(9, 14, dtype=torch.float64), p.view(-1, 2)
+    codec.decode([p, whole], decoded, 5)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(decoded, basis @ basis.T @ sum(gradients))
+    torch.testing.assert_close(decoded + sum(left), sum(gradients))
+    codec.remember([p, whole], memories[0])
+    torch.testing.assert_close(memories[0], sum(gradients).T @ basis)  # type: ignore[union-attr]
+
+
 def test_places_beyond_the_tensor_are_refused() -> None:
     for text, field in (("topk:0.1", 0), ("threshold:0.5", 1)):
         codec, gradient = made(text), torch.randn(6, 10)

@@ -42,7 +42,7 @@ def test_servers_read_what_workers_write(codec: str) -> None:
 
 
 @pytest.mark.parametrize("table", ["tree", "halving_doubling", "central", "hierarchical:groups=2"])
-@pytest.mark.parametrize("codec", ["half", "randomk:0.2"])
+@pytest.mark.parametrize("codec", ["half", "randomk:0.2", "powersgd:1"])
 def test_messages_that_add_up_take_every_table(table: str, codec: str) -> None:
     plan = f"{table}{',' if ':' in table else ':'}workers=4,codec={codec}"
     runs = [trained(plan, engine) for engine in ("virtual", "local")]

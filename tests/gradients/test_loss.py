@@ -54,6 +54,16 @@ def job(model: Any, data: Any = Rows, **changes: Any) -> pl.Job:
     return pl.Job(model, data, optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=8, **changes)
 
 
+class Bare(OwnLoss):
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        return super().forward(x, labels).loss
+
+
+def test_a_model_may_return_its_loss_alone() -> None:
+    bare, named = (pl.train(job(model), engine="virtual", folder=None) for model in (Bare, OwnLoss))
+    assert difference(bare.model, named.model) == 0.0
+
+
 @pytest.mark.parametrize("model", [OwnLoss, Keyed])
 @pytest.mark.parametrize("plan", ["sequential", "ring:workers=2"])
 def test_a_models_own_loss_trains_and_is_evaluated(model: type[nn.Module], plan: str) -> None:

@@ -207,7 +207,7 @@ def test_a_closure_of_a_notebook_travels() -> None:
         ({"optimizer": torch.optim.LBFGS}, "LBFGS"),
         ({"data": (X, Y[:5])}, "differ"),
         ({"data": (X[:0], Y[:0])}, "no samples"),
-        ({"data": (X.numpy(), Y)}, "from_numpy"),
+        ({"data": (X.numpy().astype(str), Y)}, "array of <U"),
         ({"data": 5}, "neither a tuple of tensors"),
         ({"model": nn.ReLU}, "nothing to train"),
         ({"model": lambda: nn.Sequential(nn.Linear(6, 3).double(), nn.Linear(3, 3))}, "of 2 types"),
@@ -240,3 +240,14 @@ def test_engines_and_devices_that_do_not_fit_are_refused() -> None:
     with pytest.raises(JobError, match="is no device"):
         pl.train(job(device="gpu"), "ring", folder=None)
     assert issubclass(PlanError, PacelineError)
+
+
+def test_numpy_arrays_train_as_the_tensors_that_they_hold() -> None:
+    """Big-endian ones, views with negative strides, one array alone, and float64, which becomes the default type."""
+    arrays = (X.numpy()[::-1].astype(">f8"), Y.numpy()[::-1])
+    tensors = (X.flip(0).float(), Y.flip(0))
+    made, plain = (job(model=lambda: net().float(), data=data, test=data) for data in (arrays, tensors))
+    assert made.data[0].dtype == torch.float32
+    assert difference(virtual(made).model, virtual(plain).model) == 0.0
+    alone = job(data=X.numpy(), loss=None, step=lambda model, batch: model(batch[0].double()).sum())
+    assert torch.equal(alone.data[0], X.float())

@@ -255,7 +255,7 @@ def test_what_would_lead_astray_is_refused(x: Tensor, y: Tensor, order: list[int
 
 
 @pytest.mark.usefixtures("quickly_compiled")
-@pytest.mark.parametrize("function", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU])
+@pytest.mark.parametrize("function", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ReLU6])
 @pytest.mark.parametrize("batch", [1, 20])
 def test_what_is_not_a_number_stays_so(function: type[nn.Module], batch: int) -> None:
     model = nn.Sequential(nn.Linear(4, 5), function(), nn.Linear(5, 3))

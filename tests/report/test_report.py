@@ -48,6 +48,7 @@ from paceline.runs.schema import to_dict
 from paceline.runs.time_accounting import Time
 from paceline.runs.trace import Kind, Row, Trace
 from paceline.runs.verdict import decided
+from paceline.testing.jobs import JOBS
 
 NASTY = "<script>alert(1)</script>\"'&"
 
@@ -350,6 +351,22 @@ def test_chromium_has_nothing_to_complain_of(runs: Path, tmp_path: Path) -> None
     assert "<button>workers</button>" in done.stdout  # the script ran
 
 
+def test_many_runs_can_be_filtered(runs: Path, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium on this machine to open the page with")
+    readings = open_all([runs]) * 3
+    typing = """<script>const field = document.querySelector(".filter input"); field.value = "ring WORKERS=3";
+        field.dispatchEvent(new Event("input"));</script></body>"""
+    file = tmp_path / "report.html"
+    file.write_text(page(readings).replace("</body>", typing))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    done = subprocess.run([chromium, *options, file.as_uri()], capture_output=True, text=True, timeout=100)
+    assert " 3 of 9 runs</output>" in done.stdout
+    rows = re.findall(r'<tr data-name="([^"]*)" data-place="\d+"( hidden="")?>', done.stdout)
+    assert [bool(hidden) for _, hidden in rows] == ["ring" not in name for name, _ in rows]
+
+
 def test_only_settings_that_differ_are_set_against_one_another(runs: Path) -> None:
     text = page(open_all([runs]))
     (table,) = re.findall('<table class="cards differs">.*?</table>', text, re.DOTALL)
@@ -572,3 +589,19 @@ def test_a_process_that_hung_is_among_the_events_of_any_run() -> None:
     hung = Event(EventKind.HUNG, 7.0, why="deadlocked: worker 1 waits for <itself>")
     shown = cluster_events([Event(EventKind.STARTED, 5.0), hung, Event(EventKind.ENDED, 8.0)])
     assert shown == "<table><tr><td>2.00 s<td>hangs, deadlocked: worker 1 waits for &lt;itself&gt;</tr></table>"
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [("tensor:workers=2", 2), ("one_f_one_b:workers=2,balance=operations", 1), ("ampnet:workers=2", 1), ("ring", 0)],
+)
+def test_the_page_shows_who_holds_what(plan: str, says: int, tmp_path: Path) -> None:
+    run = pl.train(JOBS["mlp"](), plan, engine="virtual", folder=tmp_path, max_updates=1)
+    assert run.path is not None
+    held = {layer.name: layer.held for layer in run.record.model if any(layer.held)}
+    text = page(open_all([run.path]))
+    assert ("Who holds what" in text) == bool(says)
+    if says:
+        assert sum(map(sum, held.values())) >= 8 * 411  # all parameters, in double precision
+        assert all(sum(map(bool, mine)) >= 1 for mine in held.values())
+        assert {sum(map(bool, mine)) for mine in held.values()} == {says}

@@ -91,7 +91,10 @@ def test_who_asks_hangs_unless_another_thread_may_answer() -> None:
 
 def test_a_thread_that_only_sleeps_and_prints_answers_nobody_but_is_no_hang_itself() -> None:
     idles = Wait("clock", polls="idles")
-    assert hangs(Wait("lock", (10,)), idles, still=(10,))
+    joins = ((Frame("threading.py", 1, "wait"), Frame("/lib/python3.11/queue.py", 9, "join")),)
+    keeps_alive = ((Frame("threading.py", 1, "wait"), Frame("threading.py", 2, "wait"), Frame("/a.py", 9, "main")),)
+    assert hangs(Wait("lock", (10,)), idles, still=(10,), stacks=joins)
+    assert not hangs(Wait("lock", (10,)), idles, still=(10,), stacks=keeps_alive)
     assert not hangs(idles)
     assert not hangs(Wait("lock", (10,), "the end of a thread", owners=(11,)), idles, still=(10,))
 

@@ -39,7 +39,7 @@ from paceline.runs.intervals import wilson
 from paceline.runs.run import Run
 from paceline.runs.warm_up import steady
 
-LINK_PLANS = ("sequential", "ring", "ring:codec=half", "downpour", "downpour:codec=topk:0.01", "diloco")
+LINK_PLANS = ("sequential", "ring", "ring:codec=half", "downpour", "downpour:codec=topk:0.01,pull=topk:0.01", "diloco")
 ROUNDS = 5  # of measuring, interleaved
 SECONDS = 0.3  # of a round, for each size of a gradient
 ACCURACY = "test_accuracy"
@@ -87,9 +87,11 @@ class Measurements:
         """Return the world in which a plan is simulated."""
         piece, links = piece_of(self.job, plan), links_of(link)
         coded = self.codings.get(str(plan.options.get("codec")), Coding(0.0, 0.0, 0.0))
+        back = self.codings.get(str(plan.options.get("pull")), Coding(0.0, 0.0, 0.0))
         return World(
-            compute=(self.compute(piece) + coded.encode) / piece.samples, jitter=0.0,
-            update=self.update(piece) / plan.shards + coded.decode * reads(plan),
+            compute=(self.compute(piece) + coded.encode + back.decode) / piece.samples, jitter=0.0,
+            # A server also reads what it answers, so that it knows what the worker has.
+            update=self.update(piece) / plan.shards + coded.decode * reads(plan) + back.encode + back.decode,
             latency=links.latency, bandwidth=links.bandwidth, seed=self.job.seed, copies=COPIES,
         )  # fmt: skip
 
@@ -131,7 +133,7 @@ def simulate_plans(job: Job, plans: Sequence[Plan], link: str, folder: Path | No
     measured.measure(list(dict.fromkeys([*singles, *(piece_of(job, plan) for plan in plans)])), say)
     layout = set_up(job.untested(), make("sequential"), "virtual", 1).layout
     dense = Payload.length(layout) * layout.bytes_per_number
-    for name in dict.fromkeys(str(plan.options["codec"]) for plan in plans if plan.wire is not None):
+    for name in dict.fromkeys(name for plan in plans for name in _codecs(plan)):
         measured.codings[name] = coding(name, layout)
     runs = []
     for plan in plans:
@@ -141,18 +143,24 @@ def simulate_plans(job: Job, plans: Sequence[Plan], link: str, folder: Path | No
     common = common_level([run.record.history for run in runs], ACCURACY)
     rows = tuple(_row(measured, plan, run, best, common) for plan, run in zip(plans, runs, strict=True))
     timings = tuple(Timing(_threads(single), (measured.speed(single),)) for single in singles)
-    codecs = tuple(codec_row(plan, measured.codings, dense) for plan in _of_each_codec(plans))
+    codecs = tuple(codec_row(name, plans, measured.codings, dense) for name in measured.codings)
     return Simulated(
         rows, timings, _threads(best), measured.speed(best), runs, codecs, dense, tuple(cannot_pay(plans, codecs))
     )
 
 
-def codec_row(plan: Plan, codings: dict[str, Coding], dense: int) -> CodecRow:
-    """Return what a plan's codec does to the gradient."""
-    name = str(plan.options["codec"])
+def codec_row(name: str, plans: Sequence[Plan], codings: dict[str, Coding], dense: int) -> CodecRow:
+    """Return what a codec does to the gradient."""
     found = codings[name]
-    most = most_gathered(found.bytes, dense) if reads(plan) > 1 else None
+    gathered = any(plan.options.get("codec") == name and reads(plan) > 1 for plan in plans)
+    most = most_gathered(found.bytes, dense) if gathered else None
     return CodecRow(name, found.bytes, 1e6 * found.encode, 1e6 * found.decode, most)
+
+
+def _codecs(plan: Plan) -> list[str]:
+    """Return the codecs of a plan's gradients and answers."""
+    used = (("codec", plan.wire), ("pull", plan.pull))
+    return [str(plan.options[option]) for option, codec in used if codec is not None]
 
 
 def cannot_pay(plans: Sequence[Plan], codecs: Sequence[CodecRow]) -> list[str]:
@@ -167,16 +175,6 @@ def cannot_pay(plans: Sequence[Plan], codecs: Sequence[CodecRow]) -> list[str]:
                 f"up to {limit} worker{'s' * (limit > 1)}"
             )
     return found
-
-
-def _of_each_codec(plans: Sequence[Plan]) -> list[Plan]:
-    """Return a plan for each codec; one that gathers its messages, where there is one."""
-    found: dict[str, Plan] = {}
-    for plan in plans:
-        if plan.wire is not None:
-            name = str(plan.options["codec"])
-            found[name] = plan if name not in found or reads(plan) > 1 else found[name]
-    return list(found.values())
 
 
 def _threads(piece: Piece) -> str:

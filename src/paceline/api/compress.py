@@ -17,12 +17,13 @@ from paceline.compression import bounds as reading
 from paceline.compression.cortex import CortexM4
 from paceline.compression.here import Here
 from paceline.compression.onnx_file import check
-from paceline.compression.points import Bounds, choose
+from paceline.compression.points import CONFIDENCE, Bounds, choose
 from paceline.compression.precision import Precisions, precisions
-from paceline.compression.reading import graph_of
+from paceline.compression.reading import network_of
 from paceline.compression.result import Compression
 from paceline.compression.samples import Samples, divide, test_samples
-from paceline.compression.search import WIDTHS, Found, Target, accuracy, search
+from paceline.compression.scores import Score, score_of
+from paceline.compression.search import WIDTHS, Found, Target, search
 from paceline.engines.job_file import load_job_file
 from paceline.engines.threads import threads
 from paceline.errors import JobWarning, RunFolderError, UsageError, suggest
@@ -42,6 +43,7 @@ def compress(
     size: str | int | None = None,
     *,
     target: str = "here",
+    confidence: float = CONFIDENCE,
     plan: str | None = None,
     workers: int | None = None,
     epochs: int | None = None,
@@ -54,11 +56,13 @@ def compress(
 
     Args:
         run: A finished run or its folder.
-        within: Points of accuracy that may be lost on validation data; 0.5: from 88.0% to 87.5%.
+        within: Points of accuracy that may be lost; 0.5: from 88.0% to 87.5%.
         latency: The bound on a call with one sample, as `"5us"` or a number of microseconds; on a Cortex-M4 the
             instructions, as `"110k"`.
         size: The bound on code and constants, as `"16KB"` or a number of bytes.
         target: `"here"` for this machine, or `"cortex-m4"`, whose instructions are counted in QEMU.
+        confidence: How sure it has to be, by the validation samples, that no more than `within` is lost. With 0.5 the
+            loss on these samples is taken as it is.
         plan: The plan by which narrowed networks are retrained. Default: one process.
         workers: The number of its workers.
         epochs: Epochs of each retraining. Default: twice those of the job, and at least 5.
@@ -69,19 +73,22 @@ def compress(
     """
     begun = time.monotonic()
     made = _target(target)
-    bounds = Bounds(within, reading.latency(latency, target != "here"), reading.size(size))
+    bounds = Bounds(within, reading.latency(latency, target != "here"), reading.size(size), confidence)
     if not within >= 0 or not widths or not all(0 < width <= 1 for width in widths):
         raise UsageError(
             f"within={within} and widths={list(widths)}: give points from 0 on, and widths above 0, up to 1"
         )
+    if not 0.5 <= confidence < 1:
+        raise UsageError(f"confidence={confidence}: give a share from 0.5 to 0.999")
     job, module = _opened(run, job)
     module.eval()
     division, test = divide(job, seed), test_samples(job)
-    graph_of(module, tuple(division.ranges.x.shape[1:]))  # what cannot be emitted is refused before the search
+    made.takes(network_of(module, division.ranges.x))  # what cannot be emitted is refused before the search
+    score = score_of(job.loss, division.validation.y)
     again = _retraining(job.with_(data=division.training), plan, workers, epochs)
     with threads(1):
-        found = search(module, division, again, made, say, widths)
-        return _chosen(found, job, made.name, bounds, module, test, division.validation, begun)
+        found = search(module, division, score, again, made, say, widths)
+        return _chosen(found, job, made.name, bounds, module, score, test, division.validation, begun)
 
 
 def _target(name: str) -> Target:
@@ -132,21 +139,26 @@ def _chosen(
     target: str,
     bounds: Bounds,
     module: nn.Module,
+    score: Score,
     test: Samples | None,
     validation: Samples,
     begun: float,
 ) -> Compression:
     """Return the result; only now are the test data looked at."""
-    point = choose(found.points, bounds, found.trained)
+    point = choose(found.points, bounds)
     candidate = None if point is None else found.candidates[found.points.index(point)]
     made = None if candidate is None else candidate.module
-    on_test = accuracy(made, test) if made is not None and test is not None else None
     return Compression(
         job.name, target, bounds, found.points, point, found.trained,
-        trained_on_test=accuracy(module, test) if test is not None else None, on_test=on_test, model=made,
+        trained_on_test=_tested(score, module, test), on_test=_tested(score, made, test), model=made,
         network=None if candidate is None else candidate.network, whole=None if candidate is None else candidate.whole,
         samples=validation.x[:CHECKED], seconds=time.monotonic() - begun,
     )  # fmt: skip
+
+
+def _tested(score: Score, module: nn.Module | None, test: Samples | None) -> float | None:
+    """The accuracy on test data, where there is a network and there are such data."""
+    return float(score.each(module, test).mean()) if module is not None and test is not None else None
 
 
 def compare_precisions(
@@ -156,8 +168,10 @@ def compare_precisions(
     """Measure a trained model of any kind in float32, bfloat16 and int8, by PyTorch's own means."""
     bounds = Bounds(within, reading.latency(latency), reading.size(size))
     job, module = _opened(run, job)
+    division = divide(job, seed)
+    validation, seen = division.validation, division.ranges.x
     with threads(1):
-        return precisions(job.name, module.eval(), divide(job, seed).validation, bounds)
+        return precisions(job.name, module.eval(), validation, seen, score_of(job.loss, validation.y), bounds)
 
 
 def checked_onnx(found: Compression) -> bytes:

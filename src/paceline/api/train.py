@@ -20,7 +20,7 @@ from paceline.engines.cluster.ray_session import RayOptions
 from paceline.engines.job_file import save_job_file
 from paceline.engines.outcome import Earlier, Hearer, finish
 from paceline.engines.record import first_record, life_record
-from paceline.engines.resuming import check_end, check_same, next_plan, open_run
+from paceline.engines.resuming import check_end, check_same, for_plan, next_plan, open_run
 from paceline.engines.setup import Setup, set_up
 from paceline.errors import (
     Blamed,
@@ -258,6 +258,7 @@ def _resume(
         begin = checkpoints.newest(path)
         setup = set_up(job, chosen, how.engine, before.limit)
         check_same(setup, before, epochs)
+        begin = for_plan(begin, before, job, setup)
         if epochs is not None:
             check_end(setup, begin.updates if begin else 0, before.job.epochs or 0)
             save_job_file(place, job, resumable=True)

@@ -22,6 +22,7 @@ from paceline.api.tuning_setup import (
     opened_states,
     probe,
     same_header,
+    space_of,
 )
 from paceline.data.opening import open_source
 from paceline.errors import JobError, TuningError
@@ -66,7 +67,8 @@ def tune(
     Args:
         make_job: A function of a Trial that returns a Job; or a Job, of which the settings of the optimizer, the fields
             and dropout are varied by name.
-        space: A Space, or `{name: Float(...) | Int(...) | Choice(...) | a list of values}`.
+        space: A Space, or `{name: Float(...) | Int(...) | Choice(...) | a list of values}`. Default: what `make_job`
+            suggests, as in `trial.suggest_float("lr", 1e-4, 1.0, log=True)`.
         search: `"grid"`, `"random"`, `"sobol"`, `"successive_halving"`, `"asha"`, `"hyperband"`, `"median_stopping"`,
             `"pbt"` or a sampler of Optuna such as `"tpe"`; with options, as in `"asha:max_t=9,reduction_factor=3"`; or
             an Optuna sampler object.
@@ -96,8 +98,9 @@ def tune(
         storage: A storage of Optuna, such as `"sqlite:///tuning.db"`. Trials are written to its study of the job's
             name; samplers of Optuna also learn from what others wrote there.
     """
-    search, parts = Search.parse(search), space if isinstance(space, Space) else Space(space or {})
+    search = Search.parse(search)
     make, own, origin = functions(make_job, objective, data_dir)
+    parts = space_of(space, make)
     where = Where(engine, address, keys, trusted_network, workers)
     where.check(trials)
     asked = Asked(
@@ -154,7 +157,8 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
     max_t = search.max_t or asked.max_t or (job.epochs * asked.steps_per_epoch if job else MAX_T)
     proposals, scheduler, total = search.open(asked.space, asked.budget, max_t, asked.seed, mode == "min")
     header = {
-        "schema": SCHEMA, "name": job.name if job else "objective", "search": str(search), "seed": asked.seed,
+        "schema": SCHEMA, "name": job.name if job and job.name != "job" else asked.name,
+        "search": str(search), "seed": asked.seed,
         "space": asked.space.describe(), "metric": measure.metric if job else "value", "mode": mode, "max_t": max_t,
         "budget": asked.budget, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
         "trials_run": asked.trials, "plan": asked.plan, "data_dir": asked.data_dir, "started": time.time(),
@@ -221,12 +225,9 @@ def tune_from_files(
     """Tune the JOB that the command line names over the space in a file; or resume the tuning in a folder."""
     if resume is not None:
         return _again(resume, job, space, data_dir, rest)
-    if job is None or space is None:
-        missing = "JOB" if job is None else "--space FILE"
-        raise TuningError(
-            f"there is nothing to tune: give JOB and --space FILE, or --resume FOLDER; {missing} is missing"
-        )
-    parts = read_space(space)
+    if job is None:
+        raise TuningError("there is nothing to tune: give JOB, or --resume FOLDER")
+    parts = read_space(space) if space is not None else None
     return tune(job, parts, search, data_dir=data_dir, space_file=space, **rest)
 
 

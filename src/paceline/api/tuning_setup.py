@@ -19,6 +19,7 @@ from paceline.tuner import journal as journals
 from paceline.tuner.best import maker_of
 from paceline.tuner.searches import Search
 from paceline.tuner.space import Configuration, Space
+from paceline.tuner.suggested import suggested_space
 from paceline.tuner.training import JobObjective, Measure
 from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Objective
@@ -55,11 +56,23 @@ def _absolute(where: str) -> str:
     return f"{Path(path).resolve()}{colon}{name}"
 
 
+def space_of(space: Space | Mapping[str, Any] | None, make: Callable[[Trial], Job] | None) -> Space:
+    """Return the space of a tuning: the given one, or what a function of a trial suggests by itself."""
+    if isinstance(space, Space):
+        return space
+    if space is not None or make is None or isinstance(make, VariedJob):
+        return Space(space or {})
+    return suggested_space(make)
+
+
 def check(
     space: Space, search: Search, workers: int | None, budget: int | None, trials: str, plan: str | None, make: Any
 ) -> None:
-    if not space.parameters and search.sampler not in ("random",):
-        raise TuningError(f"search {search} needs a space: give space={{name: pl.Float(low, high), ...}}")
+    if not space.parameters and (make is not None or search.sampler != "random"):
+        raise TuningError(
+            f"search {search} has nothing to vary: give --space FILE, space={{name: paceline.Float(low, high), ...}}, "
+            "or a function of a trial that suggests values"
+        )
     for word, value in (("workers", workers), ("budget", budget)):
         if value is not None and value < 1:
             raise TuningError(f"{word}={value} is not a whole number of at least 1")

@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paceline.check.across.interface import Interface, read_interface
+from paceline.check.across.interface import read_interface
+from paceline.check.engine import Examined
 from paceline.check.findings import Finding, Step
 from paceline.narrative import Wait
 
@@ -27,23 +28,24 @@ class Cache:
         #: False once a write has failed, so that a read-only folder is tried only once.
         self.writes = True
 
-    def get(self, text: str) -> tuple[list[Finding], Interface] | None:
-        """The findings and the interface of this text; None when they are not known."""
+    def get(self, text: str) -> Examined | None:
+        """What was found in this text; None when that is not known."""
         try:
-            rows, interface = json.loads((self.folder / _name(text)).read_text())
-            return [_finding(row) for row in rows], read_interface(interface)
+            rows, interface, cut = json.loads((self.folder / _name(text)).read_text())
+            return Examined([_finding(row) for row in rows], read_interface(interface), tuple(cut))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def put(self, text: str, findings: list[Finding], interface: Interface) -> None:
-        """Store the findings and the interface of this text, if the folder is writable."""
+    def put(self, text: str, examined: Examined) -> None:
+        """Store what was found in this text, if the folder is writable."""
         if not self.writes:
             return
+        found, interface, cut = examined
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 (self.folder / ".gitignore").write_text("*\n")
-            (self.folder / _name(text)).write_text(json.dumps([[_row(f) for f in findings], interface]))
+            (self.folder / _name(text)).write_text(json.dumps([[_row(f) for f in found], interface, cut]))
         except OSError:
             self.writes = False
 

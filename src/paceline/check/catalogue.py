@@ -59,8 +59,11 @@ MODULE_ALIASES = {
     "dummy_threading": "threading",
 }
 
+QUEUES = {"Queue", "ProcessQueue", "AsyncQueue"}  # what may have a size
+
 # What a blocking call waits for: who has to do what.
 PUT_ITEM = "a producer to put an item"
+TAKE_ITEM = "a consumer to take an item"
 ITEMS_DONE = "every item to be marked done"
 NOTIFY = "another thread to notify"
 

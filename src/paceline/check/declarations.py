@@ -27,6 +27,7 @@ class Resource(NamedTuple):
     one_of_several: bool = False  # one of several under the same name
     line: int = 0
     formal: Formal | None = None  # a parameter for which callers pass different ones
+    bounded: bool = False  # a queue with a size, whose `put` waits while it is full
 
 
 class Formal(NamedTuple):
@@ -98,12 +99,17 @@ class Function:
     #: Name -> what a `for` loop or comprehension that binds it iterates over.
     looped: dict[str, ast.expr] = field(default_factory=dict)
     globals: set[str] = field(default_factory=set)
-    generator: bool = False
+    nonlocals: set[str] = field(default_factory=set)
+    yields: list[ast.Yield | ast.YieldFrom] = field(default_factory=list)
     memo: dict[str, Resource | None] = field(default_factory=dict)
 
     @property
     def line(self) -> int:
         return getattr(self.node, "lineno", 1)
+
+    @property
+    def generator(self) -> bool:
+        return bool(self.yields)
 
     @property
     def asynchronous(self) -> bool:
@@ -332,12 +338,12 @@ def _into(name: str):  # type: ignore[no-untyped-def]
     return note
 
 
-def _yields(module: Declarations, node: ast.AST, fn: Function, cls: Class | None) -> None:
-    fn.generator = True
-
-
 def _globals(module: Declarations, node: ast.Global, fn: Function, cls: Class | None) -> None:
     fn.globals.update(node.names)
+
+
+def _nonlocals(module: Declarations, node: ast.Nonlocal, fn: Function, cls: Class | None) -> None:
+    fn.nonlocals.update(node.names)
 
 
 _NOTES = {
@@ -352,9 +358,10 @@ _NOTES = {
     ast.comprehension: Declarations._note_loop,
     ast.Await: _into("awaits"),
     ast.Return: _into("returns"),
-    ast.Yield: _yields,
-    ast.YieldFrom: _yields,
+    ast.Yield: _into("yields"),
+    ast.YieldFrom: _into("yields"),
     ast.Global: _globals,
+    ast.Nonlocal: _nonlocals,
     ast.Import: Declarations._note_import,
     ast.ImportFrom: Declarations._note_import,
     ast.Assign: Declarations._note_assign,

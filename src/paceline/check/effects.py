@@ -11,10 +11,11 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from paceline.check.catalogue import LOCKS, NOTIFY, WAITS
+from paceline.check.catalogue import LOCKS, NOTIFY, TAKE_ITEM, WAITS
 from paceline.check.declarations import Function, Resource
 from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword, parent
+from paceline.check.targets import targets
 
 
 @dataclass(eq=False, slots=True)
@@ -27,14 +28,26 @@ class Effect:
     callee: Function | None = None
     waits_for: str = ""  # what a wait needs: who has to do what
     timeout: bool = False
+    perhaps: bool = False  # one of several functions that the call may run
 
     @property
     def line(self) -> int:
         return self.node.lineno
 
 
-def effect_of(call: ast.Call, fn: Function, module: Module) -> Effect:
-    """The effect of one call."""
+def effects_of(call: ast.Call, fn: Function, module: Module) -> list[Effect]:
+    """The effects of one call: of a resource, or of every function that it may run."""
+    own = _of_resource(call, fn, module)
+    if own is not None:
+        return [own]
+    callees = targets(call, fn, module)
+    if not callees:
+        return [Effect("call", call)]
+    return [Effect("call", call, None, callee, perhaps=callee is not callees[0]) for callee in callees]
+
+
+def _of_resource(call: ast.Call, fn: Function, module: Module) -> Effect | None:
+    """The effect of a call on a lock, queue or another resource; None when it is none."""
     function = call.func
     if isinstance(function, ast.Attribute):
         method = function.attr
@@ -44,15 +57,19 @@ def effect_of(call: ast.Call, fn: Function, module: Module) -> Effect:
                 if method in ("release", "release_lock", "__exit__"):
                     return Effect("free", call, found)
                 return Effect("try" if gives_up(call) else "take", call, found)
+        elif method in ENTERS and call.args:
+            found = module.resource(call.args[0], fn)
+            if found is not None and found.kind in LOCKS:
+                return Effect("take", call, found)
         elif method in _WAITING:
             found = module.resource(function.value, fn)
             if found is not None:
-                whom = WAITS.get((found.kind, method))
+                whom = WAITS.get((found.kind, method)) or (TAKE_ITEM if method == "put" and found.bounded else None)
                 if whom is not None:
                     return Effect("wait", call, found, None, whom, has_timeout(call, method))
                 if method in ("wait", "wait_for") and found.kind in ("Condition", "AsyncCondition"):
                     return Effect("wait", call, found, None, NOTIFY, has_timeout(call, method))
-    return Effect("call", call, None, module.callee(call, fn))
+    return None
 
 
 def implicit_calls(fn: Function) -> list[Effect]:
@@ -120,6 +137,15 @@ def _is_minus_one(node: ast.expr) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
 
 
+def lock_expression(node: ast.expr) -> ast.expr:
+    """The lock of `with lock:`, of `lock.acquire()` or of `stack.enter_context(lock)`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return node
+    if node.func.attr in ENTERS and node.args:
+        return node.args[0]
+    return node.func.value
+
+
 def runs_now(effect: Effect) -> bool:
     """Whether the callee runs before the call returns: not so for generators, nor for coroutines unless awaited."""
     callee = effect.callee
@@ -134,5 +160,6 @@ def text_of(node: ast.expr) -> str:
     return text + "()" if isinstance(node, ast.Call) else text
 
 
+ENTERS = {"enter_context", "enter_async_context"}  # of a contextlib.ExitStack
 _ITEMS = {ast.Load: "__getitem__", ast.Store: "__setitem__", ast.Del: "__delitem__"}
-_WAITING = {method for _, method in WAITS} | {"wait", "wait_for"}
+_WAITING = {method for _, method in WAITS} | {"wait", "wait_for", "put"}

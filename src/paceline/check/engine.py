@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections import Counter
@@ -34,6 +35,8 @@ class Examined(NamedTuple):
 
     findings: list[Finding]
     interface: Interface = Interface()
+    #: Functions with more paths than their budget of steps, as `name, line N`: walked in part.
+    cut: tuple[str, ...] = ()
 
 
 def is_relevant(path: str, text: str) -> bool:
@@ -48,14 +51,20 @@ def check_text(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values(
 
 def examine(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values())) -> Examined:
     """The findings of one file, those that a comment calls no bug included, and its interface."""
+    with _garbage_collected_once():
+        return _examine(path, text, rules)
+
+
+def _examine(path: str, text: str, rules: Iterable[Rule]) -> Examined:
     if not is_relevant(path, text):
         return Examined([])
-    interface = Interface()
+    interface, cut = Interface(), list[str]()
     try:
         with _deep_recursion():
             facts = Facts(Module(parse(text)))
             found = _findings(facts, text, rules)
             interface = interface_of(facts)
+            cut = sorted(f"{fn.qualname}, line {fn.line}" for fn in facts.walker.cut)
     except Unreadable as error:
         found = [Finding(UNREADABLE, error.line, 1, "<module>", str(error), remedy="nothing in this file was checked")]
     except RecursionError:
@@ -67,7 +76,7 @@ def examine(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values()))
         finding.path = path
         finding.ordinal = same[finding.rule, finding.function, finding.about]
         same[finding.rule, finding.function, finding.about] += 1
-    return Examined(found, interface)
+    return Examined(found, interface, tuple(cut))
 
 
 def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
@@ -79,6 +88,19 @@ def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
             finding.rule = rule.code
             found.setdefault((finding.rule, finding.line, finding.column), finding)
     return list(found.values())
+
+
+@contextmanager
+def _garbage_collected_once() -> Iterator[None]:
+    """Collect a syntax tree, whose nodes know their parents, once it is done with; before, nothing could be freed."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+            gc.collect(0)
 
 
 @contextmanager

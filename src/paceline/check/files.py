@@ -45,7 +45,7 @@ def choose_files(paths: Iterable[Path], exclude: tuple[str, ...] = ()) -> Chosen
     for path in paths:
         if not os.path.lexists(path):
             raise UsageError(f"{path} does not exist. Give files or folders to check, such as `paceline check src`")
-        if _excluded(path, exclude):
+        if excluded(path, exclude):
             chosen.skipped.append(Skipped(path.as_posix(), "excluded"))
             continue
         for file in _walk(path, exclude, chosen.skipped) if path.is_dir() else [path]:
@@ -87,7 +87,7 @@ def _walk(folder: Path, exclude: tuple[str, ...], skipped: list[Skipped]) -> Ite
         for name in sorted(files):
             if not name.endswith(".py"):
                 continue
-            if _excluded(Path(at, name), exclude):
+            if excluded(Path(at, name), exclude):
                 skipped.append(Skipped(Path(at, name).as_posix(), "excluded"))
             else:
                 yield Path(at, name)
@@ -95,14 +95,15 @@ def _walk(folder: Path, exclude: tuple[str, ...], skipped: list[Skipped]) -> Ite
 
 def _why_not_entered(folder: Path, exclude: tuple[str, ...]) -> str:
     """Why a folder with programs is passed over. A package called `build` is no output of a build."""
-    if _excluded(folder, exclude):
+    if excluded(folder, exclude):
         return "excluded"
     if folder.name in OUTPUT_FOLDERS and not (folder / "__init__.py").exists():
         return "output of a build, by its name"
     return ""
 
 
-def _excluded(path: Path, exclude: tuple[str, ...]) -> bool:
+def excluded(path: Path, exclude: tuple[str, ...]) -> bool:
+    """Whether one of these patterns matches a path, its last name or its end."""
     text = path.as_posix()
     return any(
         fnmatch.fnmatch(text, p) or fnmatch.fnmatch(path.name, p) or f"/{text}".endswith(f"/{p}") for p in exclude

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from paceline.check.declarations import Function
 from paceline.check.module import Module
 from paceline.check.names import enclosing, short_name
+from paceline.check.substitution import bound_pairs, names_in, resolved, taken_in_turn
 
 ALIASES = 4
 _ORDERING = {"sorted", "min", "max", "sort"}
@@ -30,8 +31,38 @@ class Place(NamedTuple):
 
 def unordered(first: ast.expr, second: ast.expr, fn: Function, at: ast.expr, module: Module) -> float:
     """How likely two threads take two locks of one identity in opposite orders; 0 where an order is kept."""
+    if first is second:
+        return max((_unordered(one, two, fn, at, module) for one, two in taken_in_turn(first, fn)), default=0.0)
+    return _unordered(first, second, fn, at, module)
+
+
+def _unordered(first: ast.expr, second: ast.expr, fn: Function, at: ast.expr, module: Module) -> float:
+    """As they are written, or else as the callers bind what they are written with."""
+    likely = _as_written(first, second, fn, module)
+    if likely:
+        return 0.0 if _keeps_order(fn, at, names_in(first) | names_in(second)) else likely
+    one, two = resolved(first, fn), resolved(second, fn)
+    if _keeps_order(fn, at, names_in(one) | names_in(two)):
+        return 0.0
+    return _bound(one, two, fn, module)
+
+
+def _bound(one: ast.expr, two: ast.expr, fn: Function, module: Module) -> float:
+    """The likelihood where the callers say which objects the two are: `Worker(a, b)`, and elsewhere `Worker(b, a)`."""
+    seen: set[tuple[str, str]] = set()
+    for mine, theirs, caller in bound_pairs(one, two, fn, module):
+        likely = _as_written(mine, theirs, caller, module)
+        texts = ast.unparse(mine), ast.unparse(theirs)
+        if likely or (texts[1], texts[0]) in seen:
+            return likely or 0.85
+        if texts[0] != texts[1]:
+            seen.add(texts)
+    return 0.0
+
+
+def _as_written(first: ast.expr, second: ast.expr, fn: Function, module: Module) -> float:
     one, two = place(first, fn, module), place(second, fn, module)
-    if one is None or two is None or one.text == two.text or _keeps_order(fn, at, one.names | two.names):
+    if one is None or two is None or one.text == two.text:
         return 0.0
     if one.ring != two.ring and one.kind == two.kind == "element":
         return 0.85
@@ -83,6 +114,8 @@ def _element(node: ast.Subscript, fn: Function) -> Place | None:
 
 
 def _goes_round(index: ast.expr) -> bool:
+    if isinstance(index, ast.Subscript):
+        return _goes_round(index.slice)
     if not isinstance(index, ast.BinOp):
         return False
     one_less = isinstance(index.op, ast.Sub) and isinstance(index.right, ast.Constant) and index.right.value == 1

@@ -12,7 +12,7 @@ from functools import cached_property
 from paceline.check import catalogue
 from paceline.check.containers import Containers
 from paceline.check.declarations import Class, Declarations, Formal, Function, Resource
-from paceline.check.names import dotted, keyword, short_name
+from paceline.check.names import dotted, is_constant, keyword, short_name
 from paceline.check.passing import Passing
 from paceline.check.varying import Varying
 
@@ -30,7 +30,7 @@ class Module(Declarations):
     @cached_property
     def passing(self) -> Passing:
         """What is passed for each parameter."""
-        return Passing(self.functions, self.function_named)
+        return Passing(self.functions, self.function_named, self.callee, self._types.clear)
 
     @cached_property
     def containers(self) -> Containers:
@@ -217,9 +217,10 @@ class Module(Declarations):
             if shared is not None:
                 return Resource(shared.id, kind, shared.sure, shared.non_reentrant, shared.one_of_several, shared.line)
             return Resource(where, kind, True, False, False, call.lineno)
-        return Resource(
-            where, kind, True, kind in catalogue.NON_REENTRANT or kind == "AsyncCondition", False, call.lineno
-        )
+        size = keyword(call, "maxsize", 0) if kind in catalogue.QUEUES else None
+        bounded = size is not None and not is_constant(size, 0)
+        alone = kind in catalogue.NON_REENTRANT or kind == "AsyncCondition"
+        return Resource(where, kind, True, alone, False, call.lineno, None, bounded)
 
     @cached_property
     def _owners(self) -> dict[str, list[Class]]:
@@ -307,10 +308,9 @@ class Module(Declarations):
             named = isinstance(value.func, ast.Name | ast.Attribute)
             found = self.classes.get(short_name(value.func)) if named else None
             return found or self._returned_type(value, fn, depth)
-        if isinstance(value, ast.IfExp):
-            return self.type_of_value(value.body, fn, depth + 1) or self.type_of_value(value.orelse, fn, depth + 1)
-        if isinstance(value, ast.BoolOp):
-            return next((c for v in value.values if (c := self.type_of_value(v, fn, depth + 1))), None)
+        if isinstance(value, ast.IfExp | ast.BoolOp):
+            either = [value.body, value.orelse] if isinstance(value, ast.IfExp) else value.values
+            return next((c for v in either if (c := self.type_of_value(v, fn, depth + 1))), None)
         if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
             return self.type_of(value, fn, depth + 1)
         return None
@@ -329,8 +329,12 @@ class Module(Declarations):
         return found
 
     def callee(self, call: ast.Call, fn: Function) -> Function | None:
-        """The function of this file that a call runs."""
-        return self.function_named(call.func, fn)
+        """The function of this file that a call runs; of an object, its `__call__`."""
+        found = self.function_named(call.func, fn)
+        if found is not None or not isinstance(call.func, ast.Name | ast.Attribute):
+            return found
+        kind = self.type_of(call.func, fn)
+        return kind.method("__call__") if kind is not None and kind.name != short_name(call.func) else None
 
     def function_named(self, node: ast.expr, fn: Function, depth: int = 0) -> Function | None:
         """The function of this file that an expression names, through aliases, `partial` and `super()`."""

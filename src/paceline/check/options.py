@@ -39,6 +39,7 @@ class Options:
     baseline: str = ""
     feedback: str = ""
     libraries: tuple[str, ...] = ()  # files with what calls of other libraries wait for
+    budget: int = 0  # lines that are walked at most, the most promising files first; 0 for all
     cache: bool = True
     jobs: int = 0  # processes; 0 for one per CPU in a large tree
 

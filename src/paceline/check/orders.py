@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from paceline.check.catalogue import LOCKS
 from paceline.check.declarations import Function, Resource
-from paceline.check.effects import Effect, runs_now
+from paceline.check.effects import Effect, lock_expression, runs_now
 from paceline.check.instances import unordered
 from paceline.check.module import Module
 from paceline.check.summaries import Facts
@@ -86,13 +86,6 @@ def _object(effect: Effect) -> ast.expr | None:
     """The object whose method a call runs; None for a plain function."""
     function = effect.node.func if isinstance(effect.node, ast.Call) else effect.node
     return function.value if isinstance(function, ast.Attribute) else None
-
-
-def lock_expression(node: ast.expr) -> ast.expr:
-    """The lock of `with lock:` or of `lock.acquire()`."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "acquire" in node.func.attr:
-        return node.func.value
-    return node
 
 
 def _bound(edge: Edge, module: Module, depth: int) -> Iterator[Edge]:

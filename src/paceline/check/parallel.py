@@ -10,9 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
-from paceline.check.across.interface import Interface
-from paceline.check.engine import examine
-from paceline.check.findings import Finding
+from paceline.check.engine import Examined, examine
 
 FEW = 200  # files below which starting processes costs more than it saves
 BATCH = 16  # files per message to a process
@@ -26,11 +24,10 @@ class Source(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The findings of one file and its interface, or what went wrong in the checker itself."""
+    """What is found in one file, or what went wrong in the checker itself."""
 
-    findings: list[Finding]
+    examined: Examined
     failure: str = ""
-    interface: Interface = Interface()
 
 
 def check_sources(sources: Sequence[Source], jobs: int) -> Iterator[Checked]:
@@ -65,10 +62,9 @@ def _check_batch(sources: Sequence[Source]) -> list[Checked]:
 
 def _check(source: Source) -> Checked:
     try:
-        found, interface = examine(source.path, source.text)
-        return Checked(found, "", interface)
+        return Checked(examine(source.path, source.text))
     except Exception as error:  # a fault of the checker: named, and the other files go on
-        return Checked([], f"{type(error).__name__}: {error}")
+        return Checked(Examined([]), f"{type(error).__name__}: {error}")
 
 
 def _check_apart(source: Source) -> Checked:
@@ -77,7 +73,7 @@ def _check_apart(source: Source) -> Checked:
         try:
             return pool.submit(_check, source).result()
         except BrokenProcessPool:
-            return Checked([], "the checking process ended")
+            return Checked(Examined([]), "the checking process ended")
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:

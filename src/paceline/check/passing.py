@@ -41,15 +41,20 @@ class Passing:
     """The arguments of the calls of one file."""
 
     def __init__(
-        self, functions: list[Function], function_named: Callable[[ast.expr, Function], Function | None]
+        self,
+        functions: list[Function],
+        function_named: Callable[[ast.expr, Function], Function | None],
+        callee: Callable[[ast.Call, Function], Function | None],
+        forget: Callable[[], None],
     ) -> None:
         self._functions, self._function_named = functions, function_named
-        #: True while the calls are collected: types are then those of annotations and constructors alone.
-        self._collecting = False
+        self._callee, self._forget = callee, forget
+        #: What is known so far; while the calls are read for the first time, nothing is.
+        self._known: dict[tuple[int, str], list[Argument]] | None = None
 
     def to(self, fn: Function, name: str) -> list[Argument]:
         """What the calls of this file pass for a parameter, in the order of the calls."""
-        return [] if self._collecting else self._arguments.get((id(fn), name), [])
+        return self._arguments().get((id(fn), name), [])
 
     def at(self, fn: Function, name: str, site: ast.Call) -> Argument | None:
         """What one call passes for a parameter."""
@@ -57,33 +62,44 @@ class Passing:
 
     def sites(self, fn: Function) -> list[ast.Call]:
         """The calls that pass anything to a function, each once, in their order."""
-        return [] if self._collecting else self._sites.get(id(fn), [])
+        return self._sites.get(id(fn), [])
 
     @cached_property
     def _sites(self) -> dict[int, list[ast.Call]]:
         found: dict[int, dict[int, ast.Call]] = {}
-        for (fn, _), arguments in self._arguments.items():
+        for (fn, _), arguments in self._arguments().items():
             for argument in arguments:
                 found.setdefault(fn, {})[id(argument.site)] = argument.site
         return {fn: sorted(sites.values(), key=lambda c: (c.lineno, c.col_offset)) for fn, sites in found.items()}
 
-    @cached_property
     def _arguments(self) -> dict[tuple[int, str], list[Argument]]:
-        found: dict[tuple[int, str], list[Argument]] = {}
-        self._collecting = True
-        try:
-            for caller in self._functions:
-                for call in caller.calls:
-                    for fn, name, value in self._bindings(call, caller):
-                        found.setdefault((id(fn), name), []).append(Argument(value, caller, call))
-        finally:
-            self._collecting = False
-        return found
+        """All arguments: first of calls whose callee is known at once, then of methods of what those have passed."""
+        if self._known is None:
+            self._known = {}
+            calls = [(call, caller) for caller in self._functions for call in caller.calls]
+            first: dict[tuple[int, str], list[Argument]] = {}
+            later = [pair for pair in calls if not self._collect(*pair, first)]
+            self._forget()
+            self._known = first
+            second: dict[tuple[int, str], list[Argument]] = {}
+            for pair in later if first else ():
+                self._collect(*pair, second)
+            for key, arguments in second.items():
+                first.setdefault(key, []).extend(arguments)
+            self._forget()
+        return self._known
+
+    def _collect(self, call: ast.Call, caller: Function, into: dict[tuple[int, str], list[Argument]]) -> bool:
+        """Add the arguments of one call; whether its callee is known, or need not be."""
+        if not call.args and not call.keywords:
+            return True
+        bindings = list(self._bindings(call, caller))
+        for fn, name, value in bindings:
+            into.setdefault((id(fn), name), []).append(Argument(value, caller, call))
+        return bool(bindings)
 
     def _bindings(self, call: ast.Call, caller: Function) -> Iterator[tuple[Function, str, ast.expr]]:
         """(callee, parameter, value) of a call, or of the call that it starts in a thread, task or process."""
-        if not call.args and not call.keywords:
-            return
         name = short_name(call.func)
         if name in _RUNS_LATER:
             word, position = _RUNS_LATER[name]
@@ -98,7 +114,9 @@ class Passing:
             named = [ast.keyword(str(k.value), v) for k, v in pairs if isinstance(k, ast.Constant)]
         else:
             target, rest, named = call.func, call.args, [k for k in call.keywords if k.arg]
-        fn = None if target is None else self._function_named(target, caller)
+        fn = None
+        if target is not None:
+            fn = self._callee(call, caller) if target is call.func else self._function_named(target, caller)
         if fn is None:
             return
         names = list(fn.parameters)
@@ -117,7 +135,7 @@ def _is_bound(fn: Function, target: ast.expr | None, caller: Function) -> bool:
     """Whether the first parameter is the object itself, which the call does not pass by position."""
     if fn.cls is None or fn.cls.methods.get(fn.name) is not fn or fn.decorated("staticmethod"):
         return False
-    if fn.name == "__init__" or fn.decorated("classmethod"):
+    if fn.name in ("__init__", "__call__") or fn.decorated("classmethod"):
         return not (isinstance(target, ast.Attribute) and target.attr == "__init__" and short_name(target.value) != "")
     named_by_class = isinstance(target, ast.Attribute) and short_name(target.value) == fn.cls.name
     return isinstance(target, ast.Attribute) and not named_by_class

@@ -153,7 +153,8 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
     if found is not None or depth:
         return found
     why = module.varying.why(test, fn)
-    if not why or _asks_for_ranks(test) or not decides(test, why):
+    own = isinstance(test, ast.Call) and module.callee(test, fn) is not None
+    if not why or _asks_for_ranks(test) or not (own or decides(test, why)):
         return None
     return Condition(ast.unparse(test), True, True, "", why)
 

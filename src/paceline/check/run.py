@@ -12,11 +12,12 @@ from paceline.check.across.rules import findings_across
 from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
 from paceline.check.comments import UNUSED, with_comments
-from paceline.check.engine import UNREADABLE, is_relevant
-from paceline.check.feedback import marked, read_verdicts, weigh
+from paceline.check.engine import UNREADABLE, Examined, is_relevant
+from paceline.check.feedback import Verdict, marked, read_verdicts, weigh
 from paceline.check.files import Skipped, choose_files
 from paceline.check.findings import Finding
 from paceline.check.options import Options
+from paceline.check.order import within
 from paceline.check.parallel import Source, check_sources
 from paceline.check.source import Unreadable, read
 
@@ -36,6 +37,10 @@ class Report:
     skipped: list[Skipped] = field(default_factory=list)
     #: Files in which the checker itself failed; nothing is known of them.
     failed: list[Skipped] = field(default_factory=list)
+    #: Files that the budget did not reach: nothing is known of them.
+    unwalked: list[Skipped] = field(default_factory=list)
+    #: Functions with more paths than are walked of one function, by file.
+    cut: list[Skipped] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -48,11 +53,15 @@ class Report:
         """One line for people, after one for each file that was passed over."""
         notes = [f"{path}: not checked, {why}" for path, why in self.skipped]
         notes += [f"{path}: not checked, the checker failed: {why}. Please report it" for path, why in self.failed]
-        found = f"{len(self.findings)} found" if self.findings else "nothing found"
+        notes += [f"{path}: {why}" for path, why in self.cut]
+        within = " within the budget" if self.unwalked or self.cut else ""
+        found = f"{len(self.findings)} found{within}" if self.findings else f"nothing found{within}"
         known = f", {self.known} known from the baseline" if self.known else ""
         skipped = f", {len(self.skipped)} passed over" if self.skipped else ""
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        notes.append(f"{found} in {self.files} files, {self.lines:,} lines{known}{skipped}{failed}")
+        over = f", {len(self.unwalked)} over the budget and not walked" if self.unwalked else ""
+        files = "1 file" if self.files == 1 else f"{self.files:,} files"
+        notes.append(f"{found} in {files}, {self.lines:,} lines{known}{skipped}{failed}{over}")
         return "\n".join(notes)
 
 
@@ -70,7 +79,7 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
 
 def worth_showing(found: list[Finding], options: Options) -> list[Finding]:
     """The findings above the least confidence, which is computed here, and those that a comment calls bugs."""
-    verdicts = read_verdicts(Path(options.feedback)) if options.feedback else []
+    verdicts = _verdicts(options)
     if options.min_confidence:
         found = [finding for finding in found if finding.confidence >= DOUBTED or finding.verdict is not None]
     weigh(found, [*verdicts, *marked(found)])
@@ -82,38 +91,58 @@ def worth_showing(found: list[Finding], options: Options) -> list[Finding]:
 
 
 def _findings(files: Iterable[Path], options: Options, report: Report) -> list[Finding]:
-    """The findings of all files, from the cache where possible."""
+    """The findings of all files that the budget reaches, from the cache where possible."""
     libraries.add(options.libraries)
     cache = Cache(Path.cwd()) if options.cache and not options.libraries else None
     found: list[Finding] = []
+    sources = _relevant(files, report, found)
+    reached = within(options.budget, sources, _verdicts(options))
+    report.unwalked = [Skipped(source.path, "over the budget") for source in sources if source.path not in reached]
     unknown: list[Source] = []
     interfaces: dict[str, Interface] = {}
+
+    def keep(path: str, examined: Examined) -> None:
+        for finding in examined.findings:
+            finding.path = path
+        found.extend(examined.findings)
+        interfaces[path] = examined.interface
+        report.cut += [Skipped(path, f"{function}: has more paths than were walked") for function in examined.cut]
+
+    for source in sources:
+        if source.path in reached:
+            cached = cache.get(source.text) if cache is not None else None
+            if cached is None:
+                unknown.append(source)
+            else:
+                keep(source.path, cached)
+    for source, checked in zip(unknown, check_sources(unknown, 1 if options.libraries else options.jobs), strict=True):
+        if checked.failure:
+            report.failed.append(Skipped(source.path, checked.failure))
+        elif cache is not None:
+            cache.put(source.text, checked.examined)
+        keep(source.path, checked.examined)
+    report.cut.sort()
+    return _with_those_across(found, interfaces)
+
+
+def _relevant(files: Iterable[Path], report: Report, found: list[Finding]) -> list[Source]:
+    """The files that have to do with threads; one that cannot be read is a finding."""
+    sources = []
     for file in files:
-        path = _display_path(file)
+        path = displayed(file)
         try:
             text = read(file)
         except Unreadable as error:
             found.append(Finding(UNREADABLE, error.line, 1, "<module>", str(error), path=path))
             continue
         report.lines += text.count("\n") + 1
-        if not is_relevant(path, text):
-            continue
-        cached = cache.get(text) if cache is not None else None
-        if cached is None:
-            unknown.append(Source(path, text))
-            continue
-        for finding in cached[0]:
-            finding.path = path
-        found += cached[0]
-        interfaces[path] = cached[1]
-    for source, checked in zip(unknown, check_sources(unknown, 1 if options.libraries else options.jobs), strict=True):
-        if checked.failure:
-            report.failed.append(Skipped(source.path, checked.failure))
-        elif cache is not None:
-            cache.put(source.text, checked.findings, checked.interface)
-        found += checked.findings
-        interfaces[source.path] = checked.interface
-    return _with_those_across(found, interfaces)
+        if is_relevant(path, text):
+            sources.append(Source(path, text))
+    return sources
+
+
+def _verdicts(options: Options) -> list[Verdict]:
+    return read_verdicts(Path(options.feedback)) if options.feedback else []
 
 
 def _with_those_across(found: list[Finding], interfaces: dict[str, Interface]) -> list[Finding]:
@@ -131,7 +160,7 @@ def _with_those_across(found: list[Finding], interfaces: dict[str, Interface]) -
     return found
 
 
-def _display_path(file: Path) -> str:
+def displayed(file: Path) -> str:
     """The path relative to the current folder where possible, so that fingerprints are the same on every machine."""
     for absolute in (Path.resolve, Path.absolute):
         try:

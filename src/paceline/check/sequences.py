@@ -205,7 +205,7 @@ class Sequences:
             for effect in self.walker.effects(fn):
                 call = effect.node
                 found = self.collective(call, fn) if isinstance(call, ast.Call) else None
-                callee = effect.callee if effect.callee is not fn and runs_now(effect) else None
+                callee = effect.callee if effect.callee is not fn and runs_now(effect) and not effect.perhaps else None
                 if found is None and callee is None:
                     continue
                 at: ast.AST | None = call
@@ -224,7 +224,7 @@ class Sequences:
             why = self.module.varying.why(asked, fn)
             if why and (why == RANK or isinstance(loop, ast.While)) and decides(asked, why):
                 inner = [i for item in self.body(loop.body, fn, None).items for i in flattened(item)]
-                if inner and not isinstance(asked, ast.Call | ast.Compare | ast.Constant):
+                if inner and not isinstance(_counted(asked), ast.Call | ast.Compare | ast.Constant):
                     yield loop, inner[0], why
 
     # -- comparing the two sides of a condition
@@ -279,6 +279,13 @@ class Difference(NamedTuple):
     items: tuple[Item, ...]  # only on one branch
     exit: str  # how one branch leaves the function or loop; empty when none does
     missed: tuple[Item, ...]  # what that branch then does not call
+
+
+def _counted(node: ast.expr) -> ast.expr:
+    """What a loop counts: the `x` of `range(len(x))` and `enumerate(x)`."""
+    while isinstance(node, ast.Call) and len(node.args) == 1 and short_name(node.func) in ("range", "len", "enumerate"):
+        node = node.args[0]
+    return node
 
 
 def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:

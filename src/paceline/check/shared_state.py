@@ -7,6 +7,7 @@ happens in `__init__` does not count, since no other thread has the object yet.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from paceline.check.accesses import Access, kind_of
 from paceline.check.declarations import Class, Function
@@ -35,21 +36,41 @@ BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__pos
 
 
 def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
-    """Attribute -> its accesses through `self` in the methods of this class and in functions nested in them."""
+    """Attribute -> its accesses, through `self` in the methods of this class or through an object of it elsewhere."""
     if cls.name in facts.accesses:
         return facts.accesses[cls.name]
     found: dict[str, list[Access]] = {}
     facts.accesses[cls.name] = found
-    for fn in facts.module.functions:
-        if fn.cls is not cls or fn.name in BEGINNINGS or not fn.self_name:
-            continue
-        for node in fn.attributes:
-            if isinstance(node.value, ast.Name) and node.value.id == fn.self_name and node.attr not in cls.methods:
-                kind = kind_of(node)
-                found.setdefault(node.attr, []).append(
-                    Access(f"{cls.name}.{node.attr}", kind, node, fn, facts.held_at(node, fn))
-                )
+    own = [fn for fn in facts.module.functions if fn.cls is cls and fn.self_name]
+    uses = [
+        (n, fn) for fn in own for n in fn.attributes if isinstance(n.value, ast.Name) and n.value.id == fn.self_name
+    ]
+    for attribute in cls.values:
+        others = facts.attributes_of_others.get(attribute, ())
+        uses += [(n, fn) for n, fn in others if facts.module.type_of(n.value, fn) is cls]
+    for node, fn in uses:
+        if fn.name not in BEGINNINGS and node.attr not in cls.methods:
+            found.setdefault(node.attr, []).append(
+                Access(f"{cls.name}.{node.attr}", kind_of(node), node, fn, facts.held_at(node, fn))
+            )
     return found
+
+
+def accesses_of_locals(facts: Facts) -> Iterator[list[Access]]:
+    """The accesses of each local variable that nested functions share, where they run in threads."""
+    found: dict[tuple[int, str], list[Access]] = {}
+    for fn in facts.module.functions:
+        if fn.outer in (None, facts.module.top) or not facts.threads_of(fn):
+            continue
+        own = ({n.id for n in fn.stores} - fn.nonlocals) | set(fn.parameters) | fn.globals
+        around = [scope for scope in fn.scopes() if scope is not fn and scope is not facts.module.top]
+        for node in fn.names:
+            owner = next((s for s in around if node.id in s.bound), None) if node.id not in own else None
+            if owner is not None:
+                thing = f"{owner.qualname}.{node.id}"
+                access = Access(thing, kind_of(node), node, fn, facts.held_at(node, fn))
+                found.setdefault((id(owner), node.id), []).append(access)
+    yield from found.values()
 
 
 def accesses_of_globals(facts: Facts) -> dict[str, list[Access]]:

@@ -15,6 +15,7 @@ from paceline.check.accesses import Access
 from paceline.check.declarations import Function, Resource
 from paceline.check.effects import Effect, runs_now, text_of
 from paceline.check.findings import Step
+from paceline.check.library_types import method_name
 from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword, parent
 from paceline.check.propagation import Propagated, reached
@@ -107,7 +108,7 @@ class Facts:
     def blocks_through(self, effect: Effect, fn: Function) -> dict[str, Block]:
         """Blocking function of a library -> the path on which a call gets there."""
         if effect.callee is None:
-            own = self._library_call(effect.node)
+            own = self._library_call(effect.node, fn)
             return {own[0]: Block(own[1], ((fn, effect.node),))} if own else {}
         if not runs_now(effect) or effect.callee.asynchronous:
             return {}
@@ -118,15 +119,15 @@ class Facts:
         """The blocking functions of libraries that a function calls itself."""
         found: dict[str, Block] = {}
         for effect in self.walker.effects(fn) if not fn.asynchronous else ():
-            if effect.kind == "call" and effect.callee is None and (own := self._library_call(effect.node)):
+            if effect.kind == "call" and effect.callee is None and (own := self._library_call(effect.node, fn)):
                 found.setdefault(own[0], Block(own[1], ((fn, effect.node),)))
         return found
 
-    def _library_call(self, node: ast.expr) -> tuple[str, str] | None:
+    def _library_call(self, node: ast.expr, fn: Function) -> tuple[str, str] | None:
         """The blocking function of a library that an expression calls, and what it waits for."""
         if not isinstance(node, ast.Call):
             return None
-        name = self.module.canonical(node.func).replace("()", "")
+        name = method_name(node.func, fn, self.module)
         waits = libraries.blocks(name)
         return (
             (name, waits) if waits and not (name == "time.sleep" and is_constant(keyword(node, "secs", 0), 0)) else None
@@ -157,6 +158,16 @@ class Facts:
             for event in self.events(fn):
                 if event.effect.callee is not None:
                     found.setdefault(id(event.effect.callee), []).append((fn, event))
+        return found
+
+    @cached_property
+    def attributes_of_others(self) -> dict[str, list[tuple[ast.Attribute, Function]]]:
+        """Attribute -> where it is read or changed of another object than the function's own."""
+        found: dict[str, list[tuple[ast.Attribute, Function]]] = {}
+        for fn in self.module.functions:
+            for node in fn.attributes if fn is not self.module.top else ():
+                if not (isinstance(node.value, ast.Name) and node.value.id == fn.self_name):
+                    found.setdefault(node.attr, []).append((node, fn))
         return found
 
     @cached_property

@@ -11,14 +11,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
+from functools import cached_property
 
 from paceline.check import catalogue
 from paceline.check.declarations import Declarations, Function
-from paceline.check.names import short_name
+from paceline.check.names import enclosing, short_name
 from paceline.check.passing import Passing
 
-DEPTH = 7  # assignments and calls through which a value is followed
+DEPTH = 12  # assignments and calls through which a value is followed
 RANK, DATA, CLOCK, HOST = "the rank", "the data of this rank", "the clock of this rank", "the machine of this rank"
+CHANCE = "a random number of this rank"
 
 # A call of such a name gives every rank the same value, and makes its arguments the same on every rank.
 _SPREADS = re.compile(r"all_?reduce|broadcast|bcast|all_?gather|reduce_(?!sc)|gather_for_metrics|synchroni|agree|sync_")
@@ -32,7 +34,10 @@ _SAME_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cud
                     "world_size", "config", "cfg", "args"}  # fmt: skip
 _CLOCKS = ("time.time", "time.monotonic", "time.perf_counter", "time.process_time", "datetime.datetime.now")
 _HOSTS = ("socket.gethostname", "platform.node", "os.getpid", "os.uname", "psutil.virtual_memory", "shutil.disk_usage")
+_CHANCES = re.compile(r"(numpy\.)?random\.(random|randint|randrange|choice|uniform|rand|shuffle|sample)")
 _LOADERS = re.compile(r"(data|train|val|valid|test|eval)?_?(loader|dataloader|batches|iterator)s?(_iter)?$")
+_LOSSES = re.compile(r"(^|_)loss(es)?$")
+_MODELS = re.compile(r"model$|^net$|criterion$|loss_fn$|^loss_func$")
 _BATCHES = {"batch", "minibatch", "mini_batch", "batch_data", "data_batch"}
 
 
@@ -72,6 +77,12 @@ class Varying:
         inner = (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
         return next((w for child in inner if (w := self.why(child, fn, depth))), "")
 
+    def _returned(self, given: ast.Return, fn: Function, depth: int) -> str:
+        """Why a returned value differs: itself, or because a test that differs decides which constant it is."""
+        test = enclosing(given, ast.If)
+        decided = isinstance(given.value, ast.Constant) and isinstance(test, ast.If)
+        return self.why(test.test if decided else given.value, fn, depth)  # type: ignore[union-attr]
+
     def _of_attribute(self, node: ast.Attribute, fn: Function, depth: int) -> str:
         if node.attr in _SAME_ATTRIBUTES:
             return ""
@@ -80,8 +91,20 @@ class Varying:
         if isinstance(node.value, ast.Name) and node.value.id == fn.self_name and fn.cls is not None:
             values = [v for cls in fn.cls.ancestry for v in cls.values.get(node.attr, ())]
             found = {self.why(value, scope, depth) for value, scope in values}
-            return next(iter(found)) if len(found) == 1 and not isinstance(values[0][0], ast.Name) else ""
+            if len(found) == 1 and not isinstance(values[0][0], ast.Name):
+                return next(iter(found)) or self._counted(node.attr, fn, depth)
+            return self._counted(node.attr, fn, depth)
         return self.why(node.value, fn, depth)
+
+    def _counted(self, attribute: str, fn: Function, depth: int) -> str:
+        """Why a counter differs: it is changed under a test that differs, as the patience of an early stop is."""
+        methods = [m for cls in fn.cls.ancestry for m in cls.methods.values()] if fn.cls is not None else []
+        for method in methods:
+            for change in method.augmented:
+                test = enclosing(change, ast.If)
+                if isinstance(change.target, ast.Attribute) and change.target.attr == attribute and test is not None:
+                    return self.why(test.test, method, depth)  # type: ignore[attr-defined]
+        return ""
 
     def _of_call(self, node: ast.Call, fn: Function, depth: int) -> str:
         name, canonical = short_name(node.func), self.module.canonical(node.func)
@@ -95,13 +118,35 @@ class Varying:
             return CLOCK
         if canonical in _HOSTS:
             return HOST
+        if _CHANCES.fullmatch(canonical):
+            return "" if self._seeded else CHANCE
         callee = self._callee(node, fn)
         if callee is not None and callee.name != "__init__":
-            return next((w for r in callee.returns if (w := self.why(r.value, callee, depth))), "")
+            return next((w for r in callee.returns if (w := self._returned(r, callee, depth))), "")
+        if name == "item" and isinstance(node.func, ast.Attribute) and self._computed(node.func.value, fn):
+            return DATA
         given = [self.why(value, fn, depth) for value in (*node.args, *(k.value for k in node.keywords))]
         if isinstance(node.func, ast.Attribute):
             given.append(self.why(node.func.value, fn, depth))
         return next((w for w in given if w and (w == DATA or name in _PASSES_ON or w == given[-1])), "")
+
+    def _computed(self, node: ast.expr, fn: Function) -> bool:
+        """Whether a tensor is a loss or what a model returned, and was not reduced over the ranks since."""
+        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        if isinstance(node, ast.Call):
+            return isinstance(node.func, ast.Name) and bool(_MODELS.search(node.func.id))
+        if not isinstance(node, ast.Name) or self._spread(node, fn.line, fn):
+            return False
+        value = fn.bound.get(node.id)
+        return bool(_LOSSES.search(node.id)) and not (
+            isinstance(value, ast.Call) and _SPREADS.search(short_name(value.func))
+        )
+
+    @cached_property
+    def _seeded(self) -> bool:
+        """Whether the file seeds a generator, so that all ranks draw the same numbers."""
+        return any("seed" in short_name(call.func).lower() for fn in self.module.functions for call in fn.calls)
 
     def _of_name(self, node: ast.Name, fn: Function, depth: int) -> str:
         """A name: by its last assignment before this line, unless a collective has spread it since."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from paceline.check.catalogue import LOCKS
 from paceline.check.declarations import Function, Resource
-from paceline.check.effects import Effect, effect_of, implicit_calls
+from paceline.check.effects import ENTERS, Effect, effects_of, implicit_calls, lock_expression, runs_now
 from paceline.check.graph import Node, expressions
 from paceline.check.module import Module
 from paceline.check.names import dotted, parent
@@ -31,6 +32,7 @@ class Held(NamedTuple):
     by_with: bool
     receiver: str  # `self._lock` as written: the same object, or only one of the same name?
     node: ast.expr  # the lock as an expression of the function that holds it
+    stack: str = ""  # the ExitStack that releases it
 
 
 State = tuple[Held, ...]
@@ -59,6 +61,8 @@ class Walk:
     leaks: list[Leak] = field(default_factory=list)
     held_at: dict[int, frozenset[str]] = field(default_factory=dict)
     at_yield: State = ()
+    left: State | None = None  # held on every normal way out; None where there is none
+    dropped: list[Held] = field(default_factory=list)  # released, though not held here: locks of the caller
     cut: bool = False  # not all states were visited
 
 
@@ -69,18 +73,23 @@ class Walker:
         self.module = module
         self._effects: dict[int, list[Effect]] = {}
         self._walks: dict[int, Walk] = {}
+        self.cut: list[Function] = []  # those whose walk ended at its budget
 
     def effects(self, fn: Function) -> list[Effect]:
         """The effects of a function's own calls, implicit ones included."""
         if id(fn) not in self._effects:
-            self._effects[id(fn)] = [effect_of(call, fn, self.module) for call in fn.calls] + implicit_calls(fn)
+            self._effects[id(fn)] = [
+                effect for call in fn.calls for effect in effects_of(call, fn, self.module)
+            ] + implicit_calls(fn)
         return self._effects[id(fn)]
 
     def walk(self, fn: Function) -> Walk:
         """Walk a function, once."""
         if id(fn) not in self._walks:
             self._walks[id(fn)] = Walk()  # for a function that is reached again from itself
-            self._walks[id(fn)] = self._walk(fn)
+            found = self._walks[id(fn)] = self._walk(fn)
+            if found.cut:
+                self.cut.append(fn)
         return self._walks[id(fn)]
 
     def _walk(self, fn: Function) -> Walk:
@@ -91,34 +100,71 @@ class Walker:
             not around
             and not any(m.kind in ("take", "try", "free") for m in effects)
             and not any(self._entered(item.context_expr, fn) for w in fn.withs for item in w.items)
+            and not (self.by_hand and any(self.moved(m, fn) for m in effects))
         ):
             return Walk([Event(m, ()) for m in effects])
         graph = fn.graph
         if graph is None:
             return Walk([Event(m, ()) for m in effects], cut=True)
-        by_call = {id(m.node): m for m in effects}
+        by_call: dict[int, list[Effect]] = {}
+        for effect in effects:
+            by_call.setdefault(id(effect.node), []).append(effect)
         result = _Search(self, fn, by_call).run(graph.entry, graph.end, graph.failure, tuple(h for _, h in around))
         result.events += [Event(Effect("take", node, held.resource), ()) for node, held in around]
         seen = {id(event.effect) for event in result.events}
         result.events += [Event(m, ()) for m in effects if id(m) not in seen]  # unreachable calls, and decorators
         return result
 
+    @cached_property
+    def by_hand(self) -> bool:
+        """Whether any lock of the file is taken or released by a call, and so may stay held after its function."""
+        return any(
+            m.kind in ("take", "try", "free") and isinstance(m.node, ast.Call)
+            for fn in self.module.functions
+            for m in self.effects(fn)
+        )
+
+    def moved(self, effect: Effect, fn: Function) -> tuple[list[Held], list[Held]] | None:
+        """The locks that a callee leaves held and those that it releases for its caller; None where there are none."""
+        callee = effect.callee
+        if callee is None or callee is fn or effect.perhaps or callee.name == "__init__" or not runs_now(effect):
+            return None
+        walk = self.walk(callee)
+        if not walk.left and not walk.dropped:
+            return None
+        taken = [self._given(h, callee, effect.node, fn) for h in walk.left or ()]
+        return taken, [self._given(h, callee, effect.node, fn) for h in walk.dropped]
+
+    def _given(self, held: Held, callee: Function, site: ast.expr, fn: Function) -> Held:
+        """A lock of a callee as the caller knows it: what it passed for a parameter, or an attribute of the object."""
+        formal, lock = held.resource.formal, held.node
+        if formal is not None and isinstance(site, ast.Call):
+            passed = self.module.passing.at(formal.function, formal.name, site)
+            found = passed and self.module.resource(passed.value, passed.caller)
+            if passed is not None and found is not None:
+                lock, held = passed.value, held._replace(resource=found)
+        elif isinstance(lock, ast.Attribute) and callee.cls is not None and dotted(lock.value) == callee.self_name:
+            function = site.func if isinstance(site, ast.Call) else site
+            owner = function.value if isinstance(function, ast.Attribute) and callee.name[:2] != "__" else site
+            lock = ast.copy_location(ast.Attribute(owner, lock.attr), site)
+        return held._replace(line=site.lineno, by_with=True, receiver=dotted(lock), node=lock)
+
     def _decorators(self, fn: Function) -> list[tuple[ast.expr, Held]]:
         """The locks that decorators of this file hold while they call the function."""
         found = []
         for decorator in getattr(fn.node, "decorator_list", ()):
-            maker = self.module.top.nested.get(decorator.id) if isinstance(decorator, ast.Name) else None
-            if maker is None or not maker.parameters:
-                continue
-            given = next(iter(maker.parameters))
-            for wrapper in maker.nested.values():
-                for event in self.walk(wrapper).events:
-                    called = event.effect.node.func if isinstance(event.effect.node, ast.Call) else None
-                    if isinstance(called, ast.Name) and called.id == given:
-                        found += [
-                            (decorator, self._of(fn, h)._replace(line=decorator.lineno, by_with=True))
-                            for h in event.held
-                        ]
+            named = decorator.func if isinstance(decorator, ast.Call) else decorator
+            maker = self.module.top.nested.get(named.id) if isinstance(named, ast.Name) else None
+            makers = [] if maker is None else [maker] if named is decorator else list(maker.nested.values())
+            for each in makers:
+                given = next(iter(each.parameters), "")
+                for wrapper in each.nested.values():
+                    for event in self.walk(wrapper).events:
+                        called = event.effect.node.func if isinstance(event.effect.node, ast.Call) else None
+                        if isinstance(called, ast.Name) and called.id == given:
+                            found += [
+                                (decorator, self._of(fn, self._given(h, each, decorator, fn))) for h in event.held
+                            ]
         return found
 
     def _of(self, fn: Function, held: Held) -> Held:
@@ -135,21 +181,27 @@ class Walker:
         if isinstance(context, ast.Call):
             callee = self.module.callee(context, fn)
             if callee is not None and callee.generator and callee.decorated("contextmanager", "asynccontextmanager"):
-                return [h._replace(line=context.lineno, by_with=True, node=context) for h in self.walk(callee).at_yield]
-        return []
+                return [self._given(h, callee, context, fn) for h in self.walk(callee).at_yield]
+        cls = self.module.type_of(context, fn) if self.by_hand else None
+        enter = cls.method("__enter__") if cls is not None else None
+        if enter is None or enter is fn:
+            return []
+        return [self._given(h, enter, context, fn) for h in self.walk(enter).left or ()]
 
 
 class _Search:
     """The depth-first search behind one walk."""
 
-    def __init__(self, walker: Walker, fn: Function, by_call: dict[int, Effect]) -> None:
+    def __init__(self, walker: Walker, fn: Function, by_call: dict[int, list[Effect]]) -> None:
         self.walker, self.fn, self.by_call = walker, fn, by_call
         self.result = Walk()
         self.at: dict[int, list[Effect]] = {}
         self.recorded: set[tuple[int, State]] = set()
+        self.start: State = ()
 
     def run(self, entry: Node, end: Node, failure: Node, start: State) -> Walk:
         """Visit every (node, state) once, within the budget, and return the results."""
+        self.start = start
         todo: list[tuple[Node, State, int]] = [(entry, start, 0)]
         visited: dict[int, set[State]] = {}
         budget = BUDGET
@@ -163,6 +215,8 @@ class _Search:
                 self.result.cut = True
                 continue
             states.add(state)
+            if node is end:
+                self._leave(state)
             if node is end or node is failure:
                 for held in state:
                     if not held.by_with:
@@ -195,21 +249,28 @@ class _Search:
             item = node.syntax
             assert isinstance(item, ast.withitem)
             gone = [(h.resource.id, h.line) for h in self.walker._entered(item.context_expr, self.fn)]
-            return tuple(h for h in state if (h.resource.id, h.line) not in gone or not h.by_with), None
+            stack = dotted(item.optional_vars) if item.optional_vars is not None else ""
+            stays = (h for h in state if not h.stack or h.stack != stack)
+            return tuple(h for h in stays if (h.resource.id, h.line) not in gone or not h.by_with), None
         tried: Held | None = None
         for found in self._effects_at(node):
             self._record(found, state)
             resource = found.resource
+            if found.kind == "call" and (moved := self.walker.moved(found, self.fn) if self.walker.by_hand else None):
+                state = _moved(state, *moved)
             if resource is None or found.kind in ("call", "wait"):
                 continue
-            lock = found.node.func.value if isinstance(found.node, ast.Call) else found.node  # type: ignore[attr-defined]
+            lock = lock_expression(found.node)
             receiver = dotted(lock) if isinstance(found.node, ast.Call) else ""
+            stack = _stack(found.node)
             if found.kind != "free" and node.kind == "test" and node.syntax is found.node:
                 tried = Held(resource, found.line, False, receiver, lock)
             elif found.kind == "take":
                 if not any(h.resource.id == resource.id and h.line == found.line for h in state):
-                    state = (*state, Held(resource, found.line, False, receiver, lock))
+                    state = (*state, Held(resource, found.line, bool(stack), receiver, lock, stack))
             elif found.kind == "free":
+                if all(h.resource.id != resource.id for h in state):
+                    self.result.dropped.append(Held(resource, found.line, False, receiver, lock))
                 state = _without(state, resource)
         if node.kind == "enter":
             item = node.syntax
@@ -221,6 +282,13 @@ class _Search:
         if self.fn.generator and node.syntax is not None and _yields(node):
             self.result.at_yield = state
         return state, tried
+
+    def _leave(self, state: State) -> None:
+        """Keep what is held on every normal way out."""
+        before = self.result.left
+        kept = [h for h in state if h not in self.start]
+        ids = {h.resource.id for h in kept}
+        self.result.left = tuple(kept if before is None else (h for h in before if h.resource.id in ids))
 
     def _enter_effect(self, item: ast.withitem, held: Held) -> Effect:
         """The take of a `with` item, the same object at each visit."""
@@ -235,7 +303,7 @@ class _Search:
         if syntax is None:
             return []
         if id(syntax) not in self.at:
-            self.at[id(syntax)] = [m for part in _parts(syntax) if (m := self.by_call.get(id(part)))]
+            self.at[id(syntax)] = [m for part in _parts(syntax) for m in self.by_call.get(id(part), ())]
         return self.at[id(syntax)]
 
     def _record(self, found: Effect, state: State) -> None:
@@ -252,6 +320,23 @@ def _without(state: State, resource: Resource) -> State:
         if state[index].resource.id == resource.id:
             return state[:index] + state[index + 1 :]
     return state
+
+
+def _moved(state: State, taken: list[Held], dropped: list[Held]) -> State:
+    """The state after a call that releases some locks of its caller and leaves others held."""
+    for held in dropped:
+        state = _without(state, held.resource)
+    for held in taken:
+        if not any(h.resource.id == held.resource.id and h.line == held.line for h in state):
+            state = (*state, held)
+    return state
+
+
+def _stack(node: ast.expr) -> str:
+    """The ExitStack of `stack.enter_context(lock)`; empty for other takes."""
+    function = node.func if isinstance(node, ast.Call) else None
+    entered = isinstance(function, ast.Attribute) and function.attr in ENTERS
+    return dotted(function.value) if entered else ""  # type: ignore[union-attr]
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:

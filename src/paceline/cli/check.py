@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
@@ -20,9 +21,11 @@ def check(
     baseline: options.Baseline = None,
     write_baseline: options.WriteBaseline = None,
     feedback: options.Feedback = None,
+    budget: options.CheckBudget = None,
     cache: options.Cached = None,
     jobs: options.Jobs = None,
     explain: options.Explain = None,
+    lsp: options.LanguageServer = False,
     json: options.Json = False,
 ) -> None:
     """Find deadlocks and races in PATHS before they run: locks, queues, asyncio, torch.distributed, mpi4py.
@@ -48,9 +51,14 @@ def check(
         min_confidence=min_confidence,
         baseline=baseline,
         feedback=feedback,
+        budget=budget,
         cache=cache,
         jobs=jobs,
     )
+    if lsp:
+        from paceline.check.lsp import serve
+
+        raise typer.Exit(serve(sys.stdin.buffer, sys.stdout.buffer, chosen))
     report = check_paths(paths or [Path()], chosen)
     if write_baseline is not None:
         known.write_baseline(write_baseline, report.findings)

@@ -44,4 +44,4 @@ def choose(
     if json:
         print_json(found.as_dict())
         return
-    show_choice(found)
+    show_choice(found, left_out=learning == "same")

@@ -19,6 +19,7 @@ def compress(
     latency: own.LatencyBound = None,
     size: own.SizeBound = None,
     target: own.For = "here",
+    confidence: own.Confidence = 0.95,
     plan: own.RetrainingPlan = None,
     workers: options.Workers = None,
     epochs: own.RetrainingEpochs = None,
@@ -47,8 +48,8 @@ def compress(
 
     options.refuse_existing(force, output=output, page=page, onnx=onnx)
     found = run_compression(
-        run, within, latency, size, target=target, plan=plan, workers=workers, epochs=epochs, seed=seed,
-        say=saying(quiet),
+        run, within, latency, size, target=target, confidence=confidence, plan=plan, workers=workers, epochs=epochs,
+        seed=seed, say=saying(quiet),
     )  # fmt: skip
     if page is not None:
         write_text(page_of(found), page, force)

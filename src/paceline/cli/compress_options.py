@@ -9,7 +9,13 @@ import typer
 
 from paceline.cli.options import writable
 
-Within = Annotated[float, typer.Option(min=0.0, help="Points of accuracy that may be lost, on validation data.")]
+Within = Annotated[float, typer.Option(min=0.0, help="Points of accuracy that may be lost.")]
+Confidence = Annotated[
+    float,
+    typer.Option(
+        min=0.5, max=0.999, help="How sure that has to be, by the validation data; 0.5 takes their word for it."
+    ),
+]
 LatencyBound = Annotated[
     str | None,
     typer.Option(

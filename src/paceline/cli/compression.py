@@ -25,18 +25,25 @@ def show_compression(found: Compression, output: Path | None) -> None:
     columns = ("instructions", "memory") if there else ("p50 µs", "p99 µs")
     for name in ("", "width", "precision", "kernel"):
         table.add_column(name, no_wrap=True)
-    for name in ("accuracy", "size", *columns, "outside"):
+    for name in ("accuracy", "lost ≤", "size", *columns, "outside"):
         table.add_column(name, justify="right", no_wrap=True)
     for point in found.frontier:
-        outside = found.bounds.faults(point, found.trained)
+        outside = found.bounds.faults(point)
         table.add_row(
             "*" if point is found.chosen else "", f"{point.width:g}", point.precision, point.kernel,
-            f"{point.accuracy:.2%}", f"{point.size:,}", *_costs(point), ", ".join(outside),
+            f"{point.accuracy:.2%}", f"{point.lost.most(found.bounds.confidence):.2f}", f"{point.size:,}",
+            *_costs(point), ", ".join(outside),
             style="dim" if outside else "",
         )  # fmt: skip
     console.print(table)
     for line in sentences(found, output):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def most_lost(found: Compression, point: Point) -> str:
+    """What is lost on unseen data, as far as the validation data can say."""
+    sure = found.bounds.confidence
+    return f", at most {max(point.lost.most(sure), 0.0):.2f} points lost ({sure:.0%} sure)"
 
 
 def _costs(point: Point) -> tuple[str, str]:
@@ -52,16 +59,16 @@ def sentences(found: Compression, output: Path | None) -> list[str]:
     )
     point = found.chosen
     if point is None:
-        nearest = min(found.frontier, key=lambda p: len(found.bounds.faults(p, found.trained)))
-        over = ", ".join(found.bounds.faults(nearest, found.trained))
+        nearest = min(found.frontier, key=lambda p: len(found.bounds.faults(p)))
+        over = ", ".join(found.bounds.faults(nearest))
         return [trained, f"no point is within the bounds; the nearest one is outside in {over}. Allow more there."]
     form = f"width {point.width:g}, {point.precision}, kernel {point.kernel}"
-    chosen = f"chosen: {form}: {point.accuracy:.2%} on validation data"
+    chosen = f"chosen: {form}: {point.accuracy:.2%} on validation data" + most_lost(found, point)
     lines = [trained, chosen]
     if found.on_test is not None and found.lost is not None:
         kept = "within the bound" if found.kept_promise else f"MORE than the bound of {found.bounds.within:g}"
         lines.append(
-            f"on test data, which the search has not seen: {found.on_test:.2%}, {-found.lost:+.2f} points, {kept}"
+            f"on test data, which the search has not seen: {found.on_test:.2%}, {0.0 - found.lost:+.2f} points, {kept}"
         )
     if output is not None:
         flags = " ".join(point.file.flags)

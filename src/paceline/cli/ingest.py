@@ -21,9 +21,9 @@ def ingest(
 ) -> None:
     """Add rows to a stream, which trainings read while it grows.
 
-    Reads files, http addresses or standard input, in turn, until all have ended. RECIPE has one source of lines, whose
-    own files are not read. Rows that break a rule are set aside. A command that was ended goes on after the last shard
-    that it sealed when it is given again.
+    Reads files, http addresses or standard input, one after another, until all have ended. RECIPE has one source of
+    lines, whose own files are not read. Rows that break a rule are set aside. Given again after it was stopped, the
+    command continues after the last shard that it sealed.
     """
     from paceline.cli.stream_table import event_line
     from paceline.preparation.ingest import ingest as run

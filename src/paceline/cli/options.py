@@ -28,6 +28,7 @@ class CheckFormat(str, enum.Enum):
     """The output formats of `paceline check`."""
 
     text = "text"
+    concise = "concise"
     json = "json"
     sarif = "sarif"
     github = "github"
@@ -197,7 +198,7 @@ ReportFormat = Annotated[
     str, typer.Option("--format", help="html, json, csv, tensorboard (event files) or perfetto (a trace).")
 ]
 # --- check ---
-CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", help="Output format.")]
+CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", "--output-format", help="Output format.")]
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
 Ignore = Annotated[str | None, typer.Option(help="Rules to skip, by prefixes of their codes.")]
 Confidence = Annotated[
@@ -208,11 +209,23 @@ WriteBaseline = Annotated[
     Path | None, typer.Option(callback=writable, help="Write the findings to this baseline file and exit with 0.")
 ]
 Feedback = Annotated[str | None, typer.Option(help="File of verdicts, true or false, by which findings are ranked.")]
+CheckBudget = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="LINES",
+        help="Walk at most so many lines, the most promising files first; what is left out is counted.",
+        show_default="all",
+    ),
+]
 Cached = Annotated[
     bool | None, typer.Option("--cache/--no-cache", help="Cache findings by file content.", show_default="cache")
 ]
 Jobs = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Processes.", show_default="one per CPU in a large tree")
+]
+LanguageServer = Annotated[
+    bool, typer.Option("--lsp", help="Serve diagnostics to an editor on standard input and output (LSP).")
 ]
 Explain = Annotated[str | None, typer.Option(metavar="RULE", help="Explain a rule with an example, and exit.")]
 

@@ -55,9 +55,11 @@ def show_card(card: Card, place: Path) -> None:
     console.print(f"card  {place}", markup=False, soft_wrap=True)
 
 
-def show_choice(choice: Choice) -> None:
-    """Print a ranking, the explanation, and the command to use."""
-    columns = ["plan", "an update", "90% within", "samples/s", "compute", "exchange", "waiting"]
+def show_choice(choice: Choice, left_out: bool = False) -> None:
+    """Print a ranking, the explanation, and the command to use; `left_out`: only plans that learn as one process does
+    were compared.
+    """
+    columns = ["plan", "update", "90%", "samples/s", "compute", "exchange", "waiting"]
     table = _table(f"Predicted ({choice.best.level})", *columns, *(["$ an epoch"] if choice.dollars else []))
     for place, each in enumerate(choice.ranking[:SHOWN]):
         terms = each.terms
@@ -66,10 +68,16 @@ def show_choice(choice: Choice) -> None:
             f"{each.samples_per_second:,.0f}", _seconds(terms.compute), _seconds(terms.exchange), _seconds(terms.wait),
         ]  # fmt: skip
         table.add_row(*row, *([f"{choice.dollars[place]:.3g}"] if choice.dollars else []))
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # rather than cut a number
     console.print(table)
     more = len(choice.ranking) - SHOWN
     if more > 0:
         console.print(f"and {more} slower ones (--json has all)", style="dim")
+    if left_out:
+        console.print(
+            "Asynchronous plans and averaged replicas learn differently and are left out; --learning any includes them",
+            style="dim", soft_wrap=True,
+        )  # fmt: skip
     for each in choice.ruled_out:
         console.print(f"ruled out: {each.name}: {each.ruled_out}", markup=False, soft_wrap=True)
     if len(choice.front) > 1:

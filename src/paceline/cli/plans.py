@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from paceline.cli import options
 from paceline.cli.output import print_json
 
 
-def plans(json: options.Json = False) -> None:
-    """List all plans in groups, with their options and other names."""
-    from paceline.plans.groups import described
+def plans(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show this plan and what its options mean.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """List all plans in groups, with their options and other names; or show one plan."""
+    from paceline.plans.groups import described, description
 
-    found = described()
+    if name is not None:
+        from paceline.cli.tables import show_plan
+
+        found = description(name)
+        print_json(found) if json else show_plan(found)
+        return
+    groups = described()
     if json:
-        print_json({"plans": [plan for plans in found.values() for plan in plans]})
+        print_json({"plans": [plan for plans in groups.values() for plan in plans]})
         return
     from paceline.cli.tables import show_plans
 
-    show_plans(found)
+    show_plans(groups)

@@ -24,7 +24,7 @@ def prepare(
     """Make a folder of shards from raw files, with an account of every row.
 
     RECIPE is a Python file with a module-level `recipe`. Rows that break a rule are set aside in rejected.parquet with
-    their file, line and rule. A command that was ended goes on where it stopped when it is given again.
+    their file, line and rule. Given again after it was stopped, the command continues where it left off.
     """
     from paceline.preparation.loading import load_recipe
     from paceline.preparation.prepare import prepare as run

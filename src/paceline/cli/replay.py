@@ -10,7 +10,7 @@ from paceline.cli.output import print_json
 def replay(
     run: options.RunArgument, until: options.Until = None, save: options.Save = None, json: options.Json = False
 ) -> None:
-    """Run a recorded run again in one process, to the same bits.
+    """Repeat a recorded run in one process, bit for bit.
 
     With --until the replay stops early, with the model as it was then and the batch that comes next.
     """

@@ -48,6 +48,22 @@ def show_scripts(found: ScriptComparison) -> None:
     console.print(f"{found.answer}.", style="bold", markup=False, soft_wrap=True)
 
 
+def show_plan(plan: dict[str, Any]) -> None:
+    """Print one plan and its options on standard output, since they were asked for."""
+    out = Console(highlight=False)
+    also = f"; also called {', '.join(plan['also_called'])}" if plan["also_called"] else ""
+    out.print(f"[bold]{plan['name']}[/bold]: {plan['about']}{also}")
+    out.print(f"[dim]{plan['group']}[/dim]")
+    table = Table("option", "default", "values", "", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for option in plan["options"]:
+        default = "-" if option["default"] in (None, "") else str(option["default"])
+        table.add_row(option["name"], default, option["values"], option["meaning"])
+    out.print(table)
+    example = plan["name"] + (":workers=4" if any(each["name"] == "workers" for each in plan["options"]) else "")
+    out.print(f"train by it  paceline train JOB --plan {example}")
+    out.print(f"see it       paceline draw {plan['name']}")
+
+
 def show_plans(groups: dict[str, list[dict[str, Any]]]) -> None:
     """Print all plans by group on standard output, since they were asked for."""
     out = Console(highlight=False)

@@ -36,8 +36,9 @@ def tune(
 ) -> None:
     """Train JOB with many configurations and find the best one.
 
-    JOB is a Job, or a function that makes one: `def job(trial): return pl.Job(..., lr=trial["lr"])`. Of a plain Job the
-    names of the space are settings of its optimizer (lr, momentum, ...), fields (batch_size, seed, ...) or dropout.
+    JOB is a Job, or a function that makes one: `def job(trial): return paceline.Job(..., lr=trial["lr"])`. With a plain
+    Job, the names of the space are settings of its optimizer (lr, momentum, ...), fields (batch_size, seed, ...) or
+    dropout.
 
     SPACE is a TOML, JSON or Python file with a table for each name: `lr = {low = 1e-3, high = 1.0, log = true}`.
 

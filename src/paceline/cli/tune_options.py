@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 SpaceFile = Annotated[
-    Path | None, typer.Option("--space", metavar="FILE", help="What may vary: a .toml, .json or .py file.")
+    Path | None,
+    typer.Option(
+        "--space",
+        metavar="FILE",
+        help="What may vary: a .toml, .json or .py file.",
+        show_default="what the job file's function suggests",
+    ),
 ]
 SearchOption = Annotated[
     str,

@@ -82,9 +82,11 @@ class Built:
         #: The bytes of code and constants, without `main` and its samples.
         self.size = text_and_data(made, "size")
         harness.write_text(text("harness.c"))
-        timed = ("-O2", "-shared", "-fPIC", "-D_POSIX_C_SOURCE=200809L")
+        timed = ("-O2", "-shared", "-fPIC", "-D_POSIX_C_SOURCE=200809L", *(["-DNET_TOKENS"] if file.tokens else []))
         _compile([*STRICT, *timed, str(harness), str(made), "-o", str(place / "net.so"), *libraries(file)])
-        self._library = ctypes.CDLL(str(place / "net.so"))
+        #: The library; its `net_run` is the file's own.
+        self.library = place / "net.so"
+        self._library = ctypes.CDLL(str(self.library))
 
     def __enter__(self) -> Built:
         return self
@@ -96,11 +98,15 @@ class Built:
 
     def run(self, x: Tensor) -> Tensor:
         """The results of each sample."""
-        given = x.float().reshape(len(x), self.inputs).contiguous()
+        given = self._given(x)
         found = torch.empty(len(x), self.outputs)
         counts = (ctypes.c_int64(number) for number in (len(x), self.inputs, self.outputs))
         self._library.net_run_all(_pointer(given), *counts, _pointer(found))
         return found
+
+    def _given(self, x: Tensor) -> Tensor:
+        kind = torch.int32 if self.file.tokens else torch.float32
+        return x.to(kind).reshape(len(x), self.inputs).contiguous()
 
     def scores(self, given: Tensor) -> Tensor:
         """The whole numbers of each sample, whose bytes are given with the channels of a pixel side by side."""
@@ -112,13 +118,18 @@ class Built:
 
     def latency(self, x: Tensor, calls: int = CALLS) -> Latency:
         """The time of a call with one sample after another."""
-        given = x.float().reshape(len(x), self.inputs).contiguous()
+        ordered = sorted(self.times(x, calls))
+        return Latency(ordered[calls // 2], ordered[calls * 99 // 100])
+
+    def times(self, x: Tensor, calls: int = CALLS) -> list[float]:
+        """The microseconds of each call, after some that do not count."""
+        given = self._given(x)
         times = torch.empty(WARM + calls, dtype=torch.int64)
         output = torch.empty(self.outputs)
         sizes = ctypes.c_int64(len(x)), ctypes.c_int64(self.inputs)
         self._library.net_time(_pointer(given), *sizes, _pointer(output), ctypes.c_int64(len(times)), _pointer(times))
-        ordered = times[WARM:].sort().values.double() / 1000
-        return Latency(float(ordered[calls // 2]), float(ordered[calls * 99 // 100]))
+        found: list[float] = (times[WARM:].double() / 1000).tolist()
+        return found
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:

@@ -20,9 +20,9 @@ from paceline.compression.building import LIBRARY, PATIENCE, STRICT, text_and_da
 from paceline.compression.emission.c_file import CFile, integer_file
 from paceline.compression.emission.kernels import CORTEX, CORTEX_SMALL
 from paceline.compression.emission.writer import text
-from paceline.compression.integers import IntegerNetwork
-from paceline.compression.network import Network
-from paceline.compression.search import Made, Measured
+from paceline.compression.network import CannotEmit, Network
+from paceline.compression.programs import LayerProgram
+from paceline.compression.search import Candidate, Made, Measured
 from paceline.errors import MachineError, RunFailed
 from paceline.kernels.machine import cores
 
@@ -45,11 +45,16 @@ class CortexM4:
                 f"--for cortex-m4 needs {' and '.join(missing)}, which this machine lacks: apt-get install {PACKAGES}"
             )
 
-    def files(self, network: Network, made: IntegerNetwork | None, samples: Tensor) -> Iterator[tuple[str, CFile]]:
-        """Yield (kernel, C file) for each way of computing a network in whole numbers."""
-        if made is not None:
+    def takes(self, network: Network | LayerProgram) -> None:
+        """Refuse what has no form in whole numbers."""
+        if isinstance(network, LayerProgram):
+            raise CannotEmit(f"a Cortex-M4 gets whole numbers, and {network.why}; `--for here` takes it in float32")
+
+    def files(self, candidate: Candidate, samples: Tensor) -> Iterator[tuple[str, CFile]]:
+        """Yield (kernel, C file) for each way of computing a candidate in whole numbers."""
+        if candidate.whole is not None:
             for kernel in (CORTEX_SMALL, CORTEX):
-                yield kernel.name, integer_file(made, kernel, samples)
+                yield kernel.name, integer_file(candidate.whole, kernel, samples)
 
     def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measured]:
         """Compile every file and run it in QEMU, where it compares its results with those of its module."""

@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 
 import torch
 from torch import Tensor
 
 from paceline.compression.building import Built, Latency
-from paceline.compression.emission.c_file import TOLERANCE, CFile, float_file, integer_file
+from paceline.compression.emission.c_file import TOLERANCE, CFile, float_file, integer_file, program_file
 from paceline.compression.emission.kernels import PLAIN, SMALL, WIDE
-from paceline.compression.integers import IntegerNetwork
 from paceline.compression.network import Network
-from paceline.compression.search import FLOAT32, Made, Measured
+from paceline.compression.programs import LayerProgram
+from paceline.compression.search import FLOAT32, Candidate, Made, Measured
 from paceline.errors import RunFailed
 from paceline.kernels.build import abilities
 from paceline.kernels.machine import cores
@@ -35,8 +34,15 @@ class Here:
 
     name: str = "here"
 
-    def files(self, network: Network, made: IntegerNetwork | None, samples: Tensor) -> Iterator[tuple[str, CFile]]:
-        """Yield (kernel, C file) for each way of computing a network."""
+    def takes(self, network: Network | LayerProgram) -> None:
+        """Refuse nothing: what has no form in whole numbers is computed in float32."""
+
+    def files(self, candidate: Candidate, samples: Tensor) -> Iterator[tuple[str, CFile]]:
+        """Yield (kernel, C file) for each way of computing a candidate."""
+        network, made = candidate.network, candidate.whole
+        if isinstance(network, LayerProgram):
+            yield "loops", program_file(network, candidate.trained, samples)
+            return
         if made is None:
             yield FLOAT32, float_file(network, samples)
             return
@@ -59,6 +65,8 @@ def _compare(made: Made, built: Built, samples: Tensor) -> None:
     """Raise if a file does not compute what its module computes: every bit in whole numbers."""
     expected = made.module(samples).reshape(len(samples), -1)
     found = built.run(samples)
+    if made.network.logarithms and not made.file.whole_numbers:  # which the C file leaves out
+        found = found.log_softmax(1)
     tolerance = 0.0 if made.file.whole_numbers else TOLERANCE * max(1.0, float(expected.abs().max()))
     worst = float((found - expected).abs().max())
     if not worst <= tolerance:
@@ -68,7 +76,7 @@ def _compare(made: Made, built: Built, samples: Tensor) -> None:
 
 
 def _built(made: Made) -> Built:
-    return Built(made.file, prod(made.network.inputs), prod(made.network.last.shape))
+    return Built(made.file, made.network.numbers_in, made.network.numbers_out)
 
 
 def _in_turns(measures: Sequence[Callable[[], Latency]]) -> list[Latency]:

@@ -31,8 +31,9 @@ from paceline.compression.network import (
     Sum,
     Window,
 )
-from paceline.compression.reading import FUNCTIONS
+from paceline.compression.reading import function_of
 from paceline.compression.values import Range
+from paceline.kernels.formulas import numbers_of
 
 BYTE = 255
 FACTOR_BITS = 31  # of the largest factor of a layer
@@ -197,7 +198,7 @@ class _Maker:
         if step.function in ("", "relu"):
             low = made.zero if step.function else 0
             return _requantisation(units / made.scale, made.zero, low, (), bits)
-        if (limit := SATURATED.get(step.function)) is not None:
+        if (limit := _saturated(step.function)) is not None:
             before = Range(max(before.low, limit.low), min(before.high, limit.high))
         argument = self.arguments[step.name] = Scale.of(before, self.powers)
         return _requantisation(units / argument.scale, argument.zero, 0, _table(step.function, argument, made), bits)
@@ -205,6 +206,11 @@ class _Maker:
     def _sum(self, step: Sum) -> IntegerStep:
         units = torch.tensor([self.scales[step.left].scale, self.scales[step.right].scale], dtype=torch.float64)
         return IntegerStep(step, self._bytes(step, units, SUM_BITS))
+
+
+def _saturated(function: str) -> Range | None:
+    """The arguments between which a function is more than its limits."""
+    return Range(*numbers_of(function)) if function.startswith("hardtanh") else SATURATED.get(function)
 
 
 def _requantisation(
@@ -246,7 +252,7 @@ def _up(values: Tensor) -> Tensor:
 
 def _table(function: str, given: Scale, made: Scale) -> tuple[int, ...]:
     """A function's result for every byte."""
-    results = FUNCTIONS[function](given.numbers()) / made.scale + made.zero
+    results = function_of(function)(given.numbers()) / made.scale + made.zero
     return tuple(int(b) for b in results.round().clamp(0, BYTE).tolist())
 
 

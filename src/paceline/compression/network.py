@@ -113,10 +113,20 @@ class Network:
     sample: tuple[int, ...]
     #: The shape of one result as the model gives it.
     result: tuple[int, ...]
+    #: Whether the model ends in a log-softmax, which is left out: it changes no order.
+    logarithms: bool = False
 
     @property
     def last(self) -> Step:
         return self.steps[-1]
+
+    @property
+    def numbers_in(self) -> int:
+        return prod(self.inputs)
+
+    @property
+    def numbers_out(self) -> int:
+        return prod(self.last.shape)
 
     def shape(self, name: str) -> Image:
         """The shape of a step's value, or of the input."""

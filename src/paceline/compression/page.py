@@ -33,8 +33,8 @@ def _summary(found: Compression) -> str:
     if found.trained_on_test is not None:
         said += f" and {found.trained_on_test:.2%} on test data"
     if found.on_test is not None and found.lost is not None:
-        said += f"; the chosen network has {found.on_test:.2%} on test data, {-found.lost:+.2f} points"
-    said += f". At most {found.bounds.within:g} points may be lost."
+        said += f"; the chosen network has {found.on_test:.2%} on test data, {0.0 - found.lost:+.2f} points"
+    said += f". At most {found.bounds.within:g} points may be lost, which has to be {found.bounds.confidence:.0%} sure."
     return f'<p class="lead">{escape(lead)}</p><p class="said">{escape(said)}</p>'
 
 
@@ -77,11 +77,15 @@ def _picture(found: Compression) -> str:
 
 
 def _table(found: Compression, points: Sequence[Point]) -> str:
-    head = ("width", "precision", "kernel", "accuracy", "bytes", "values, bytes", "cost of a call", "outside")
+    head = (
+        "width", "precision", "kernel", "accuracy", "lost at most", "bytes", "values, bytes", "cost of a call",
+        "outside",
+    )  # fmt: skip
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (
-            f"{point.width:g}", point.precision, point.kernel, f"{point.accuracy:.2%}", f"{point.size:,}",
-            f"{point.memory:,}", _cost(point), ", ".join(found.bounds.faults(point, found.trained)),
+            f"{point.width:g}", point.precision, point.kernel, f"{point.accuracy:.2%}",
+            f"{point.lost.most(found.bounds.confidence):.2f}", f"{point.size:,}",
+            f"{point.memory:,}", _cost(point), ", ".join(found.bounds.faults(point)),
         )) + "</tr>"
         for point in points
     )  # fmt: skip

@@ -8,6 +8,9 @@ from typing import Any
 
 from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
+from paceline.compression.scores import Loss
+
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -17,19 +20,21 @@ class Bounds:
     within: float = 0.5
     latency: float | None = None
     size: int | None = None
+    #: How sure it has to be that the accuracy is within its bound; 0.5 takes the validation samples' word for it.
+    confidence: float = CONFIDENCE
 
-    def broken(self, accuracy: float, cost: float, size: int, trained: float) -> list[str]:
+    def broken(self, lost: Loss, cost: float, size: int) -> list[str]:
         """Return which bounds are broken by these figures."""
         over = {
-            "accuracy": 100 * (trained - accuracy) > self.within + 1e-9,
+            "accuracy": lost.most(self.confidence) > self.within + 1e-9,
             "latency": self.latency is not None and cost > self.latency,
             "size": self.size is not None and size > self.size,
         }
         return [name for name, broken in over.items() if broken]
 
-    def faults(self, point: Point, trained: float) -> list[str]:
+    def faults(self, point: Point) -> list[str]:
         """Return which bounds a point does not keep."""
-        return self.broken(point.accuracy, point.cost, point.size, trained)
+        return self.broken(point.lost, point.cost, point.size)
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,9 @@ class Point:
     width: float
     precision: str
     kernel: str
-    #: The share of right answers on validation data.
+    #: The accuracy on validation data, and what it lacks of the trained model's.
     accuracy: float
+    lost: Loss
     #: Bytes of code and constants; and of values between layers, with the stack where that was measured.
     size: int
     memory: int
@@ -62,6 +68,7 @@ class Point:
         found: dict[str, Any] = {
             name: getattr(self, name) for name in ("width", "precision", "kernel", "accuracy", "size", "memory")
         }
+        found |= {"points_lost": self.lost.points, "points_lost_error": self.lost.error}
         if self.latency is not None:
             found |= {"p50_us": self.latency.p50, "p99_us": self.latency.p99}
         if self.instructions is not None:
@@ -80,7 +87,7 @@ def _beats(one: Point, other: Point) -> bool:
     return all(ahead) and (one.accuracy, one.size, one.cost) != (other.accuracy, other.size, other.cost)
 
 
-def choose(points: Sequence[Point], bounds: Bounds, trained: float) -> Point | None:
+def choose(points: Sequence[Point], bounds: Bounds) -> Point | None:
     """Return the cheapest call among the points within the bounds; of equal ones, the smallest."""
-    within = [point for point in points if not bounds.faults(point, trained)]
+    within = [point for point in points if not bounds.faults(point)]
     return min(within, key=lambda point: (point.cost, point.size), default=None)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from paceline.compression.building import Latency
 from paceline.compression.points import Bounds
 from paceline.compression.samples import Samples
-from paceline.compression.search import accuracy
+from paceline.compression.scores import Loss, Score, loss_between
 
-CALLS, WARM = 300, 30
+CALLS, WARM, BATCH = 300, 30, 250
 
 
 class InBfloat16(nn.Module):
@@ -29,8 +29,33 @@ class InBfloat16(nn.Module):
         self.model = copy.deepcopy(model).to(torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.model(x.to(torch.bfloat16))
+        scores: Tensor = self.model(x.to(torch.bfloat16) if x.is_floating_point() else x)
         return scores.float()
+
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def in_int8(model: nn.Module, x: Tensor) -> nn.Module:
+    """A model in int8, by the way of PyTorch that fits: whole where it has convolutions, else its weights."""
+    if any(isinstance(part, CONVOLUTIONS) for part in model.modules()):
+        return whole_in_int8(model, x)
+    return InInt8(model)
+
+
+def whole_in_int8(model: nn.Module, x: Tensor) -> nn.Module:
+    """Weights and values in int8 (static quantisation), with ranges from these samples."""
+    from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch moves this elsewhere
+        mapping = get_default_qconfig_mapping(torch.backends.quantized.engine)
+        prepared = quantize_fx.prepare_fx(copy.deepcopy(model).eval(), mapping, (x[:1],))
+        with torch.no_grad():
+            for part in x.split(BATCH):
+                prepared(part)
+        made: nn.Module = quantize_fx.convert_fx(prepared)
+    return made
 
 
 class InInt8(nn.Module):
@@ -54,7 +79,11 @@ class InInt8(nn.Module):
             torch.backends.mha.set_fastpath_enabled(fast)
 
 
-FORMS: dict[str, Callable[[nn.Module], nn.Module]] = {"float32": copy.deepcopy, "bfloat16": InBfloat16, "int8": InInt8}
+FORMS: dict[str, Callable[[nn.Module, Tensor], nn.Module]] = {
+    "float32": lambda model, x: copy.deepcopy(model),
+    "bfloat16": lambda model, x: InBfloat16(model),
+    "int8": in_int8,
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +92,7 @@ class PrecisionPoint:
 
     precision: str
     accuracy: float
+    lost: Loss
     #: Bytes of its saved state.
     size: int
     p50_us: float
@@ -87,7 +117,7 @@ class Precisions:
 
     def faults(self, point: PrecisionPoint) -> list[str]:
         """Return which bounds a point does not keep."""
-        return self.bounds.broken(point.accuracy, point.p50_us, point.size, self.trained)
+        return self.bounds.broken(point.lost, point.p50_us, point.size)
 
     @property
     def chosen(self) -> PrecisionPoint | None:
@@ -110,20 +140,26 @@ class Precisions:
         }
 
 
-def precisions(name: str, model: nn.Module, validation: Samples, bounds: Bounds) -> Precisions:
-    """Measure a model in all precisions, timed in turns."""
-    models, shares, refused = dict[str, nn.Module](), dict[str, float](), dict[str, str]()
+def precisions(
+    name: str, model: nn.Module, validation: Samples, seen: Tensor, score: Score, bounds: Bounds
+) -> Precisions:
+    """Measure a model in all precisions, timed in turns; ranges are taken from the samples `seen`."""
+    models, scores, refused = dict[str, nn.Module](), dict[str, Tensor](), dict[str, str]()
     for precision, form in FORMS.items():
         try:
-            made = form(model).eval()
-            shares[precision] = accuracy(made, validation)
+            made = form(model, seen).eval()
+            scores[precision] = score.each(made, validation)
             models[precision] = made
-        except (RuntimeError, TypeError, AttributeError) as error:  # an operation that PyTorch lacks there
+        except Exception as error:  # PyTorch lacks an operation there
             refused[precision] = f"{type(error).__name__}: {error}".splitlines()[0]
     times = _times(models, validation.x)
     points = tuple(
-        PrecisionPoint(each, shares[each], _size(models[each]), times[each].p50, times[each].p99) for each in models
-    )
+        PrecisionPoint(
+            each, float(scores[each].mean()), loss_between(scores["float32"], scores[each]), _size(models[each]),
+            times[each].p50, times[each].p99,
+        )
+        for each in models
+    )  # fmt: skip
     return Precisions(name, bounds, points, refused, models)
 
 

@@ -1,8 +1,9 @@
-"""Structured pruning: whole neurons and channels leave the model, which stays an ordinary module.
+"""Structured pruning: whole neurons, channels and heads leave the model, which stays an ordinary module.
 
 A layer can be narrowed if all that its channels reach are dense layers and convolutions, through steps that keep
-channels apart. What reaches a residual addition or the result keeps its width. Channels are ranked by what they
-contribute: the deviation of a channel's numbers on training data, times the norm of the weights that read it.
+channels apart. What reaches a residual addition or the result keeps its width. Attention can always do with fewer
+heads, since its last layer adds them up. Channels are ranked by what they contribute: the deviation of a channel's
+numbers on training data, times the norm of the weights that read it; heads likewise, by their values.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.jobs.modules import NarrowAttention
 from paceline.kernels.layers.base import Graph, Layer
 
 READERS = ("linear", "convolution")
 #: Layers that treat each channel separately.
 PASSES = ("activation", "dropout", "batch_norm", "average_pooling", "highest_pooling", "subsampling")
+#: Those that a sequence's steps go through, and that leave one row of numbers of them.
+PASSES_STEPS, ENDS_STEPS = ("activation", "dropout"), ("mean", "step")
 LEAST = 2  # channels
 
 
@@ -36,6 +40,7 @@ class Prunable:
     """A layer whose channels may leave, with all that depends on them."""
 
     module: str
+    #: Or heads.
     channels: int
     norms: list[str] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
@@ -47,9 +52,13 @@ def prunable(graph: Graph) -> list[Prunable]:
 
 
 def _prunable(graph: Graph, layer: Layer) -> Prunable | None:
+    if layer.kind == "attention" and not _shared(graph, layer):
+        heads: int = layer.options["heads"]
+        return Prunable(_module(layer), heads) if heads > 1 else None
     if layer.kind not in READERS or layer.options.get("groups", 1) != 1 or _shared(graph, layer):
         return None
-    found = Prunable(_module(layer), layer.shape[0])
+    steps = layer.kind == "linear" and len(layer.shape) > 1
+    found = Prunable(_module(layer), layer.shape[-1] if steps else layer.shape[0])
     reached, shapes = [layer.name], {each.name: each.shape for each in graph.layers}
     for name in reached:
         if name == graph.result:
@@ -58,8 +67,15 @@ def _prunable(graph: Graph, layer: Layer) -> Prunable | None:
             if _shared(graph, after):
                 return None
             if after.kind in READERS and after.options.get("groups", 1) == 1:
-                size = prod(shapes[name]) if after.kind == "linear" else found.channels
+                rows = after.kind == "linear" and len(shapes[name]) > 1
+                if rows != steps and len(shapes[name]) > 1 and after.kind == "linear":
+                    return None  # it reads along the pixels of a channel
+                size = prod(shapes[name]) if after.kind == "linear" and not rows else found.channels
                 found.readers.append(Reader(_module(after), size // found.channels))
+            elif steps and len(shapes[name]) > 1:
+                if after.kind not in (*PASSES_STEPS, *ENDS_STEPS) or after.shape[-1] != found.channels:
+                    return None
+                reached.append(after.name)
             elif after.kind in PASSES or (after.kind == "reshape" and len(after.shape) == 1):
                 reached.append(after.name)
                 if after.kind == "batch_norm":
@@ -86,30 +102,54 @@ def narrowed(module: nn.Module, graph: Graph, width: dict[str, int], x: Tensor) 
     made = copy.deepcopy(module)
     for each in prunable(graph):
         wanted = width.get(each.module, each.channels)
-        if wanted < _layer(made, each.module).weight.shape[0]:
+        layer = _layer(made, each.module)
+        if isinstance(layer, nn.MultiheadAttention | NarrowAttention):
+            if wanted < layer.num_heads:
+                kept = _head_scores(made, layer, x).topk(wanted).indices.sort().values
+                made.set_submodule(each.module, NarrowAttention(layer, kept).train(layer.training))
+        elif wanted < layer.weight.shape[0]:
             kept = _scores(made, each, x).topk(wanted).indices.sort().values
             _narrow(made, each, kept)
     return made
+
+
+def _seen(module: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer of a module is given for some samples."""
+    seen: list[Tensor] = []
+    was_training, fast = module.training, torch.backends.mha.get_fastpath_enabled()
+    handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    torch.backends.mha.set_fastpath_enabled(False)  # it goes past the layers within an encoder's
+    try:
+        module.eval()(x)
+    finally:
+        handle.remove()
+        torch.backends.mha.set_fastpath_enabled(fast)
+        module.train(was_training)
+    return seen[0]
+
+
+def _head_scores(module: nn.Module, layer: nn.MultiheadAttention | NarrowAttention, x: Tensor) -> Tensor:
+    """What each head contributes: its values' deviation, times the norm of the weights that read it."""
+    given = _seen(module, layer, x)
+    heads, size = layer.num_heads, layer.head_dim
+    values = nn.functional.linear(given, layer.in_proj_weight.chunk(3)[2]).flatten(0, -2)
+    found: Tensor = (values.std(0) * layer.out_proj.weight.norm(dim=0)).view(heads, size).sum(1)
+    return found
 
 
 def _scores(module: nn.Module, each: Prunable, x: Tensor) -> Tensor:
     """What each channel contributes to all that read it."""
     channels = _layer(module, each.module).weight.shape[0]
     total = torch.zeros(channels)
-    was_training = module.training
-    module.eval()
     for reader in each.readers:
         layer = _layer(module, reader.module)
-        seen: list[Tensor] = []
-        handle = layer.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
-        try:
-            module(x)
-        finally:
-            handle.remove()
-        numbers = seen[0].transpose(0, 1).reshape(channels, -1) if seen[0].dim() > 2 else _by_channel(seen[0], channels)
+        seen = _seen(module, layer, x)
+        if isinstance(layer, nn.Linear):
+            numbers = _by_channel(seen.flatten(0, -2), channels)
+        else:
+            numbers = seen.transpose(0, 1).reshape(channels, -1)
         weight = layer.weight.reshape(len(layer.weight), channels, -1)
         total += numbers.std(1) * weight.norm(dim=(0, 2))
-    module.train(was_training)
     return total
 
 

@@ -25,7 +25,10 @@ from paceline.compression.network import (
     Window,
     with_functions,
 )
+from paceline.compression.programs import LayerProgram, moments, program_of
+from paceline.kernels.formulas import applied
 from paceline.kernels.graph import describe
+from paceline.kernels.ir import Call, Expression, Number, Op, Ref
 from paceline.kernels.layers.base import CannotFuse, Graph, Layer
 
 #: Activations that have a table, and what computes them.
@@ -35,33 +38,69 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "gelu": nn.functional.gelu,
     "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "silu": nn.functional.silu,
 }
+
+
+def function_of(name: str) -> Callable[[Tensor], Tensor]:
+    """What computes an activation in PyTorch."""
+    return FUNCTIONS[name] if name in FUNCTIONS else lambda x: _evaluated(applied(name, ARGUMENT), x)
+
+
+ARGUMENT = Ref("x", ())
+SIGNS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div}
+
+
+def _evaluated(value: Expression, x: Tensor) -> Tensor:
+    match value:
+        case Number(number):
+            return torch.tensor(number, dtype=x.dtype)
+        case Op(sign, left, right):
+            return SIGNS[sign](_evaluated(left, x), _evaluated(right, x))
+        case Call(function, argument):
+            return {"relu": torch.relu, "exp": torch.exp}[function](_evaluated(argument, x))
+    return x
+
+
 WAY_OUT = "`--precision-only` compares float32, bfloat16 and int8 of any model"
 
 
-def graph_of(module: nn.Module, sample: tuple[int, ...]) -> Graph:
-    """Describe a module's layers, as `kernels` sees them; what it cannot follow is refused with a way out."""
+def graph_of(module: nn.Module, x: Tensor) -> Graph:
+    """Describe a module's layers for samples like these; what `kernels` cannot follow is refused with a way out."""
     try:
-        return describe(copy.deepcopy(module).train(), sample)
+        return describe(copy.deepcopy(module).train(), tuple(x.shape[1:]), not x.is_floating_point())
     except CannotFuse as error:
         raise CannotEmit(f"{str(error).partition('; compute=')[0]}; {WAY_OUT}") from error
 
 
+def network_of(module: nn.Module, x: Tensor) -> Network | LayerProgram:
+    """Return what a trained module computes: steps, which have a form in whole numbers, or else a program."""
+    graph = graph_of(module, x)
+    try:
+        return network_of_graph(module, graph)
+    except CannotEmit as error:
+        return program_of(module, graph, str(error))
+
+
 def read(module: nn.Module, sample: tuple[int, ...]) -> Network:
-    """Return the network that a trained module computes for samples of this shape."""
-    graph = graph_of(module, sample)
+    """Return the steps that a trained module computes for samples of this shape."""
+    return network_of_graph(module, graph_of(module, torch.empty(1, *sample)))
+
+
+def network_of_graph(module: nn.Module, graph: Graph) -> Network:
+    """Return the steps of a graph; a layer that has no form in whole numbers is refused by name."""
     state = {name: tensor.detach().float() for name, tensor in module.state_dict().items()}
     reader = _Reader(graph, state)
     for layer in graph.layers:
         row = ROWS.get(layer.kind)
         if row is None:
-            raise CannotEmit(f"layer {layer.name} ({layer.kind}) has no form in C; {WAY_OUT}")
+            raise CannotEmit(f"layer {layer.name} ({layer.kind}) has no form in whole numbers")
         reader.add(layer, row)
     steps = tuple(with_functions(reader.steps, reader.alias[graph.result]))
     if not steps:
         raise CannotEmit("the model computes nothing: there is no layer in it to compress")
-    shapes = {layer.name: layer.shape for layer in graph.layers}
-    return Network(reader.inputs, steps, sample, tuple(shapes[graph.result]))
+    last = next(layer for layer in graph.layers if layer.name == graph.result)
+    return Network(reader.inputs, steps, graph.inputs, tuple(last.shape), last.kind == "log_softmax")
 
 
 @dataclass
@@ -137,7 +176,7 @@ def _linear(reader: _Reader, layer: Layer) -> Step:
     assert weight is not None
     if len(layer.shape) > 1:
         raise CannotEmit(
-            f"layer {layer.name} is a dense layer on each step of a sequence, which has no form in C; {WAY_OUT}"
+            f"layer {layer.name} is a dense layer on each step of a sequence, which has no form in whole numbers"
         )
     channels, height, width = reader.shape(layer.inputs[0])
     weight = weight.reshape(len(weight), channels, height, width)
@@ -181,6 +220,12 @@ def _dropout(reader: _Reader, layer: Layer) -> None:
     """Inference has no dropout."""
 
 
+def _log_softmax(reader: _Reader, layer: Layer) -> None:
+    """At the end it changes no order."""
+    if layer.name != reader.graph.result:
+        raise CannotEmit(f"layer {layer.name} is a log-softmax within the network, which has no form in C")
+
+
 def _reshape(reader: _Reader, layer: Layer) -> None:
     """A view, where numbers keep their order with the channels of a pixel side by side."""
     source, wanted = reader.alias[layer.inputs[0]], image(layer.shape)
@@ -191,19 +236,13 @@ def _reshape(reader: _Reader, layer: Layer) -> None:
     if len(layer.shape) > 1 and wanted != (channels, height, width):
         raise CannotEmit(
             f"layer {layer.name} makes {wanted} of {(channels, height, width)} within the network, which has no form "
-            f"in C; reshape the input, or {WAY_OUT}"
+            "in whole numbers"
         )
 
 
 def _batch_norm(reader: _Reader, layer: Layer) -> Step | None:
     """A factor and a shift for each channel, which the layer before takes over if nothing else reads it."""
-    mean, variance = reader.weight(layer, "running_mean"), reader.weight(layer, "running_var")
-    if mean is None or variance is None:
-        raise CannotEmit(f"layer {layer.name} keeps no running statistics, so it computes nothing for one sample")
-    scale = torch.rsqrt(variance + layer.options["epsilon"])
-    weight, bias = reader.weight(layer, "weight"), reader.weight(layer, "bias")
-    scale = scale if weight is None else scale * weight
-    shift = -mean * scale + (0 if bias is None else bias)
+    scale, shift = moments(layer, reader.state)
     source = reader.alias[layer.inputs[0]]
     readers = sum(layer.inputs[0] in other.inputs for other in reader.graph.layers)
     before = reader.steps[-1] if reader.steps else None
@@ -224,6 +263,7 @@ ROWS: dict[str, Callable[[_Reader, Layer], Step | None]] = {
     "activation": _activation,
     "add": _add,
     "dropout": _dropout,
+    "log_softmax": _log_softmax,
     "reshape": _reshape,
     "batch_norm": _batch_norm,
 }

@@ -13,6 +13,7 @@ from paceline.compression.integers import IntegerNetwork
 from paceline.compression.network import Network
 from paceline.compression.onnx_file import onnx_model
 from paceline.compression.points import Bounds, Point, frontier
+from paceline.compression.programs import LayerProgram
 from paceline.errors import RunFolderError, UsageError
 
 
@@ -34,7 +35,7 @@ class Compression:
     #: Computes in PyTorch what the C file computes; None if no network was chosen.
     model: nn.Module | None = None
     #: The chosen network as data, and its whole numbers; None where it is in float32.
-    network: Network | None = None
+    network: Network | LayerProgram | None = None
     whole: IntegerNetwork | None = None
     #: Some samples of validation.
     samples: Tensor | None = None
@@ -69,6 +70,8 @@ class Compression:
         """Return the chosen network as ONNX, with its quantisation; needs the package onnx."""
         if self.network is None:
             raise UsageError("there is no network within the bounds to write as ONNX")
+        if isinstance(self.network, LayerProgram):
+            raise UsageError(f"this network is not written as ONNX: {self.network.why}; torch.onnx.export writes it")
         return onnx_model(self.network, self.whole)
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,6 +80,7 @@ class Compression:
             "job": self.job,
             "target": self.target,
             "within": self.bounds.within,
+            "confidence": self.bounds.confidence,
             "latency_bound": self.bounds.latency,
             "size_bound": self.bounds.size,
             "trained": {"validation_accuracy": self.trained, "test_accuracy": self.trained_on_test},

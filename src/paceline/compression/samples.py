@@ -18,15 +18,16 @@ from paceline.data.source import Source, TensorSource
 from paceline.errors import JobError
 from paceline.jobs.job import Job
 
-VALIDATION = 0.1  # of the training data
-MOST_VALIDATION = 10_000
+VALIDATION = 0.1  # of the training data, where that is enough
+LEAST_VALIDATION, MOST_VALIDATION = 1_000, 10_000
+MOST_OF_FEW = 0.3  # of the training data that are too few
 RANGES = 2_000  # samples from which ranges are taken
-SCORES = "compress compares the share of right answers: it needs samples (x, label) with one whole number per label"
+SCORES = "compress compares accuracies: it needs samples (x, target) of one tensor each"
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and labels."""
+    """Inputs and targets."""
 
     x: Tensor
     y: Tensor
@@ -51,12 +52,18 @@ def divide(job: Job, seed: int) -> Division:
     if source.traits.redraws or source.traits.whole:
         raise JobError("no part of the job's data can be kept apart for validation; give tensors or a Dataset")
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
-    kept = min(max(int(len(source) * VALIDATION), 1), MOST_VALIDATION)
+    kept = validation_samples(len(source))
     if len(source) - kept < 1:
         raise JobError("the job has one training sample, which cannot be divided; compress needs some for validation")
     rest = order[kept:].sort().values
     ranges = samples_of(source, order[kept : kept + RANGES])
     return Division(samples_of(source, order[:kept]), ranges, _part(source, rest))
+
+
+def validation_samples(count: int) -> int:
+    """A tenth of the training data, at most 10,000; of few samples more, since few say little about half a point."""
+    wanted = max(int(count * VALIDATION), min(LEAST_VALIDATION, int(count * MOST_OF_FEW)), 1)
+    return min(wanted, MOST_VALIDATION)
 
 
 def test_samples(job: Job) -> Samples | None:
@@ -72,10 +79,9 @@ def samples_of(source: Source, numbers: Tensor) -> Samples:
     parts = [source.batch(part, 0) for part in numbers.split(1000)]
     if any(not isinstance(part, tuple | list) or len(part) != 2 for part in parts):
         raise JobError(SCORES)
-    x, y = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-    if y.dim() != 1 or y.is_floating_point() or not x.is_floating_point():
+    if not all(isinstance(tensor, Tensor) for tensor in parts[0]):
         raise JobError(SCORES)
-    return Samples(x, y)
+    return Samples(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
 
 
 def _part(source: Source, numbers: Tensor) -> Any:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from paceline.compression.building import Latency
@@ -21,15 +20,18 @@ from paceline.compression.emission.c_file import CFile
 from paceline.compression.integers import IntegerNetwork, Precision, integers
 from paceline.compression.network import Network
 from paceline.compression.points import Point
+from paceline.compression.programs import LayerProgram
 from paceline.compression.pruning import narrowed, prunable
-from paceline.compression.reading import graph_of, read
+from paceline.compression.reading import graph_of, network_of
 from paceline.compression.reference import IntegerModel
-from paceline.compression.samples import Division, Samples
+from paceline.compression.samples import Division
+from paceline.compression.scores import Loss, Score, loss_between
 from paceline.compression.values import ranges
 
 WIDTHS = (1.0, 0.75, 0.55, 0.42, 0.32, 0.24, 0.18)
-PRECISIONS = (None, Precision(8), Precision(4), Precision(8, True), Precision(4, True))
+PRECISIONS = (Precision(8), Precision(4), Precision(8, True), Precision(4, True))
 FLOAT32 = "float32"
+NOTHING_LOST = Loss(0.0)
 BATCH = 1000
 
 Retrain = Callable[[nn.Module], nn.Module]
@@ -42,8 +44,12 @@ class Target(Protocol):
     @property
     def name(self) -> str: ...
 
-    def files(self, network: Network, made: IntegerNetwork | None, samples: Tensor) -> Iterator[tuple[str, CFile]]:
-        """Yield (kernel, C file) for each way of computing a network in whole numbers, or in float32."""
+    def takes(self, network: Network | LayerProgram) -> None:
+        """Raise if no form of a network can be made."""
+        ...
+
+    def files(self, candidate: Candidate, samples: Tensor) -> Iterator[tuple[str, CFile]]:
+        """Yield (kernel, C file) for each way of computing a candidate."""
         ...
 
     def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measured]:
@@ -57,7 +63,7 @@ class Made:
 
     kernel: str
     file: CFile
-    network: Network
+    network: Network | LayerProgram
     module: nn.Module
 
 
@@ -77,11 +83,13 @@ class Candidate:
     """A network in one precision, before it is measured."""
 
     width: float
-    network: Network
+    network: Network | LayerProgram
     whole: IntegerNetwork | None
-    accuracy: float
     #: The model in float32.
     trained: nn.Module
+    #: On validation data.
+    accuracy: float = 0.0
+    lost: Loss = NOTHING_LOST
 
     @property
     def module(self) -> nn.Module:
@@ -103,69 +111,63 @@ class Found:
 
 
 def search(
-    module: nn.Module, division: Division, retrain: Retrain, target: Target, say: Say,
+    module: nn.Module, division: Division, score: Score, retrain: Retrain, target: Target, say: Say,
     widths: Sequence[float] = WIDTHS,
 ) -> Found:  # fmt: skip
     """Make and measure all candidates. `trained` is the accuracy of the model as it was."""
-    trained = accuracy(module, division.validation)
-    say(f"the trained model answers {trained:.2%} of {len(division.validation):,} validation samples right")
+    trained = score.each(module, division.validation)
+    share = float(trained.mean())
+    say(f"the trained model {score.says.format(f'{share:.2%}', f'{len(trained):,} validation samples')}")
     candidates: list[Candidate] = []
     for width, narrow in _widths(module, division, retrain, say, widths):
-        candidates += _precisions(width, narrow, division)
+        for each in _precisions(width, narrow, division):
+            scores = score.each(each.module, division.validation)
+            candidates.append(replace(each, accuracy=float(scores.mean()), lost=loss_between(trained, scores)))
         best = max(each.accuracy for each in candidates if each.width == width)
         say(f"width {width:g}: {best:.2%}")
+    if isinstance(network := candidates[0].network, LayerProgram):
+        say(f"in float32 only: {network.why}")
     samples = division.validation.x
     made = [
         (each, Made(kernel, file, each.network, each.module))
         for each in candidates
-        for kernel, file in target.files(each.network, each.whole, samples)
+        for kernel, file in target.files(each, samples)
     ]
     say(f"compiling and measuring {len(made)} forms")
     measured = target.measure([one for _, one in made], samples)
     points = tuple(
         Point(
-            each.width, each.precision, one.kernel, each.accuracy, needs.size, one.file.memory + needs.stack, one.file,
-            needs.latency, needs.instructions,
+            each.width, each.precision, one.kernel, each.accuracy, each.lost, needs.size, one.file.memory + needs.stack,
+            one.file, needs.latency, needs.instructions,
         )
         for (each, one), needs in zip(made, measured, strict=True)
     )  # fmt: skip
-    return Found(points, tuple(each for each, _ in made), trained)
+    return Found(points, tuple(each for each, _ in made), share)
 
 
 def _widths(
     module: nn.Module, division: Division, retrain: Retrain, say: Say, widths: Sequence[float]
 ) -> Iterator[tuple[float, nn.Module]]:
     """Yield (part of the channels, a module of that width), each narrowed from the one before and retrained."""
-    whole = {each.module: each.channels for each in prunable(graph_of(module, tuple(division.ranges.x.shape[1:])))}
+    whole = {each.module: each.channels for each in prunable(graph_of(module, division.ranges.x))}
     before = dict(whole)
     for width in sorted(widths, reverse=True):
         wanted = {name: max(round(width * channels), 1) for name, channels in whole.items()}
         if wanted == before and width < 1:
             continue  # nothing can be narrowed, or not by so little
         if wanted != before:
-            graph = graph_of(module, tuple(division.ranges.x.shape[1:]))
+            graph = graph_of(module, division.ranges.x)
             say(f"retraining at width {width:g}: {', '.join(map(str, wanted.values()))} channels")
-            module = retrain(narrowed(module, graph, wanted, division.ranges.x[:BATCH]))
+            module = retrain(narrowed(module, graph, wanted, division.ranges.x[:BATCH])).eval()
         before = wanted
         yield width, module
 
 
 def _precisions(width: float, module: nn.Module, division: Division) -> Iterator[Candidate]:
-    network = read(module, tuple(division.ranges.x.shape[1:]))
+    network = network_of(module, division.ranges.x)
+    yield Candidate(width, network, None, module)
+    if isinstance(network, LayerProgram):
+        return
     found = ranges(network, division.ranges.x)
     for precision in PRECISIONS:
-        whole = None if precision is None else integers(network, found, precision)
-        candidate = Candidate(width, network, whole, 0.0, module)
-        yield replace(candidate, accuracy=accuracy(candidate.module, division.validation))
-
-
-@torch.no_grad()
-def accuracy(module: nn.Module, samples: Samples) -> float:
-    """The share of samples whose highest score is that of their label."""
-    was_training = module.training
-    module.eval()
-    right = 0
-    for x, y in zip(samples.x.split(BATCH), samples.y.split(BATCH), strict=True):
-        right += int((module(x).argmax(1) == y).sum())
-    module.train(was_training)
-    return right / len(samples)
+        yield Candidate(width, network, integers(network, found, precision), module)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.compression.network import INPUT, Affine, Function, Highest, Network, Step, Sum, Window
-from paceline.compression.reading import FUNCTIONS
+from paceline.compression.reading import function_of
 
 BATCH = 512
 
@@ -48,7 +48,7 @@ def values(network: Network, x: Tensor) -> Iterator[tuple[Step, Tensor, Tensor]]
     for step in network.steps:
         before = sums(step, given)
         function = "" if isinstance(step, Highest) else step.function
-        given[step.name] = after = FUNCTIONS[function](before) if function else before
+        given[step.name] = after = function_of(function)(before) if function else before
         yield step, before, after
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from paceline.data.mix import Mix
@@ -70,8 +69,6 @@ class _Anew:
 
 def _refuse(data: Any, what: str) -> None:
     """Raise JobError for what are no samples."""
-    if isinstance(data, tuple) and any(isinstance(t, np.ndarray) for t in data):
-        raise JobError(f"{what}= holds NumPy arrays; turn them into tensors with torch.from_numpy(array)")
     if isinstance(data, Mapping):
         names = ", ".join(map(str, list(data)[:5]))
         raise JobError(f"{what}= is a dictionary of {names}; give one of them, as in {what}=datasets['train']")
@@ -83,8 +80,8 @@ def _refuse(data: Any, what: str) -> None:
     by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if not isinstance(data, LoaderData) and not by_number and not hasattr(data, "__iter__"):
         raise JobError(
-            f"{what}={type(data).__name__} is neither a tuple of tensors, nor a Dataset with a length, nor an "
-            "IterableDataset, nor a DataLoader, nor a function that makes one of these"
+            f"{what}={type(data).__name__} is neither a tuple of tensors or arrays, nor a Dataset with a length, nor "
+            "an IterableDataset, nor a DataLoader, nor a function that makes one of these"
         )
 
 

@@ -17,6 +17,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,9 @@ def _read(folder: Path) -> Checkpoint:
         state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that there is only one process
-            load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=folder, no_dist=True)
+            # PyTorch 2.4 finds out by itself that there is only one process.
+            alone = {"no_dist": True} if "no_dist" in signature(load).parameters else {}
+            load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=folder, **alone)
     except (OSError, ValueError, KeyError, CheckpointException) as error:
         raise RunFolderError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
     holders = {

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from paceline.data.opening import origins
+from paceline.engines.holdings import bytes_held
 from paceline.engines.outline import outline
 from paceline.engines.replay.changes import ARITHMETIC_VERSION
 from paceline.engines.setup import Setup
 from paceline.parameters.layout import trainable
 from paceline.runs.machine import this_machine
-from paceline.runs.record import DataOrigin, JobRecord, LifeRecord, MovingBuffers, RunRecord, Status
+from paceline.runs.record import DataOrigin, JobRecord, LayerRecord, LifeRecord, MovingBuffers, RunRecord, Status
 
 
 def first_record(setup: Setup, kept: bool) -> RunRecord:
@@ -39,8 +41,28 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
         arithmetic_version=ARITHMETIC_VERSION,
         notes=(*setup.probe.notes, *([str(setup.choice)] if setup.choice else [])),
         machine=this_machine(),
-        model=tuple(outline(job, setup.module, setup.source)) if kept else (),
+        model=_model(setup) if kept else (),
     )
+
+
+def _model(setup: Setup) -> tuple[LayerRecord, ...]:
+    """Describe the layers, and what each worker holds of them where none holds all."""
+    layers, found = outline(setup.job, setup.module, setup.source), bytes_held(setup)
+    if not found:
+        return tuple(layers)
+    return tuple(
+        replace(
+            layer,
+            held=tuple(map(sum, zip(*(mine for name, mine in found.items() if _of(layer, name)), strict=True))),
+        )
+        for layer in layers
+    )
+
+
+def _of(layer: LayerRecord, name: str) -> bool:
+    """Whether a parameter or buffer is one of a layer's."""
+    inner = name.removeprefix(f"{layer.name}.") if layer.name else name
+    return inner in layer.shapes or (inner != name and "." not in inner)
 
 
 def life_record(setup: Setup, updates: int) -> LifeRecord:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
+from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.job_file import load_job_file
-from paceline.engines.setup import Setup
-from paceline.errors import PlanError, RunFolderError, UsageError
+from paceline.engines.setup import Setup, set_up
+from paceline.engines.whole_state import holds_one_model, translated
+from paceline.errors import JobWarning, PlanError, RunFolderError, UsageError
 from paceline.jobs.job import Job
 from paceline.plans.methods.local_steps import LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
@@ -51,7 +54,7 @@ def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Pl
     if isinstance(before.method, Pipeline) and before.method.cuts and "cuts" not in wanted.options:
         wanted = wanted.cut_at(before.method.cuts.split("+"))
     if (wanted.name, _rest(wanted)) != (before.name, _rest(before)):
-        raise PlanError(f"the run was begun by plan {before}; it cannot be resumed by plan {wanted}")
+        return _other(before, wanted if workers is None else make_again(wanted, workers))
     if count == before.workers:
         return before
     if before.traits.keeps_step:
@@ -61,6 +64,24 @@ def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Pl
     if before.traits.gathers:
         return _backup(before, count)
     return make_again(before, count)
+
+
+def _other(before: Plan, wanted: Plan) -> Plan:
+    """Return another plan to resume with, if either holds one model between its workers."""
+    for plan in (before, wanted):
+        if not holds_one_model(plan):
+            raise PlanError(
+                f"the run was begun by plan {before}; it cannot be resumed by plan {wanted}: under {plan.name} workers "
+                "have replicas, older versions or shards of their own, which the other would not know"
+            )
+    if before.parts != wanted.parts:
+        warnings.warn(
+            f"plan {wanted} cuts a batch into {wanted.parts} chunks, and {before} had {before.parts}: dropout and "
+            "batch normalisation see other chunks from here on",
+            JobWarning,
+            stacklevel=5,
+        )
+    return wanted
 
 
 def _rest(plan: Plan) -> dict[str, object]:
@@ -116,3 +137,13 @@ def check_same(setup: Setup, record: RunRecord, epochs: int | None = None) -> No
         raise RunFolderError("the data are not those that the run was begun with: their fingerprints differ")
     if setup.initial_sha256 != record.initial_sha256:
         raise RunFolderError("the model does not start from the parameters that the run was begun with")
+
+
+def for_plan(begin: Checkpoint | None, before: RunRecord, job: Job, setup: Setup) -> Checkpoint | None:
+    """Return the checkpoint of a run as one of the plan that it is resumed by."""
+    had = Plan.recorded(before.plan, before.table)
+    if begin is None or not setup.plan.traits.keeps_step or str(had) == str(setup.plan):
+        return begin
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JobWarning)  # the new plan's notes are enough
+        return translated(begin, set_up(job, had, setup.engine, before.limit), setup)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from paceline.core.agenda import Agenda
+from paceline.core.dataflow.instances import Instances
 from paceline.core.schedules import Table
 from paceline.core.schedules.passes import passes
 from paceline.core.schedules.proof import prove_table
@@ -26,12 +27,14 @@ from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
 from paceline.links.store_order import require_store_order
+from paceline.operators.planning import OperatorBlueprint, operator_blueprint
 from paceline.parameters.epoch_schedule import EveryEpoch, follows_loss
 from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.codecs import refuse_tables
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.split_layers import SplitLayers
@@ -63,6 +66,7 @@ class Setup:
     limit: int | None = None
     blueprint: Blueprint | None = None  # only under plans that cut the model into stages
     split: SplitBlueprint | None = None  # only under plans that split layers
+    operators: OperatorBlueprint | None = None  # only under plans whose workers hold operators
     choice: Choice | None = None  # only where compute="auto" has made one
 
     @property
@@ -153,9 +157,10 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         made = _cut(job, plan, plan.method, module, optimizer, source, agenda, found)
         plan = plan.cut_at(made.names)
     split = _split(job, plan, module, optimizer, source, agenda, found)
+    operators = _operators(job, plan, module, source, agenda, found)
     return Setup(
         job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, made, split,
-        choice,
+        operators, choice,
     )  # fmt: skip
 
 
@@ -181,9 +186,35 @@ def _split(
         return split_blueprint(job, module, examples, found.moving, workers, method.recipe, method.stage)
 
 
+def _operators(
+    job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda, found: Probe
+) -> OperatorBlueprint | None:
+    """Place the operators, if the plan's workers hold some."""
+    method = plan.method
+    if not isinstance(method, Dataflow):
+        return None
+    if job.compute != "autograd":
+        raise PlanError(f"plan {plan.name} computes operators by PyTorch's autograd, not by {job.compute!r}")
+    if job.lr_scheduler is not None:
+        raise PlanError(
+            f"plan {plan.name}: each operator counts its own updates, and lr_scheduler= those of the whole model; "
+            "leave it out"
+        )
+    if job.evaluate_every is not None and job.evaluate_every % agenda.updates_per_epoch:
+        raise PlanError(
+            f"plan {plan.name}: messages are under way except at the end of an epoch, of {agenda.updates_per_epoch} "
+            f"updates; evaluate_every={job.evaluate_every} is no multiple of it"
+        )
+    instances, order = Instances(agenda), Order(len(source), job.seed, job.shuffle, agenda.cuts)
+    chunks = [instances.chunk(number) for number in range(min(LOOKED_AT, instances.passes[0]))]
+    examples = [(chunk, source.batch(order.indices(chunk), chunk.epoch)) for chunk in chunks]
+    with threads(plan.threads):
+        return operator_blueprint(job, module, examples, found.moving, plan.workers, method.on, plan.name)
+
+
 def _refused(plan: Plan, engine: str, placement: Placement) -> str:
     """Return why compute="auto" leaves a plan to PyTorch; empty where it depends on the job."""
-    if not plan.traits.traced or isinstance(plan.method, Pipeline | SplitLayers):
+    if not plan.traits.traced or isinstance(plan.method, Pipeline | SplitLayers | Dataflow):
         return f"plan {plan.name} computes by PyTorch's autograd"
     if placement.devices[0].type != "cpu":
         return "it is measured on the CPU only; compute='fused' takes generated code on a GPU, too"
@@ -280,7 +311,7 @@ def _check_loss_rules(job: Job, plan: Plan, engine: str) -> Job:
         raise PlanError(
             f"plan {plan.name} cannot honour gradient_clip_norm={job.gradient_clip_norm}: {traits.cannot_clip}"
         )
-    if job.precision == "16-mixed" and isinstance(plan.method, Pipeline | NativeDdp | SplitLayers):
+    if job.precision == "16-mixed" and isinstance(plan.method, Pipeline | NativeDdp | SplitLayers | Dataflow):
         raise PlanError(
             f"plan {plan.name} computes gradients without the scaled loss that precision='16-mixed' needs; use "
             "precision='bf16-mixed', or a plan such as ring or downpour"
@@ -349,3 +380,4 @@ def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
 
 CROWD = 8  # workers for each core
 PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
+LOOKED_AT = 16  # instances whose graphs are recorded before a run of operators starts

@@ -3,6 +3,7 @@
 A table        for a collective: a row per step, a column per worker (`collective_table`)
 layers         for split layers: who holds what, and what travels (`split_table`)
 commands       for a coordinator: what it commands in an update (`commands`)
+messages       for operators: which instance each worker is at, in a virtual world (`message_table`)
 a timetable    for a pipeline: a line per worker, a column per tick (`timetable`); on a mesh, its other axes too
 a timeline     for everything else: a line per worker, in a virtual world of unequal workers (`timeline`)
 """
@@ -18,12 +19,14 @@ from paceline.errors import PlanError, RunFolderError, UsageError
 from paceline.explain.collective_table import LETTERS, draw_collective
 from paceline.explain.commands import draw_commands
 from paceline.explain.mesh_table import draw_mesh
+from paceline.explain.message_table import draw_messages
 from paceline.explain.split_table import draw_split
 from paceline.explain.timeline import draw_timeline
 from paceline.explain.timetable import draw_measured, draw_table, measured, shown_table
 from paceline.explain.timetable_page import page
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.coordinated import Coordinated
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
@@ -59,6 +62,8 @@ def _body(plan: Plan, colours: bool) -> list[str]:
         case SplitLayers() as split:
             mesh = split.mesh(plan.workers)
             return draw_split(example_program(split.recipe, mesh.size(INSIDE), split.stage), mesh.size(DATA))
+        case Dataflow() as dataflow:
+            return draw_messages(plan, dataflow)
         case NativeDdp():
             return ["What its workers do is decided inside PyTorch: there is nothing of Paceline's to draw."]
         case _:

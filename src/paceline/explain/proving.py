@@ -3,6 +3,7 @@
 a collective    its table: no worker waits for ever, no segment is read while it is changed, the sum is complete
 a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers
 split layers    their program: movements meet, summands are summed once, gradients come back once
+operators       every order in which the messages of a small world can arrive
 a coordinator   the table by which its workers add vectors up; its commands are rehearsed
 a gate          every interleaving of a small world, with a death at every point
 anything else   no worker waits for another: there is nothing to prove
@@ -20,6 +21,8 @@ from paceline.core.collectives.neighbours import Neighbours
 from paceline.core.collectives.proof import has_its_rounds, prove, prove_mixing, table_seconds
 from paceline.core.coordinators import Coordinator
 from paceline.core.coordinators.rehearsal import rehearse
+from paceline.core.dataflow.example import example_graph
+from paceline.core.dataflow.proof import explore as explore_messages
 from paceline.core.schedules.proof import prove_table
 from paceline.core.server.explore import explore
 from paceline.core.server.gates import Gate
@@ -28,6 +31,7 @@ from paceline.core.splits.proof import prove_program
 from paceline.errors import PlanError
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.coordinated import Coordinated
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import LAYERS, Pipeline
@@ -43,6 +47,7 @@ NO_CIRCLE = "no waiting circle: every offer has its taker in the same step"
 REHEARSED = 8  # updates
 ENDLESS = 50  # updates of a pipeline that is never flushed: what follows repeats itself
 ARITHMETIC = "what becomes of averaged replicas is arithmetic, which tests compare with its equation"
+INSTANCES = 3  # trees of a world whose messages are walked in a second
 MOST_WORKERS, BATCHES, MOST_SHARDS = 3, 3, 2  # of a world that is walked whole in seconds
 
 
@@ -84,6 +89,8 @@ def prove_plan(plan: Plan) -> Proved:
             return _pipeline(plan, pipeline)
         case SplitLayers() as split:
             return _split(plan, split)
+        case Dataflow() as dataflow:
+            return _dataflow(plan, dataflow)
         case NativeDdp():
             return Proved(str(plan), None, ["Its all-reduce is PyTorch's own code, not a table of Paceline's."])
         case _:
@@ -167,6 +174,26 @@ def _split(plan: Plan, split: SplitLayers) -> Proved:
         says.append(f"the all-reduce between {split.data} replicas is proved as ring's")
     figures = {"workers": plan.workers, "movements": found.movements, "exchanges": found.exchanges}
     return Proved(str(plan), True, [*says, "the program of a model itself is proved before it starts"], figures)
+
+
+def _dataflow(plan: Plan, dataflow: Dataflow) -> Proved:
+    """Explore a small world of operators."""
+    workers, active = min(plan.workers, MOST_WORKERS), min(dataflow.active, INSTANCES - 1)
+    every = min(dataflow.every, INSTANCES - 1)
+    found = explore_messages(example_graph, workers, INSTANCES, active, every)
+    says = [
+        f"every order in which messages can arrive in a small world ({_many(workers, 'worker')}, {INSTANCES} trees, "
+        f"{active} under way, updates of {_many(every, 'tree')}): {found.states:,} states, {found.moves:,} moves"
+    ]
+    figures = {"workers": workers, "states": found.states, "moves": found.moves}
+    if found.story is not None:
+        return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
+    says += [
+        "no worker waits for ever, and no message is left: a worker whose messages find no room continues with others",
+        f"never more than {active} under way; every call is computed once forward, then once backward",
+        "every operator makes an update of each instance's gradients once, when all of them are there",
+    ]
+    return Proved(str(plan), True, says, figures)
 
 
 def _many(count: int, what: str) -> str:

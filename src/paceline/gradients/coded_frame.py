@@ -46,7 +46,7 @@ class CodedFrame:
             self.message.flat.zero_()
         buffers = computed.buffers if weight else []
         loss = computed.loss if weight else 0.0
-        encoder.write(0, gradients, buffers, (loss, weight), self.message, update, computed.part)
+        encoder.write(0, gradients, buffers, (loss, weight), self.message, update, computed.part, True)
 
     def add_up(self, messages: Sequence[Message], update: int) -> None:
         """Write the sum of messages into the payload, in their order."""

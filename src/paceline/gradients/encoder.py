@@ -47,20 +47,27 @@ class GradientEncoder:
             max((max(_sizes(shape), default=0) for shape in self.shapes), default=0), dtype=layout.dtype
         )
         self._given = [False] * len(self.residuals)
+        #: What is left of each gradient whose message is summed in two, until its second part is written.
+        self._left: dict[int, Tensor] = {}
         self._pushed: list[PushedMessage] | None = None
 
     def write(
         self, shard: int, gradients: Sequence[Tensor | None], buffers: Sequence[Tensor], tail: tuple[float, float],
-        message: Message, update: int, part: int,
+        message: Message, update: int, part: int, begins: bool = False,
     ) -> None:  # fmt: skip
-        """Write the gradients of a shard's parameters; `part` tells this worker's part of an update from others."""
+        """Write the gradients of a shard's parameters; `part` tells this worker's part of an update from others.
+
+        With `begins` only the first part is coded, where messages are summed in two; `finish` writes the second.
+        """
         shape, mine, flags = message.shape, self.numbers[shard], [1.0 if g is not None else 0.0 for g in gradients]
         left = message.words
         for place, fields in zip(shape.coded, message.fields, strict=True):
             gradient = gradients[place]
             words = [left] if self.codec.variable else []
             chance = chance_of(self.codec, self.seed, update, part, place)
-            finite = self._code(mine[place], gradient, [*fields, *words], shape.shard.parameters[place].shape, chance)
+            finite = self._code(
+                mine[place], gradient, [*fields, *words], shape.shard.parameters[place].shape, chance, begins
+            )
             if gradient is not None and not finite:
                 flags[place] = float("nan")
             if self.codec.variable:
@@ -71,6 +78,16 @@ class GradientEncoder:
         for view, buffer in zip(message.buffers, buffers, strict=False):
             view.copy_(buffer)
         message.flat[-len(flags) - 2 :].copy_(torch.tensor([*flags, *tail], dtype=message.flat.dtype))
+
+    def finish(self, message: Message) -> None:
+        """Write the second part of a message whose first one has been summed."""
+        for place, fields in zip(message.shape.coded, message.fields, strict=True):
+            self.codec.finish(matrix(self._left[self.numbers[0][place]]), fields)
+
+    def remember(self, message: Message) -> None:
+        """Remember of the sum of all messages what the next one begins with."""
+        for place, fields in zip(message.shape.coded, message.fields, strict=True):
+            self.codec.remember(fields, self._next[self.numbers[0][place]]["remembered"])
 
     def settle(self) -> None:
         """Take note that the messages which were written last have arrived."""
@@ -89,8 +106,9 @@ class GradientEncoder:
             restore_memories(self.residuals, saved, OWED)
 
     def _code(
-        self, number: int, gradient: Tensor | None, fields: Sequence[Tensor], size: Sequence[int], chance: int
-    ) -> bool:
+        self, number: int, gradient: Tensor | None, fields: Sequence[Tensor], size: Sequence[int], chance: int,
+        begins: bool,
+    ) -> bool:  # fmt: skip
         """Write one tensor; return whether it was finite. One that is not, or is missing, is written as zeros."""
         old, new = self.residuals[number], self._next[number]
         total = new["owed"] if "owed" in new else self._scratch[: torch.Size(size).numel()].view(size)
@@ -105,7 +123,12 @@ class GradientEncoder:
             torch.add(old["owed"], gradient, out=total)
         else:
             total.copy_(gradient)
-        self._loops.encode(matrix(total), fields, chance, remembered)
+        if begins and self.codec.in_two:
+            assert remembered is not None
+            self._left[number] = total
+            self.codec.begin(matrix(total), fields, chance, remembered)
+        else:
+            self._loops.encode(matrix(total), fields, chance, remembered)
         return good
 
     def through(

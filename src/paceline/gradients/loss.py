@@ -1,7 +1,7 @@
 """The loss of a batch: by the job's `step`, by its `loss`, or the model's own.
 
-A model has a loss of its own if what it returns has one: an attribute or a key `loss`, as the models of transformers do
-when a batch has `labels`. It is called with the keys of the batch that its `forward` takes.
+A model has a loss of its own if it returns a tensor of one number, or what has an attribute or a key `loss`, as the
+models of transformers do when a batch has `labels`. It is called with the keys of the batch that its `forward` takes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from paceline.jobs.job import Batch, Job
 
 _NO_LOSS = "neither loss= nor step= is given"
 _REMEDY = (
-    "give loss=f(output, target) or step=f(model, batch) -> loss. A model of transformers returns a loss when batches "
-    "have the key 'labels'"
+    "give loss=f(output, target) or step=f(model, batch) -> loss, or let the model return its loss. A model of "
+    "transformers does when batches have the key 'labels'"
 )
 
 
@@ -63,6 +63,8 @@ def call(module: nn.Module, batch: Batch) -> Any:
 def loss_of(output: Any) -> Tensor:
     """Return the loss that a model returned."""
     loss: Tensor | None = _part(output, "loss")
+    if loss is None and isinstance(output, Tensor) and output.dim() == 0:
+        loss = output
     if loss is None:
         raise JobError(
             f"{_NO_LOSS}, and the model returned {type(output).__name__}, without a loss of its own; {_REMEDY}"

@@ -57,7 +57,27 @@ class MessageShape:
     @cached_property
     def field_bytes(self) -> int:
         """The bytes of all fields of fixed length. Those of codecs that add up lie without gaps."""
-        return sum(self.size(field) for fields in self.fields for field in fields)
+        whole = sum(self.size(field) for fields in self.fields for field in fields)
+        return whole + up(self.first_bytes) - self.first_bytes
+
+    @cached_property
+    def first_bytes(self) -> int:
+        """Of a message that is summed in two: the bytes of its first part, after which the next one is aligned."""
+        return sum(self.size(fields[0]) for fields in self.fields) if self.codec.in_two else 0
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """Where the fields of each coded parameter begin; the first fields of all come first if it is summed in two."""
+        starts = [0, up(self.first_bytes)]
+        found = []
+        for fields in self.fields:
+            mine = []
+            for number, field in enumerate(fields):
+                part = number if self.codec.in_two else 0
+                mine.append(starts[part])
+                starts[part] += self.size(field)
+            found.append(tuple(mine))
+        return tuple(found)
 
     @cached_property
     def dense_numbers(self) -> int:
@@ -101,13 +121,13 @@ class Message:
 
     def __init__(self, shape: MessageShape, raw: Tensor) -> None:
         self.shape, self.raw = shape, raw
-        self.fields, start = list[list[Tensor]](), 0
-        for fields in shape.fields:
-            self.fields.append([])
-            for field in fields:
-                dtype = shape.type(field)
-                self.fields[-1].append(raw[start : start + field.length * dtype.itemsize].view(dtype))
-                start += shape.size(field)
+        self.fields = [
+            [
+                raw[at : at + f.length * shape.type(f).itemsize].view(shape.type(f))
+                for f, at in zip(fields, places, strict=True)
+            ]
+            for fields, places in zip(shape.fields, shape.places, strict=True)
+        ]
         flat = raw[up(shape.field_bytes) :][: shape.dense_numbers * shape.dtype.itemsize].view(shape.dtype)
         spans = [*(shape.shard.parameters[n] for n in shape.dense), *shape.shard.buffers]
         views, start = list[Tensor](), 0

@@ -27,17 +27,18 @@ class Chance:
         self, module: nn.Module, seed: int, device: torch.device | None = None, *, by_module: bool = True
     ) -> None:
         self._start = mix(seed, 0)
-        self._chunk = self._turn = 0
+        self._chunk = self._turn = self._before = 0
         self._seed = _seeder(device)
         for number, part in enumerate(module.modules(), start=1):
             if by_module and draws(part):
                 part.register_forward_pre_hook(self._reseeder(number))
 
-    def begin(self, update: int, chunk: int) -> None:
-        """Seed the generators for a chunk."""
+    def begin(self, update: int, chunk: int, call: tuple[int, int] | None = None) -> None:
+        """Seed the generators for a chunk; or for one `call`: of which part of the model, and after how many others."""
         self._turn += 1
         self._chunk = mix(self._start, update, chunk)
-        self._seed(self._chunk)
+        self._before = call[1] if call else 0
+        self._seed(mix(self._chunk, *call) if call else self._chunk)
 
     def _reseeder(self, number: int):  # type: ignore[no-untyped-def]
         salts = [mix(number)]  # of the first, second ... call in a chunk: one dropout used twice draws twice
@@ -48,9 +49,9 @@ class Chance:
             if not part.training:
                 return
             now = -self._turn if torch._C._current_graph_task_id() >= 0 else self._turn  # again, for a checkpoint
-            turn, call = now, call + 1 if turn == now else 0
-            if call == len(salts):
-                salts.append(mix(number, call))
+            turn, call = now, call + 1 if turn == now else self._before
+            while call >= len(salts):
+                salts.append(mix(number, len(salts)))
             self._seed(self._chunk ^ salts[call])
 
         return reseed

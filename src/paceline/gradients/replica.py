@@ -19,7 +19,7 @@ from paceline.gradients.randomness import Chance
 from paceline.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
 from paceline.parameters.layout import trainable
 from paceline.parameters.optimizers import Optimizer
-from paceline.parameters.rows import coalesced, numbers
+from paceline.parameters.rows import coalesced, total_norm
 from paceline.parameters.store import LocalStore
 from paceline.parameters.worker_state import WorkerState, copy_into, state_of_tensors
 
@@ -183,8 +183,8 @@ def clipped(gradients: list[Tensor | None], limit: float | None) -> list[Tensor 
 
     They are in new memory, since another worker may still be reading the old.
     """
-    present = [numbers(g) for g in gradients if g is not None]
+    present = [g for g in gradients if g is not None]
     if limit is None or not present:
         return gradients
-    scale = torch.clamp(limit / (nn.utils.get_total_norm(present) + 1e-6), max=1.0)
+    scale = torch.clamp(limit / (total_norm(present) + 1e-6), max=1.0)
     return [None if g is None else g * scale for g in gradients]

@@ -20,16 +20,27 @@ from paceline.gradients.message import Message, MessageShape, up
 
 
 class Segments:
-    """The segments of messages of one shape; `count` is how many the table wants."""
+    """The segments of messages of one shape; `count` is how many the table wants.
 
-    def __init__(self, shape: MessageShape, count: int) -> None:
+    A message that is summed in two has two kinds of them: `part` 0 has the first fields, and `part` 1 all the rest,
+    which lie behind them in the vector.
+    """
+
+    def __init__(self, shape: MessageShape, count: int, part: int = 0) -> None:
         fields = [field for fields in shape.fields for field in fields]
         coded = shape.type(fields[0]) if fields else shape.dtype
-        blocks = [(coded, shape.field_bytes // coded.itemsize), (shape.dtype, shape.dense_numbers)]
+        ends = (
+            [0, shape.first_bytes] if shape.codec.in_two and part == 0 else [up(shape.first_bytes), shape.field_bytes]
+        )
+        #: The bytes of the coded numbers in a message, and whether the dense ones belong to these segments.
+        self._coded, self._dense = slice(*ends), not shape.codec.in_two or part == 1
+        blocks = [(coded, (ends[1] - ends[0]) // coded.itemsize)]
+        blocks += [(shape.dtype, shape.dense_numbers)] if self._dense else []
         #: For each segment and block: where it lies in the block's numbers, and its bytes in the segmented vector.
         self._parts: list[list[tuple[torch.dtype, int, int, int]]] = []
         #: Where the segments begin, in bytes, and where the last one ends.
-        self.cuts, start = [0], 0
+        start = ends[0]
+        self.cuts = [start]
         spans = [list(pairwise(segment_cuts(numbers, count, dtype.itemsize))) for dtype, numbers in blocks]
         for segment in range(count):
             self._parts.append([])
@@ -65,10 +76,15 @@ class Segments:
 
     def _pairs(self, message: Message, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The parts of a message with their places in a segmented vector."""
-        blocks = message.raw[: message.shape.field_bytes], message.flat
+        blocks = [message.raw[self._coded], *([message.flat] if self._dense else [])]
         found = []
         for parts in self._parts:
             for block, (dtype, low, high, start) in zip(blocks, parts, strict=True):
                 place = flat[start : start + (high - low) * dtype.itemsize].view(dtype)
                 found.append((block.view(dtype)[low:high], place))
         return found
+
+
+def segments_of(shape: MessageShape, count: int) -> list[Segments]:
+    """Return the segments of each part in which messages are summed."""
+    return [Segments(shape, count, part) for part in range(2 if shape.codec.in_two else 1)]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError, suggest, users_code
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
+from paceline.jobs.arrays import as_tensors
 from paceline.jobs.compiling import unwrapped
 from paceline.jobs.loaders import LoaderData, adopted, taken_apart
 from paceline.jobs.metrics import RESERVED, by_name, goes_by_batches
@@ -35,11 +36,13 @@ class Job:
 
     Args:
         model: The module, or a function that returns one.
-        data: The training data: a tuple of tensors, a Dataset, a DataLoader, an IterableDataset, Shards, or a function
-            that returns one of these. A DataLoader also sets `batch_size`, `shuffle` and `num_workers`.
+        data: The training data: a tuple of tensors or NumPy arrays, a Dataset, a DataLoader, an IterableDataset,
+            Shards, or a function that returns one of these. A DataLoader also sets `batch_size`, `shuffle` and
+            `num_workers`.
         loss: Called as `loss(model(*inputs), target)` for batches `(*inputs, target)`.
         step: Called as `step(model, batch)` instead of `loss`, for batches of any other structure; returns the loss.
-            With neither, the model returns its own: `model(**batch).loss`, as models of transformers do.
+            With neither, the model returns its own: a tensor of one number, or `model(**batch).loss`, as models of
+            transformers do.
         optimizer: A function of the parameters that returns a `torch.optim` optimizer. A function whose argument is
             called `model` gets the model, for groups of parameters.
         batch_size: Samples per update, over all workers that share a batch.
@@ -104,13 +107,20 @@ class Job:
     def __post_init__(self) -> None:
         self.metrics = by_name(self.metrics)
         self.model = self._uncompiled(self.model)
-        faults = [*self._take_loaders(), *self._faults()]
+        faults = [*self._take_arrays(), *self._take_loaders(), *self._faults()]
         if faults:
             raise JobError("this job cannot be trained:\n" + "\n".join(f"  - {fault}" for fault in faults))
 
     def __repr__(self) -> str:
         model = type(self.model).__name__ if isinstance(self.model, nn.Module) else "..."
         return f"Job({self.name!r}, model={model}, batch_size={self.batch_size}, epochs={self.epochs})"
+
+    def _take_arrays(self) -> Iterator[str]:
+        """Make tensors of NumPy arrays; yield what is wrong with one."""
+        for what in ("data", "test"):
+            data, faults = as_tensors(getattr(self, what), what)
+            setattr(self, what, data)
+            yield from faults
 
     def _take_loaders(self) -> Iterator[str]:
         """Take DataLoaders and streams apart, and adopt what they say; yield where the job says something else."""

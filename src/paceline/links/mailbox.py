@@ -59,6 +59,11 @@ class MailShape:
         return Ring.size(self.slots, self.slot)
 
 
+def bytes_of(message: Sequence[Tensor | None]) -> int:
+    """Return the bytes of a message's tensors."""
+    return sum(tensor.nbytes for tensor in message if tensor is not None)
+
+
 class MailSlots:
     """The memory of a mailbox, which both ends make over the same place."""
 
@@ -104,10 +109,10 @@ class Mailbox:
         if self.full:
             self.waited += self._waiter.until(lambda: not self.full, lambda: self._peer)
         number = self._ring.sent[0]
-        size = self._write(number % self._ring.slots, message)
+        self._write(number % self._ring.slots, message)
         self._ring.sent[0] = number + 1
         self._doorbell.ring()
-        return size
+        return bytes_of(message)
 
     def take(self) -> list[Tensor | None]:
         """Return a copy of the next message. Waits while the mailbox is empty."""
@@ -119,7 +124,7 @@ class Mailbox:
         self._doorbell.ring()
         return message
 
-    def _write(self, slot: int, message: Sequence[Tensor | None]) -> int:
+    def _write(self, slot: int, message: Sequence[Tensor | None]) -> None:
         shape = self.slots.shape
         head, raw, start = self.slots.heads[slot], self.slots.raws[slot], 0
         head[0] = len(message)
@@ -139,7 +144,6 @@ class Mailbox:
             part = raw[start : start + tensor.nbytes].view(tensor.dtype)
             part.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
             start += lines(tensor.nbytes)
-        return start
 
     def _read(self, slot: int) -> list[Tensor | None]:
         head, raw, start = self.slots.heads[slot], self.slots.raws[slot], 0

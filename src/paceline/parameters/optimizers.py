@@ -11,6 +11,8 @@ from torch import nn
 
 Optimizer = torch.optim.Optimizer
 LRSchedule = Callable[[Optimizer], Any]
+#: Older versions of PyTorch create Adagrad's state in its constructor, newer ones in its first step.
+EAGER_ADAGRAD = bool(torch.optim.Adagrad([nn.Parameter(torch.zeros(1))]).state)
 
 
 class ScheduleStepper:
@@ -78,4 +80,15 @@ def optimizer_over(optimizer: Optimizer, parameters: dict[nn.Parameter, nn.Param
         {**group, "params": [parameters[p] for p in group["params"] if p in parameters]}
         for group in optimizer.param_groups
     ]
+    for parameter in (p for group in copy.param_groups for p in group["params"]):
+        forget(copy, parameter)
     return copy
+
+
+def forget(optimizer: Optimizer, parameter: nn.Parameter) -> None:
+    """Set the optimizer's state of one parameter to what it is before the first step."""
+    optimizer.state.pop(parameter, None)
+    if EAGER_ADAGRAD and isinstance(optimizer, torch.optim.Adagrad):
+        group = next(each for each in optimizer.param_groups if any(p is parameter for p in each["params"]))
+        value, fused = group["initial_accumulator_value"], group["fused"]
+        optimizer.state.update(torch.optim.Adagrad([parameter], initial_accumulator_value=value, fused=fused).state)

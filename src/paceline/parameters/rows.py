@@ -33,6 +33,13 @@ def numbers(gradient: Tensor) -> Tensor:
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all these gradients together."""
+    norms = [torch.linalg.vector_norm(numbers(each)) for each in gradients]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
+
+
 def rows_of(gradient: Tensor | None) -> Tensor | None:
     """Return the rows that a coalesced gradient of a table touches; None for all of them."""
     if gradient is None:

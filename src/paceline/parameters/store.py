@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.core.rules import Averaging, Memory, Rule
-from paceline.parameters.optimizers import LRSchedule, Optimizer, ScheduleStepper, bare_step
+from paceline.parameters.optimizers import LRSchedule, Optimizer, ScheduleStepper, bare_step, forget
 from paceline.parameters.row_copier import RowCopier
 from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import (
@@ -161,7 +161,7 @@ class ShardStore:
                 state[parameter] = memory.recall(number)
             else:
                 # This worker's optimizer may remember a version that was never committed.
-                state.pop(parameter, None)
+                forget(self.optimizer, parameter)
         self._step()
         for number, parameter in enumerate(self.parameters):
             if state.get(parameter):

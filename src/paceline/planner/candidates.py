@@ -75,7 +75,10 @@ def candidates(
                     yield Candidate(plan, "fused")
     if learning == "any":
         for name, codec, count in itertools.product(CODED, codecs, workers):
-            yield Candidate(make(name, workers=count, codec=codec))
+            plan = make(name, workers=count, codec=codec)
+            yield Candidate(plan)
+            if name == "downpour" and plan.codec is not None and plan.codec.feedback:
+                yield Candidate(make(name, workers=count, codec=codec, pull=codec))
 
 
 def _of_recipe(name: str, workers: Sequence[int]) -> Iterator[Plan]:

@@ -129,8 +129,9 @@ def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Fo
     wait = c.seconds * _slowest(costs, plan, workers)
     coding = coding_of(plan, facts)
     collective, size = exchanged(plan.wire, method.collective, workers, coding.bytes)
-    m = meeting(costs, collective, workers, size)
-    m = Guess(m.seconds + coding.encode + reads(plan) * coding.decode, m.error)
+    parts = 2 if plan.wire is not None and plan.wire.in_two else 1  # one after the other
+    m = meeting(costs, collective, workers, size / parts)
+    m = Guess(parts * m.seconds + coding.encode + reads(plan) * coding.decode, m.error)
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
     return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), sent(collective, workers, size))
@@ -142,6 +143,13 @@ def coding_of(plan: Plan, facts: Facts) -> Coding:
     if plan.wire is None:
         return Coding(dense, 0.0, 0.0)
     return facts.codecs.get(str(plan.options["codec"])) or Coding(estimate(plan.wire, dense), 0.0, 0.0)
+
+
+def answer_of(plan: Plan, facts: Facts) -> Coding:
+    """Return what a server does to its answers; of a codec that was not measured, about its bytes."""
+    if plan.pull is None:
+        return Coding(facts.served, 0.0, 0.0)
+    return facts.codecs.get(str(plan.options["pull"])) or Coding(estimate(plan.pull, facts.served), 0.0, 0.0)
 
 
 def reads(plan: Plan) -> int:
@@ -219,11 +227,13 @@ def _server(plan: Plan, method: ParameterServer, costs: Costs, facts: Facts) -> 
     workers = plan.workers
     c = costs.compute(_share(plan, facts, 1), workers, plan.threads)
     coding = coding_of(plan, facts)
-    moved = coding.bytes + facts.served
+    back = answer_of(plan, facts)
+    moved = coding.bytes + back.bytes
     # The price of a push is that of as many bytes both ways.
     u, p = costs.update(workers, plan.threads), single(costs, "push", workers, moved / 2)
-    p = Guess(p.seconds + coding.decode, p.error)
-    c = Guess(c.seconds + coding.encode, c.error)
+    # A server also reads what it answers, so that it knows what the worker has.
+    p = Guess(p.seconds + coding.decode + back.encode + back.decode, p.error)
+    c = Guess(c.seconds + coding.encode + back.decode, c.error)
     between = costs.between("push", workers)
     rate, wait = queued(workers, c.seconds + between, u.seconds + p.seconds)
     # Shards are served side by side, each a part of a push.

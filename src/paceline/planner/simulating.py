@@ -10,7 +10,7 @@ from paceline.engines.virtual.rows import Totals
 from paceline.errors import WorkerDied
 from paceline.planner.cluster import Cluster
 from paceline.planner.costs import Costs
-from paceline.planner.methods import Facts, coding_of, reads
+from paceline.planner.methods import Facts, answer_of, coding_of, reads
 from paceline.planner.prediction import Prediction
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
@@ -56,6 +56,9 @@ def run(plan: Plan, costs: Costs, facts: Facts, cluster: Cluster, updates: int, 
     compute = costs.compute(samples, 1, plan.threads).seconds / samples
     coding = coding_of(plan, facts)
     update = costs.update(1, plan.threads).seconds + coding.encode + coding.decode * reads(plan)
+    if plan.pull is not None:
+        back = answer_of(plan, facts)
+        update += back.encode + 2 * back.decode
     whole = updates * (compute * samples + update)
     world = cluster.world(plan.workers, compute, update, 10 * whole, seed)
     agenda = plan.agenda(facts.batch * updates, facts.batch)

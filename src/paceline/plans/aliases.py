@@ -12,6 +12,7 @@ ALIASES = {
     "d_psgd": "gossip",
     "distributed_data_parallel": "ddp",
     "elastic_averaging": "easgd",
+    "fsdp": "zero:stage=3",
     "lbfgs": "sandblaster",
     "model_averaging": "local_sgd",
     "parameter_server": "downpour",
@@ -26,11 +27,11 @@ ALIASES = {
 
 #: Methods that people look for and that Paceline does not have, with what comes nearest and how it differs.
 NEAREST = {
-    "deepspeed": "zero_bubble, gpipe or layers cut a model that is too large for one worker",
+    "deepspeed": "zero divides optimizer state, gradients and parameters as its ZeRO does; gpipe is a pipeline",
     "fedavg": "local_sgd is FedAvg whose clients all take part and share one data set",
-    "fsdp": "layers and one_f_one_b cut a model that is too large for one worker",
     "horovod": "ring is its all-reduce; `paceline compare --script` measures a script of your own",
-    "model_parallel": "layers and gpipe cut the model by depth",
+    "model_parallel": "layers and gpipe cut the model by depth, tensor splits its layers",
+    "moe": "experts divides a mixture of experts among workers",
     "pipeline": "gpipe and one_f_one_b are pipelines; `paceline plans` lists all",
 }
 

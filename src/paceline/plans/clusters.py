@@ -6,6 +6,7 @@ from paceline.errors import PlanError
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.coordinated import Coordinated
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
@@ -22,6 +23,7 @@ REFUSED: dict[type, tuple[str, str]] = {
     Coordinated: ("its vectors lie in the memory of one machine", f"on several machines use {IN_STEP}"),
     SplitLayers: ("its workers exchange parts of layers in the memory of one machine", f"on several use {IN_STEP}"),
     Pipeline: ("its stages exchange activations in the memory of one machine", f"on several machines use {IN_STEP}"),
+    Dataflow: ("its operators exchange messages in the memory of one machine", f"on several use {IN_STEP}"),
     NativeDdp: ("PyTorch forms its process group itself, and does not survive a death", "ring computes the same"),
 }
 

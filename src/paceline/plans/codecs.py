@@ -37,6 +37,23 @@ def codec_of(plan: str, method: Method, text: str) -> Codec | None:
     )
 
 
+def pull_of(plan: str, codec: Codec | None, text: str) -> Codec | None:
+    """Return the codec of what a server answers; None for dense. Raise `PlanError` where gradients are dense."""
+    found = catalogue.parse(text)
+    if found is not None and codec is None:
+        raise PlanError(
+            f"plan {plan!r}: pull={text} codes the smaller half of the traffic alone, since answers follow gradients; "
+            f"give codec= as well, as in {plan}:codec=onebit,pull={text}"
+        )
+    if found is not None and not found.feedback:
+        owing = ", ".join(name for name, row in catalogue.CODECS.items() if row.make().feedback)
+        raise PlanError(
+            f"plan {plan!r}: codec {text} rounds at random, so what a worker has would wander around the newest "
+            f"parameters instead of coming nearer; answers are coded by {owing}"
+        )
+    return found
+
+
 def refuse_tables(plan: str, codec: object, parameter: str) -> None:
     """Raise `PlanError` for a plan with a codec where this parameter's gradient is sparse."""
     if codec not in (None, catalogue.DENSE):

@@ -25,7 +25,7 @@ from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
-from paceline.plans.recipe import SERVER, SUMMED, TEAM, THREADS, Kind, Recipe
+from paceline.plans.recipe import PULLED, SERVER, SUMMED, TEAM, THREADS, Kind, Recipe
 
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
 
@@ -76,11 +76,11 @@ DATA_PARALLEL: dict[str, Recipe] = {
     "central": Recipe(
         "synchronous parameter server: one place sums the gradients", lambda: AllReduce(Central()), SUMMED
     ),
-    "downpour": Recipe("asynchronous parameter server", lambda shards: ParameterServer(shards=shards), SERVER),
+    "downpour": Recipe("asynchronous parameter server", lambda shards: ParameterServer(shards=shards), PULLED),
     "ssp": Recipe(
         "asynchronous, no worker more than `bound` batches ahead",
         lambda shards, bound: ParameterServer(StaleSynchronous(bound), shards=shards),
-        {**SERVER, "bound": Kind(3, least=0)},
+        {**PULLED, "bound": Kind(3, least=0)},
     ),
     "backup": Recipe(
         "synchronous, without the `backups` slowest workers", _backup, {**TEAM, "backups": Kind(1, least=0)}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paceline.plans.aliases import ALIASES
-from paceline.plans.plan import RECIPES
+from paceline.plans.meanings import MEANINGS
+from paceline.plans.plan import RECIPES, recipe_of
+from paceline.plans.recipe import Kind
 
 #: The title of each group and its plans, in the order in which a reader meets them.
 GROUPS = {
@@ -18,6 +22,7 @@ GROUPS = {
         "layers", "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "pipedream", "spectrain", "table",
     ),
     "Layers split among workers": ("tensor", "redundant", "experts", "zero", "cannon", "one_weird_trick", "per_layer"),
+    "Operators that send messages, for models whose structure depends on the input": ("ampnet",),
     "Mixtures of stages, splits and replicas": ("mesh", "distbelief"),
     "For comparison only": ("ceiling", "ddp"),
 }  # fmt: skip
@@ -34,6 +39,26 @@ def grouped() -> dict[str, tuple[str, ...]]:
 def described() -> dict[str, list[dict[str, object]]]:
     """Return what there is to say about each plan, by group."""
     return {title: [_described(name, title) for name in names] for title, names in grouped().items()}
+
+
+def description(name: str) -> dict[str, Any]:
+    """Return what there is to say about one plan, by its name or another that it has, and about its options."""
+    own, recipe = recipe_of(name)
+    group = next(title for title, names in grouped().items() if own in names)
+    options = [
+        {"name": key, "default": kind.default, "values": _values(kind), "meaning": MEANINGS[key]}
+        for key, kind in recipe.options.items()
+    ]
+    return {**_described(own, group), "options": options}
+
+
+def _values(kind: Kind) -> str:
+    """Return what values an option may have."""
+    if kind.words:
+        return " | ".join(kind.words)
+    if isinstance(kind.default, str):
+        return "text"
+    return f"{'whole number' if isinstance(kind.default, int) else 'number'}, at least {kind.least:g}"
 
 
 def _described(name: str, group: str) -> dict[str, object]:

@@ -11,6 +11,7 @@ def constructors() -> Iterator[str]: ...
 def type_of(kind: Kind) -> Any: ...
 
 __all__ = [
+    "Ampnet",
     "Backup",
     "Cannon",
     "Ceiling",
@@ -103,6 +104,7 @@ def Downpour(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     shards: int = 1,
+    pull: str = "dense",
 ) -> Plan:
     """Plan `downpour`: asynchronous parameter server."""
 
@@ -112,6 +114,7 @@ def Ssp(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     shards: int = 1,
+    pull: str = "dense",
     bound: int = 3,
 ) -> Plan:
     """Plan `ssp`: asynchronous, no worker more than `bound` batches ahead."""
@@ -386,6 +389,17 @@ def OneWeirdTrick(  # noqa: N802
     data: int = 1,
 ) -> Plan:
     """Plan `one_weird_trick`: convolutions split by samples, dense layers by their outputs."""
+
+def Ampnet(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    micro_batches: int = 1,
+    active: int = 4,
+    every: int = 1,
+    on: str = "",
+) -> Plan:
+    """Plan `ampnet`: operators that compute whenever a message is there, for many chunks at a time."""
 
 def Ceiling(  # noqa: N802
     *,

@@ -17,7 +17,7 @@ from paceline.core.codecs.catalogue import DENSE
 from paceline.core.schedules.own import Own
 from paceline.errors import PlanError, suggest
 from paceline.plans.aliases import ALIASES, NEAREST, canonical
-from paceline.plans.codecs import codec_of, refuse_option
+from paceline.plans.codecs import codec_of, pull_of, refuse_option
 from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
 from paceline.plans.methods import Division, Method, Traits
 from paceline.plans.methods.pipeline import Pipeline
@@ -42,6 +42,8 @@ class Plan:
     threads: int = 1
     #: The codec of gradients on the wire; None: they travel as they are.
     codec: Codec | None = None
+    #: The codec of what a server answers; None: the newest parameters as they are.
+    pull: Codec | None = None
     #: The options as the user gave them.
     options: dict[str, Option] = field(default_factory=dict)
 
@@ -150,7 +152,8 @@ def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan
         workers = _in_pipeline(name, method, chosen, "workers" in given)
         method.check_stages(name, workers)
     codec = codec_of(name, method, chosen.get("codec", DENSE))
-    return Plan(name, method, workers, chosen.get("chunks", 1), chosen["threads"], codec, options=dict(given))
+    pull = pull_of(name, codec, chosen.get("pull", DENSE))
+    return Plan(name, method, workers, chosen.get("chunks", 1), chosen["threads"], codec, pull, options=dict(given))
 
 
 def _in_pipeline(name: str, method: Pipeline, chosen: Mapping[str, Any], counted: bool) -> int:
@@ -182,6 +185,12 @@ def make_again(plan: Plan, workers: int) -> Plan:
     if "workers" not in _recipe(plan.name).options:
         return plan
     return make(plan.name, **{**plan.options, "workers": workers})
+
+
+def recipe_of(name: str) -> tuple[str, Recipe]:
+    """Return a plan's own name and its recipe, by any of its names."""
+    own, _ = canonical(name)
+    return own, _recipe(own)
 
 
 def _recipe(name: str) -> Recipe:

@@ -60,3 +60,4 @@ WORKERS, THREADS = Kind(2), Kind(1)
 TEAM = {"workers": WORKERS, "threads": THREADS}
 SUMMED = {**TEAM, "codec": Kind("dense")}  # of plans whose workers exchange gradients
 SERVER = {**SUMMED, "shards": Kind(1)}
+PULLED = {**SERVER, "pull": Kind("dense")}  # of servers whose answers may be coded, too

@@ -1,4 +1,4 @@
-"""The recipes of plans that split layers: one row per published way."""
+"""The recipes of plans that split layers, or a model into operators: one row per published way."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from paceline.core.splits.recipes.redundant import Redundant
 from paceline.core.splits.recipes.tensor import Tensor
 from paceline.core.splits.recipes.zero import Zero
 from paceline.errors import PlanError
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.recipe import TEAM, Kind, Recipe
 
@@ -27,6 +28,13 @@ def _square(workers: int, data: int) -> Cannon:
         grids = "a square grid" if data == 1 else f"{data} square grids of one size"
         raise PlanError(f"plan 'cannon': {workers} workers do not form {grids}; give workers={fits} or so")
     return Cannon()
+
+
+def _ampnet(micro_batches: int, active: int, every: int, on: str) -> Dataflow:
+    words = on.split("+") if on else []
+    if not all(word.isdigit() for word in words):
+        raise PlanError(f"plan 'ampnet': on={on!r} is not a worker for each operator, as in on=0+1+0")
+    return Dataflow(micro_batches, active, every, tuple(map(int, words)))
 
 
 SPLIT: dict[str, Recipe] = {
@@ -64,5 +72,10 @@ SPLIT: dict[str, Recipe] = {
         "convolutions split by samples, dense layers by their outputs",
         lambda data: SplitLayers(OneWeirdTrick(), Ring(), data),
         REPLICAS,
+    ),
+    "ampnet": Recipe(
+        "operators that compute whenever a message is there, for many chunks at a time",
+        _ampnet,
+        {**TEAM, "micro_batches": Kind(1), "active": Kind(4), "every": Kind(1), "on": Kind("")},
     ),
 }

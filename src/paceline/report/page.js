@@ -28,8 +28,31 @@ for (const table of document.querySelectorAll("table.runs")) {
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
     });
   });
+  if (body.rows.length > 8) filtered(table, body);
   body.addEventListener("pointerover", event => emphasise(event.target.closest("tr")?.dataset.name));
   body.addEventListener("pointerleave", () => emphasise());
+}
+
+// A field above a long table: only runs that contain all of its words stay, in the table and in the charts.
+function filtered(table, body) {
+  const field = document.createElement("input"), shown = document.createElement("output"), line = document.createElement("p");
+  field.type = "search";
+  field.placeholder = "downpour workers=4";
+  field.setAttribute("aria-label", "Show runs that contain");
+  line.className = "filter";
+  line.append("Show runs that contain ", field, shown);
+  table.parentElement.before(line);
+  const named = cell => `${cell.dataset.label ?? ""}=${cell.textContent} ${cell.title}`;  // "workers=4", and the folder
+  const text = row => [...row.cells].map(named).join(" ").toLowerCase();
+  field.addEventListener("input", () => {
+    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of body.rows) row.hidden = !words.every(word => text(row).includes(word));
+    const left = [...body.rows].filter(row => !row.hidden), names = new Set(left.map(row => row.dataset.name));
+    for (const curve of document.querySelectorAll("path[data-name]")) {
+      curve.style.display = names.has(curve.dataset.name) ? "" : "none";
+    }
+    shown.textContent = words.length ? ` ${left.length} of ${body.rows.length} runs` : "";
+  });
 }
 
 function emphasise(name) {

@@ -21,6 +21,7 @@ from paceline.report.curves import (
     staleness_curve,
 )
 from paceline.report.formatting import duration, number, share
+from paceline.report.holdings import holdings
 from paceline.report.lanes import Lane
 from paceline.report.layers import layers
 from paceline.report.overview import colours_of, section
@@ -173,7 +174,8 @@ def of_run(reading: Reading, found: RunStats, lanes: Sequence[Lane], spans: int)
     body += (
         measurements(reading) + staleness(reading) + section("Events of the processes", cluster_events(reading.events))
     )
-    return body + section("Model", layers(reading.record.model))
+    held = section("Who holds what", holdings(reading.record.model), "Bytes of each layer, between two updates.")
+    return body + section("Model", layers(reading.record.model)) + held
 
 
 def _whose(lane: Lane, found: RunStats) -> str:

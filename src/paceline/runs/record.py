@@ -50,6 +50,7 @@ class LayerRecord:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of each parameter
     output: tuple[int, ...] | None = None  # the shape for one batch; None: a small batch did not reach the layer
     after: tuple[int, ...] = ()  # numbers of the layers whose output it reads
+    held: tuple[int, ...] = ()  # bytes of it at each worker, under plans that divide the model
 
 
 @dataclass(frozen=True)

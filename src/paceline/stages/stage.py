@@ -28,7 +28,7 @@ from paceline.errors import JobError
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch
-from paceline.parameters.rows import numbers
+from paceline.parameters.rows import total_norm
 from paceline.stages.cutting import Code
 from paceline.stages.deferred_gradients import DeferredGradient, defer
 from paceline.stages.exporting import ExportedGraph, check_sizes
@@ -280,8 +280,8 @@ class Stage:
     def squares(self) -> float:
         """Return the squared norm of this stage's gradient; not finite where it or the loss is not."""
         assert self.summed is not None
-        present = [numbers(g) for g in self.summed.gradients if g is not None]
-        norm = float(nn.utils.get_total_norm(present)) if present else 0.0
+        present = [g for g in self.summed.gradients if g is not None]
+        norm = float(total_norm(present)) if present else 0.0
         return norm * norm + 0.0 * self.summed.loss
 
     def update(self, scale: float, good: bool) -> GradientSum:

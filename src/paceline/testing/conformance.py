@@ -5,6 +5,7 @@ each_sample_once    an epoch visits every sample exactly once
 each_loss_recorded  the trace has the loss of every gradient
 no_update_lost      every shard took every lease exactly once, its versions without a gap
 staleness_identity  the staleness of all pushes sums to what their order says; where a shard gathers, it is zero
+every_gradient      every call of an operator got a gradient, every operator made its versions without a gap
 every_version       every stage of a pipeline made every version once, in order, from gradients as old as its table says
 replays             the same bits again, in one process
 """
@@ -27,6 +28,7 @@ from paceline.core.server.shard import Taken
 from paceline.engines.replay.replay import replay
 from paceline.jobs.job import Job
 from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan, make
@@ -88,6 +90,8 @@ PLANS = (
     Member("distbelief:data=2,inside=2", (4,)),
     Member("distbelief:data=2,layers=2,mode=synchronous", (4,)),
     Member("table", (2,)),
+    Member("ampnet", (1, 2)),
+    Member("ampnet:micro_batches=3,every=2,active=5", (2,)),
     Member("tensor", (2, 3)),
     Member("tensor:data=2", (4,)),
     Member("redundant", (2, 3)),
@@ -128,6 +132,8 @@ def check_run(run: Run, plan: Plan) -> None:
         staleness_identity(run)
     if isinstance(plan.method, Pipeline) and server is None:
         every_version(run)
+    if isinstance(plan.method, Dataflow):
+        every_gradient(run)
     if plan.replayable:
         replays(run)
 
@@ -154,7 +160,10 @@ def each_sample_once(run: Run) -> None:
     late = Counter((int(row["update"]), int(row["worker"])) for row in run.trace.of_kind(Kind.DROP))
     for row in run.trace.of_kind(Kind.COMPUTE):
         update, worker = int(row["update"]), int(row["worker"])
-        assert agenda.lease(update) in applied or summary["deaths"], f"update {update} was computed and never applied"
+        within = isinstance(_plan(run).method, Dataflow)  # an update of an operator may be of several batches
+        assert within or agenda.lease(update) in applied or summary["deaths"], (
+            f"update {update} was computed and never applied"
+        )
         if late[update, worker]:
             late[update, worker] -= 1
         elif worker not in summary["deaths"]:
@@ -231,6 +240,17 @@ def every_version(run: Run) -> None:
         assert mine["version"].tolist() == list(range(1, updates + 1)), f"stage {stage} made {mine['version'].tolist()}"
         found = {(stage, int(row["update"])): int(row["base"]) for row in mine}
         assert found == {key: base for key, base in reads.items() if key[0] == stage}, f"stage {stage}: {found}"
+
+
+def every_gradient(run: Run) -> None:
+    """Assert that every call was computed once each way, and that every operator's versions have no gap."""
+    works = Counter((row["update"], row["base"], row["shard"], row["version"]) for row in run.trace.of_kind(Kind.STAGE))
+    assert set(works.values()) == {1}, "a call was computed twice"
+    assert sum(way == ord("F") for *_, way in works) * 2 == len(works), "a call has a value and no gradient"
+    rows = run.trace.of_kind(Kind.APPLY)
+    for operator in np.unique(rows["shard"]):
+        made = np.sort(rows[rows["shard"] == operator]["version"])
+        assert made.tolist() == list(range(1, len(made) + 1)), f"operator {operator} made {made.tolist()}"
 
 
 def _plan(run: Run) -> Plan:

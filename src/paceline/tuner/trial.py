@@ -78,8 +78,12 @@ class Trial:
         if name not in self.suggested:
             if fault := parameter.faults():
                 raise TuningError(f"{name} is suggested with {fault}")
-            self.suggested[name] = parameter.value(uniform(self.seed, self.number, crc32(name.encode()), 7))
+            self.suggested[name] = self._drawn(name, parameter)
         return self.suggested[name]
+
+    def _drawn(self, name: str, parameter: Parameter) -> Any:
+        """Return a value of a parameter that the configuration does not have."""
+        return parameter.value(uniform(self.seed, self.number, crc32(name.encode()), 7))
 
     # --- results ---
 

@@ -46,7 +46,13 @@ def find_knot(
         if ((still(process.pid, thread.tid) or thread.wait.kind == "gil") and _closed(process, thread, stopped))
         or (thread.wait.polls == "asks" and polls(process.pid, thread.tid) and not _signalled(process, thread))
     }
-    idle = {t.tid for p, t in look.threads() if t.wait.polls == "idles" and t.tid != p.pid and polls(p.pid, t.tid)}
+    idle = {
+        thread.tid
+        for process, thread in look.threads()
+        # A main thread in `Event().wait()` only keeps the program alive: then such a thread is all that it is to do.
+        if thread.wait.polls == "idles" and thread.tid != process.pid and waits_for_lock(process.stacks)
+        if polls(process.pid, thread.tid)
+    }
     while True:
         awake = [tid for tid, thread in asleep.items() if _can_be_woken(thread, asleep, idle, look)]
         if not awake:

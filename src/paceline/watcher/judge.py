@@ -100,8 +100,13 @@ def _judge(history: History, look: Look, before: Look) -> Report | None:
     knot = find_knot(look, history.still, polls=history.polls) or find_knot(look, history.still, stopped=True)
     if knot is None or not _unchanged(knot, before):
         return None
-    if any(thread.wait.polls == "asks" for p in knot.processes for thread in p.threads if thread.tid in knot.threads):
-        return report_knot(knot, 1 - scores["busy"], _span(history, look, _threads(knot)), "livelocked")
+    polls = {
+        t.wait.polls for p in knot.processes for t in p.threads if t.tid in knot.threads or t.wait.polls == "idles"
+    }
+    if polls != {""}:  # the tree was learned from programs of which no thread goes on
+        verdict = "livelocked" if "asks" in polls else "deadlocked"
+        probability = max(1 - scores["busy"], PROVEN if knot.core else 0.0)
+        return report_knot(knot, probability, _span(history, look, _threads(knot)), verdict)
     stopped = any(process.main.kind == "stopped" for process in knot.processes)
     probability = scores["stopped" if stopped else "deadlocked"]
     # A circle of owners, or a stopped process, is proven by itself: the rest of the program may work on.

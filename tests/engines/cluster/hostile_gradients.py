@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Iterator
 
+import torch
+
+from paceline.core.cluster.messages import Process, Propose, Push, Role, pack
+from paceline.core.codecs.catalogue import CODECS
+from paceline.engines.cluster.servers.shard_process import ShardProcess
+from paceline.engines.cluster.servers.shard_state import CodedVector
+from paceline.engines.cluster.servers.wire import MESSAGES, peer_of
+from paceline.gradients.encoder import GradientEncoder
+from paceline.links.tcp.hub import Received
+from tests.engines.cluster.stubs import Notes, layout_of, maker, shard_server, small_job
+
+DESK, WORKER, STRANGER = Process(Role.DESK, 0), Process(Role.WORKER, 0), Process(Role.WORKER, 1)
+VIEW = (1 << 32) + 1
+SIZE = 40, 30
 EDGES = (-1, 0, 1, 2**30, 2**31 - 1, -(2**31))
 
 
@@ -29,3 +44,47 @@ def wrong(frame: bytes, chance: random.Random) -> bytes:
         start = chance.randrange(len(changed))
         changed[start : start + chance.randrange(1, 200)] = b"\xff" * chance.randrange(1, 200)
     return bytes(changed)
+
+
+def attacked(codec: str, frames: int, seed: int) -> tuple[int, int]:
+    """Push wrong gradients to a server, an honest one after each; return how many were refused, and how many applied.
+
+    AssertionError where what was refused is counted, or the honest worker is not served.
+    """
+    hub, chance = Notes(), random.Random(seed)
+    server, honest = shard_server(hub, maker(small_job(*SIZE), codec)), _pushes(codec)
+    _get(server, hub, DESK, Propose(1, 0, VIEW, (0,)))
+    for number in range(frames):
+        _get(server, hub, STRANGER, Push(0, VIEW, 2 * number, 0), wrong(next(honest), chance))
+        assert server.machine.version == 2 * number + 1 - len(hub.refused), "what was refused is not counted"
+        _get(server, hub, WORKER, Push(0, VIEW, 2 * number + 1, 0), next(honest))
+        assert server.machine.version == 2 * number + 2 - len(hub.refused), "an honest worker is served"
+        hub.posted.clear()
+    assert {peer for peer, _ in hub.refused} <= {peer_of(STRANGER)}
+    assert server.state is not None
+    assert len(server.state.vectors) <= 3, "what was refused is let go"
+    return len(hub.refused), frames - len(hub.refused)
+
+
+def _get(server: ShardProcess, hub: Notes, sender: Process, message: Propose | Push, body: bytes = b"") -> None:
+    """Let a server receive a message, its body where it has room for it."""
+    kind, ints = pack(message)
+    view = server._place(peer_of(sender), MESSAGES + kind, tuple(ints), len(body)) if body else None
+    if view is not None:
+        view[:] = body
+    received = memoryview(bytearray(body)) if view is None else view
+    hub.events = [Received(peer_of(sender), MESSAGES + kind, tuple(ints), received)]
+    server.loop.turn(0.0)
+
+
+def _pushes(codec: str) -> Iterator[bytes]:
+    """Yield an honest worker's pushes."""
+    layout, made = layout_of(small_job(*SIZE)), CODECS[codec].make()
+    encoder, update = GradientEncoder(made, layout, [range(len(layout.shards[0].parameters))], 0), 0
+    vector = CodedVector(encoder.shapes[0], False, 1, 0)
+    while True:
+        gradients = [0.01 * torch.randn(span.shape) for span in layout.shards[0].parameters]
+        encoder.write(0, gradients, [], (0.0, 0.0), vector.message, update, 0)
+        encoder.settle()
+        update += 1
+        yield bytes(vector.bytes)

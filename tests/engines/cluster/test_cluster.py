@@ -36,7 +36,7 @@ def test_the_same_bits_as_on_one_machine(tmp_path: Path) -> None:
     _same_bits(tmp_path, 3, ["ring", "local_sgd:every=3", "gossip", "ring:codec=threshold:0.01", "tree:codec=half"])
 
 
-@pytest.mark.parametrize("plan", ["downpour:shards=2,codec=threshold:0.01", "dc_asgd:codec=int8"])
+@pytest.mark.parametrize("plan", ["downpour:shards=2,codec=threshold:0.01,pull=int8", "dc_asgd:codec=int8"])
 def test_servers_on_other_nodes_read_coded_gradients(tmp_path: Path, plan: str) -> None:
     """What each server applied is computed again from the pushes alone: the same bits."""
     ranks = [told(each) for each in nodes(tmp_path, 2, [plan]).end()]

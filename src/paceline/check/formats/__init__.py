@@ -1,4 +1,4 @@
-"""Output formats of a report: text for people, JSON, SARIF 2.1.0, GitHub annotations, ruff's JSON."""
+"""Output formats of a report: text for people (full or concise), JSON, SARIF 2.1.0, GitHub annotations, ruff's JSON."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from paceline.check.formats.github import github
 from paceline.check.formats.objects import as_json
 from paceline.check.formats.ruff import ruff
 from paceline.check.formats.sarif import sarif
-from paceline.check.formats.text import text
+from paceline.check.formats.text import concise, text
 from paceline.check.run import Report
 
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": text,
+    "concise": concise,
     "json": as_json,
     "sarif": sarif,
     "github": github,

@@ -17,6 +17,7 @@ def as_object(report: Report) -> dict[str, Any]:
         "known": report.known,
         "skipped": [skipped._asdict() for skipped in report.skipped],
         "failed": [failed._asdict() for failed in report.failed],
+        "over_budget": [over._asdict() for over in [*report.unwalked, *report.cut]],
     }
 
 

@@ -45,6 +45,8 @@ def _invocation(report: Report) -> dict[str, Any]:
     """Whether every file was checked, and which were not."""
     notes = [("error", f"the checker failed: {why}", path) for path, why in report.failed]
     notes += [("note", f"not checked: {why}", path) for path, why in report.skipped]
+    notes += [("note", f"not checked: {why}", path) for path, why in report.unwalked]
+    notes += [("note", f"checked in part: {why}", path) for path, why in report.cut]
     shown = [
         {"level": level, "message": {"text": text}, "locations": [_location(path, 1, 1)]} for level, text, path in notes
     ]

@@ -1,9 +1,10 @@
-"""Text for people: one line per finding in the format of ruff, followed by its story and its fingerprint."""
+"""Text for people: one line per finding in the format of ruff, alone or followed by its story and its fingerprint."""
 
 from __future__ import annotations
 
 import textwrap
 
+from paceline.check.findings import Finding
 from paceline.check.run import Report
 
 
@@ -11,7 +12,15 @@ def text(report: Report) -> str:
     """The findings, separated by blank lines."""
     blocks = []
     for finding in report.findings:
-        head = f"{finding.path}:{finding.line}:{finding.column}: {finding.rule} {finding.message}"
         mark = f"(confidence {finding.confidence:.2f}, fingerprint {finding.fingerprint})"
-        blocks.append(f"{head}\n{textwrap.indent(finding.explanation(), '  ')}\n    {mark}")
+        blocks.append(f"{_head(finding)}\n{textwrap.indent(finding.explanation(), '  ')}\n    {mark}")
     return "\n\n".join(blocks)
+
+
+def concise(report: Report) -> str:
+    """One line for each finding, as editors and scripts read it."""
+    return "\n".join(_head(finding) for finding in report.findings)
+
+
+def _head(finding: Finding) -> str:
+    return f"{finding.path}:{finding.line}:{finding.column}: {finding.rule} {finding.message}"

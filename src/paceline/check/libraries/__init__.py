@@ -16,14 +16,19 @@ _added: dict[str, str] = {}
 
 
 @cache
-def _shipped() -> dict[str, str]:
-    found: dict[str, str] = json.loads((Path(__file__).parent / "blocking.json").read_text())
+def _shipped(table: str) -> dict[str, str]:
+    found: dict[str, str] = json.loads((Path(__file__).parent / f"{table}.json").read_text())
     return found
 
 
 def blocks(name: str) -> str:
     """What a function of a library waits for while it blocks its thread; empty when nothing is known of it."""
-    return _added.get(name) or _shipped().get(name, "")
+    return _added.get(name) or _shipped("blocking").get(name, "")
+
+
+def returns(name: str) -> str:
+    """The class of the object that a function of a library returns; empty when nothing is known of it."""
+    return _shipped("returns").get(name, "")
 
 
 def add(files: tuple[str, ...]) -> None:

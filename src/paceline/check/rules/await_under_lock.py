@@ -41,16 +41,17 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _implicit(fn: Function, facts: Facts, reported: set[str]) -> Iterator[Finding]:
-    """The awaits of `async for` and `async with`."""
-    taken = {h.resource.id: h for _, held in facts.events(fn) for h in held}
-    inner: list[tuple[ast.stmt, ast.expr]] = [(n, n.iter) for n in fn.loops if isinstance(n, ast.AsyncFor)]
+    """The awaits of `async for` and `async with`, and the yields of an asynchronous generator."""
+    taken = {m.resource.id: m for m, _ in facts.events(fn) if m.kind == "take" and m.resource is not None}
+    inner: list[tuple[ast.stmt | ast.expr, ast.expr]] = [(n, n.iter) for n in fn.loops if isinstance(n, ast.AsyncFor)]
     inner += [(n, n.items[0].context_expr) for n in fn.withs if isinstance(n, ast.AsyncWith)]
+    inner += [(y, y) for y in fn.yields]  # an asynchronous generator waits there for its consumer
     for node, at in inner if taken else ():
         for name in sorted(facts.held_at(node, fn) & set(taken) - reported):
-            held = taken[name]
-            if held.resource.kind not in ASYNC_LOCKS and held.resource.sure and held.line < node.lineno:
+            lock, line = taken[name].resource, taken[name].line
+            if lock is not None and lock.kind not in ASYNC_LOCKS and lock.sure and line < node.lineno:
                 reported.add(name)
-                yield _report(fn, at, name, held.line, 0.9)
+                yield _report(fn, at, name, line, 0.9)
 
 
 def _async_with(line: int, fn: Function) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding
-from paceline.check.names import parent, short_name
+from paceline.check.names import dotted, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 
@@ -71,6 +71,11 @@ def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
     if not isinstance(value, ast.Call) or short_name(value.func) != "run_coroutine_threadsafe":
         return False
     loop = value.args[1] if len(value.args) > 1 else None
+    if isinstance(loop, ast.Attribute) and fn.cls is not None and fn.self_name and dotted(loop.value) == fn.self_name:
+        own = value.args[0].func if isinstance(value.args[0], ast.Call) else None
+        return (
+            own is not None and facts.module.function_named(own, fn) is not None
+        )  # its own coroutine, on its own loop
     if isinstance(loop, ast.Name):
         made = fn.bound.get(loop.id)
         return isinstance(made, ast.Call) and short_name(made.func) in ("get_event_loop", "get_running_loop")

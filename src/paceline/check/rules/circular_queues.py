@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from paceline.check.catalogue import QUEUES
 from paceline.check.components import shortest_circles
 from paceline.check.declarations import Formal, Function, Resource
 from paceline.check.effects import has_timeout, runs_now
 from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, is_constant, keyword, parent, short_name
+from paceline.check.names import enclosing, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
 
-QUEUES = {"Queue", "ProcessQueue", "AsyncQueue"}
 DEPTH = 3  # calls through which a thread's use of queues is followed
 
 
@@ -48,7 +48,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     following: dict[str, list[str]] = {}
     edges: dict[tuple[str, str], tuple[Actor, Use, Use]] = {}
     for actor in actors:
-        for put in (u for u in actor.uses if u.puts and _is_bounded(u.queue, facts)):
+        for put in (u for u in actor.uses if u.puts and u.queue.bounded):
             for other in (o for o in actors if any(not u.puts and u.queue.id == put.queue.id for u in o.uses)):
                 if other is actor and not _grows(actor, put):
                     continue
@@ -110,16 +110,6 @@ def _passed(use: Use, owner: Function, site: ast.Call, facts: Facts) -> Use | No
     given = facts.module.passing.at(owner, formal.name, site)
     queue = given and facts.module.resource(given.value, given.caller)
     return use._replace(queue=queue) if queue else None
-
-
-def _is_bounded(queue: Resource, facts: Facts) -> bool:
-    """Whether the queue was created with a size."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            if call.lineno == queue.line and short_name(call.func) in ("Queue", "JoinableQueue", "LifoQueue"):
-                size = keyword(call, "maxsize", 0)
-                return size is not None and not is_constant(size, 0)
-    return False
 
 
 def _grows(actor: Actor, put: Use) -> bool:

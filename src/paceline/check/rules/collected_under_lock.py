@@ -45,13 +45,16 @@ def _shared(lock: str, facts: Facts) -> bool:
 
 
 def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] | None:
-    """Another function that calls something while it holds the lock."""
+    """Another function that holds the lock, preferably where it calls something."""
+    found: tuple[Function, Event] | None = None
     for other in facts.module.functions:
-        if other is not fn:
-            for event in facts.events(other):
-                if event.effect.kind == "call" and any(h.resource.id == lock for h in event.held):
-                    return other, event
-    return None
+        for event in facts.events(other) if other is not fn else ():
+            if any(h.resource.id == lock for h in event.held):
+                return other, event
+            taken = event.effect.resource
+            if event.effect.kind == "take" and taken is not None and taken.id == lock:
+                found = found or (other, event)
+    return found
 
 
 def _queues(root: Root, facts: Facts) -> Iterator[Finding]:
@@ -82,15 +85,15 @@ def _report(
     root: Root, steps: tuple[tuple[Function, ast.expr], ...], lock: str, other: tuple[Function, Event]
 ) -> Finding:
     fn, event = other
-    held = next(h for h in event.held if h.resource.id == lock)
+    since = next((h.line for h in event.held if h.resource.id == lock), event.effect.line)
     where, node = steps[-1]
     return finding(
         node,
         where,
         f"{RUNS[root.kind]} takes {lock}; if the collector runs while {fn.qualname} holds it (line "
-        f"{held.line}), the thread waits for itself",
+        f"{since}), the thread waits for itself",
         [
-            Step("thread A", held.line, f"{fn.qualname} takes {lock}"),
+            Step("thread A", since, f"{fn.qualname} takes {lock}"),
             Step("thread A", event.effect.line, "an object dies here, and Python runs its destructor or callback"),
             *call_steps("thread A", steps, f"waits for {lock}, which its own thread holds"),
         ],

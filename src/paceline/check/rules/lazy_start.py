@@ -107,7 +107,7 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
         return
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
-            made = isinstance(statement.value, ast.Call) and _creates(statement.value)
+            made = _creates(statement.value, fn)
             if made and not facts.held_at(statement, fn):
                 tested = f"`{ast.unparse(test.test)}`"
                 sure = 0.6 if together else 0.55
@@ -115,9 +115,16 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
                 return
 
 
-def _creates(call: ast.Call) -> bool:
-    """Whether a call makes an object rather than a plain value: a class, or a function that is named so."""
-    name = short_name(call.func).strip("_")
+def _creates(value: ast.expr, fn: Function) -> bool:
+    """Whether an object is made rather than a plain value: by a class, or by a function that is named so."""
+    if isinstance(value, ast.ListComp):
+        return _creates(value.elt, fn)
+    if not isinstance(value, ast.Call):
+        return False
+    name = short_name(value.func)
+    if name == "__new__" or (name == "cls" and name == fn.self_name):
+        return True
+    name = name.strip("_")
     return name[:1].isupper() or name.startswith(("create", "make", "build", "new", "open", "connect", "get_", "load"))
 
 

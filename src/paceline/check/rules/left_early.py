@@ -43,7 +43,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
-    """A raise inside a branch that only some ranks take."""
+    """A raise or return, under a further test, inside a branch that only some ranks take."""
     sequences = facts.sequences
     if not sequences.whole(fn).items:
         return
@@ -52,7 +52,9 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
         if not asked or asked[0].local or asked[0].group:
             continue
         assert isinstance(test, ast.If)
-        for body in (test.body, test.orelse):
+        for body, other in ((test.body, test.orelse), (test.orelse, test.body)):
+            if other and sequences.body(other, fn, None).exit:
+                continue
             for node in (n for statement in body for n in ast.walk(statement)):
                 missed = sequences.missed(test, fn, asked[0])
                 if (
@@ -66,22 +68,25 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
                         fn,
                         node,
                         missed[0],
-                        f"`if {ast.unparse(test.test)}` (line {test.lineno}) lets one rank raise",
+                        f"`if {ast.unparse(test.test)}` (line {test.lineno}) lets one rank {_LEAVES[type(node)]}",
                         0.5,
                     )
                     return
 
 
-def _leaves(node: ast.AST) -> TypeGuard[ast.Raise | ast.Expr]:
-    """Whether this is a `raise` or `sys.exit()`."""
+def _leaves(node: ast.AST) -> TypeGuard[ast.Raise | ast.Return | ast.Expr]:
+    """Whether this is a `raise`, a `return` or `sys.exit()`."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         return short_name(node.value.func) in ("exit", "_exit")
-    return isinstance(node, ast.Raise)
+    return isinstance(node, ast.Raise | ast.Return)
 
 
-def _is_assertion(node: ast.Raise | ast.Expr) -> bool:
+_LEAVES = {ast.Raise: "raise", ast.Return: "return", ast.Expr: "exit"}
+
+
+def _is_assertion(node: ast.Raise | ast.Return | ast.Expr) -> bool:
     """Whether only a mistake in the program can raise this, which every rank makes."""
-    if isinstance(node, ast.Expr):
+    if not isinstance(node, ast.Raise):
         return False
     raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
     return raised is None or short_name(raised) in ("AssertionError", "NotImplementedError", "TypeError")

@@ -14,9 +14,10 @@ from paceline.check.accesses import Access
 from paceline.check.catalogue import LOCKS
 from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
+from paceline.check.library_types import type_name
 from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_shared
+from paceline.check.shared_state import accesses_of_class, accesses_of_globals, accesses_of_locals, is_shared
 from paceline.check.sharing import THREAD_WORDS, absent, filled_at_once
 from paceline.check.summaries import Facts
 
@@ -31,6 +32,31 @@ def find(facts: Facts) -> Iterator[Finding]:
     if facts.has_threads:
         for accesses in accesses_of_globals(facts).values():
             yield from _global(accesses, facts)
+        for accesses in accesses_of_locals(facts):
+            yield from _in_threads(accesses, facts)
+    yield from _between_processes(facts)
+
+
+def _between_processes(facts: Facts) -> Iterator[Finding]:
+    """`value.value += 1` and `proxy[key] += 1` of what processes share: only the read and the write are safe."""
+    starts = [r for r in facts.roots if r.kind == "process"]
+    tags = (
+        {f"process:{r.function.qualname}" for r in starts}
+        if len(starts) > 1 or any(r.several for r in starts)
+        else set()
+    )
+    for fn in facts.module.functions if tags else ():
+        for change in fn.augmented if facts.reached.get(id(fn), set()) & tags else ():
+            target = change.target
+            if not isinstance(target, ast.Attribute | ast.Subscript) or facts.held_at(change, fn):
+                continue
+            if type_name(target.value, fn, facts.module) in _SHARED:
+                text = ast.unparse(target)
+                access = Access(text, "update", target, fn, frozenset())
+                yield _report(access, None, fn.qualname)
+
+
+_SHARED = {f"multiprocessing.{name}" for name in ("Value", "Array", "DictProxy", "ListProxy", "Namespace")}
 
 
 def _has_lock(cls: Class, facts: Facts) -> bool:
@@ -191,5 +217,5 @@ RULE = Rule(
                     self._last += 1
                     return self._last
     """,
-    needs=THREAD_WORDS,
+    needs=(*THREAD_WORDS, "multiprocessing"),
 )

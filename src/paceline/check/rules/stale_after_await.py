@@ -11,12 +11,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access
+from paceline.check.accesses import Access, iterates
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, parent
+from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class, is_caught, is_teardown
+from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_caught, is_teardown
 from paceline.check.summaries import Facts
 
 Pause = ast.Await | ast.YieldFrom | ast.AsyncFor | ast.AsyncWith
@@ -34,6 +35,10 @@ def find(facts: Facts) -> Iterator[Finding]:
             for fn in tasks:
                 yield from _in(fn, accesses, facts)
                 yield from _items(fn, accesses)
+            yield from _by_tasks(accesses, facts)
+    if any(fn.awaits for fn in facts.module.functions):
+        for accesses in accesses_of_globals(facts).values():
+            yield from _by_tasks(accesses, facts)
 
 
 def _pauses(fn: Function) -> list[Pause]:
@@ -91,6 +96,79 @@ def _items(fn: Function, accesses: list[Access]) -> Iterator[Finding]:
         if asked is not None and pause is not None and gone is not None:
             yield _report_item(use, asked.lineno, pause, gone)
             return
+
+
+def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """What is written back after an await, and a set or dictionary that changes while a loop over it awaits."""
+    changes = [a for a in accesses if a.changes]
+    for access in accesses if changes else ():
+        pauses = [p for p in _pauses(access.fn) if _same_path(p, access.node)] if access.fn.asynchronous else []
+        read = _read_before(access, accesses, pauses)
+        elsewhere = any(a.fn is not access.fn and a.fn.asynchronous for a in changes)
+        if read and (elsewhere or _several_tasks(access.fn, facts)):
+            yield _report_late(access, read, f"writes {access.thing}", "the change of task B is lost")
+            return
+        loop = parent(access.node) if access.kind == "iterate" else enclosing(access.node, ast.For)
+        if not isinstance(loop, ast.For) or not iterates(access) or not _is_keyed(access, accesses, facts):
+            continue
+        others = (a for a in changes if a.kind in ("grow", "shrink") and not a.locks & access.locks)
+        if any(_within(p, loop.body) for p in pauses) and any(not _within(a.node, loop.body) for a in others):
+            yield _report_late(access, loop.lineno, f"goes on over {access.thing}", "its size changed: RuntimeError")
+            return
+
+
+def _read_before(write: Access, accesses: list[Access], pauses: list[Pause]) -> int:
+    """The line at which the value was read that this change writes back after an await; 0 where there is none."""
+    statement = parent(write.node) if write.kind != "grow" else None
+    if not isinstance(statement, ast.Assign | ast.AugAssign) or write.kind not in ("write", "update"):
+        return 0
+    if isinstance(statement, ast.AugAssign):
+        return statement.lineno if any(isinstance(n, ast.Await) for n in ast.walk(statement.value)) else 0
+    used = {n.id for n in ast.walk(statement.value) if isinstance(n, ast.Name)}
+    for read in accesses:
+        kept = parent(read.node)
+        if read.fn is not write.fn or read.kind != "read" or read.locks & write.locks:
+            continue
+        if not isinstance(kept, ast.Assign):
+            continue
+        named = isinstance(kept.targets[0], ast.Name) and kept.targets[0].id in used and kept.value is read.node
+        between = any(_end(kept) < p.lineno and _end(p) < write.line for p in pauses)
+        if named and between and not isinstance(statement.value, ast.Name):
+            return read.line
+    return 0
+
+
+def _several_tasks(fn: Function, facts: Facts) -> bool:
+    """Whether this file starts a coroutine as several tasks: in a loop, or in more than one place."""
+    calls = [(caller, event.effect.node) for caller, event in facts.callers.get(id(fn), ())]
+    started = [(caller, node) for caller, node in calls if not isinstance(parent(node), ast.Await)]
+    return len(started) > 1 or any(in_loop(node, caller) for caller, node in started)
+
+
+def _is_keyed(access: Access, accesses: list[Access], facts: Facts) -> bool:
+    """Whether a container is a set or a dictionary, which cannot change while it is iterated over."""
+    cls, _, name = access.thing.rpartition(".")
+    owner = facts.module.classes.get(cls)
+    values = [v for v, _ in owner.values.get(name, ())] if owner else [facts.module.top.bound.get(name)]
+    made = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values if v is not None}
+    return bool(made & {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "Set", "Dict"})
+
+
+def _report_late(access: Access, since: int, then: str, so: str) -> Finding:
+    return finding(
+        access.node,
+        access.fn,
+        f"{access.fn.qualname} {then} after an await, by what it read at line {since}: another task may have "
+        "changed it meanwhile",
+        [
+            Step("task A", since, f"{access.fn.qualname} reads {access.thing}, and then awaits"),
+            Step("task B", access.line, "changes it"),
+            Step("task A", access.line, f"{then}: {so}"),
+        ],
+        "hold an asyncio.Lock over the reading and the await, or work on a copy",
+        access.thing,
+        0.6,
+    )
 
 
 def _report_item(use: Access, asked: int, pause: Pause, gone: Access) -> Finding:

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.accesses import Access
+from paceline.check.catalogue import TAKE_ITEM
 from paceline.check.declarations import Function
 from paceline.check.effects import Effect, runs_now, text_of
 from paceline.check.findings import Finding, Step
@@ -127,11 +128,11 @@ def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, S
                     return root.function.qualname, take.steps
         return _submitting(lock, fn, facts) if kind == "Executor" else None
     assert wait.resource is not None
-    does = "notify" if kind == "Condition" else DOES.get(kind, "")
-    for other in facts.module.functions:
+    does = "notify" if kind == "Condition" else "get" if wait.waits_for == TAKE_ITEM else DOES.get(kind, "")
+    for other in facts.module.functions if does else ():
         for effect, held in facts.events(other):
             call = effect.node
-            if not does or not isinstance(call, ast.Call) or not short_name(call.func).startswith(does) or other is fn:
+            if not isinstance(call, ast.Call) or not short_name(call.func).startswith(does) or other is fn:
                 continue
             found = facts.module.resource(call.func.value, other) if isinstance(call.func, ast.Attribute) else None
             if found is None or found.id != wait.resource.id:
@@ -139,7 +140,17 @@ def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, S
             mine = next((h for h in held if h.resource.id == lock), None)
             if mine is not None:
                 return other.qualname, ((other, _at(mine, call)),)
+            take = facts.takes(other).get(lock) if kind != "Condition" else None
+            if take is not None and _comes_first(take.steps[0][1], call, other):
+                return other.qualname, take.steps
     return None
+
+
+def _comes_first(take: ast.expr, call: ast.Call, fn: Function) -> bool:
+    """Whether a lock is taken on the way to a call: before it, or in a loop around both."""
+    loop = enclosing(call, ast.For, ast.While)
+    around = loop is not None and loop.lineno <= take.lineno <= (loop.end_lineno or 0)  # type: ignore[attr-defined]
+    return around or (take.lineno < call.lineno and enclosing(take, ast.If) is None)
 
 
 def _at(held: Held, call: ast.Call) -> ast.expr:

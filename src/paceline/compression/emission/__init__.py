@@ -4,6 +4,7 @@ arena.py     where values lie
 arrays.py    numbers as C
 writer.py    the parts of a file: arrays, layers, calls, and the functions that they need
 kernels.py   how each step becomes a call, a class per kernel: small, vectors, cortex, floats
+loops.py     statements of `kernels` as loops, in float32
 c_file.py    the whole file
 text/        the functions in C
 """

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from paceline.compression.emission import bytes_steps, floats_steps
+from paceline.compression.emission import bytes_steps, floats_steps, loops
 from paceline.compression.emission.arrays import array, floating
 from paceline.compression.emission.kernels import Kernel
 from paceline.compression.emission.writer import Writer, text
 from paceline.compression.integers import IntegerNetwork
 from paceline.compression.network import INPUT, Image, Network
+from paceline.compression.programs import LayerProgram
 from paceline.compression.reference import IntegerModel
 from paceline.compression.values import compute
 
@@ -31,6 +32,8 @@ class CFile:
     #: Bytes of values between layers, in static memory.
     memory: int
     whole_numbers: bool
+    #: Whether `net_run` takes whole numbers, such as the words of a text.
+    tokens: bool = False
 
 
 def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor, about: Sequence[str] = ()) -> CFile:
@@ -62,12 +65,13 @@ def float_file(network: Network, samples: Tensor, about: Sequence[str] = ()) -> 
     tests = samples[:TESTS].float()
     expected = compute(network, tests).reshape(len(tests), -1)
     tolerance = max(float(expected.abs().max()), 1e-3) * TOLERANCE
+    numbers = _numbers(network) | {"NET_TESTS": str(len(tests)), "NET_FROM_FIRST": "0"}
     run = RUN_FLOATS.format(
         into=_from_model(network.inputs, writer.places[INPUT], "{x}"), calls="\n    ".join(writer.calls),
         out=_to_model(shape, writer.places[network.last.name]),
     )  # fmt: skip
     body = [
-        _defines(_numbers(network) | {"NET_TESTS": str(len(tests))}, {"NET_TOLERANCE": tolerance}),
+        _defines(numbers, {"NET_TOLERANCE": tolerance}),
         floats_steps.functions(network), *writer.functions, f"\nstatic float arena[{writer.arena.size}];\n",
         *writer.arrays, run, TESTS_BEGIN,
         _two("float", "net_test_inputs", "NET_INPUTS", tests.reshape(len(tests), -1)),
@@ -75,6 +79,28 @@ def float_file(network: Network, samples: Tensor, about: Sequence[str] = ()) -> 
     ]  # fmt: skip
     flags = floats_steps.FLAGS
     return CFile(_head(about, flags) + "".join(body), flags, 4 * writer.arena.size, False)
+
+
+def program_file(it: LayerProgram, model: Callable[[Tensor], Tensor], samples: Tensor) -> CFile:
+    """Write a program in float32, with what the model gives for the first samples as tests."""
+    writer = loops.LoopsWriter(it)
+    writer.write()
+    tests = samples[:TESTS]
+    with torch.no_grad():
+        expected = model(tests).float().reshape(len(tests), -1)
+    if it.logarithms:  # the file gives scores: what is apart from the first one is the same
+        expected = expected - expected[:, :1]
+    kind = "int32_t" if it.tokens else "float"
+    counts = {"inputs": it.numbers_in, "outputs": it.numbers_out, "tests": len(tests), "from_first": int(it.logarithms)}
+    run = RUN_LOOPS.format(kind=kind, lines="\n".join(writer.lines), result=writer.whole(it.output))
+    tolerance = max(float(expected.abs().max()), 1e-3) * TOLERANCE
+    body = [
+        _defines({f"NET_{word.upper()}": str(count) for word, count in counts.items()}, {"NET_TOLERANCE": tolerance}),
+        loops.functions(it), f"\nstatic float arena[{max(writer.arena.size, 1)}];\n", *writer.arrays, run, TESTS_BEGIN,
+        _two(kind, "net_test_inputs", "NET_INPUTS", tests.reshape(len(tests), -1)),
+        _two("float", "net_test_outputs", "NET_OUTPUTS", expected), "#endif\n", text("main_floats.c"),
+    ]  # fmt: skip
+    return CFile(_head((), loops.FLAGS) + "".join(body), loops.FLAGS, 4 * writer.arena.size, False, it.tokens)
 
 
 HEAD = """/* {about}
@@ -114,6 +140,14 @@ void net_run(const float input[NET_INPUTS], float output[NET_OUTPUTS]);
 void net_run(const float input[NET_INPUTS], float output[NET_OUTPUTS]) {{
 {into}    {calls}
 {out}}}
+"""
+RUN_LOOPS = """
+/* The result of one sample, in the order of the model's input and output. */
+void net_run(const {kind} input[NET_INPUTS], float output[NET_OUTPUTS]);
+void net_run(const {kind} input[NET_INPUTS], float output[NET_OUTPUTS]) {{
+{lines}
+    memcpy(output, {result}, 4 * NET_OUTPUTS);
+}}
 """
 TESTS_BEGIN = "\n#ifndef NET_LIBRARY\n"
 

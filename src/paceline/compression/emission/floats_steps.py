@@ -7,22 +7,55 @@ from math import prod
 import torch
 from torch.nn import functional
 
+from paceline.compression.emission.arrays import floating
 from paceline.compression.emission.kernels import LANES, MOST_PIXELS, pixels_at_once
 from paceline.compression.emission.writer import Windows, Writer, padded_shape, text, windows
 from paceline.compression.network import Affine, Function, Highest, Network, Sum, Window
+from paceline.compression.reading import ARGUMENT
+from paceline.kernels.formulas import applied, is_formula
+from paceline.kernels.ir import Call, Expression, Number, Op
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno")
-#: Activations by their function in C.
-NAMES = {"relu": "relu", "sigmoid": "sigmoid", "tanh": "hyperbolic", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
-NUMBERS = {"": 0, **{name: number for number, name in enumerate(NAMES, 1)}}
+
+
+def _needed(network: Network) -> dict[str, int]:
+    """The activations of a network by number; 0 is none."""
+    names = {step.function for step in network.steps if not isinstance(step, Highest)}
+    return {name: number for number, name in enumerate(sorted(names | {""}))}
 
 
 def functions(network: Network) -> str:
     """Vectors, and the activations that the network needs, by number."""
-    needed = sorted({step.function for step in network.steps if not isinstance(step, Highest) and step.function})
-    cases = "".join(f"    if (which == {NUMBERS[name]}) return {NAMES[name]}(x);\n" for name in needed)
+    texts, cases = [text("floats_relu.c")], ""
+    for name, number in _needed(network).items():
+        if not name:
+            continue
+        word = NAMES.get(name, name)
+        if is_formula(name):
+            word = f"formula_{number}"
+            texts.append(f"ALWAYS Lanes {word}(Lanes x) {{ return {_lanes(applied(name, ARGUMENT))}; }}\n")
+        elif name != "relu":
+            texts.append(text(f"floats_{name}.c"))
+        cases += f"    if (which == {number}) return {word}(x);\n"
     chosen = f"ALWAYS Lanes activated(int which, Lanes x) {{\n    (void)which;\n{cases}    return x;\n}}\n"
-    return text("floats.c") + "".join(text(f"floats_{name}.c") for name in needed) + chosen
+    return text("floats.c") + "".join(texts) + chosen
+
+
+#: Where a function in C has another name than the activation.
+NAMES = {"tanh": "hyperbolic"}
+CALLED = {"relu": "relu", "exp": "exponential"}
+
+
+def _lanes(value: Expression) -> str:
+    """A formula on vectors."""
+    match value:
+        case Number(number):
+            return f"((Lanes){{0}} + {floating(number)})"
+        case Op(sign, left, right):
+            return f"({_lanes(left)} {sign} {_lanes(right)})"
+        case Call(function, argument):
+            return f"{CALLED[function]}({_lanes(argument)})"
+    return "x"
 
 
 def write_steps(writer: Writer, network: Network) -> None:
@@ -38,11 +71,11 @@ def write_steps(writer: Writer, network: Network) -> None:
             case Function():
                 writer.uses(text("floats_function.c"))
                 source, target = writer.places[step.source], writer.place(step.name)
-                call = f"applied({source}, {target}, {prod(step.shape)}, {NUMBERS[step.function]});"
+                call = f"applied({source}, {target}, {prod(step.shape)}, {_needed(network)[step.function]});"
             case Sum():
                 writer.uses(text("floats_sum.c"))
                 left, right, target = writer.places[step.left], writer.places[step.right], writer.place(step.name)
-                call = f"summed({left}, {right}, {target}, {prod(step.shape)}, {NUMBERS[step.function]});"
+                call = f"summed({left}, {right}, {target}, {prod(step.shape)}, {_needed(network)[step.function]});"
         writer.calls.append(f"/* {step.name} */\n    {call}")
         writer.done(step)
 
@@ -63,7 +96,7 @@ def _affine(writer: Writer, network: Network, step: Affine, number: int) -> str:
     rest = -found.outputs % LANES
     weight = step.weight.permute(0, 2, 3, 1).reshape(found.outputs, -1)
     blocks = functional.pad(weight, (0, 0, 0, rest)).reshape(-1, LANES, weight.shape[1]).permute(0, 2, 1)
-    layer = _layer(writer, number, found, blocks, functional.pad(step.bias, (0, rest)), step.function)
+    layer = _layer(writer, number, found, blocks, functional.pad(step.bias, (0, rest)), _needed(network)[step.function])
     target = writer.place(step.name)
     writer.uses(text("floats_affine.c"))
     if found.height * found.width == 1:
@@ -71,19 +104,19 @@ def _affine(writer: Writer, network: Network, step: Affine, number: int) -> str:
     return f"{lines}affine_image({layer}, {source}, {target}, {pixels_at_once(found.width, MOST_PIXELS)});"
 
 
-def _layer(writer: Writer, number: int, found: Windows, weight: torch.Tensor, bias: torch.Tensor, function: str) -> str:
+def _layer(writer: Writer, number: int, found: Windows, weight: torch.Tensor, bias: torch.Tensor, function: int) -> str:
     names = (
         writer.array("float", f"weight_{number}", weight.flatten().tolist()),
         writer.array("float", f"bias_{number}", bias.tolist()),
     )
-    return f"&{writer.layer(f'layer_{number}', found, *names, NUMBERS[function])}"
+    return f"&{writer.layer(f'layer_{number}', found, *names, function)}"
 
 
 def _window(writer: Writer, network: Network, step: Window, number: int) -> str:
     source, lines = _padded(writer, network, step)
     image = padded_shape(network.shape(step.source), step.geometry)
     found = windows(image, step.geometry, step.shape, joined=False)
-    layer = _layer(writer, number, found, step.weight.permute(1, 2, 0), step.bias, step.function)
+    layer = _layer(writer, number, found, step.weight.permute(1, 2, 0), step.bias, _needed(network)[step.function])
     writer.uses(text("floats_affine.c"))
     writer.uses(text("floats_window.c"))
     return f"{lines}window({layer}, {source}, {writer.place(step.name)}, {int(len(step.weight) > 1)});"

@@ -9,7 +9,7 @@ cortex    two products at once (SMLAD of a Cortex-M4), four outputs side by side
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.nn import functional
@@ -134,10 +134,18 @@ def _blocks(it: IntegerStep, found: Windows, lanes: int) -> list[int]:
 
 
 def cortex_affine(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
-    """Blocks of four outputs."""
-    layer = _layer(writer, it, number, found, _blocks(it, found, FOUR))
+    """Blocks of four outputs; a window is gathered first where its parts would waste more bytes apart than together."""
+    joined = replace(found, rows=1, columns=1, length=found.rows * found.columns * found.length)
+    saves = found.rows * found.columns * _groups(it, found.length) > _groups(it, joined.length)
+    layer = _layer(writer, it, number, found, _blocks(it, joined if saves else found, FOUR))
+    window = writer.temporary(f"{it.name} window", (joined.length, 1, 1)) if saves else "0"
     writer.uses(text("bytes_affine_cortex.c"))
-    return f"affine_fours({layer}, {source}, {_targets(it, target)}, {it.bits});"
+    return f"affine_fours({layer}, {source}, {_targets(it, target)}, {it.bits}, {window});"
+
+
+def _groups(it: IntegerStep, length: int) -> int:
+    """The words that so many bytes are computed as."""
+    return -(-length // 8) * 2 if it.bits == 4 else -(-length // 4)
 
 
 def vectors_affine(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:

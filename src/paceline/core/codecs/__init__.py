@@ -43,6 +43,8 @@ class Codec(Protocol):
     variable: ClassVar[bool] = False
     #: What a message leaves out is kept and added to the next gradient.
     feedback: ClassVar[bool] = True
+    #: A message is summed in two parts, one after the other: the second is written from the sum of the first.
+    in_two: ClassVar[bool] = False
     #: All workers draw the same random numbers in an update.
     shares_chance: ClassVar[bool] = False
 
@@ -58,6 +60,18 @@ class Codec(Protocol):
 
     def decode(self, fields: Fields, out: Tensor, chance: int) -> None:
         """Write the gradient of a message into `out`, a matrix as it was encoded."""
+
+    def begin(self, total: Tensor, fields: Fields, chance: int, memory: Tensor) -> None:
+        """Write the first field of a message that is summed in two; `total` stays as it is."""
+        raise NotImplementedError("its messages are summed at once")
+
+    def finish(self, total: Tensor, fields: Fields) -> None:
+        """Write the other field from the sum of the first ones, and leave in `total` what this worker leaves out."""
+        raise NotImplementedError("its messages are summed at once")
+
+    def remember(self, fields: Fields, memory: Tensor) -> None:
+        """Remember of the sum of all messages what the next one begins with."""
+        raise NotImplementedError("its messages are summed at once")
 
     def remembers(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of what each worker keeps of a tensor besides what is owed; () for nothing."""

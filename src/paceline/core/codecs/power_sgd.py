@@ -3,20 +3,21 @@
 Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization",
 NeurIPS 2019; in PyTorch a hook of DDP. For a gradient M of m rows and n columns, and rank r:
 
-    P  =  orthogonalised(M Q)         Q of the update before, random before the first
-    Q  =  M' P
-    message  =  P and Q, r (m + n) numbers        decoded  =  P Q'        owed  =  M - P Q'
+    P  =  sum of M Q over the workers          Q of the update before, random before the first
+    P  =  orthogonalised P                     the same for all workers
+    Q  =  sum of M' P over the workers
+    decoded  =  P Q'                           owed  =  M - P (M' P)', of each worker's own M
 
-Each worker sends its own factors, which are gathered. The paper sums M Q of all workers before P is orthogonalised,
-and then Q, in two collectives one after the other; so it has one P for all, and bytes that do not grow with the number
-of workers. With factors of its own each worker's error is smaller and half as many messages wait for each other.
+Both sums are all-reduces of r m and r n numbers, one after the other, by any table; so bytes do not grow with the
+number of workers, and what workers owe together is what the sum of their gradients lacks. A worker of a server has no
+one to sum with: it writes both factors itself, in one message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from paceline.core.codecs import OWN, Codec, Field, Fields, rows_and_columns
 from paceline.core.codecs.bits import places_of, uniform
@@ -30,6 +31,9 @@ TINY = 1e-30  # the least squared length of a column that is not taken for zero
 @dataclass(frozen=True)
 class PowerSgd(Codec):
     rank: int = 2
+    adds: ClassVar = True
+    in_two: ClassVar = True
+    shares_chance: ClassVar = True
 
     def fields(self, shape: Sequence[int]) -> tuple[Field, ...]:
         rows, columns = rows_and_columns(shape)
@@ -40,14 +44,23 @@ class PowerSgd(Codec):
 
     def encode(self, total: Tensor, fields: Fields, chance: int, memory: Tensor | None) -> None:
         assert memory is not None
-        p, q = (field.view(-1, self.rank) for field in fields)
+        self.begin(total, fields, chance, memory)
+        self.finish(total, fields)
+        self.remember(fields, memory)
+
+    def begin(self, total: Tensor, fields: Fields, chance: int, memory: Tensor) -> None:
         if not memory.any():
             memory.copy_(uniform(places_of(memory), chance)).sub_(0.5)
-        p.copy_(total @ memory)
+        fields[0].view(-1, self.rank).copy_(total @ memory)
+
+    def finish(self, total: Tensor, fields: Fields) -> None:
+        p, q = (field.view(-1, self.rank) for field in fields)
         orthogonalise(p)
         q.copy_(total.T @ p)
-        memory.copy_(q)
         total.sub_(p @ q.T)
+
+    def remember(self, fields: Fields, memory: Tensor) -> None:
+        memory.copy_(fields[1].view(-1, self.rank))
 
     def decode(self, fields: Fields, out: Tensor, chance: int) -> None:
         p, q = (field.view(-1, self.rank) for field in fields)

@@ -14,7 +14,7 @@ from paceline.gradients.coded_frame import CodedFrame
 from paceline.gradients.encoder import encoder_of
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.gradients.segments import Segments
+from paceline.gradients.segments import segments_of
 
 
 class CodedPayloads:
@@ -42,16 +42,23 @@ class CodedPayloads:
     def sum(self, update: int, ranks: Sequence[int], shares: list[GradientSum]) -> GradientSum:
         """Return the sum of the messages of these ranks, in the payload of the first."""
         frames = [self.frames[rank] for rank in ranks]
-        for rank in ranks:
-            self.encoders[rank].settle()
+        encoders = [self.encoders[rank] for rank in ranks]
         messages, shape = [frame.message for frame in frames], frames[0].shape
         if shape.codec.adds:
             collective = fitting(self.collective, len(shares))
-            segments = Segments(shape, collective.segments(len(shares)))
-            for frame in frames:
-                segments.scatter(frame.message, frame.raw)
-            execute(collective, [frame.raw for frame in frames], segments)
-            segments.gather(frames[0].raw, frames[0].message)
+            for part, segments in enumerate(segments_of(shape, collective.segments(len(shares)))):
+                for frame, encoder in zip(frames, encoders, strict=True):
+                    if part:
+                        encoder.finish(frame.message)
+                    segments.scatter(frame.message, frame.raw)
+                execute(collective, [frame.raw for frame in frames], segments)
+                for frame in frames:
+                    segments.gather(frame.raw, frame.message)
+            if shape.codec.in_two:
+                for frame, encoder in zip(frames, encoders, strict=True):
+                    encoder.remember(frame.message)
             del messages[1:]
+        for encoder in encoders:
+            encoder.settle()
         frames[0].add_up(messages, update)
         return frames[0].payload.read(sum(share.samples for share in shares))

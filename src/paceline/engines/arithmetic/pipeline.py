@@ -23,6 +23,7 @@ from paceline.engines.arithmetic.execute import execute
 from paceline.engines.outcome import Snapshot
 from paceline.engines.setup import Setup
 from paceline.gradients.payload import GradientSum, Payload
+from paceline.links.mailbox import bytes_of
 from paceline.splits.planning import run_together
 from paceline.splits.slicing import assembled, sliced
 from paceline.splits.stages import SplitStages
@@ -60,6 +61,8 @@ class StagedPipeline:
         ]
         #: Messages that were sent and not yet received, by replica; each is those of all places.
         self.in_flight: dict[tuple[int, Channel], deque[list[Message]]] = defaultdict(deque)
+        #: The bytes of the message that was sent last.
+        self.sent = 0
         #: The squared norm of the gradient that all segments agree on, and how many have yet to read it.
         self.squares, self.readers_left = 0.0, 0
         #: Snapshots that not every stage has reached, by their number of updates.
@@ -99,7 +102,9 @@ class StagedPipeline:
                 return [sums for each in team if (sums := self._together(each, work)) is not None]
             self._agree(team)
         elif sends(work):
-            self.in_flight[replica, channel_of(work)].append([each.fetch(work) for each in team[replica]])
+            messages = [each.fetch(work) for each in team[replica]]
+            self.in_flight[replica, channel_of(work)].append(messages)
+            self.sent = bytes_of(messages[0])
         elif takes(work):
             messages = self.in_flight[replica, channel_of(work)].popleft()
             for segment, message in zip(team[replica], messages, strict=True):

@@ -9,7 +9,7 @@
     parts       what workers with parts of one layer send each other: two per worker, used alternately
     slots       gradients that a shard gathers: one per worker and one per gradient of a round
     numbers     one number per worker: the parts of a coordinator's products, or of a pipeline's gradient norm
-    mail        messages of a pipeline between two neighbouring stages, each way
+    mail        messages between two neighbouring stages of a pipeline, or between two workers with operators, each way
     results     parameters and buffers of workers that trained a replica of their own
 
 A step on a shard is all or nothing under SIGKILL: the next version is made in a slot that no worker reads, and one
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from paceline.core.server.desk import Desk
 from paceline.engines.checkpoints import Checkpoint
-from paceline.engines.local.channels import mail_of
+from paceline.engines.local.channels import mail_between, mail_of
 from paceline.engines.local.worker_context import KEPT, REQUESTED, WorkerMemory
 from paceline.engines.servers.open_ports import put_version_0, restore, version_shapes
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
@@ -46,6 +46,7 @@ from paceline.links.memory import Memory
 from paceline.links.shared_memory_link import SharedMemoryLink, SharedVectors
 from paceline.links.store_order import require_store_order
 from paceline.links.waiting import Waiter
+from paceline.operators.planning import OperatorBlueprint
 from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.replicas import mean_of
@@ -74,7 +75,7 @@ class ArenaShape:
 
     workers: int
     layout: Layout
-    #: What workers exchange vectors by: "alone", "collective", "pipeline", "parts" or "shards".
+    #: What workers exchange vectors by: "alone", "collective", "pipeline", "parts", "operators" or "shards".
     kind: str
     #: Workers whose replicas make the result.
     results: int
@@ -105,6 +106,7 @@ class ArenaShape:
         ghosts: int = 0,
         blueprint: Blueprint | None = None,
         split: SplitBlueprint | None = None,
+        operators: OperatorBlueprint | None = None,
         stages: Sequence[VersionShape] = (),
     ) -> ArenaShape:
         """Return the shape that a plan needs for these parameters."""
@@ -126,6 +128,9 @@ class ArenaShape:
         if split is not None:
             payload = Payload.length(layout)  # of the whole: parts of a few workers are larger than others
             return ArenaShape(workers, layout, "parts", plan.results, payload=payload, parts=split.bytes_sent(layout))
+        if operators is not None:
+            mail = tuple(mail_between(operators, workers))
+            return ArenaShape(workers, layout, "operators", plan.results, mail=mail)
         if isinstance(method, Alone | NativeDdp):
             return ArenaShape(workers, layout, "alone", plan.results)
         payload = Payload.length(layout)

@@ -13,6 +13,7 @@ from paceline.engines.local.state_buffers import ResumePoint
 from paceline.errors import JobError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
+from paceline.operators.planning import OperatorBlueprint
 from paceline.plans.plan import Plan
 from paceline.splits.gradients import SplitBlueprint
 from paceline.stages.segment import Blueprint
@@ -41,6 +42,8 @@ class Assignment:
     blueprint: Blueprint | None = None
     #: The blueprint of split layers; `job.model` then has this worker's parts in place of its tensors.
     split: SplitBlueprint | None = None
+    #: Which worker holds which operator of the model.
+    operators: OperatorBlueprint | None = None
 
     def open_data(self) -> Source:
         """Make the source of the data that are not shared tensors. A stream's samples have been counted before."""

@@ -1,4 +1,4 @@
-"""The channels between neighbouring stages of a pipeline that different workers hold."""
+"""The channels between workers: of neighbouring stages of a pipeline, or each way between any two with operators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import itertools
 from collections.abc import Iterator
 
 from paceline.links.mailbox import MailShape
+from paceline.operators.planning import OperatorBlueprint
 from paceline.stages.segment import Blueprint
+
+MESSAGES = 64  # slots of a mailbox between two workers with operators; what finds it full waits with its sender
 
 
 def mail_of(blueprint: Blueprint, lines: int = 1) -> Iterator[MailShape]:
@@ -22,3 +25,9 @@ def mail_of(blueprint: Blueprint, lines: int = 1) -> Iterator[MailShape]:
                 on, back = (stage, stage + 1), (stage + 1, stage)
                 yield MailShape(on, count + blueprint.carries_chance, blueprint.bytes_on[stage], slots, line)
                 yield MailShape(back, count, blueprint.bytes_back[stage], slots, line)
+
+
+def mail_between(blueprint: OperatorBlueprint, workers: int) -> Iterator[MailShape]:
+    """Yield the mailboxes from each worker with operators to each other one."""
+    for ends in itertools.permutations(range(workers), 2):
+        yield MailShape(ends, 1 + blueprint.tensors, blueprint.bytes, MESSAGES)

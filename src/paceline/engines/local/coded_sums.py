@@ -22,7 +22,7 @@ from paceline.gradients.coded_frame import CodedFrame
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.message import Message
 from paceline.gradients.payload import GradientSum
-from paceline.gradients.segments import Segments
+from paceline.gradients.segments import Segments, segments_of
 from paceline.links import TURNS, Link, Span
 from paceline.parameters.layout import Layout
 
@@ -39,10 +39,11 @@ class CodedSums:
         self, link: Link, collective: Collective, ranks: int, frames: Sequence[CodedFrame], encoder: GradientEncoder
     ) -> None:
         self.link, self.ranks, self.frames, self.encoder = link, ranks, frames, encoder
-        self._table: Reduction | None = None
+        #: The parts in which messages are summed, each by a walk of its own; none where they are gathered.
+        self._parts: list[tuple[Segments, Reduction]] = []
         if encoder.codec.adds:
-            self._segments = Segments(encoder.shapes[0], collective.segments(ranks))
-            self._table = Reduction(link, collective, ranks, self._segments)
+            made = segments_of(encoder.shapes[0], collective.segments(ranks))
+            self._parts = [(part, Reduction(link, collective, ranks, part)) for part in made]
         #: The messages of the other ranks, by the memory that they were received in.
         self._known: dict[tuple[int, int, int], Message] = {}
 
@@ -50,17 +51,26 @@ class CodedSums:
         """Run the collective of this number; return (the sum over all workers, nanoseconds waited, bytes sent)."""
         frame, before = self.frames[number % TURNS], self.link.waited
         frame.write(self.encoder, computed, number)
-        if self._table is not None:
-            self._segments.scatter(frame.message, frame.raw)
-            self._table.sum(number)
-            self._segments.gather(frame.raw, frame.message)
-            messages, sent = [frame.message], self._table.bytes
+        if self._parts:
+            self._summed(frame, number)
+            messages, sent = [frame.message], sum(table.bytes for _, table in self._parts)
         else:
             messages = self._gathered(frame, number % TURNS)
             sent = (self.ranks - 1) * frame.message.bytes
         frame.add_up(messages, number)
         self.encoder.settle()
         return frame.payload.read(computed.samples), self.link.waited - before, sent
+
+    def _summed(self, frame: CodedFrame, number: int) -> None:
+        """Sum the messages; where that takes two parts, the second is written from the sum of the first."""
+        for place, (segments, table) in enumerate(self._parts):
+            if place:
+                self.encoder.finish(frame.message)
+            segments.scatter(frame.message, frame.raw)
+            table.sum(number)
+            segments.gather(frame.raw, frame.message)
+        if self.encoder.codec.in_two:
+            self.encoder.remember(frame.message)
 
     def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         raise NotImplementedError("replicas travel as they are")

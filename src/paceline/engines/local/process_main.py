@@ -16,6 +16,7 @@ import torch
 from paceline.data.source import TensorSource
 from paceline.engines.local.arena import GO, Arena
 from paceline.engines.local.assignment import Assignment
+from paceline.engines.local.dataflow import DataflowWorker
 from paceline.engines.local.messages import Failed, FailureReport, Finished, Ready, StateLeft
 from paceline.engines.local.pipeline import PipelineWorker
 from paceline.engines.local.process import (
@@ -34,6 +35,8 @@ from paceline.errors.failure import Position
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Cancelled
 
+AnyWorker = LocalWorker | PipelineWorker | SplitWorker | DataflowWorker
+
 
 def main(
     box: list[bytes],  # holds the pickled assignment; popped here, since multiprocessing keeps the arguments alive
@@ -47,7 +50,7 @@ def main(
     """Run one worker: prepare, wait for the start, train, and send the outcome. Never returns."""
     become_worker(scarce)
     before = memory("RssAnon") - len(box[0])
-    number, worker = -1, None  # type: int, LocalWorker | PipelineWorker | SplitWorker | None
+    number, worker = -1, None  # type: int, AnyWorker | None
     try:
         assignment: Assignment = pickle.loads(box.pop())
         number = assignment.number
@@ -78,8 +81,10 @@ def main(
         os._exit(0)  # without closing shared memory, of which tensors hold views; the kernel frees it
 
 
-def _kind(given: Assignment) -> type[LocalWorker] | type[PipelineWorker] | type[SplitWorker]:
-    """Return the kind of worker for what it holds: a replica, stages, or parts of layers."""
+def _kind(given: Assignment) -> type[AnyWorker]:
+    """Return the kind of worker for what it holds: a replica, stages, parts of layers, or operators."""
+    if given.operators is not None:
+        return DataflowWorker
     if given.split is not None:
         return SplitWorker
     return LocalWorker if given.blueprint is None else PipelineWorker

@@ -37,6 +37,7 @@ from paceline.errors import RunFailed, RunStopped
 from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
+from paceline.operators.planning import with_operators_of
 from paceline.parameters.layout import trainable
 from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
@@ -262,6 +263,8 @@ class WorkerPool:
         if setup.split is not None and isinstance(setup.plan.method, SplitLayers):
             place = setup.plan.method.mesh(self.workers).coordinate(number, INSIDE)
             job = job.with_(model=sliced(setup.module, setup.split.stored, place))
+        if setup.operators is not None:
+            job = job.with_(model=with_operators_of(setup.module, setup.operators, number))
         given = Assignment(
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, setup.placement,
             data, len(setup.source), setup.initial_sha256,
@@ -270,7 +273,7 @@ class WorkerPool:
                 self.begin.updates if self.begin else 0, self.begin is not None,
                 self.request.interval.updates if self.request else 0, at_end=True,
             ),
-            setup.blueprint, setup.split,
+            setup.blueprint, setup.split, setup.operators,
         )  # fmt: skip
         return given.pack()
 
@@ -324,7 +327,7 @@ def _shape(setup: Setup, begin: Checkpoint | None) -> ArenaShape:
     served = setup.pipeline is not None and setup.pipeline.spread.server is not None
     return ArenaShape.of(
         setup.plan, setup.layout, setup.agenda.leases, trainable(module), optimizer, setup.probe.tables, ghosts,
-        setup.blueprint, setup.split,
+        setup.blueprint, setup.split, setup.operators,
         [each.shape(setup) for each in stage_shards(setup)] if served else (),
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.arithmetic.synchronous import synchronous
+from paceline.engines.replay.from_messages import DataflowReplayer
 from paceline.engines.replay.from_pushes import CentreReplayer, PushReplayer, RoundReplayer
 from paceline.engines.replay.from_trace import NextUpdate, ReplayedVersion, ServerReplayer
 from paceline.engines.setup import Setup
@@ -27,6 +28,7 @@ from paceline.errors import UsageError
 from paceline.gradients.fused_replica import by_one
 from paceline.gradients.payload import GradientSum
 from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.server import CentreServer
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
@@ -256,6 +258,8 @@ def make_replayer(setup: Setup, trace: Trace, lives: list[Life]) -> Replayer:
         return TeamReplayer(setup)
     if setup.pipeline is not None and setup.pipeline.spread.server is None:
         return PipelineReplayer(setup)
+    if isinstance(setup.plan.method, Dataflow):
+        return DataflowReplayer(setup, setup.plan.method, trace.rows)
     if isinstance(setup.plan.method, SplitLayers):
         return SplitReplayer(setup, setup.plan.method)
     if setup.plan.traits.keeps_step:

@@ -85,6 +85,7 @@ def replay(
         if isinstance(run, str | Path):
             trace = _until_stopped(Path(run), record, setup, trace)
         _check_same_start(setup, record)
+        _refuse_other_plans(record, plan)
         lives = [Life(Plan.recorded(each.plan, record.table), _apart(each, record)) for each in record.lives]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)
         if until == "failure":
@@ -109,6 +110,13 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRe
     if not file.exists() and not Plan.recorded(record.plan, record.table).traits.keeps_step:
         raise UsageError(f"{path} has no trace, so the order of its updates is not known: no replay")
     return job or load_job_file(path, data), record, Trace.open(file) if file.exists() else Trace.of([])
+
+
+def _refuse_other_plans(record: RunRecord, plan: Plan) -> None:
+    """Raise if the run was resumed by another plan, whose workers held the model otherwise."""
+    names = list(dict.fromkeys(each.plan for each in record.lives))
+    if plan.traits.keeps_step and len(names) > 1:
+        raise UsageError(f"this run was resumed by other plans ({', then '.join(names)}): it cannot be replayed as one")
 
 
 def _apart(life: LifeRecord, record: RunRecord) -> bool:

@@ -11,7 +11,9 @@ from paceline.core.server.events import Push
 from paceline.core.server.version_slots import VersionSlots
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.shard_memory import ShardMemory
+from paceline.gradients.message import MessageShape
 from paceline.gradients.payload import GradientSum
+from paceline.gradients.pulled import PulledView
 from paceline.parameters.optimizers import optimizer_over
 from paceline.parameters.row_copier import RowCopier
 from paceline.parameters.store import ShardStore
@@ -39,6 +41,12 @@ class ShardUpdates:
         assert isinstance(memory.slots, VersionSlots)
         self.slots = memory.slots
         self.store.look(self.slots.of(memory.integers.current, side.number))
+        #: What this worker has under coded pulls, and computes with; None: the version itself.
+        self.pulled: PulledView | None = None
+        if (pull := side.plan.pull) is not None:
+            self.pulled = PulledView(MessageShape(pull, side.layout.shards[number], side.layout.dtype), side.seed)
+        #: The version that was answered last; -1: the next answer is whole.
+        self.answered = -1
         #: Running statistics, which belong to shard 0; the last push wins.
         self.moving = replica.moving if number == 0 else []
 
@@ -48,11 +56,32 @@ class ShardUpdates:
         self.store.move(*self.slots.move(draft, self.side.number))
         self.rule.update(self.store, arrival)
         self.store.version.keep_buffers(self.moving)
+        self._pull(version)
 
     def fetch(self, draft: State) -> None:
         self.store.fetch(*self.slots.fetch(draft, self.side.number))
+        if self.pulled is not None and self.memory.machine.base(draft, self.side.number) == self.answered:
+            self._compute_with(self.pulled)  # it has that version, as it was answered
+        else:
+            self.answered = -1
         if self.moving:
             self.take_buffers()
+
+    def _pull(self, version: int) -> None:
+        """Under coded pulls, compute with what an answer says of this version."""
+        if self.pulled is None:
+            return
+        newest = self.store.version
+        if self.answered < 0:
+            self.pulled.whole(newest.parameters, newest.buffers)
+        else:
+            self.pulled.difference(newest.parameters, newest.buffers, version)
+        self.answered = version
+        self._compute_with(self.pulled)
+
+    def _compute_with(self, pulled: PulledView) -> None:
+        for parameter, value in zip(self.store.parameters, pulled.values, strict=True):
+            parameter.data = value
 
     def take_buffers(self) -> None:
         """Continue from the running statistics of this version."""
@@ -73,7 +102,9 @@ class GradientExchange:
     def bytes(self) -> int:
         if self.encoder is None:
             return self.store.bytes
-        return self.encoder.pushed_bytes(self.number) + self.store.bytes // 2  # the other half is what is pulled
+        pulled = self.updates.pulled
+        back = pulled.bytes if pulled is not None else self.store.bytes // 2  # the other half is what is pushed
+        return self.encoder.pushed_bytes(self.number) + back
 
     def resume(self, resumed: bool, saved: WorkerState | None) -> None:
         if resumed and self.first:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from paceline.core.agenda import Agenda
+from paceline.core.agenda import Agenda, Chunk
 from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Work
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.schedules.passes import Pass, passes
@@ -63,6 +63,8 @@ class _Applied(NamedTuple):
     update: int
     base: int
     start: float
+    #: Bytes of messages since the worker's last row.
+    sent: int
 
 
 class _Run:
@@ -103,27 +105,29 @@ class _Run:
             waited[worker] += wait
             made = self.sums.do(replica, worker, work) if self.sums is not None else []
             if sends(work):
-                sent[worker] += self._bytes(work, passing)
+                sent[worker] += self._bytes(work, passing) if self.sums is None else self.sums.sent
             if takes(work) or sends(work) or work.what == ALL_REDUCE:
                 continue
             if work.what == FORWARD and passing.opens(work.micro):
                 bases[work.stage, update] = passing.first + work.version
             if work.what != UPDATE:
-                self._computed(replica, worker, work, update, (start, end, waited[worker]), sent[worker])
+                times = start, end, waited[worker]
+                self._computed(replica, worker, work, passing.chunk(work.micro), times, sent[worker])
                 waited[worker], sent[worker] = 0.0, 0
                 continue
-            applied = _Applied(replica, worker, work, update, bases[work.stage, update], start)
+            applied = _Applied(replica, worker, work, update, bases[work.stage, update], start, sent[worker])
+            sent[worker] = 0
             if self.data == 1:
                 self._apply(applied, end, made)
             yield applied, made
 
     def _computed(
-        self, replica: int, worker: int, work: Work, update: int, times: tuple[float, float, float], sent: int
+        self, replica: int, worker: int, work: Work, chunk: Chunk, times: tuple[float, float, float], sent: int
     ) -> None:
         start, end, waited = map(nanoseconds, times)
         for place, each in enumerate(self._column(replica, worker)):
-            moved = sent + self._moved(work, place)
-            row = (update, work.stage, work.micro, ord(work.what), start, end, waited, 0, moved, math.nan)
+            moved = sent + self._moved(work, place, chunk.samples)
+            row = (chunk.update, work.stage, work.micro, ord(work.what), start, end, waited, 0, moved, math.nan)
             self.rows.add(Row(Kind.STAGE, each, *row))
 
     def _apply_together(self, stage: int, updates: Sequence[_Applied], made: list[GradientSum]) -> None:
@@ -157,7 +161,8 @@ class _Run:
             row = (update, -1, applied.base, -1, times[0], times[0], 0, sum(c.samples for c in mine), 0, loss)
             self.rows.add(Row(Kind.COMPUTE, column[0], *row))
         for each in column:
-            self.rows.add(Row(Kind.APPLY, each, update, work.stage, applied.base, update + 1, *times))
+            stepped = (update, work.stage, applied.base, update + 1, *times, 0, 0, applied.sent)
+            self.rows.add(Row(Kind.APPLY, each, *stepped))
         if made and self.sums is not None and not applied.replica:
             self.sums.keep_snapshot(StageUpdate(work.stage, update, made[0]), end)
 
@@ -188,24 +193,28 @@ class _Run:
         alone = slowest * share / self.pipeline.stages(self.workers) / self.inside
         if self.inside == 1:
             return alone
-        sent = max(self._moved(work, place) for place in range(self.inside))
-        return alone + self._exchanges(work) * self.world.latency + sent / self.world.bandwidth
+        sent = max(self._moved(work, place, samples) for place in range(self.inside))
+        return alone + self._exchanges(work, samples) * self.world.latency + sent / self.world.bandwidth
 
-    def _program(self, stage: int) -> Program | None:
+    def _program(self, stage: int, samples: int) -> Program | None:
+        """Return what the workers of a stage do with a micro-batch of so many samples."""
         programs = self.sums.blueprint.programs if self.sums is not None else ()
-        return next(iter(programs[stage].values())) if programs else None
+        if not programs:
+            return None
+        fits = (each for sizes, each in programs[stage].items() if sizes and sizes[0][:1] == (samples,))
+        return next(fits, next(iter(programs[stage].values())))
 
-    def _moved(self, work: Work, place: int) -> int:
+    def _moved(self, work: Work, place: int, samples: int) -> int:
         """Return the bytes that a worker sends to those that share its stage, in one piece of work."""
-        program = self._program(work.stage)
+        program = self._program(work.stage, samples)
         if program is None or self.sums is None:
             return 0 if self.inside == 1 else ACTIVATIONS
         moves = (step for step in program.steps if step.value and step.back == (work.what != FORWARD))
         numbers = sum(step.movement.numbers(program.shapes[step.value], place, program.workers) for step in moves)
         return numbers * self.sums.setup.layout.bytes_per_number
 
-    def _exchanges(self, work: Work) -> int:
-        program = self._program(work.stage)
+    def _exchanges(self, work: Work, samples: int) -> int:
+        program = self._program(work.stage, samples)
         if program is None:
             return 1
         moves = [step for step in program.steps if step.value and step.back == (work.what != FORWARD)]

@@ -92,7 +92,9 @@ class _Run:
         self.piece = round(size / plan.shards)
         #: Bytes of a gradient for one shard: about, where the codec's depend on the gradient.
         self.pushed = round(pushed / plan.shards)
-        self.server: ServerModel = arithmetic or TimedServer(plan, method, self.pushed + self.piece)
+        #: Bytes of the answer to a push, about.
+        self.pulled = round(estimate(plan.pull, self.piece))
+        self.server: ServerModel = arithmetic or TimedServer(plan, method, self.pushed + self.pulled)
         self.gathers, self.one_at_a_time = method.traits.gathers, method.traits.versioned
         self.desk = Desk(plan.workers, agenda.leases, method.gate)
         self.desk_state = [0] * self.desk.ints
@@ -161,6 +163,12 @@ class _Run:
         encoder = self.arithmetic.sides[worker].encoder if self.arithmetic is not None else None
         return encoder.pushed_bytes(shard) if encoder is not None else self.pushed
 
+    def _answered(self, push: Push) -> int:
+        """The bytes that a push which made a version is answered with."""
+        if self.plan.pull is None or self.arithmetic is None:
+            return self.pulled
+        return self.server.bytes(push) - self._size(push.worker, push.shard)
+
     def _compute(self, worker: Worker, command: Compute) -> float:
         """Compute all tasks of a lease, and return the seconds that they take."""
         number, begins = worker.number, self.clock.now
@@ -216,7 +224,8 @@ class _Run:
         else:
             self.rows.add(row(Kind.DROP, number, command.batch, shard, times=times[:2]))
         worker.answer(action)
-        self.clock.at(self.links.answered(number, shard, end, self.piece), self._next, worker)
+        back = self._answered(command) if isinstance(action, Apply) else self.piece
+        self.clock.at(self.links.answered(number, shard, end, back), self._next, worker)
 
     def _die(self, worker: int) -> None:
         """A worker's process ends."""

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.core.agenda import Agenda
 from paceline.core.codecs.sizes import estimate
 from paceline.engines.arithmetic.coded import CodedPayloads
+from paceline.engines.arithmetic.dataflow import DataflowArithmetic
 from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.replicas import ReplicaArithmetic
 from paceline.engines.arithmetic.servers import ServerArithmetic
@@ -16,6 +17,7 @@ from paceline.engines.arithmetic.synchronous import SharedParameters, Synchronou
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
 from paceline.engines.threads import threads
+from paceline.engines.virtual.dataflow import run_dataflow
 from paceline.engines.virtual.pipeline import run_pipeline
 from paceline.engines.virtual.rows import Rows, Totals, TraceRows
 from paceline.engines.virtual.server import run_server
@@ -26,6 +28,7 @@ from paceline.gradients.payload import Payload
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.coordinated import Coordinated
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
@@ -33,7 +36,9 @@ from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Trace
 
-Arithmetic = SynchronousArithmetic | ServerArithmetic | StagedPipeline | SplitArithmetic | ReplicaArithmetic
+Arithmetic = (
+    SynchronousArithmetic | ServerArithmetic | StagedPipeline | SplitArithmetic | ReplicaArithmetic | DataflowArithmetic
+)
 
 #: What runs each method on one clock: called with the plan and its method, the agenda, the world, the bytes that a
 #: worker sends, the arithmetic or None, and where its rows go.
@@ -50,6 +55,7 @@ RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any, Rows], None]] = {
     Hogwild: run_server,
     Pipeline: run_pipeline,
     SplitLayers: run_split,
+    Dataflow: run_dataflow,
 }
 
 
@@ -96,4 +102,6 @@ def _arithmetic(setup: Setup) -> Arithmetic:
         return StagedPipeline(setup) if setup.pipeline.spread.server is None else ReplicaArithmetic(setup)
     if isinstance(setup.plan.method, SplitLayers):
         return SplitArithmetic(setup, setup.plan.method)
+    if isinstance(setup.plan.method, Dataflow):
+        return DataflowArithmetic(setup, setup.plan.method)
     return synchronous(setup) if setup.plan.traits.keeps_step else ServerArithmetic(setup)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from paceline.jobs.modules import Subsampling
+from paceline.jobs.modules import NarrowAttention, Subsampling
 from paceline.kernels.ir import Program
 from paceline.kernels.layers import (
     attention,
@@ -42,6 +42,12 @@ MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.ReLU: elementwise.function("relu"),
     nn.GELU: elementwise.gelu,
     nn.SiLU: elementwise.function("silu"),
+    nn.LeakyReLU: elementwise.formula("leaky_relu", "negative_slope"),
+    nn.ELU: elementwise.formula("elu", "alpha"),
+    nn.ReLU6: elementwise.formula("hardtanh", "min_val", "max_val"),
+    nn.Hardtanh: elementwise.formula("hardtanh", "min_val", "max_val"),
+    nn.Hardswish: elementwise.formula("hardswish"),
+    nn.Hardsigmoid: elementwise.formula("hardsigmoid"),
     nn.LogSoftmax: lambda part, seen: elementwise.log_softmax(seen, part.dim),
     nn.BatchNorm1d: normalisation.recognise(0),
     nn.BatchNorm2d: normalisation.recognise(2),
@@ -49,6 +55,7 @@ MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.RMSNorm: layer_norm.recognise,
     nn.Dropout: elementwise.dropout,
     nn.MultiheadAttention: attention.recognise,
+    NarrowAttention: attention.recognise,
     nn.Embedding: embedding.recognise,
     nn.LSTM: recurrent.recognise("lstm"),
     nn.GRU: recurrent.recognise("gru"),
@@ -101,6 +108,8 @@ LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
 #: Functions that are a layer without parameters, made from their other arguments.
 FUNCTIONAL: dict[Any, type[nn.Module]] = {
     F.max_pool1d: nn.MaxPool1d, F.max_pool2d: nn.MaxPool2d, F.avg_pool1d: nn.AvgPool1d, F.avg_pool2d: nn.AvgPool2d,
+    F.leaky_relu: nn.LeakyReLU, F.elu: nn.ELU, F.relu6: nn.ReLU6, F.hardtanh: nn.Hardtanh,
+    F.hardswish: nn.Hardswish, F.hardsigmoid: nn.Hardsigmoid,
     F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
 }  # fmt: skip
 

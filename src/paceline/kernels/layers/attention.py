@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.jobs.modules import NarrowAttention
 from paceline.kernels.ir import (
     Apply,
     Call,
@@ -41,7 +42,7 @@ from paceline.kernels.layers.base import (
 )
 
 
-def recognise(part: nn.MultiheadAttention, seen: Seen) -> Found:
+def recognise(part: nn.MultiheadAttention | NarrowAttention, seen: Seen) -> Found:
     """What an attention is, if it has a kernel."""
     if not part.batch_first or len(seen.shapes[0]) != 2 or seen.shapes[0][1] != part.embed_dim:
         raise CannotFuse(
@@ -55,7 +56,12 @@ def recognise(part: nn.MultiheadAttention, seen: Seen) -> Found:
         raise CannotFuse(f"{seen.what}: key_padding_mask= has no kernel; sequences of one length have")
     if part.dropout:
         trains(part, seen)
-    options = {"heads": part.num_heads, "causal": _causal(seen, seen.given), "rate": part.dropout}
+    options = {
+        "heads": part.num_heads,
+        "size": part.head_dim,
+        "causal": _causal(seen, seen.given),
+        "rate": part.dropout,
+    }
     words = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
     return "attention", seen.shapes[0], options, tuple(w for w in words if _has(part, w))
 
@@ -83,10 +89,11 @@ def _causal(seen: Seen, given: Mapping[str, Any]) -> bool:
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
     """Projections of all steps, scores of all pairs of steps, their softmax, and the means that it weighs."""
     name, (steps, width), heads = layer.name, layer.shape, layer.options["heads"]
-    code, pairs, size = program.forward, (heads, steps, steps), width // heads
-    projected = Ref(program.new(f"{name}.projected", (steps, 3 * width)), at("t", "g"))
+    code, pairs, size = program.forward, (heads, steps, steps), layer.options["size"]
+    inner = heads * size
+    projected = Ref(program.new(f"{name}.projected", (steps, 3 * inner)), at("t", "g"))
     weight, source = Ref(layer.weights["in_proj_weight"], at("g", "i")), Ref(sources[0], at("t", "i"))
-    loops = loops_of("t g i", (steps, 3 * width, width))
+    loops = loops_of("t g i", (steps, 3 * inner, width))
     code.append(Contract(loops, projected, weight, source, start_of(layer, "in_proj_bias", "g"), layer=name))
     parts = program.view(f"{name}.heads", projected.buffer, (steps, 3, heads, size))
 
@@ -100,12 +107,12 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     mixed = Ref(program.new(f"{name}.mixed", (steps, heads, size)), at("t", "h", "d"))
     value = Ref(parts, at("s", 2, "h", "d"))
     code.append(Contract(loops_of("t h d s", (steps, heads, size, steps)), mixed, shares, value, layer=name))
-    joined = Ref(program.view(f"{name}.joined", mixed.buffer, (steps, width)), at("t", "i"))
+    joined = Ref(program.view(f"{name}.joined", mixed.buffer, (steps, inner)), at("t", "i"))
     target, weight = (
         Ref(program.new(name, layer.shape), at("t", "o")),
         Ref(layer.weights["out_proj.weight"], at("o", "i")),
     )
-    loops = loops_of("t o i", (steps, width, width))
+    loops = loops_of("t o i", (steps, width, inner))
     code.append(Contract(loops, target, weight, joined, start_of(layer, "out_proj.bias", "o"), layer=name))
     return name
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from paceline.kernels.ir import Apply, Call, Loop, Number, Op, Program, Ref, at
+from paceline.kernels import formulas
+from paceline.kernels.ir import Apply, Loop, Number, Op, Program, Ref, at
 from paceline.kernels.layers.base import CannotFuse, Found, Held, Layer, Seen, Shape, dropped, everywhere, trains
 from paceline.kernels.layers.shapes import shifted
 
@@ -16,6 +17,16 @@ from paceline.kernels.layers.shapes import shifted
 def function(name: str) -> Callable[[Any, Seen], Found]:
     """A row for an activation of this name."""
     return lambda part, seen: ("activation", seen.shapes[0], {"function": name}, ())
+
+
+def formula(name: str, *words: str) -> Callable[[Any, Seen], Found]:
+    """A row for an activation of this name, whose numbers are attributes of the module."""
+
+    def row(part: Any, seen: Seen) -> Found:
+        numbers = (getattr(part, word) for word in words)
+        return "activation", seen.shapes[0], {"function": formulas.named(name, *numbers)}, ()
+
+    return row
 
 
 def gelu(part: nn.GELU, seen: Seen) -> Found:
@@ -110,7 +121,7 @@ def lower_activation(program: Program, layer: Layer, sources: list[str], number:
     """A function at every place."""
     loops, place = everywhere(program, sources[0])
     target = Ref(program.new(layer.name, layer.shape), place.index)
-    program.forward.append(Apply(loops, target, Call(layer.options["function"], place), layer=layer.name))
+    program.forward.append(Apply(loops, target, formulas.applied(layer.options["function"], place), layer=layer.name))
     return layer.name
 
 

@@ -13,6 +13,7 @@
     Coordinated       vectors, as a coordinator commands        the coordinator               sandblaster
     Pipeline          activations and their gradients           the worker of each stage      layers, gpipe, ...
     SplitLayers       parts of activations and gradients        every worker, for its parts   tensor, per_layer, ...
+    Dataflow          values of operators and gradients         the operator's worker         ampnet
     NativeDdp         what PyTorch decides                      every worker                  ddp
 
 A method is pure data: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the

@@ -75,17 +75,34 @@ static inline const int8_t *products_4(const uint8_t *at, const int8_t *weight, 
 }
 #endif
 
+/* The bytes of a window side by side; words are copied, and what is too much of one is written over by the next. */
+static inline void gathered(const Layer *l, const uint8_t *x, uint8_t *y) {
+    for (int r = 0; r < l->rows; r++)
+        for (int c = 0; c < l->columns; c++, y += l->length) {
+            const uint8_t *at = x + r * l->row + c * l->column;
+            for (int k = 0; k < l->length; k += 4) memcpy(y + k, at + k, 4);
+        }
+}
+
+/* With a place for a window, each one is gathered there before it is read, and weights lie as of one part. */
 static inline __attribute__((always_inline)) void affine_fours(const Layer *l, const uint8_t *x, uint8_t *y,
-                                                               int32_t *scores, int bits) {
-    int groups = bits == 4 ? (l->length + 7) / 8 * 2 : (l->length + 3) / 4;
+                                                               int32_t *scores, int bits, uint8_t *window) {
+    int rows = window ? 1 : l->rows, columns = window ? 1 : l->columns;
+    int length = window ? l->rows * l->columns * l->length : l->length;
+    int groups = bits == 4 ? (length + 7) / 8 * 2 : (length + 3) / 4;
     for (int p = 0; p < l->height; p++)
         for (int q = 0; q < l->width; q++) {
             const int8_t *weight = l->weight;
+            const uint8_t *from = x + p * l->down + q * l->right;
+            if (window) {
+                gathered(l, from, window);
+                from = window;
+            }
             for (int o = 0; o < l->outputs; o += 4) {
                 int32_t sum[4] = {0, 0, 0, 0};
-                for (int r = 0; r < l->rows; r++)
-                    for (int c = 0; c < l->columns; c++) {
-                        const uint8_t *at = x + p * l->down + q * l->right + r * l->row + c * l->column;
+                for (int r = 0; r < rows; r++)
+                    for (int c = 0; c < columns; c++) {
+                        const uint8_t *at = from + r * l->row + c * l->column;
                         weight = bits == 4 ? products_4(at, weight, groups, sum) : products(at, weight, groups, sum);
                     }
                 for (int k = 0; k < 4 && o + k < l->outputs; k++) {

@@ -2,15 +2,21 @@
 #include <stdint.h>
 #include <time.h>
 
-void net_run(const float *input, float *output);
-void net_run_all(const float *inputs, int64_t count, int64_t size, int64_t results, float *outputs);
-void net_time(const float *inputs, int64_t count, int64_t size, float *output, int64_t calls, int64_t *nanoseconds);
+#ifdef NET_TOKENS
+typedef int32_t Input;
+#else
+typedef float Input;
+#endif
 
-void net_run_all(const float *inputs, int64_t count, int64_t size, int64_t results, float *outputs) {
+void net_run(const Input *input, float *output);
+void net_run_all(const Input *inputs, int64_t count, int64_t size, int64_t results, float *outputs);
+void net_time(const Input *inputs, int64_t count, int64_t size, float *output, int64_t calls, int64_t *nanoseconds);
+
+void net_run_all(const Input *inputs, int64_t count, int64_t size, int64_t results, float *outputs) {
     for (int64_t k = 0; k < count; k++) net_run(inputs + k * size, outputs + k * results);
 }
 
-void net_time(const float *inputs, int64_t count, int64_t size, float *output, int64_t calls, int64_t *nanoseconds) {
+void net_time(const Input *inputs, int64_t count, int64_t size, float *output, int64_t calls, int64_t *nanoseconds) {
     for (int64_t k = 0; k < calls; k++) {
         struct timespec begin, end;
         clock_gettime(CLOCK_MONOTONIC, &begin);

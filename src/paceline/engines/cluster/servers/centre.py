@@ -122,6 +122,11 @@ class CentreState:
         copy.own.fill_(1)
         self._whose[place].copy_(torch.tensor([push.worker, push.batch]))
 
+    @property
+    def answered(self) -> int:
+        """The bytes of the answer to the push that was applied last."""
+        return len(self.values)
+
     def answer(self, worker: int, batch: int) -> memoryview:
         """Return what a worker continues with after its push of a batch."""
         place = worker % self.ranks

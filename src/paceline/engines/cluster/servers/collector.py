@@ -241,7 +241,7 @@ def _rows(shard: int, history: Columns, layout: Layout) -> Columns:
     rows["kind"], rows["shard"], rows["update"] = Kind.APPLY, shard, history["batch"]
     for name in ("version", "worker", "base", "start", "end"):
         rows[name] = history[name]
-    rows["bytes"] = history["pushed"] + layout.shards[shard].length * layout.bytes_per_number
+    rows["bytes"] = history["bytes"]
     return rows
 
 

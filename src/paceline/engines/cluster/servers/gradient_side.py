@@ -10,7 +10,9 @@ from torch import Tensor
 from paceline.engines.cluster.servers.gathered import SumVector
 from paceline.engines.cluster.servers.shard_state import CodedVector, GradientVector, Vector, vector_pool
 from paceline.engines.local.methods.runner import PlanRunner
+from paceline.gradients.message import MessageShape
 from paceline.gradients.payload import GradientSum
+from paceline.gradients.pulled import PulledReader
 from paceline.links.tcp.connection import Buffer
 from paceline.parameters.layout import ShardLayout, trainable
 from paceline.parameters.worker_state import WorkerState
@@ -29,6 +31,10 @@ class ShardReplica:
             parameter.data = view
         self.raw = self.flat.view(torch.uint8).numpy().data
         self.vector = vector
+        #: Reads answers that are coded; None where they are the parameters.
+        self.reader: PulledReader | None = None
+        #: 1 where the next answer has to be whole: nothing was answered yet, or it was pulled.
+        self.fresh = 1.0
 
     def look_back(self) -> None:
         """Write what the gradient was computed from, if the rule wants it."""
@@ -51,6 +57,9 @@ class GradientSide:
             ShardReplica(shard, layout.dtype, mine, pool.take())
             for shard, mine, pool in zip(layout.shards, owned, pools, strict=True)
         ]
+        if (pull := runner.plan.pull) is not None:
+            for shard, mine in zip(layout.shards, self.shards, strict=True):
+                mine.reader = PulledReader(MessageShape(pull, shard, layout.dtype), seed)
         #: For each shard, the numbers of its parameters in the replica.
         self.parameters = [[numbers[id(parameter)] for parameter in mine] for mine in owned]
         if runner.encoder is not None and runner.state_writer.found is not None:
@@ -74,7 +83,7 @@ class GradientSide:
             elif isinstance(vector, CodedVector):
                 assert encoder is not None
                 vector.bases[:] = bases
-                encoder.write(number, mine, moving, (0.0, 0.0), vector.message, task, computed.part)
+                encoder.write(number, mine, moving, (shard.fresh, 0.0), vector.message, task, computed.part)
             shard.look_back()
         if encoder is not None:
             encoder.settle()  # what is pushed is pushed until it has arrived
@@ -84,7 +93,12 @@ class GradientSide:
 
     def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
         """Continue with these parameters, and with the moving buffers of the first shard."""
-        self.shards[shard].raw[:] = body
+        mine = self.shards[shard]
+        mine.fresh = 1.0
+        if mine.reader is None or not pushed:
+            mine.raw[:] = body
+        elif mine.reader.read(body, mine.raw, mine.views, mine.buffers, version):
+            mine.fresh = 0.0
         if shard == 0 and self.shards[0].buffers:
             self.runner.learner.set_buffers(self.shards[0].buffers)
 

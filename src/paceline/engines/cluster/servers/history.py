@@ -17,7 +17,7 @@ ROOM = 1024  # rows that a history has room for at first
 
 def history_dtype(shards: int) -> np.dtype[np.void]:
     """Return the columns of a history: a push, when it began and ended, its bytes, and what it was computed from."""
-    names = ("version", "batch", "worker", "base", "start", "end", "pushed")
+    names = ("version", "batch", "worker", "base", "start", "end", "bytes")
     return np.dtype([*((name, "<i8") for name in names), ("bases", "<i8", (shards,))])
 
 
@@ -82,12 +82,13 @@ class History:
         self._row, self._shards = Struct(f"<{7 + shards}q"), shards
         self._rows, self._count = bytearray(ROOM * self._row.size), 0
 
-    def add(self, output: Apply, vector: Pushed, start: int, end: int) -> None:
-        """Add the push that made a version."""
+    def add(self, output: Apply, vector: Pushed, start: int, end: int, answered: int) -> None:
+        """Add the push that made a version, and was answered with so many bytes."""
         at = self._count * self._row.size
         if at == len(self._rows):
             self._rows += bytes(len(self._rows))
-        self._row.pack_into(self._rows, at, *output, start, end, len(vector.bytes), *vector.bases.tolist())
+        moved = len(vector.bytes) + answered
+        self._row.pack_into(self._rows, at, *output, start, end, moved, *vector.bases.tolist())
         self._count += 1
 
     @property

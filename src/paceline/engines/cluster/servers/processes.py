@@ -130,7 +130,9 @@ def run_server(
     def make(which: int) -> State:
         if isinstance(method, CentreServer):
             return CentreState(given.job, layout, which, method.exchange, given.plan.workers)
-        return ShardState(given.job, layout, which, method.rule, given.plan.wire, gathers)
+        return ShardState(
+            given.job, layout, which, method.rule, given.plan.wire, gathers, given.plan.pull, given.plan.workers
+        )
 
     shards = len(layout.shards)
     server = ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make, shards, gathers)

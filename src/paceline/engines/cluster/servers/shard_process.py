@@ -47,6 +47,10 @@ class State(Protocol):
     everything: memoryview
     values: memoryview
 
+    @property
+    def answered(self) -> int:
+        """The bytes of the answer to the push that was applied last."""
+
     def apply(self, push: Apply, vector: Any) -> None:
         """Make a version from the one before, by what a worker has pushed."""
 
@@ -167,7 +171,7 @@ class ShardProcess:
             output, vector = self._unmade.popleft()
             start = now()
             self.state.apply(output, vector)
-            self.history.add(output, vector, start, now())
+            self.history.add(output, vector, start, now(), self.state.answered)
         return self.state
 
     def handled(self, message: Message, body: memoryview) -> None:

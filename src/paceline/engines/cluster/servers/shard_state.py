@@ -18,6 +18,7 @@ from paceline.engines.cluster.servers.vector_pool import VectorPool
 from paceline.gradients.encoder import PushedMessage
 from paceline.gradients.learner import settled
 from paceline.gradients.message import MessageShape, up
+from paceline.gradients.pulled import PulledView, apart
 from paceline.gradients.replica import clipped
 from paceline.jobs.job import Job
 from paceline.parameters.layout import Layout, ShardLayout, trainable
@@ -134,9 +135,10 @@ class ShardState:
     """A shard's parameters, the user's optimizer over them, and the rule."""
 
     def __init__(
-        self, job: Job, layout: Layout, number: int, rule: Rule, codec: Codec | None = None, gathers: int = 0
-    ) -> None:
-        """With `gathers`, so many pushes make one update."""
+        self, job: Job, layout: Layout, number: int, rule: Rule, codec: Codec | None = None, gathers: int = 0,
+        pull: Codec | None = None, ranks: int = 0,
+    ) -> None:  # fmt: skip
+        """With `gathers`, so many pushes make one update; with `pull`, answers to `ranks` workers are coded."""
         module = job.make_model()
         named, buffers = trainable(module), dict(module.named_buffers())
         shard = layout.shards[number]
@@ -146,7 +148,15 @@ class ShardState:
         shape = version_shape(shard, layout.dtype, mine, own, rule)
         self.number, self.rule = number, rule
         behind = up(shape.size)
-        self._raw = torch.zeros(behind + (Round.size(layout, gathers) if gathers else 0), dtype=torch.uint8)
+        each = PulledView.size(coded := MessageShape(pull, shard, layout.dtype)) if pull is not None else 0
+        rest = Round.size(layout, gathers) if gathers else ranks * each
+        self._raw = torch.zeros(behind + rest, dtype=torch.uint8)
+        #: What each rank has, under coded pulls: part of the whole version, so that backups answer as the primary does.
+        self.pulled = [
+            PulledView(coded, job.seed, self._raw[behind + rank * each : behind + (rank + 1) * each])
+            for rank in range(ranks if pull is not None else 0)
+        ]
+        self._last: PulledView | None = None  # of the worker whose push was applied last
         self.version = ShardVersion(shape, self._raw[: shape.size])
         self.round = Round(layout, gathers, self._raw[behind:]) if gathers else None
         #: The module's own moving buffers, some of which may be integers.
@@ -168,6 +178,24 @@ class ShardState:
         self.store.updates = push.version - 1
         self.rule.update(self.store, vector.arrival(push.batch))
         self.version.keep_buffers(vector.moving)
+        if self.pulled:
+            assert isinstance(vector, CodedVector)
+            self._follow(push, bool(vector.message.tail[0]))
+
+    @property
+    def answered(self) -> int:
+        """The bytes of the answer to the push that was applied last."""
+        return len(self._last.answer) if self._last is not None else len(self.values)
+
+    def _follow(self, push: Apply, whole: bool) -> None:
+        """Make the answer to a push: whole where the worker does not have what it was answered last."""
+        pulled, newest = self.pulled[push.worker % len(self.pulled)], self.version
+        if whole or pulled.whose[0] != push.worker:
+            pulled.whole(newest.parameters, newest.buffers)
+        else:
+            pulled.difference(newest.parameters, newest.buffers, push.version)
+        pulled.whose.copy_(torch.tensor([push.worker, push.batch]))
+        self._last = pulled
 
     def _gather(self, version: int, batch: int, vector: SumVector) -> None:
         """Hold what a worker pushed; if it is the last push of a round, make an update of their sum."""
@@ -182,8 +210,13 @@ class ShardState:
         self.version.keep_buffers(self._moving)
 
     def answer(self, worker: int, batch: int) -> memoryview:
-        """Return what a worker continues with after its push of a batch: the newest parameters."""
-        return self.values
+        """Return what a worker continues with after its push of a batch: the newest parameters, as pulls are coded."""
+        if not self.pulled:
+            return self.values
+        pulled = self.pulled[worker % len(self.pulled)]
+        if pulled.whose.tolist() != [worker, batch]:  # it has pushed that batch before, and is sent all there is
+            return apart(self.values)
+        return pulled.answer
 
     def restore(self, body: memoryview) -> None:
         """Take another server's whole version, or a version without what is held."""

@@ -1,0 +1,115 @@
+"""Networks whose layers have no form in whole numbers, as programs of `kernels.ir`: LSTM, attention, embeddings, ...
+
+Their statements are what `kernels` trains, without what only training needs: dropout is gone, batch-norm is a factor
+and a shift, and a log-softmax at the end is left out, since it changes no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from paceline.compression.network import CannotEmit
+from paceline.kernels.compiled import canonical, tensors_of
+from paceline.kernels.ir import Apply, Kind, Op, Program, Ref, at
+from paceline.kernels.layers import LOWER
+from paceline.kernels.layers.base import Graph, Layer, everywhere
+
+DROPOUT = {"dropout", "log_softmax"}
+
+
+@dataclass(frozen=True)
+class LayerProgram:
+    """A trained network as statements, with the numbers of its weights."""
+
+    program: Program
+    weights: Mapping[str, Tensor]
+    #: The buffer that holds the result.
+    output: str
+    #: The shapes of a sample and of a result, as the model takes and gives them.
+    sample: tuple[int, ...]
+    result: tuple[int, ...]
+    #: Why there is no form in whole numbers.
+    why: str
+    #: Whether the model ends in a log-softmax, which is left out.
+    logarithms: bool
+
+    @property
+    def tokens(self) -> bool:
+        """Whether a sample is whole numbers, such as the words of a text."""
+        return self.program.tokens
+
+    @property
+    def numbers_in(self) -> int:
+        return prod(self.sample)
+
+    @property
+    def numbers_out(self) -> int:
+        return prod(self.result)
+
+    def parameters(self) -> int:
+        """The weights and biases."""
+        return sum(tensor.numel() for tensor in self.weights.values())
+
+
+def program_of(module: nn.Module, graph: Graph, why: str) -> LayerProgram:
+    """Return what a trained module computes for one sample, statement by statement."""
+    graph = canonical(graph, module)
+    weights = {name: tensor.detach().float() for name, tensor in tensors_of(graph, module).items()}
+    program = Program(inputs=graph.inputs, tokens=graph.tokens)
+    program.new("input", graph.inputs)
+    for name, tensor in weights.items():
+        program.new(name, tuple(tensor.shape), Kind.WEIGHT)
+    values = {"input": "input"}
+    for number, layer in enumerate(graph.layers):
+        sources = [values[name] for name in layer.inputs]
+        values[layer.name] = _lowered(program, weights, layer, sources, number, graph)
+    last = next(layer for layer in graph.layers if layer.name == graph.result)
+    return LayerProgram(
+        program, weights, values[graph.result], graph.inputs, last.shape, why, last.kind == "log_softmax"
+    )
+
+
+def _lowered(
+    program: Program, weights: dict[str, Tensor], layer: Layer, sources: list[str], number: int, graph: Graph
+) -> str:
+    """Add a layer's statements and return the buffer of its result."""
+    if layer.kind == "log_softmax" and layer.name != graph.result:
+        raise CannotEmit(f"layer {layer.name} is a log-softmax within the network, which has no form in C")
+    if layer.kind in DROPOUT:
+        return sources[0]
+    if layer.kind == "batch_norm":
+        return _batch_norm(program, weights, layer, sources[0])
+    if layer.options.get("rate"):
+        layer = replace(layer, options={**layer.options, "rate": 0.0})
+    return LOWER[layer.kind](program, layer, sources, number)
+
+
+def _batch_norm(program: Program, weights: dict[str, Tensor], layer: Layer, source: str) -> str:
+    """A factor and a shift for each channel."""
+    scale, shift = moments(layer, weights)
+    loops, place = everywhere(program, source)
+    here = at("q0")
+    names = f"{layer.name}.scale", f"{layer.name}.shift"
+    for name, tensor in zip(names, (scale, shift), strict=True):
+        weights[name] = tensor
+        program.new(name, tuple(tensor.shape), Kind.WEIGHT)
+    target = Ref(program.new(layer.name, layer.shape), place.index)
+    value = Op("+", Op("*", place, Ref(names[0], here)), Ref(names[1], here))
+    program.forward.append(Apply(loops, target, value, layer=layer.name))
+    return layer.name
+
+
+def moments(layer: Layer, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The factor and the shift that a batch-norm is once it is trained, of each channel."""
+    known = {word: weights[name.removeprefix(".")] for word, name in layer.weights.items()}
+    if "running_mean" not in known:
+        raise CannotEmit(f"layer {layer.name} keeps no running statistics, so it computes nothing for one sample")
+    scale = torch.rsqrt(known["running_var"] + layer.options["epsilon"])
+    scale = scale * known["weight"] if "weight" in known else scale
+    shift = -known["running_mean"] * scale
+    return scale, shift + known["bias"] if "bias" in known else shift

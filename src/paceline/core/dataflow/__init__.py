@@ -1,0 +1,79 @@
+"""Dataflow: operators that workers hold, and messages between them, for models whose structure depends on the input.
+
+An *instance* is a chunk of a batch. Its *graph* says which operators it calls, in which order, and which calls take the
+values of which others. Every instance may have another graph: a tree LSTM calls one operator at every node of its tree.
+
+    embed ──▶ leaf ──▶ branch ──▶ branch ──▶ head ──▶ loss        values go forward, one message each
+          ◀──      ◀──        ◀──        ◀──      ◀──             gradients come back the same way
+
+An operator computes whenever a message is there; it never waits for the other operators, nor for other instances. Three
+machines decide everything that does not depend on numbers:
+
+    admission.py   how many instances are under way
+    holder.py      what a worker does next, what it sends, and when an operator makes an update
+    proof.py       every order in which messages of a small world can arrive
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+FORWARD, BACKWARD = "F", "B"
+NO_OPERATOR = -1  # of a function between two operators, which has no parameters
+BEGIN, VALUE, GRADIENT, ENDED, DRAINED = range(5)  # what a message says
+
+
+class Call(NamedTuple):
+    """One use of an operator by an instance."""
+
+    #: The worker that computes it: the operator's holder; of a function, the holder of what it takes first.
+    holder: int
+    operator: int
+    #: The calls whose values it takes, each once.
+    takes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The calls of an instance, each after those that it takes values of. The last one is the loss."""
+
+    calls: tuple[Call, ...]
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each call, the calls that take its value."""
+        found: list[list[int]] = [[] for _ in self.calls]
+        for number, call in enumerate(self.calls):
+            for other in call.takes:
+                found[other].append(number)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def holders(self) -> tuple[int, ...]:
+        """The workers that have a part in the instance."""
+        return tuple(sorted({call.holder for call in self.calls}))
+
+    def held_by(self, worker: int) -> tuple[int, ...]:
+        """Return the calls that a worker computes."""
+        return tuple(number for number, call in enumerate(self.calls) if call.holder == worker)
+
+
+class Message(NamedTuple):
+    """What one worker tells another, without its numbers."""
+
+    to: int
+    what: int
+    instance: int
+    call: int = -1
+    #: The call that a gradient comes from.
+    user: int = -1
+
+
+class Work(NamedTuple):
+    """A piece of work: one call of an instance, forward or backward."""
+
+    what: str
+    instance: int
+    call: int

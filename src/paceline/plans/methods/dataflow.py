@@ -1,0 +1,47 @@
+"""Dataflow: workers hold operators, which send each other values and gradients whenever they have computed one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.dataflow.example import example_graph
+from paceline.core.dataflow.proof import explore
+from paceline.errors import PlanError
+from paceline.plans.methods import Division, Traits
+
+ALONE = "each operator makes its own updates, so none knows the norm of the whole gradient; leave it out"
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """Runs the operators of a model by the messages between them, for many chunks at a time."""
+
+    #: Chunks of a batch, each of which is an instance with a graph of its own.
+    micro_batches: int = 1
+    #: The most instances under way (max_active_keys).
+    active: int = 4
+    #: The fewest instances whose gradients make an update of an operator (min_update_frequency).
+    every: int = 1
+    #: The worker of each operator with parameters; empty where they are balanced.
+    on: tuple[int, ...] = ()
+
+    traits = Traits(
+        devices="parts",
+        cannot_clip=ALONE,
+        cannot_skip=ALONE,
+        needs_train="calls the model's operators at several workers, and your loop has the whole model",
+        no_checkpoints="its workers have messages under way, for which there is no common cut",
+    )
+
+    def division(self, workers: int, chunks: int) -> Division:
+        return Division(self.micro_batches)
+
+    def prove(self, workers: int) -> None:
+        """Walk every order of arrivals in a small world."""
+        if self.on and set(self.on) != set(range(workers)):
+            raise PlanError(
+                f"plan 'ampnet': on={'+'.join(map(str, self.on))} must name each of the workers 0 to {workers - 1}"
+            )
+        found = explore(example_graph, min(workers, 2), 2, min(self.active, 2), min(self.every, 2))
+        if found.story is not None:
+            raise PlanError(found.story)
