@@ -1,7 +1,7 @@
 """Loops that ask again and again, by a clock, for what only another thread or process can give. Pure.
 
 The source of the line that a thread waits at decides: a `while` loop whose every call is known to ask, to sleep or to
-print does nothing else until somebody answers. A loop with a deadline, a counter that is compared, or any call that is
+print does nothing else until an answer comes. A loop with a deadline, a counter that is compared, or any call that is
 not known may do anything, so nothing is said of it.
 """
 
