@@ -29,7 +29,7 @@ def test_the_thread_that_holds_a_contended_mutex_is_found() -> None:
     try:
         threads[0].start()
         held.wait()
-        assert owner_of_mutex(pid, address) == ()  # nobody waits for it
+        assert owner_of_mutex(pid, address) == ()  # no thread waits for it
         threads[1].start()
         while not owner_of_mutex(pid, address):
             time.sleep(0.01)

@@ -115,7 +115,7 @@ def waits_for_lock(stacks: tuple[Stack, ...]) -> bool:
 
 
 def _can_be_woken(thread: Thread, asleep: Mapping[int, Thread], idle: Collection[int], look: Look) -> bool:
-    """Whether anything may end a wait; threads that only sleep and print help nobody, but may be waited for."""
+    """Whether anything may end a wait; those that only sleep and print end none, but may be waited for."""
     wait = thread.wait
     if wait.kind == "stopped":
         return False
