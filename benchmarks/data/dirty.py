@@ -9,11 +9,13 @@ import json
 import random
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from paceline.errors import PacelineError
 from paceline.preparation.prepare import prepare
 from paceline.preparation.recipe import Recipe
 from paceline.preparation.sources import Csv
@@ -44,8 +46,10 @@ print(read.cache().count())
 PEERS = {
     "pandas": 'import pandas as p; print(len(p.read_csv("dirty.csv", on_bad_lines="skip", encoding_errors="replace")))',
     "pandas, as it is": 'import pandas as p; print(len(p.read_csv("dirty.csv")))',
-    "Polars": 'import polars as p; print(p.read_csv("dirty.csv", schema={"id": p.Int64, "v": p.Float64, "name": '
-    'p.String}, ignore_errors=True, truncate_ragged_lines=True, encoding="utf8-lossy").height)',
+    "Polars": 'import polars as p; print(p.read_csv("dirty.csv").height)',
+    "Polars, ignore_errors": 'import polars as p; print(p.read_csv("dirty.csv", ignore_errors=True).height)',
+    "Polars, all that it offers": 'import polars as p; print(p.read_csv("dirty.csv", schema={"id": p.Int64, "v": '
+    'p.Float64, "name": p.String}, ignore_errors=True, truncate_ragged_lines=True, encoding="utf8-lossy").height)',
     "pyarrow": "import pyarrow.csv as c; print(c.read_csv('dirty.csv', "
     "parse_options=c.ParseOptions(invalid_row_handler=lambda row: 'skip'), "
     "convert_options=c.ConvertOptions(column_types={'v': 'float64'})).num_rows)",
@@ -61,10 +65,10 @@ PEERS = {
 }
 
 
-def write(file: Path) -> dict[int, str]:
-    """Write the file, and return the rule that each bad line breaks."""
+def write(file: Path, quoted: bool) -> dict[int, str]:
+    """Write the file, the names of its good rows in quotes or not; return the rule that each bad line breaks."""
     chance, bad = random.Random(24), {}
-    kinds = list(KINDS.items())
+    kinds, good = list(KINDS.items()), b'%d,%.3f,"name %d"\n' if quoted else b"%d,%.3f,name %d\n"
     with open(file, "wb") as out:
         out.write(b"id,v,name\n")
         places = dict(zip(sorted(chance.sample(range(LINES), BAD)), range(BAD), strict=True))
@@ -74,32 +78,47 @@ def write(file: Path) -> dict[int, str]:
                 bad[number + 2] = rule
                 out.write(text.replace(b"%d", b"%d" % number) + b"\n")
             else:
-                out.write(b"%d,%.3f,name %d\n" % (number, number / 7, number % 100))
+                out.write(good % (number, number / 7, number % 100))
     return bad
 
 
-def measure(folder: Path, python: str) -> dict[str, Any]:
-    """Let every reader read the file; `python` has the peers."""
-    expected = write(folder / "dirty.csv")
-    schema = {"id": "int", "v": "float", "name": "text"}
-    found: dict[str, Any] = {"lines": LINES, "bad": BAD, "readers": {}}
-    listed = {}
-    for engine in ("duckdb", "spark"):
-        recipe = Recipe(Csv(str(folder / "dirty.csv"), schema), {"v": ["v"], "id": "id"})
-        account = prepare(recipe, folder / engine, engine, threads=2).account
-        rows = pq.read_table(folder / engine / "rejected.parquet").to_pylist()
-        listed[engine] = {row["line"]: row["rule"] for row in rows}
-        found[f"paceline, {engine}"] = {
-            "kept": account.kept,
-            "rejected": len(rows),
-            "every bad line with its rule": listed[engine] == expected,
-            "rules": dict(Counter(listed[engine].values())),
-        }
-    found["the same lines by both engines"] = listed["duckdb"] == listed["spark"]
-    for name, program in PEERS.items():
-        found["readers"][name] = _read(folder, python, program)
-        print(json.dumps({name: found["readers"][name]}), flush=True)
+def measure(folder: Path, python: str, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Let every reader read both files; `python` has the peers."""
+    found: dict[str, Any] = {"lines": LINES, "bad": BAD}
+    for variant in ("quoted names", "plain names"):
+        expected = write(folder / "dirty.csv", quoted=variant.startswith("quoted"))
+        each: dict[str, Any] = {}
+        listed = {engine: _prepared(folder, engine, variant, expected, each) for engine in ("duckdb", "spark")}
+        each["the same lines by both engines"] = listed["duckdb"] == listed["spark"] != {}
+        for name in names or PEERS:
+            each[name] = _read(folder, python, PEERS[name])
+            print(json.dumps({variant: {name: each[name]}}), flush=True)
+        found[variant] = each
     return found
+
+
+def _prepared(
+    folder: Path, engine: str, variant: str, expected: dict[int, str], found: dict[str, Any]
+) -> dict[int, str]:
+    """Prepare the file with an engine, note what became of it, and return the rejected lines with their rules."""
+    recipe = Recipe(
+        Csv(str(folder / "dirty.csv"), {"id": "int", "v": "float", "name": "text"}), {"v": ["v"], "id": "id"}
+    )
+    try:
+        account = prepare(recipe, folder / f"{engine}, {variant}", engine, threads=2).account
+    except PacelineError as error:
+        found[f"paceline, {engine}"] = f"refuses: {error}"
+        return {}
+    rows = pq.read_table(folder / f"{engine}, {variant}" / "rejected.parquet").to_pylist()
+    listed = {row["line"]: row["rule"] for row in rows}
+    found[f"paceline, {engine}"] = {
+        "kept": account.kept,
+        "rejected": len(rows),
+        "every bad line with its rule": listed == expected,
+        "rules": dict(Counter(listed.values())),
+    }
+    print(json.dumps({variant: {engine: found[f"paceline, {engine}"]}}), flush=True)
+    return listed
 
 
 def _read(folder: Path, python: str, program: str) -> str:
@@ -109,4 +128,4 @@ def _read(folder: Path, python: str, program: str) -> str:
         lines = [line for line in done.stderr.splitlines() if line[:1].strip()]
         return f"stops: {lines[-1][:110]}" if lines else "stops"
     rows = int(done.stdout.split()[-1])
-    return f"{rows:,} rows, {'silently ' if rows != LINES - BAD else ''}{rows - (LINES - BAD):+,} of the good ones"
+    return f"{rows:,} rows, silently: {rows - (LINES - BAD):+,} against the good ones"

@@ -1,6 +1,6 @@
 """Ends prepare and ingest by SIGKILL at random moments; after the last rerun the files hold the same bits.
 
-python benchmarks/data/kills.py [KILLS]
+Every result is written down at once, so that the command can be given again until all kills are done.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROWS = 60_000
 PREPARE = """
@@ -35,45 +36,50 @@ from paceline.preparation.sources import Csv
 rows = Csv("-", {"id": "int", "v": "float"})
 ingest(Recipe(rows, {"id": "id", "v": ["v"]}), sys.argv[1], ["rows.csv"], rows=4000)
 """
+PROGRAMS = {"prepare": PREPARE, "ingest": INGEST}
 
 
-def main() -> None:
-    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        rows = "".join(f"{n},{n / 7:.3f}\n" if n % 500 else f"{n},bad\n" for n in range(ROWS))
-        (folder / "rows.csv").write_text(f"id,v\n{rows}")
-        for name, program in (("prepare", PREPARE), ("ingest", INGEST)):
-            print(json.dumps(attack(folder, name, program, kills // 2)), flush=True)
+def measure(folder: Path, kills: int, known: dict[str, Any], keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Kill both programs until each was killed half of `kills` times; `known` says what was done before."""
+    text = "".join(f"{n},{n / 7:.3f}\n" if n % 500 else f"{n},bad\n" for n in range(ROWS))
+    (folder / "rows.csv").write_text(f"id,v\n{text}")
+    found = {
+        name: known.get(name, dict.fromkeys(("kills", "with shards there", "results", "same bits"), 0))
+        for name in PROGRAMS
+    }
+    for name, program in PROGRAMS.items():
+        if found[name]["kills"] < kills // 2:
+            attack(folder, program, kills // 2, found[name], lambda: keep(found))
+    return found
 
 
-def attack(folder: Path, name: str, program: str, kills: int) -> dict[str, object]:
+def attack(folder: Path, program: str, kills: int, found: dict[str, int], keep: Callable[[], None]) -> None:
     """Kill a program so many times, in rows of one to five, and compare each result with an undisturbed one."""
     begun = time.monotonic()
     _run(folder, program, "undisturbed")
     whole, expected = time.monotonic() - begun, digest(folder / "undisturbed")
-    chance, done, finished, same, partly = random.Random(0), 0, 0, 0, 0
-    while done < kills:
+    while found["kills"] < kills:
+        chance = random.Random(found["results"])
         shutil.rmtree(folder / "out", ignore_errors=True)
-        for _ in range(min(chance.randrange(1, 6), kills - done)):
+        for _ in range(min(chance.randrange(1, 6), kills - found["kills"])):
             process = subprocess.Popen([sys.executable, "-c", program, "out"], cwd=folder)
             time.sleep(chance.uniform(0, whole))
             process.send_signal(signal.SIGKILL)
-            done += process.wait() == -signal.SIGKILL
+            found["kills"] += process.wait() == -signal.SIGKILL
             if process.returncode == 0 or (folder / "out" / "manifest.json").exists():  # it was faster than the kill
                 break
-            partly += any((folder / "out").rglob("*.bin"))
+            found["with shards there"] += any((folder / "out").rglob("*.bin"))
         else:
             _run(folder, program, "out")
-        finished += 1
-        same += digest(folder / "out") == expected
+        found["results"] += 1
+        found["same bits"] += digest(folder / "out") == expected
+        keep()
+        print(json.dumps(found), flush=True)
     shutil.rmtree(folder / "undisturbed")
-    assert same == finished, f"{name}: {finished - same} of {finished} results differ"
-    return {"program": name, "kills": done, "with shards there": partly, "results": finished, "same bits": same}
 
 
 def digest(folder: Path) -> str:
-    """Return a digest of all files but those that tell of time: names and bytes."""
+    """Return a digest of all files: names and bytes."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -83,7 +89,3 @@ def digest(folder: Path) -> str:
 
 def _run(folder: Path, program: str, name: str) -> None:
     subprocess.run([sys.executable, "-c", program, name], cwd=folder, check=True)
-
-
-if __name__ == "__main__":
-    main()

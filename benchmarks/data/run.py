@@ -1,45 +1,88 @@
-"""Measures what docs/data.md claims, and writes result.json.
+"""Measures what docs/data.md claims, and writes result.json; each measure by itself.
 
-python benchmarks/data/run.py [dirty] [peers] [reading] [--peers PYTHON] [--images FOLDER] [--rounds N]
+python benchmarks/data/run.py [dirty] [bits] [peers] [memory] [reading] [kills] [deaths]
+    [--peers PYTHON] [--only NAME ...] [--images FOLDER] [--rounds N] [--kills N]
 
-PYTHON is an interpreter with pandas, polars, pyarrow, dask, daft, ray, datasets, duckdb and pyspark; FOLDER has
-Fashion-MNIST.
+PYTHON is an interpreter with pandas, polars, pyarrow, dask, daft, ray, datasets, duckdb and pyspark, of which --only
+names some programs; FOLDER has Fashion-MNIST. `kills` goes on where it has stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import bits
+import deaths
 import dirty
+import kills
+import memory
 import peers
 import reading
 
+from paceline.runs.machine import this_machine
+from paceline.runs.schema import to_dict
+
 RESULT = Path(__file__).parent / "result.json"
+PACKAGES = ("pandas", "polars", "pyarrow", "dask", "daft", "ray", "datasets", "duckdb", "pyspark")
+VERSIONS = f"""
+import importlib.metadata as m, json
+there = {{each.name.lower(): each.version for each in m.distributions()}}
+print(json.dumps({{name: there[name] for name in {PACKAGES} if name in there}}))
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", nargs="*")
     parser.add_argument("--peers", default=sys.executable)
+    parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--images", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=200)
     given = parser.parse_args()
     measures = {
-        "dirty": lambda folder: dirty.measure(folder, given.peers),
-        "peers": lambda folder: peers.measure(folder, sys.executable, given.peers, rounds=given.rounds),
+        "dirty": lambda folder: dirty.measure(folder, given.peers, given.only),
+        "bits": bits.measure,
+        "peers": lambda folder: peers.measure(folder, sys.executable, given.peers, given.only, given.rounds),
+        "memory": lambda folder: memory.measure(folder, sys.executable),
         "reading": lambda folder: reading.measure(folder, given.images),
+        "kills": lambda folder: kills.measure(
+            folder, given.kills, _known("kills"), lambda found: _keep("kills", found)
+        ),
+        "deaths": deaths.measure,
     }
+    versions = json.loads(subprocess.run([given.peers, "-c", VERSIONS], capture_output=True, check=True).stdout)
     for name in given.what or measures:
+        load = os.getloadavg()[0]
         with tempfile.TemporaryDirectory() as folder:
             found: dict[str, Any] = measures[name](Path(folder))
-        result = json.loads(RESULT.read_bytes()) if RESULT.exists() else {}
-        RESULT.write_text(json.dumps(result | {name: found}, indent=1) + "\n")
+        taken = {
+            "date": time.strftime("%Y-%m-%d"),
+            "load before and after": [round(load, 1), round(os.getloadavg()[0], 1)],
+            "machine": to_dict(this_machine()),
+            "versions": versions,
+        }
+        _keep(name, found | {"taken": taken})
         print(json.dumps({name: found}, indent=1))
+
+
+def _known(name: str) -> dict[str, Any]:
+    """Return what the result has under a name."""
+    found: dict[str, Any] = json.loads(RESULT.read_bytes()).get(name, {}) if RESULT.exists() else {}
+    return found
+
+
+def _keep(name: str, found: dict[str, Any]) -> None:
+    result = json.loads(RESULT.read_bytes()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps(result | {name: found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
     python benchmarks/splits/run.py link        redundant and others, over a link whose messages take 1 ms
     python benchmarks/splits/run.py trees       ampnet and training in step: a tree LSTM, seconds to a loss
     python benchmarks/splits/run.py kills       SIGKILL to each worker of each plan: seconds until it is reported
+    python benchmarks/splits/run.py memory      peaks of workers under zero, tensor, cannon and others
+    python benchmarks/splits/run.py published   numbers that Cannon's algorithm sends, against its bound
     python benchmarks/splits/run.py tables      300 random tables of ways on random networks
 
 Every part writes its figures to result_PART.json.
@@ -35,6 +37,8 @@ from paceline.stages.tracing import Call, trace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from kills import measure_kills
+from memory import measure_memory
+from published import measure_published
 from record import write
 from tables import measure_tables
 from trees import measure_trees
@@ -161,7 +165,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     parts = {
         "bytes": measure_bytes, "link": measure_link, "trees": measure_trees, "kills": measure_kills,
-        "tables": measure_tables,
+        "tables": measure_tables, "memory": measure_memory, "published": measure_published,
     }  # fmt: skip
     for name in sys.argv[1:] or parts:
         write(HERE, parts[name](), f"result_{name}.json")

@@ -14,11 +14,12 @@ from torch.utils.data import DataLoader
 
 from paceline.api.train import train
 from paceline.engines.replay.replay import replay
-from paceline.errors import JobError, PacelineError, PlanError, UsageError
+from paceline.errors import JobError, PacelineError, PlanError, UsageError, WorkerDied
 from paceline.jobs.job import Job
 from paceline.runs.trace import Kind
 from paceline.testing.conformance import difference
 from paceline.testing.jobs import JOBS, OPTIMIZERS
+from paceline.testing.killing import kill_one
 
 Tree = Any  # a number, or a pair of trees
 
@@ -88,6 +89,12 @@ def test_trees_under_way_together_are_replayed_to_the_bit(engine: str) -> None:
     works = run.trace.of_kind(Kind.STAGE)
     assert (works["version"] == ord("F")).sum() == (works["version"] == ord("B")).sum()
     assert run.trace.of_kind(Kind.COMPUTE)["samples"].sum() == 2 * 22
+
+
+def test_a_killed_worker_is_named() -> None:
+    with pytest.raises(WorkerDied) as died:
+        train(tree_job(epochs=10**5), "ampnet:workers=3", folder=None, progress=kill_one(0.3, lambda n: 1))
+    assert died.value.failure.worker == 1
 
 
 def test_a_replay_stops_at_the_end_of_an_epoch_and_nowhere_else() -> None:

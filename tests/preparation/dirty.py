@@ -24,7 +24,7 @@ def write_dirty(path: Path, rows: int, bad: int, seed: int, breaks: bool = False
     """
     chance = random.Random(seed)
     kinds = [rule for rule in FAULTS if not (breaks and "quote" in rule)]
-    names = ["plain", '"quoted"', '"a ""word"""', '"two\nlines"' if breaks else '"a, b"']
+    names = ["plain", '5" wide', ' "spaced" ', '"quoted"', '"a ""word"""', '"two\nlines"' if breaks else '"a, b"']
     truth: dict[int, str] = {}
     faulty = {number: chance.choice(kinds) for number in chance.sample(range(rows), bad)}
     lines, at = ["id,a,b,name"], 2

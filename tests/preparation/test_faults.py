@@ -70,15 +70,13 @@ def _renamed_fields(folder: Path) -> Source:
     return _csv(folder)
 
 
+def _a_folder(folder: Path) -> Source:
+    return Parquet(folder)
+
+
 def _all_rejected(folder: Path) -> Source:
     (folder / "a.csv").write_bytes(CSV.replace(b",", b",x"))
     return Csv(folder / "a.csv", {"id": "int", "v": "int"}, header=False)
-
-
-def _hidden_lines(folder: Path) -> Source:
-    rows = (f'{n},{n}.5,"a\n' if n % 1000 == 500 else f"{n},{n}.5,name {n % 100}\n" for n in range(60_000))
-    (folder / "a.csv").write_text("id,v,name\n" + "".join(rows))
-    return Csv(folder / "a.csv", {"id": "int", "v": "float", "name": "text"})
 
 
 @pytest.mark.parametrize(
@@ -91,7 +89,7 @@ def _hidden_lines(folder: Path) -> Source:
         (_other_parquet, r"b\.parquet"),
         (_moved_fields, r"b\.csv begins with the fields v, id, but the schema has id, v"),
         (_renamed_fields, r"b\.csv begins with the fields ID, W, but .*a\.csv with ID, V"),
-        (_hidden_lines, r"a\.csv: quotes that are not closed hide"),
+        (_a_folder, r"it is a folder, whose files are .*/\*\*/\*$"),
         (_all_rejected, r"no row is left of 5001: most broke the rule"),
     ],
 )
@@ -102,6 +100,16 @@ def test_files_that_cannot_be_relied_on(make: Callable[[Path], Source], sentence
     assert "\n" not in str(caught.value)
     with pytest.raises(PacelineError):
         read_manifest(tmp_path / "out")
+
+
+def test_a_transform_that_fails_is_named_with_its_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(CSV)
+
+    def inverse(rows: pa.Table) -> pa.Table:
+        return pa.table({"v": [1 / (v - 289) for v in rows["v"].to_pylist()]})
+
+    with pytest.raises(DataError, match=r"fails at the row v=289: ZeroDivisionError: .*; reject such rows"):
+        prepare(Recipe(_csv(tmp_path), {"v": "v"}, transform=inverse), tmp_path / "out")
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

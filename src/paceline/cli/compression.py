@@ -68,7 +68,7 @@ def sentences(found: Compression, output: Path | None) -> list[str]:
     if found.on_test is not None and found.lost is not None:
         kept = "within the bound" if found.kept_promise else f"MORE than the bound of {found.bounds.within:g}"
         lines.append(
-            f"on test data, which the search has not seen: {found.on_test:.2%}, {-found.lost:+.2f} points, {kept}"
+            f"on test data, which the search has not seen: {found.on_test:.2%}, {0.0 - found.lost:+.2f} points, {kept}"
         )
     if output is not None:
         flags = " ".join(point.file.flags)

@@ -13,16 +13,30 @@ from paceline.cli.folder_table import show_manifest
 from paceline.cli.output import print_json
 
 
-def data(folder: data_options.ShardsFolder, verify: data_options.Verify = False, json: options.Json = False) -> None:
+def data(
+    folder: data_options.ShardsFolder,
+    verify: data_options.Verify = False,
+    export: data_options.Export = None,
+    split: data_options.ExportedSplit = "",
+    json: options.Json = False,
+) -> None:
     """Show what a folder of shards, or a stream, holds and where every row went.
 
     With --verify every file is read and compared with what was written; exit code 1 if one differs.
     """
     from paceline.cli.stream_table import described, show_stream
+    from paceline.shards.export import export as write_export
     from paceline.shards.manifest import read_manifest
     from paceline.shards.sealed import SealedList, is_stream
     from paceline.shards.verify import damaged, damaged_stream
 
+    if export is not None:
+        rows = write_export(folder, read_manifest(folder), export, split)
+        if json:
+            print_json({"folder": str(folder), "file": str(export), "rows": rows})
+        else:
+            console.print(f"{export}: {rows:,} rows", highlight=False, markup=False, soft_wrap=True)
+        return
     if is_stream(folder):
         sealed = SealedList(folder)
         faults = list(damaged_stream(folder, sealed)) if verify else []

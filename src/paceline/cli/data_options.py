@@ -33,3 +33,9 @@ Patience = Annotated[
     float, typer.Option(min=0.01, metavar="SECONDS", help="After so long without a line, an input counts as stopped.")
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Read every file and compare it with what was written.")]
+Export = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a split as one .parquet or .arrow file.", show_default="no")
+]
+ExportedSplit = Annotated[
+    str, typer.Option("--split", help="The split that --export writes.", show_default="the first")
+]

@@ -9,6 +9,9 @@ from rich.table import Table
 from paceline.cli.console import console
 from paceline.shards.manifest import Account, Column, Manifest
 
+#: What can be done about rows that broke a rule of the file's own.
+WAYS_OUT = {"not UTF-8": " (`iconv -f LATIN1 -t UTF-8 FILE` recodes a file of Latin-1)"}
+
 
 def show_manifest(folder: Path, manifest: Manifest) -> None:
     """Print the account of a folder's rows, its splits and its columns."""
@@ -51,6 +54,7 @@ def equation(account: Account) -> str:
 def show_rules(account: Account, listed: Path) -> None:
     """Print how many rows broke each rule, and where they are listed."""
     for rule, rows in account.rejected.items():
-        console.print(f"{rows:>12,}  {rule}", highlight=False, markup=False, soft_wrap=True)
+        way_out = WAYS_OUT.get(rule, "")
+        console.print(f"{rows:>12,}  {rule}{way_out}", highlight=False, markup=False, soft_wrap=True)
     if account.rejected:
         console.print(f"{'':>12}  listed in {listed}", markup=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,11 +28,31 @@ def transformed(recipe: Recipe, batches: Iterator[pa.RecordBatch]) -> Iterator[p
     import pyarrow as pa
 
     for batch in batches:
-        made = recipe.transform(pa.Table.from_batches([batch]))
+        made = _called(recipe.transform, pa.Table.from_batches([batch]))
         if not isinstance(made, pa.Table) or made.num_rows != batch.num_rows:
             got = f"{made.num_rows} rows for {batch.num_rows}" if isinstance(made, pa.Table) else repr(type(made))
             raise DataError(f"transform= returned {got}; it must return a pyarrow.Table with as many rows")
         yield from made.combine_chunks().to_batches()
+
+
+def _called(transform: Callable[[Any], Any], rows: pa.Table) -> Any:
+    """Return what a transform makes of rows, or raise `DataError` with the first row at which it fails."""
+    try:
+        return transform(rows)
+    except Exception as error:
+        first, last, fault = 0, rows.num_rows, error
+        while last - first > 1:
+            middle = (first + last) // 2
+            try:
+                transform(rows.slice(first, middle - first))
+                first = middle
+            except Exception as smaller:
+                last, fault = middle, smaller
+        row = ", ".join(f"{name}={value!r:.60}" for name, value in rows.slice(first, 1).to_pylist()[0].items())
+        said = f"{type(fault).__name__}: {fault}".partition("\n")[0]
+        raise DataError(
+            f"transform= fails at the row {row}: {said}; reject such rows by a rule, or return a value for them"
+        ) from error
 
 
 class Encoder:

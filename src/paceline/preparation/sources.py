@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Types of text fields; with a `?` behind it, a field may be missing.
 TYPES = ("int", "float", "bool", "text", "date", "timestamp")
+#: The way out where files of one source have different fields.
+OTHER_FIELDS = "prepare files with other fields by a recipe of their own, and train on a Mix of the folders"
 Files = str | Path | Sequence[str | Path]
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff"}
 
@@ -82,7 +84,8 @@ class Csv:
         moved = any(name in self.schema and name != at for name, at in zip(names, expected, strict=False))
         if len(names) == len(expected) and not moved:
             return None
-        return f"begins with the fields {', '.join(names):.200}, but the schema has {', '.join(expected):.200}"
+        found, known = ", ".join(names), ", ".join(expected)
+        return f"begins with the fields {found:.200}, but the schema has {known:.200}; {OTHER_FIELDS}"
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,8 @@ def found(files: Files) -> list[Path]:
         matching = sorted(Path(path) for path in glob.glob(str(each), recursive=True))
         matching = [path for path in matching if path.is_file()]
         if not matching:
-            raise DataError(f"no file matches {each}")
+            way_out = f"; it is a folder, whose files are {each}/**/*" if Path(each).is_dir() else ""
+            raise DataError(f"no file matches {each}{way_out}")
         paths += [path for path in matching if path not in paths]
     return paths
 
@@ -248,7 +252,9 @@ def check_headers(sources: Sequence[Source]) -> None:
                 first = first or (path, names)
                 if names != first[1]:
                     found, known = ", ".join(names), ", ".join(first[1])
-                    raise DataError(f"{path} begins with the fields {found:.200}, but {first[0]} with {known:.200}")
+                    raise DataError(
+                        f"{path} begins with the fields {found:.200}, but {first[0]} with {known:.200}; {OTHER_FIELDS}"
+                    )
 
 
 def _first_line(path: Path) -> bytes:

@@ -195,25 +195,25 @@ class SparkEngine:
         )
 
     def _csv(self, source: Csv) -> str:
-        """Return a query for the fields of lines, and for what is wrong with those that do not have them."""
+        """Return a query for the fields of lines, and for what is wrong with those that do not have them.
+
+        As for [quotes.py](quotes.py), a field is in quotes as a whole or does not begin with one.
+        """
         separator, quote = (re.escape(mark) for mark in (source.delimiter, source.quote))
-        quoted = f"{quote}[^{quote}]*+(?:{quote}{quote}[^{quote}]*+)*+{quote}" if quote else "(?!)"
-        plain = f"[^{separator}{quote}]*+"
-        pattern = f"{separator}({quoted}|{plain})(?={separator}|$)"
-        bare = f"regexp_replace(_value, {literal(quoted)}, '')"
-        count = f"length({bare}) - length(replace({bare}, {literal(source.delimiter)}, '')) + 1"
-        unclosed = f"contains({bare}, {literal(source.quote)})" if quote else "FALSE"
+        quoted = f"[ ]?{quote}[^{quote}]*+(?:{quote}{quote}[^{quote}]*+)*+{quote}[ ]*+" if quote else "(?!)"
+        plain = f"(?![ ]?{quote})[^{separator}]*+" if quote else f"[^{separator}]*+"
+        pattern = f"{separator}({quoted}|{plain})(?={separator}|\\z)"
         found = f"regexp_extract_all(concat({literal(source.delimiter)}, _value), {literal(pattern)}, 1)"
+        whole = "length(array_join(_fields, '')) + size(_fields) = length(_value) + 1"
         fields = ", ".join(
             f"{self._unquoted(f'_fields[{at}]', source.quote)} AS {self.dialect.name(name)}"
             for at, name in enumerate(source.schema)
         )
         refused = (
             f"CASE WHEN NOT _valid THEN {literal(REFUSALS['INVALID ENCODING'])} "
-            f"WHEN {unclosed} THEN {literal(REFUSALS['UNQUOTED VALUE'])} "
-            f"WHEN {count} < {len(source.schema)} THEN {literal(REFUSALS['MISSING COLUMNS'])} "
-            f"WHEN {count} > {len(source.schema)} THEN {literal(REFUSALS['TOO MANY COLUMNS'])} "
-            f"WHEN size(_fields) <> {len(source.schema)} THEN {literal(REFUSALS['UNQUOTED VALUE'])} END"
+            f"WHEN NOT ({whole}) THEN {literal(REFUSALS['UNQUOTED VALUE'])} "
+            f"WHEN size(_fields) < {len(source.schema)} THEN {literal(REFUSALS['MISSING COLUMNS'])} "
+            f"WHEN size(_fields) > {len(source.schema)} THEN {literal(REFUSALS['TOO MANY COLUMNS'])} END"
         )
         cut = f"SELECT *, {found} AS _fields FROM lines"
         return f"SELECT {fields}, _file, _row, _value, {refused} AS _refused FROM ({cut})"
@@ -221,8 +221,10 @@ class SparkEngine:
     def _unquoted(self, field: str, quote: str) -> str:
         if not quote:
             return field
-        inner = f"replace(substr({field}, 2, length({field}) - 2), {literal(quote * 2)}, {literal(quote)})"
-        return f"CASE WHEN startswith({field}, {literal(quote)}) THEN {inner} ELSE {field} END"
+        bare = f"trim({field})"
+        inner = f"replace(substr({bare}, 2, length({bare}) - 2), {literal(quote * 2)}, {literal(quote)})"
+        quoted = f"startswith({field}, {literal(quote)}) OR startswith({field}, {literal(' ' + quote)})"
+        return f"CASE WHEN {quoted} THEN {inner} ELSE {field} END"
 
     def _file_number(self, column: str) -> str:
         names = [path.resolve().as_uri().removeprefix("file://") for _, path in self.paths]

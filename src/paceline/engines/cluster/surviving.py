@@ -99,8 +99,10 @@ class SurvivingSums:
             group, more = joined(self.seat)
             self._sums, waited = self._over(*current(self.seat)), waited + more
             if group.number > number:  # taken from a rank that had it, and so had this one's message
-                if self.group.encoder is not None:
-                    self.group.encoder.settle()
+                if (encoder := self.group.encoder) is not None:
+                    if encoder.codec.in_two:
+                        encoder.remember(self.group.frames[number % TURNS].message)  # taken with the sum
+                    encoder.settle()
                 return self.group.payloads[number % TURNS].read(computed.samples), waited, 0
             computed = self._again(number, computed)
         total, more, sent = found

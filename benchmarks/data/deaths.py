@@ -1,0 +1,101 @@
+"""Ends workers by SIGKILL while they train on shards; the trace then says how often each sample was applied.
+
+Half of the workers die in the middle of an update, with the parameters half changed, the others at a random moment.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import paceline
+from paceline.data.order import Order
+from paceline.data.shards import Shards
+from paceline.plans.plan import Plan
+from paceline.preparation.prepare import prepare
+from paceline.preparation.recipe import Recipe
+from paceline.preparation.sources import Csv
+from paceline.runs.trace import Kind
+from paceline.testing.conformance import server_of
+from paceline.testing.killing import DiesInMidUpdate, kill_later
+
+PLANS, ROUNDS, EPOCHS, ROWS, BATCH = ("ring", "backup", "downpour"), 6, 2, 20_000, 64
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Return for each plan what became of the samples of all its runs."""
+    (folder / "rows.csv").write_text("id,v\n" + "".join(f"{n},{n / 7:.3f}\n" for n in range(ROWS)))
+    recipe = Recipe(Csv(folder / "rows.csv", {"id": "int", "v": "float"}), {"id": "id", "x": ["v / 3000"]})
+    prepare(recipe, folder / "shards")
+    shards = Shards(folder / "shards")
+    found = {}
+    for plan in PLANS:
+        told = Counter[str]()
+        for number in range(ROUNDS):
+            told.update(one(folder, shards, plan, number))
+            print(json.dumps({plan: told}), flush=True)
+        found[plan] = dict(told)
+    return {"samples": ROWS, "epochs": EPOCHS, "plans": found}
+
+
+def one(folder: Path, shards: Shards, plan: str, number: int) -> dict[str, int]:
+    """Train once, and return what became of its samples."""
+    chance, when = random.Random(number), folder / f"die-{plan}-{number}"
+    optimizer: Any = partial(torch.optim.SGD, lr=0.01)
+    if number % 2:
+        when.touch()
+        optimizer = partial(DiesInMidUpdate, lr=0.01, when=str(when), spared=chance.randrange(1, 150))
+    else:
+        delay = chance.uniform(0.1, 0.6)
+        threading.Thread(target=kill_later, args=(delay, chance.randrange, 60.0), daemon=True).start()
+    job = paceline.Job(
+        model=partial(nn.Linear, 1, 1), data=shards, step=step, optimizer=optimizer, batch_size=BATCH, epochs=EPOCHS
+    )
+    run = paceline.train(job, plan, workers=3, folder=folder / "runs")
+    deaths = run.summary()["deaths"]
+    applied = times_applied(run, job, shards, deaths)
+    assert run.path is not None
+    return {
+        "runs": 1,
+        "workers killed": len(deaths),
+        "samples applied once": int((applied == 1).sum()),
+        "samples applied never or twice": int((applied != 1).sum()),
+        "replays with the same bits": int(paceline.replay(run.path).matches),
+    }
+
+
+def step(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    ids, x = batch
+    return (model(x) - ids[:, None] / ROWS).square().mean()
+
+
+def times_applied(run: Any, job: Any, shards: Shards, deaths: Any) -> np.ndarray[Any, Any]:
+    """Return how often each row of the folder was applied in each epoch, as the trace says.
+
+    Under ring every worker applies every update to its own parameters: those of one that lived to the end count.
+    """
+    plan, rows = Plan.parse(run.summary()["plan"]), run.trace.of_kind(Kind.APPLY)
+    if server_of(plan) is None:
+        alive = min(set(rows["worker"].tolist()) - set(map(int, deaths)))
+        leases = Counter(rows[rows["worker"] == alive]["update"].tolist())
+    else:  # a worker that was killed between the row and the version leaves a row too many; the later one is valid
+        key = "update" if plan.traits.gathers else "version"
+        valid = {int(row[key]): int(row["update"]) for row in rows[rows["shard"] == 0]}
+        leases = Counter(valid.values())
+    agenda = plan.agenda(ROWS, BATCH, EPOCHS, 1, limit=None)
+    orders = [Order(ROWS, job.seed, job.shuffle).span(epoch, 0, ROWS) for epoch in range(EPOCHS)]
+    ids = [shards.batch(order, epoch)[0].numpy() for epoch, order in enumerate(orders)]
+    times = np.zeros((EPOCHS, ROWS), np.int64)
+    for lease, count in leases.items():
+        for chunk in agenda.task(lease):
+            times[chunk.epoch, ids[chunk.epoch][chunk.start : chunk.stop]] += count
+    return times

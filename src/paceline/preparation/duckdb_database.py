@@ -1,0 +1,109 @@
+"""A database of DuckDB in a file, whose errors are sentences about a file, the recipe, the disk or the memory."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import DataError, MachineError, PacelineError, RunFailed, UsageError
+from paceline.preparation.sql import literal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Files below the database's folder.
+DATABASE, SPILLED = "work.duckdb", "spilled"
+
+
+class Database:
+    """The database; what does not fit its memory lies below `folder`, and nothing of it stays after `close`."""
+
+    def __init__(self, folder: Path, threads: int | None = None, memory: str | None = None) -> None:
+        try:
+            import duckdb
+        except ModuleNotFoundError:
+            raise MachineError("duckdb is not installed: `pip install 'paceline[data]'`") from None
+        self.duckdb, self.folder = duckdb, folder
+        self._remove_files()
+        self.connection = duckdb.connect(str(folder / DATABASE))
+        self.run(f"SET temp_directory = {literal(str(folder / SPILLED))}")
+        self.run("SET force_compression = 'uncompressed'")  # the tables are read once or twice
+        if threads:
+            self.run(f"SET threads = {threads}")
+        if memory:
+            self._limit(memory)
+        self.memory = self.run("SELECT current_setting('memory_limit')")[0][0]
+
+    def run(self, sql: str) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = self.connection.execute(sql).fetchall()
+        return rows
+
+    def one(self, sql: str) -> int:
+        return int(self.run(sql)[0][0] or 0)
+
+    def batches(self, sql: str, rows: int) -> Iterator[pa.RecordBatch]:
+        yield from self.connection.sql(sql).to_arrow_reader(rows)
+
+    @contextmanager
+    def given(self, name: str, rows: Any) -> Iterator[None]:
+        """Let queries of the block read rows of Arrow under a name."""
+        self.connection.register(name, rows)
+        try:
+            yield
+        finally:
+            self.connection.unregister(name)
+
+    @contextmanager
+    def during(self, step: str) -> Iterator[None]:
+        """Turn what DuckDB says when memory or disk run out during a step into one sentence."""
+        try:
+            yield
+        except Exception as error:  # readers of batches raise errors of Arrow and of Python
+            if (short := self._short(step, str(error))) is not None:
+                raise short from error
+            raise
+
+    @contextmanager
+    def about(self, what: object) -> Iterator[None]:
+        """Turn an error of DuckDB into one about a file or the recipe."""
+        try:
+            yield
+        except self.duckdb.Error as error:
+            if self._short("", str(error)) is not None:
+                raise
+            raise DataError(f"{what}: {_first_line(error)}") from error
+
+    def close(self) -> None:
+        self.connection.close()
+        self._remove_files()
+
+    def _limit(self, memory: str) -> None:
+        try:
+            self.run(f"SET memory_limit = {literal(memory)}")
+        except self.duckdb.Error as error:
+            raise UsageError(f"--memory {memory}: {_first_line(error)}") from error
+
+    def _short(self, step: str, message: str) -> PacelineError | None:
+        if "No space left" in message:
+            return MachineError(f"the disk of {self.folder} is full; free some space and run this again")
+        if "Out of Memory" not in message:
+            return None
+        size, unit = self.memory.split()
+        return RunFailed(
+            f"DuckDB has used up its {size} {unit} of memory while {step}; run this again with "
+            f"--memory {max(1, round(2 * float(size)))}{unit} or more, or with --threads 1"
+        )
+
+    def _remove_files(self) -> None:
+        texts = itertools.chain(self.folder.glob("closed*.txt"), self.folder.glob("unpacked*.txt"))
+        for path in (self.folder / DATABASE, self.folder / f"{DATABASE}.wal", *texts):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.folder / SPILLED, ignore_errors=True)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].strip()
