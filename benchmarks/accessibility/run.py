@@ -65,7 +65,7 @@ def audit(chromium: str, axe: str, page: Path, address: str, view: tuple[int, in
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
     copy = page.with_name(f"audit-{page.name}")
     copy.write_text(text.replace("</body>", PROBE.replace("%s", axe.replace("</script", "<\\/script")), 1))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=20000"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=120000"]
     options += [f"--window-size={view[0]},1000", f"--blink-settings=preferredColorScheme={0 if view[1] else 1}"]
     done = subprocess.run(
         [chromium, *options, "--dump-dom", f"{address}/{copy.name}"], capture_output=True, timeout=180
@@ -150,7 +150,8 @@ def main() -> None:
     if not chosen.only:
         found = [each for views in rows.values() for each in views.values()]
         totals = {"pages": len(rows), "violations": sum(len(each["violations"]) for each in found)}
-        write(HERE, {"axe-core": found[0]["version"], **totals, "found": rows})
+        command = "python benchmarks/accessibility/run.py axe.min.js --site site"
+        write(HERE, {"command": command, "axe-core": found[0]["version"], **totals, "found": rows})
 
 
 if __name__ == "__main__":

@@ -82,7 +82,17 @@ def link(found: re.Match[str], source: str, place: str) -> str:
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """Let the keyboard scroll blocks of code, leave no header of a table empty, and name the search."""
-    output = output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
-    output = re.sub(r"<pre([^>]*)><code", r'<pre\1><code tabindex="0"', output)
-    return re.sub(r"<th( [^>]*)?></th>", r"<td\1></td>", output)
+    return accessible(output)
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    return accessible(output_content)  # of the page for addresses that do not exist
+
+
+def accessible(page: str) -> str:
+    """Let the keyboard scroll code and tables, leave no header of a table empty, and name the search."""
+    page = page.replace("<table>", '<table tabindex="0">')
+    page = page.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+    page = page.replace('<div class="highlight-ipynb', '<div tabindex="0" class="highlight-ipynb')
+    page = re.sub(r"<pre([^>]*)><code", r'<pre\1><code tabindex="0"', page)
+    return re.sub(r"<th( [^>]*)?></th>", r"<td\1></td>", page)

@@ -11,13 +11,17 @@ from paceline.compression.result import Compression
 from paceline.report.overview import section
 from paceline.report.page import document
 
-WIDTH, HEIGHT, MARGIN = 640, 320, 48
+WIDTH, HEIGHT, MARGIN = 640, 320, 64
 
 
 def page_of(found: Compression) -> str:
     """Return the HTML, one file that needs no network."""
     body = section("Summary", _summary(found))
-    body += section("Accuracy against cost", _picture(found), "Filled points are on the frontier; the ring is chosen.")
+    body += section(
+        "Accuracy against cost",
+        _picture(found),
+        "Filled points are on the frontier; the ring is chosen.",
+    )
     body += section("The frontier", _table(found, found.frontier))
     body += section("All points", _table(found, found.points))
     return document(f"{found.job}: compressed for {found.target}", body, "paceline compress")
@@ -67,7 +71,7 @@ def _picture(found: Compression) -> str:
         for x, anchor, value in ((MARGIN, "start", low), (WIDTH - MARGIN, "end", high))
     )
     ends += "".join(
-        f'<text x="2" y="{y}">{share:.1%}</text>' for y, share in ((HEIGHT - MARGIN, least), (MARGIN, most))
+        f'<text x="2" y="{y}">{share:.1%}</text>' for share, y in {most: MARGIN, least: HEIGHT - MARGIN}.items()
     )
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-size="12" fill="currentColor" '
