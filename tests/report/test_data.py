@@ -50,7 +50,12 @@ def test_the_page_tells_of_every_row_of_the_data(tmp_path: Path) -> None:
         run = _trained(data, tmp_path / "runs" / type(data).__name__)
         (page,) = write([run])
         text = page.read_text()
-        for part in ("400 rows = 399 kept + 1 rejected", "v is not a float", "<td>worker 0</td><td>399</td>", *told):
+        for part in (
+            "400 rows = 399 kept + 1 rejected",
+            "v is not a float",
+            "<td>worker 0</td><td>399</td><td>8</td><td>0-7</td>",
+            *told,
+        ):
             assert part in text, part
     (tmp_path / "grown" / "stream.jsonl").unlink()
     (page,) = write([run])

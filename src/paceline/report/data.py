@@ -22,7 +22,7 @@ from paceline.shards.sealed import SealedList, is_stream
 
 MOST_SOURCES = 20  # rows of a table of sources
 MOST_CHARTED = 8  # columns whose drift is drawn
-MOST_BATCHES = 12  # that are listed of each worker
+MOST_SPANS = 40  # of batches, one after another, that are listed of each worker
 SHOWN = 80  # characters of a record
 
 
@@ -104,9 +104,11 @@ def _workers(reading: Reading) -> str:
     for worker in np.unique(computed["worker"]):
         mine = computed[computed["worker"] == worker]
         updates = np.unique(mine["update"])
-        listed = ", ".join(map(str, updates[:MOST_BATCHES])) + ", ..." * (len(updates) > MOST_BATCHES)
+        spans = np.split(updates, 1 + np.flatnonzero(np.diff(updates) > 1))
+        listed = ", ".join(str(s[0]) if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans[:MOST_SPANS])
+        listed += f", and {len(spans) - MOST_SPANS:,} more" * (len(spans) > MOST_SPANS)
         rows.append((f"worker {worker}", f"{int(mine['samples'].sum()):,}", f"{len(updates):,}", listed))
-    return _table("Samples of each worker", ("worker", "samples", "batches", "which"), rows)
+    return _table("Samples of each worker", ("worker", "samples", "batches", "their numbers"), rows)
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], whole: int = 0) -> str:
