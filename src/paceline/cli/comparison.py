@@ -62,7 +62,7 @@ def _link_legend(found: ComparisonRecord) -> str:
         "updates and codecs as measured here; what sockets cost a processor is left out. Accuracies are of real "
         f"gradients. speed-up: over the best single process ({found.best_single}: "
         f"{found.best_single_samples_per_second:,.0f} samples/s, measured). of ceiling: share of the speed of as many "
-        f"machines that never communicate. Medians of {found.rounds} rounds of measuring, with intervals as they differ."
+        f"machines that never communicate. Medians of {found.rounds} rounds."
     )
 
 
