@@ -12,15 +12,16 @@ from paceline.watcher.judge import judge
 from paceline.watcher.polling import Loop, loop_of
 from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Wait, look_from, to_json
 
+TAKES = Loop(asks=True, file_lock=False, takes=True)
 ASKS, IDLES = Loop(asks=True, file_lock=False), Loop(asks=False, file_lock=False)
 
 LOOPS = {
     "a flag": ("while not done:\n    time.sleep(1)", ASKS),
     "a queue, with work for what comes": (
         "while True:\n    try:\n        item = items.get(timeout=1)\n    except E:\n        continue\n    use(item)",
-        ASKS,
+        TAKES,
     ),
-    "a lock": ("while True:\n    if lock.acquire(timeout=1):\n        use()\n        break", ASKS),
+    "a lock": ("while True:\n    if lock.acquire(timeout=1):\n        use()\n        break", TAKES),
     "a child": ("while child.poll() is None:\n    print('waits')\n    time.sleep(1)", ASKS),
     "a file lock": (
         "while True:\n    try:\n        flock(file, NB)\n        break\n    except OSError:\n        time.sleep(1)",
@@ -29,6 +30,8 @@ LOOPS = {
     "nothing": ("while True:\n    time.sleep(1)", IDLES),
     "nothing, and prints": ("while True:\n    print('alive')\n    time.sleep(1)", IDLES),
     "a lock that is kept now and then": ("while not done:\n    with lock:\n        time.sleep(1)", None),
+    "a producer": ("while True:\n    time.sleep(1)\n    items.put(1)", None),
+    "a consumer": ("while True:\n    time.sleep(1)\n    items.get()", TAKES),
     "work in between": ("while True:\n    time.sleep(1)\n    collect()", None),
     "work when nothing comes": (
         "while True:\n    try:\n        items.get(timeout=1)\n    except Empty:\n        collect()",

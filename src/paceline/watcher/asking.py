@@ -30,6 +30,8 @@ def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
         return wait._replace(polls="idles")
     if loop.file_lock:
         return _locked(waits, pid, wait)
+    if call.name in SLEEPS and loop.takes:
+        return wait
     if call.name in SLEEPS:
         by = waits.holders.reaching(pid, waits.tree)
         return wait._replace(by=by, on="what its loop asks for", polls="asks") if by else wait

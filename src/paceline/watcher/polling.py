@@ -15,7 +15,7 @@ from typing import NamedTuple
 from paceline.watcher.samples import Frame, Stack
 
 #: What asks, and fails by an exception when there is nothing.
-_RAISES = frozenset({"get", "get_nowait", "put", "put_nowait", "result", "exception", "flock", "lockf", "communicate"})
+_RAISES = frozenset({"get", "get_nowait", "result", "exception", "flock", "lockf", "communicate"})
 #: What asks, and returns something true when it was given.
 _GIVES = frozenset({"acquire", "is_set", "poll", "done", "ready", "wait", "wait_for"})
 _ASKS = _RAISES | _GIVES | frozenset(
@@ -28,6 +28,8 @@ _PRINTS = frozenset(
 )  # fmt: skip
 #: Inside a `with` block these keep its lock for a while, and so stop others, and let them go on afterwards.
 _LASTS = frozenset({"sleep", "acquire", "get", "put", "join", "result", "poll", "select", "communicate"})
+#: These take what others may wait to be rid of: a loop that sleeps in between may give way by them.
+_TAKES = frozenset({"get", "get_nowait", "acquire"})
 _FILE_LOCKS = frozenset({"flock", "lockf"})
 _FARTHEST, _LONGEST = 5, 400_000  # frames, characters of source
 
@@ -37,6 +39,7 @@ class Loop(NamedTuple):
 
     asks: bool  # for something; otherwise it only sleeps and prints, for ever
     file_lock: bool  # what it asks for is a lock on a file
+    takes: bool = False  # an item or a lock, so that it does more than wait while it sleeps
 
 
 def loop_of(stack: Stack, source: Callable[[str], str]) -> Loop | None:
@@ -97,7 +100,7 @@ def _judged(loop: ast.While, module: ast.Module) -> Loop:
     forever = isinstance(loop.test, ast.Constant) and not any(
         isinstance(node, (ast.Break, ast.Return)) for node in ast.walk(loop)
     )
-    return Loop(bool(calls & _ASKS) or not forever, bool(calls & _FILE_LOCKS))
+    return Loop(bool(calls & _ASKS) or not forever, bool(calls & _FILE_LOCKS), bool(calls & _TAKES))
 
 
 def _idle(statements: list[ast.stmt]) -> Iterator[ast.expr]:
