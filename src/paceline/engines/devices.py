@@ -1,4 +1,4 @@
-"""Placement: where each worker computes, where its parameters are stored, and what adds gradients up.
+"""Placement: where each worker computes, where its parameters are stored, and what sums gradients.
 
     device=       GPUs       parameters are stored         gradients are summed
     cpu           any        in shared memory              by table
@@ -36,7 +36,7 @@ class Placement:
     devices: tuple[torch.device, ...]
     #: Whether parameters are stored on the device that computes with them.
     on_device: bool
-    #: The library that adds gradients up if no table does: nccl or gloo.
+    #: The library that sums gradients if no table does: nccl or gloo.
     library: str = ""
 
     def stored_on(self, worker: int) -> torch.device:

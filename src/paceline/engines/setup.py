@@ -337,7 +337,7 @@ def _by_epochs(job: Job, plan: Plan, optimizer: torch.optim.Optimizer, agenda: A
     if plateau and (not isinstance(plan.method, Alone | AllReduce) or engine == "mpi"):
         raise PlanError(
             f"ReduceLROnPlateau follows the loss of whole batches, which no worker of plan {plan.name} "
-            f"{'on engine mpi ' * (engine == 'mpi')}knows; use a plan that adds gradients up (ring, tree, "
+            f"{'on engine mpi ' * (engine == 'mpi')}knows; use a plan that sums gradients (ring, tree, "
             "central), sequential, or a schedule that counts, such as torch.optim.lr_scheduler.CosineAnnealingLR"
         )
     if plateau or job.lr_scheduler_interval == "epoch":

@@ -133,8 +133,8 @@ def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tu
     most = 1 + sum(able)
     why = "".join(f"; {path} stays whole: {why}" for path, why in traced.whole.items())
     raise PlanError(
-        f"{type(traced.module).__name__} can be cut into at most {most} stages, and the plan wants {wanted.stages}; "
-        f"take fewer workers{why}"
+        f"{type(traced.module).__name__} can be cut into at most {most} stage{'s' * (most != 1)}, and the plan wants "
+        f"{wanted.stages}; take fewer workers{why}"
     )
 
 

@@ -47,7 +47,7 @@ class Group(Protocol):
 class FixedGroup:
     """`Group` of the workers of one arena.
 
-    `library` names the library that adds gradients up in place of a table (NCCL), if one does.
+    `library` names the library that sums gradients in place of a table (NCCL), if one does.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ typedef R W;
 // --- what a group of samples knows ---
 
 // What a leg leaves of each of its updates: its loss, and when the gradient and the step were made, in nanoseconds of the
-// monotonic clock. Where workers add gradients up: when the sum was there, how long it was waited for, and the mean loss.
+// monotonic clock. Where workers sum gradients: when the sum was there, how long it was waited for, and the mean loss.
 struct Note {
     double loss;
     int64_t computed, applied;

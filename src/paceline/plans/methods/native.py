@@ -17,7 +17,7 @@ class NativeDdp:
         traced=False,
         not_replayable="PyTorch does not record in which order gradients were added",
         needs_train="is what your script does without Paceline",
-        cannot_skip="PyTorch adds gradients up while they are computed",
+        cannot_skip="PyTorch sums gradients while they are computed",
         local_only="is PyTorch's own code and runs on real processes only",
     )
 

@@ -36,7 +36,7 @@ class Spread:
     recipe: SplitRecipe = field(default_factory=Tensor)
     #: Adds gradients up between replicas.
     collective: Collective = field(default_factory=Ring)
-    #: Holds the parameters between replicas that do not keep step; None where they add gradients up.
+    #: Holds the parameters between replicas that do not keep step; None where they sum gradients.
     server: ParameterServer | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""NativeDdp: the same chunks in the same processes, but PyTorch's DistributedDataParallel adds gradients up."""
+"""NativeDdp: the same chunks in the same processes, but PyTorch's DistributedDataParallel sums gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SplitLayers: the workers of a group compute chunks together, replicas add gradients up, every worker steps its parts.
+"""SplitLayers: the workers of a group compute chunks together, replicas sum gradients, every worker steps its parts.
 
 worker                                            its group                     its peers in other replicas
 ──────                                            ─────────                     ───────────────────────────
