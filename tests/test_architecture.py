@@ -110,7 +110,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     ("adapters", {"api", "plans", "errors"}, set()),
     ("check", {"check", "narrative", "errors"}, {"torch", "numpy", "importlib.util", "runpy", "pkgutil"}),
-    ("watcher", {"watcher", "narrative", "runs.live", "errors"}, {"torch", "numpy"}),
+    ("watcher", {"watcher", "check", "narrative", "runs.live", "runs.events", "errors"}, {"torch", "numpy"}),
     ("testing", {"testing", "api", "engines", "core", "jobs", "plans", "runs", "tuner"}, set()),
 ]  # fmt: skip
 HOMES = (

@@ -32,6 +32,7 @@ from paceline.engines.outline import outline
 from paceline.errors import RunFolderError, UsageError
 from paceline.jobs.built_ins import built_in
 from paceline.report import charts, exports, formatting, perfetto, tensorboard, write
+from paceline.report.cluster_events import cluster_events
 from paceline.report.curves import AXES, envelope, evaluation_curve, histogram, loss_curve
 from paceline.report.lanes import Lane, binned, lanes, merged, packed
 from paceline.report.page import page
@@ -39,6 +40,7 @@ from paceline.report.reading import Reading, open_all
 from paceline.report.run_stats import lanes_of, run_stats
 from paceline.runs.comparison import ComparisonRecord
 from paceline.runs.comparison import Row as ComparisonRow
+from paceline.runs.events import Event, EventKind
 from paceline.runs.intervals import difference_of_accuracies, median_interval
 from paceline.runs.json_files import write_json
 from paceline.runs.record import Evaluation, RunRecord, Summary
@@ -581,6 +583,12 @@ def test_a_model_that_cannot_be_looked_into_still_has_its_sizes() -> None:
     assert [(layer.type, layer.parameters, layer.output) for layer in found] == [
         ("Linear", 36, None), ("Tanh", 0, None), ("Linear", 15, None),
     ]  # fmt: skip
+
+
+def test_a_process_that_hung_is_among_the_events_of_any_run() -> None:
+    hung = Event(EventKind.HUNG, 7.0, why="deadlocked: worker 1 waits for <itself>")
+    shown = cluster_events([Event(EventKind.STARTED, 5.0), hung, Event(EventKind.ENDED, 8.0)])
+    assert shown == "<table><tr><td>2.00 s<td>hangs, deadlocked: worker 1 waits for &lt;itself&gt;</tr></table>"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.watcher import proc, stacks
+from paceline.watcher import interpreter, proc, stacks
+from paceline.watcher.graph import find_knot
 from paceline.watcher.samples import Frame, Wait
 from paceline.watcher.sockets import peers
 from paceline.watcher.syscalls import parse_call
@@ -135,3 +136,23 @@ def test_the_main_threads_stack_comes_first() -> None:
         (Frame("b.py", 2, "main"), Frame("b.py", 9, "<module>")),
         (Frame("a.py", 1, "work"),),
     )
+
+
+def test_another_version_of_python_tells_its_lines_by_faulthandler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "LAYOUTS", {})
+    interpreter._runtime.cache_clear()
+    variables = stacks.environment(tmp_path, dict(os.environ))
+    with subprocess.Popen([sys.executable, "-c", PROGRAMS["lock"]], env=variables) as started:
+        try:
+            until(lambda: proc.look([started.pid]).processes[0].main.kind == "lock")
+            look = proc.look([started.pid])
+            assert look.stacks_of(started.pid) == ()
+            assert look.processes[0].main.owners == ()
+            told = look.with_stacks(stacks.ask(tmp_path, [started.pid], 60.0))
+            assert told.stacks_of(started.pid) == ((Frame("<string>", 1, "<module>"),),)
+            assert find_knot(told, lambda *_: True) is not None
+        finally:
+            started.kill()
+            interpreter._runtime.cache_clear()

@@ -10,11 +10,11 @@ from __future__ import annotations
 DEADLOCKED = (
     "locks", "pipes", "files", "event_loops", "queues", "sockets", "processes", "shared", "executors", "polling",
     "subprocesses", "forks", "partial", "native", "futures", "primitives", "file_locks", "spawned", "loaders",
-    "heartbeats", "collectives", "ddp", "mpi", "reported", "reported_ranks",
+    "heartbeats", "collectives", "ddp", "mpi", "reported", "reported_ranks", "pollers", "stuck",
 )  # fmt: skip
 WAITING = (
     "sleepers", "servers", "signals", "parents", "pools", "slow_peers", "services", "timers", "helpers", "trainings",
-    "mpi_works",
+    "mpi_works", "idlers", "steady",
 )  # fmt: skip
 BUSY = ("computing", "builds", "crunching")
 LIVELOCKED = ("politeness",)
@@ -28,8 +28,9 @@ LEARNED = frozenset({"locks", "pipes", "files", "event_loops", "sleepers", "serv
                      "politeness", "stops"})  # fmt: skip
 #: The rules were developed with these; their figures show what was fitted.
 DEVELOPED = frozenset(
-    {"shared", "collectives", "subprocesses", "forks", "partial", "native", "mpi", "mpi_works", "timers"}
-)
+    {"shared", "collectives", "subprocesses", "forks", "partial", "native", "mpi", "mpi_works", "timers", "pollers",
+     "idlers"}
+)  # fmt: skip
 #: Rebuilt from public reports; counted by themselves.
 REPORTED = frozenset({"reported", "reported_ranks"})
 TORCHRUN, MPIEXEC = frozenset({"collectives", "ddp", "trainings", "reported_ranks"}), frozenset({"mpi", "mpi_works"})
@@ -53,6 +54,7 @@ CAUSE = {
     "reported_ranks.pippy_969": "rank 0, rank 1", "reported_ranks.ray_56997": "rank 0",
     "reported_ranks.neuron_sp_80": "rank 0", "reported_ranks.horovod_498": "others",
     "reported_ranks.snowfall_152": "rank 0",
+    "stuck.child_logs_after_a_fork": "children",
 }  # fmt: skip
 VARIANTS = 5
 

@@ -218,7 +218,8 @@ def _over_link(job: Job, plans: Sequence[Plan], link: str, place: Path | None, s
     with emptied(place):
         found = simulate_plans(job, plans, link, place, say)
     record = ComparisonRecord(
-        job=job.name, best_single=found.best_single, best_single_samples_per_second=found.best_speed, rounds=1,
+        job=job.name, best_single=found.best_single, best_single_samples_per_second=found.best_speed,
+        rounds=len(found.rows[0].rounds),
         plans=found.rows, common_accuracy=common_level([run.record.history for run in found.runs], ACCURACY),
         notes=found.notes, path=str(place) if place else None, page=str(place / "report.html") if place else None,
         machine=this_machine(), singles=found.singles, test_samples=found.runs[0].record.job.test_samples,

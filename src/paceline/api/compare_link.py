@@ -7,7 +7,9 @@
     the gradients themselves                 ─
 
 Every plan trains the whole job with its real arithmetic, so that accuracies are those of the plans; only time is not
-that of this machine. What sockets cost a processor is left out. Speed-ups are over the best single process as measured.
+that of this machine. What sockets cost a processor is left out. Gradients are measured in interleaved rounds, and a
+part of the training is simulated again with what each round measured: so a speed-up is the median of the rounds' own,
+over the best single process of the same round, and its interval shows how far the rounds disagree.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.api.coding import coding
 from paceline.api.measuring import Measured, Say, measure_for
 from paceline.api.overhead import Case, step, verdict
-from paceline.api.timing import thread_counts
+from paceline.api.timing import Ratio, thread_counts
 from paceline.api.train import train
 from paceline.core.codecs.sizes import most_gathered
 from paceline.engines.setup import set_up
-from paceline.engines.virtual import World
+from paceline.engines.virtual import World, simulate_totals
 from paceline.errors import PlanError
 from paceline.gradients.payload import Payload
 from paceline.jobs.job import Job
@@ -40,8 +42,9 @@ from paceline.runs.run import Run
 from paceline.runs.warm_up import steady
 
 LINK_PLANS = ("sequential", "ring", "ring:codec=half", "downpour", "downpour:codec=topk:0.01,pull=topk:0.01", "diloco")
-ROUNDS = 5  # of measuring, interleaved
-SECONDS = 0.3  # of a round, for each size of a gradient
+ROUNDS = 9  # of measuring, interleaved: from so many on, intervals leave out a round at each end
+SECONDS = 0.2  # of a round, for each size of a gradient
+UPDATES = 200  # that are simulated with what each round measured
 ACCURACY = "test_accuracy"
 
 
@@ -58,6 +61,7 @@ class Measurements:
     """What this machine takes for the pieces of all plans, and for their codecs."""
 
     job: Job
+    parameter_bytes: int
     pieces: dict[Piece, list[Measured]] = field(default_factory=dict)
     codings: dict[str, Coding] = field(default_factory=dict)
 
@@ -70,6 +74,14 @@ class Measurements:
                 job = self.job.with_(batch_size=piece.samples, accumulate_grad_batches=1)
                 guess = before[0].seconds if before else 0.01
                 before.append(measure_for(job, make("sequential", threads=piece.threads), SECONDS, guess, bool(before)))
+
+    @property
+    def rounds(self) -> list[Measurements]:
+        """What each round measured."""
+        return [
+            replace(self, pieces={piece: [runs[number]] for piece, runs in self.pieces.items()})
+            for number in range(ROUNDS)
+        ]
 
     def compute(self, piece: Piece) -> float:
         """Return the seconds of a gradient, with what lies between two of them."""
@@ -129,9 +141,9 @@ class Simulated:
 def simulate_plans(job: Job, plans: Sequence[Plan], link: str, folder: Path | None, say: Say) -> Simulated:
     """Measure what this machine takes, then train by every plan on the clock of the link."""
     singles = [Piece(job.batch_size * job.accumulate_grad_batches, n) for n in thread_counts()]
-    measured = Measurements(job)
-    measured.measure(list(dict.fromkeys([*singles, *(piece_of(job, plan) for plan in plans)])), say)
     layout = set_up(job.untested(), make("sequential"), "virtual", 1).layout
+    measured = Measurements(job, layout.bytes)
+    measured.measure(list(dict.fromkeys([*singles, *(piece_of(job, plan) for plan in plans)])), say)
     dense = Payload.length(layout) * layout.bytes_per_number
     for name in dict.fromkeys(name for plan in plans for name in _codecs(plan)):
         measured.codings[name] = coding(name, layout)
@@ -141,12 +153,37 @@ def simulate_plans(job: Job, plans: Sequence[Plan], link: str, folder: Path | No
         runs.append(train(job, plan, engine="virtual", folder=folder, world=measured.world(plan, link)))
     best = max(singles, key=measured.speed)
     common = common_level([run.record.history for run in runs], ACCURACY)
-    rows = tuple(_row(measured, plan, run, best, common) for plan, run in zip(plans, runs, strict=True))
-    timings = tuple(Timing(_threads(single), (measured.speed(single),)) for single in singles)
+    rows = tuple(_row(measured, plan, run, best, common, link) for plan, run in zip(plans, runs, strict=True))
+    timings = tuple(
+        Timing(_threads(single), tuple(each.speed(single) for each in measured.rounds)) for single in singles
+    )
     codecs = tuple(codec_row(name, plans, measured.codings, dense) for name in measured.codings)
     return Simulated(
         rows, timings, _threads(best), measured.speed(best), runs, codecs, dense, tuple(cannot_pay(plans, codecs))
     )
+
+
+def speeds_by_round(measured: Measurements, plan: Plan, run: Run, link: str) -> list[float]:
+    """Return the samples per second that a plan reaches with what each round measured."""
+    found = steady(run.trace)
+    summary = run.record.summary
+    assert summary is not None
+    speed = found.samples_per_second if found else summary.samples_per_second
+    if plan.workers == 1:
+        piece = piece_of(measured.job, plan)
+        return [each.speed(piece) for each in measured.rounds]
+    usual = _seconds(measured, plan, link)
+    return [speed * usual / _seconds(each, plan, link) for each in measured.rounds]
+
+
+def _seconds(measured: Measurements, plan: Plan, link: str) -> float:
+    """Return the seconds of some updates of a plan, simulated without their arithmetic."""
+    job = measured.job
+    batch = job.batch_size * job.accumulate_grad_batches
+    count = UPDATES if plan.traits.keeps_step else UPDATES * plan.workers
+    return simulate_totals(
+        plan, plan.agenda(batch * count, batch), measured.world(plan, link), measured.parameter_bytes
+    ).seconds
 
 
 def codec_row(name: str, plans: Sequence[Plan], codings: dict[str, Coding], dense: int) -> CodecRow:
@@ -181,25 +218,29 @@ def _threads(piece: Piece) -> str:
     return f"{piece.threads} thread{'s' * (piece.threads > 1)}"
 
 
-def _row(measured: Measurements, plan: Plan, run: Run, best: Piece, common: float | None) -> Row:
+def _row(measured: Measurements, plan: Plan, run: Run, best: Piece, common: float | None, link: str) -> Row:
     summary, job, piece = run.record.summary, measured.job, piece_of(measured.job, plan)
     assert summary is not None
-    found = steady(run.trace)
-    speed = found.samples_per_second if found else summary.samples_per_second
-    alone, ceiling = measured.speed(best), plan.workers * measured.speed(piece)
-    mine, several = step(run.trace, plan.workers), plan.workers > 1
+    speeds, several = speeds_by_round(measured, plan, run, link), plan.workers > 1
+    speed = statistics.median(speeds)
+    speedup = Ratio.of(speeds, [each.speed(best) for each in measured.rounds])
+    share = Ratio.of(speeds, [plan.workers * each.speed(piece) for each in measured.rounds]) if several else None
+    mine = step(run.trace, plan.workers)
     accuracy, tested = summary.metrics.get(ACCURACY), run.record.job.test_samples
     samples = job.batch_size * plan.workers // plan.parts
     case = Case(
-        plan.name, plan.workers, speed, ceiling, alone, _threads(best), samples, job.batch_size, mine
+        plan.name, plan.workers, speed, plan.workers * measured.speed(piece), measured.speed(best), _threads(best),
+        samples, job.batch_size, mine,
     )  # fmt: skip
     return Row(
-        plan=str(plan), workers=plan.workers, samples_per_second=speed, spread=(speed, speed), speedup=speed / alone,
-        efficiency=speed / alone / plan.workers, ceiling_share=speed / ceiling if several else None,
+        plan=str(plan), workers=plan.workers, samples_per_second=speed, spread=(min(speeds), max(speeds)),
+        speedup=speedup.value, efficiency=speedup.value / plan.workers, ceiling_share=share.value if share else None,
         test_accuracy=accuracy, test_loss=summary.metrics.get("test_loss"),
         seconds_to_common_accuracy=None if common is None else seconds_to_hold(run.record.history, ACCURACY, common),
         staleness=summary.staleness.mean,
         bytes_per_update=None if summary.bytes_sent is None else summary.bytes_sent / max(1, summary.updates),
-        wait_fraction=summary.wait_fraction, step=mine, verdict=verdict(case) if several else None, rounds=(speed,),
+        wait_fraction=summary.wait_fraction, step=mine, verdict=verdict(case) if several else None,
+        rounds=tuple(speeds), speedup_interval=tuple(speedup.interval),
+        ceiling_share_interval=tuple(share.interval) if share else None,
         test_accuracy_interval=None if accuracy is None else tuple(wilson(accuracy, tested)), metrics=summary.metrics,
     )  # fmt: skip

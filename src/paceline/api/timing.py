@@ -103,8 +103,7 @@ class Entrant:
 
     def over(self, other: Entrant) -> Ratio:
         """How many times as fast this is as another, round by round."""
-        ratios = [mine / its for mine, its in zip(self.speeds, other.speeds, strict=True)]
-        return Ratio(statistics.median(ratios), median_interval(ratios))
+        return Ratio.of(self.speeds, other.speeds)
 
     @property
     def threads(self) -> str:
@@ -117,6 +116,12 @@ class Ratio(NamedTuple):
 
     value: float
     interval: Interval
+
+    @classmethod
+    def of(cls, these: Sequence[float], others: Sequence[float]) -> Ratio:
+        """Divide the speeds of each round by others of the same round."""
+        ratios = [mine / its for mine, its in zip(these, others, strict=True)]
+        return cls(statistics.median(ratios), median_interval(ratios))
 
     @property
     def doubt(self) -> float:

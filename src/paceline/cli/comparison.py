@@ -34,7 +34,7 @@ def show_comparison(found: ComparisonRecord) -> None:
 def _table(found: ComparisonRecord) -> Table:
     shown = comparison_table(found)
     table = Table(title=shown.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column(shown.heads[0], vertical="bottom", no_wrap=True)
+    table.add_column(shown.heads[0], vertical="bottom")  # options go to a second line before a figure is cut
     for head in shown.heads[1:]:
         table.add_column(head, justify="right", vertical="bottom", no_wrap=" " not in head)
     for row in shown.rows:
@@ -62,7 +62,7 @@ def _link_legend(found: ComparisonRecord) -> str:
         "updates and codecs as measured here; what sockets cost a processor is left out. Accuracies are of real "
         f"gradients. speed-up: over the best single process ({found.best_single}: "
         f"{found.best_single_samples_per_second:,.0f} samples/s, measured). of ceiling: share of the speed of as many "
-        "machines that never communicate."
+        f"machines that never communicate. Medians of {found.rounds} rounds."
     )
 
 

@@ -20,6 +20,7 @@ def watch(
     save: watch_options.SaveSnapshot = None,
     live: watch_options.LiveScreen = False,
     share: watch_options.SharedFolder = None,
+    feedback: watch_options.Verdicts = None,
     json: options.Json = False,
 ) -> None:
     """Watch a program and say when it hangs: since when, who waits for whom at which line, and who is the cause.
@@ -38,7 +39,8 @@ def watch(
         console.file.flush()
 
     target = Target(tuple(command or ()), pid, run, open_, seconds)
-    outcome = watch_target(target, Actions(tell, kill_after, exec_, save, show if live else None, share))
+    actions = Actions(tell, kill_after, exec_, save, show if live else None, share, feedback=feedback)
+    outcome = watch_target(target, actions)
     if json:
         print_json(outcome.to_dict())
     raise typer.Exit(outcome.code)

@@ -29,6 +29,10 @@ SaveSnapshot = Annotated[
     Path | None, typer.Option("--save", metavar="DIR", help="On a hang, save what was observed to this folder.")
 ]
 LiveScreen = Annotated[bool, typer.Option("--live", help="Show a row for each process, renewed every second.")]
+Verdicts = Annotated[
+    Path | None,
+    typer.Option("--feedback", metavar="FILE", help="Add the checker's findings that a hang confirms to FILE."),
+]
 SharedFolder = Annotated[
     Path | None, typer.Option("--share", metavar="DIR", help="The folder in which the watchers of all machines meet.")
 ]

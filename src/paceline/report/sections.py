@@ -172,7 +172,7 @@ def of_run(reading: Reading, found: RunStats, lanes: Sequence[Lane], spans: int)
         rows.append(("all workers", found.shares))
     body += section("Where the time went", time_bars(rows) if rows else "", _time_note(reading))
     body += (
-        measurements(reading) + staleness(reading) + section("Events of the cluster", cluster_events(reading.events))
+        measurements(reading) + staleness(reading) + section("Events of the processes", cluster_events(reading.events))
     )
     held = section("Who holds what", holdings(reading.record.model), "Bytes of each layer, between two updates.")
     return body + section("Model", layers(reading.record.model)) + held

@@ -1,4 +1,4 @@
-"""events.jsonl: what happened to the processes of a run on a cluster, one line per event, in the order they were noted.
+"""events.jsonl: what happened to the processes of a run, one line per event, in the order they were noted.
 
 How long a death went unnoticed, and when a shard had its backup again, follows from the times here. The
 trace has no place for them: an event is of a process or of a shard, and may come before the first update.
@@ -29,6 +29,7 @@ class EventKind(StrEnum):
     LEASING = "leasing"  # the desk leases batches; its number is its epoch
     AGAIN = "again"  # batches are computed again, since their pushes were lost with the servers that had them
     SHARD_LOST = "shard lost"  # no server holds the shard any longer
+    HUNG = "hung"  # `paceline watch` has found that the process hangs
     GROUP = "group"  # ranks begin a group; its number is its epoch
 
 

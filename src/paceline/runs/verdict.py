@@ -191,10 +191,11 @@ def _undecided(record: ComparisonRecord, rows: list[Row]) -> Answer:
     low, high = _interval(row)
     seconds = max(ENOUGH_SECONDS, 2 * (record.seconds or 0.0))
     where = ", on a quieter machine" if disagreement(record) > SETTLED else ""
+    longer = f"; time it longer, --seconds {seconds:.0f}{where}"
+    again = f" on {record.link} (simulated); measure again{where}"
     return Answer(
         Kind.UNDECIDED,
-        f"Undecided: {row.short} is {low:.2f}x to {high:.2f}x as fast as one process; time it longer, "
-        f"--seconds {seconds:.0f}{where}",
+        f"Undecided: {row.short} is {low:.2f}x to {high:.2f}x as fast as one process{again if record.link else longer}",
         None, None, row.speedup, (low, high),
     )  # fmt: skip
 

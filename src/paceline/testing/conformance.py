@@ -150,7 +150,7 @@ def each_sample_once(run: Run) -> None:
 
     A death may add lost computations. A coordinator evaluates a batch several times, and its samples count in the
     first row only. A gradient that is too late for a round is computed again, and so is one that only some shards had
-    when the run was killed.
+    when the run was killed. Chunks of a batch that each have a row of their own are counted together.
     """
     summary, shards = run.summary(), len(set(run.trace.of_kind(Kind.APPLY)["shard"].tolist()))
     twice = shards > 1 and len(run.trace.lives()) > 1
@@ -167,7 +167,7 @@ def each_sample_once(run: Run) -> None:
         if late[update, worker]:
             late[update, worker] -= 1
         elif worker not in summary["deaths"]:
-            again = (update, worker) in seen and not twice
+            again = (update, worker) in seen and not twice and not within
             assert not again or not row["samples"], f"samples of update {update} were counted twice"
             seen.add((update, worker))
             counted[update] += int(row["samples"])

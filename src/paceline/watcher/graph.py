@@ -7,12 +7,12 @@ could end its wait can itself be woken. What is left over can never move again: 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.narrative import Wait as Edge
 from paceline.narrative import shortest_cycle
-from paceline.watcher.samples import CLOSED, ENDED, Look, Process, Stack, Thread
+from paceline.watcher.samples import CLOSED, ENDED, OPEN_FILE_LOCK, Look, Process, Stack, Thread
 
 _WAIT = ("threading.py", "wait")
 
@@ -26,26 +26,40 @@ class Knot(NamedTuple):
     core: tuple[int, ...] = ()  # threads that hold each other's locks; empty if no owners are known
 
 
-def find_knot(look: Look, still: Callable[[int, int], bool], stopped: bool = False) -> Knot | None:
+def find_knot(
+    look: Look,
+    still: Callable[[int, int], bool],
+    stopped: bool = False,
+    polls: Callable[[int, int], bool] = lambda pid, tid: False,
+) -> Knot | None:
     """Return what nothing can wake, None if there is nothing.
 
     Args:
         look: What every thread waits for.
         still: Whether a thread (by process and thread) has not executed anything since well before the look.
         stopped: Treat stopped processes as such that will not be continued.
+        polls: Whether a thread was seen to ask, or to sleep and print, at the same line in several looks.
     """
     asleep = {
         thread.tid: thread
         for process, thread in look.threads()
-        if (still(process.pid, thread.tid) or thread.wait.kind == "gil") and _closed(process, thread, stopped)
+        if ((still(process.pid, thread.tid) or thread.wait.kind == "gil") and _closed(process, thread, stopped))
+        or (thread.wait.polls == "asks" and polls(process.pid, thread.tid) and not _signalled(process, thread))
+    }
+    idle = {
+        thread.tid
+        for process, thread in look.threads()
+        # A main thread in `Event().wait()` only keeps the program alive: then such a thread is all that it is to do.
+        if thread.wait.polls == "idles" and thread.tid != process.pid and waits_for_lock(process.stacks)
+        if polls(process.pid, thread.tid)
     }
     while True:
-        awake = [tid for tid, thread in asleep.items() if _can_be_woken(thread, asleep, look)]
+        awake = [tid for tid, thread in asleep.items() if _can_be_woken(thread, asleep, idle, look)]
         if not awake:
             break
         for tid in awake:
             del asleep[tid]
-    whole = tuple(p for p in look.processes if p.threads and all(t.tid in asleep for t in p.threads))
+    whole = tuple(p for p in look.processes if p.threads and all(t.tid in asleep or t.tid in idle for t in p.threads))
     core = _owned_circle(asleep)
     if not core and not any(not process.outside for process in whole):
         return None
@@ -75,9 +89,16 @@ def _owned_circle(asleep: Mapping[int, Thread]) -> tuple[int, ...]:
 def _closed(process: Process, thread: Thread, stopped: bool) -> bool:
     if thread.wait.kind == "stopped":
         return stopped
-    if process.handles_signals and thread.tid == process.pid and not waits_for_lock(process.stacks):
+    if _signalled(process, thread):
         return False
     return thread.wait.kind in CLOSED and not thread.wait.timed
+
+
+def _signalled(process: Process, thread: Thread) -> bool:
+    """Whether a signal may end what a thread waits for."""
+    if thread.wait.polls:
+        return process.handles_signals and thread.tid == process.pid and thread.wait.on != OPEN_FILE_LOCK
+    return process.handles_signals and thread.tid == process.pid and not waits_for_lock(process.stacks)
 
 
 def waits_for_lock(stacks: tuple[Stack, ...]) -> bool:
@@ -93,7 +114,8 @@ def waits_for_lock(stacks: tuple[Stack, ...]) -> bool:
     return waits == 0 or (waits < len(stacks[0]) and "/lib/python3" in stacks[0][waits].file)
 
 
-def _can_be_woken(thread: Thread, asleep: Mapping[int, Thread], look: Look) -> bool:
+def _can_be_woken(thread: Thread, asleep: Mapping[int, Thread], idle: Collection[int], look: Look) -> bool:
+    """Whether anything may end a wait; those that only sleep and print end none, but may be waited for."""
     wait = thread.wait
     if wait.kind == "stopped":
         return False
@@ -103,7 +125,7 @@ def _can_be_woken(thread: Thread, asleep: Mapping[int, Thread], look: Look) -> b
         process = look.process(pid)
         if process is None:  # it has just ended, or cannot be read
             return True
-        if any(each.tid not in asleep for each in process.threads if each.tid != thread.tid):
+        if any(each.tid not in asleep and each.tid not in idle for each in process.threads if each.tid != thread.tid):
             return True
     return not wait.by and wait.kind != "pipe"
 

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from paceline.watcher.graph import Knot, find_retries
-from paceline.watcher.samples import Facts, Glance, Look, Pace, Stack
+from paceline.watcher.samples import Facts, Glance, Look, Pace, Stack, Wait
 
 #: Seconds without a single instruction after which a thread is still. Garbage collectors, databases and interpreters
 #: that look whether something is to be done wake several times in this time.
 STILL = 5.0
 #: A tree that uses less of a core than this does little enough that it may hang.
 QUIET = 0.05
+
+
+#: Looks, and seconds between the first and the last of them, in which a thread must be seen to ask for the same.
+LOOKS, ASKED = 3, 6.0
+#: Nanoseconds of a processor after which one that asks has done more than to ask: a request over the network, say.
+LONGEST_ASK = 500_000
+
+
+class _Poll(NamedTuple):
+    """A thread that asks again and again."""
+
+    what: tuple[Wait, Stack]
+    since: float
+    looks: int
+    pace: Pace  # when it was first seen to ask
 
 
 class History:
@@ -29,6 +46,8 @@ class History:
         self._elsewhere: dict[int, Facts] = {}
         #: Threads that ask for each other's locks again and again, since when, and in how many looks.
         self._retries: tuple[Knot, float, int] | None = None
+        #: By process and thread: what asks again and again.
+        self._polls: dict[tuple[int, int], _Poll] = {}
 
     @property
     def first(self) -> Glance:
@@ -62,6 +81,7 @@ class History:
             old = self._stacks.get(process.pid)
             kept[process.pid] = old if old is not None and old[0] == stack else (stack, look.at)
         self._stacks, self._looked = kept, look.at
+        self._polls = dict(self._asking(look))
         retries, before = find_retries(look), self._retries
         if retries is None:
             self._retries = None
@@ -69,6 +89,28 @@ class History:
             self._retries = retries, before[1], before[2] + 1
         else:
             self._retries = retries, look.at, 1
+
+    def _asking(self, look: Look) -> Iterator[tuple[tuple[int, int], _Poll]]:
+        """Iterate over the threads that ask; one that is just running, or about to, keeps what was seen of it."""
+        for process, thread in look.threads():
+            at = process.pid, thread.tid
+            old = self._polls.get(at)
+            pace = self.last.threads.get(process.pid, {}).get(thread.tid)
+            if thread.wait.polls and pace is not None:
+                what = thread.wait, process.stack_of(thread.tid)
+                same = old is not None and old.what == what
+                yield at, old._replace(looks=old.looks + 1) if same and old else _Poll(what, look.at, 1, pace)
+            elif old is not None and thread.wait.kind in ("running", "gil"):
+                yield at, old
+
+    def polls(self, pid: int, tid: int) -> bool:
+        """Whether a thread did nothing but ask, or sleep and print, in several looks."""
+        found = self._polls.get((pid, tid))
+        pace = self.last.threads.get(pid, {}).get(tid)
+        if found is None or pace is None or found.looks < LOOKS or self._looked - found.since < ASKED:
+            return False
+        runs = pace.runs - found.pace.runs
+        return runs >= 2 and pace.ran - found.pace.ran < LONGEST_ASK * runs
 
     def retries(self, seconds: float) -> tuple[Knot, float] | None:
         """Return the threads that three looks at least, in so many seconds, saw to ask for each other's locks.
@@ -83,6 +125,8 @@ class History:
         """Return since when a thread is still, or a main thread that moves at the same lines."""
         if pid in self._elsewhere:
             return self.last.at - self._elsewhere[pid].seconds
+        if (pid, tid) in self._polls and not self.still(pid, tid):
+            return self._polls[pid, tid].since
         found = self.still_since(pid, tid)
         if tid == pid and pid in self._stacks and not self.still(pid, tid):
             return self._stacks[pid][1]

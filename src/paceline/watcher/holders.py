@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import defaultdict
 from contextlib import suppress
 from functools import cached_property
@@ -19,6 +20,7 @@ class Holders:
 
     def __init__(self) -> None:
         self._mapped: dict[int, tuple[Mapping, ...]] = {}
+        self._maps: dict[int, bytes] = {}
 
     @cached_property
     def _ends(self) -> dict[str, list[tuple[int, str]]]:
@@ -52,6 +54,53 @@ class Holders:
                     holder = (pid, file)
         return found
 
+    @cached_property
+    def held(self) -> dict[str, list[tuple[int, bool]]]:
+        """Return by inode the processes that hold a lock on a file, and whether it keeps all others out."""
+        found: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+        with suppress(OSError):
+            for line in Path("/proc/locks").read_text().splitlines():
+                fields = line.split()
+                if fields[1] != "->" and int(fields[4]) > 0:
+                    found[fields[5].rpartition(":")[2]].append((int(fields[4]), fields[3] == "WRITE"))
+        return found
+
+    def of_open_files(self, pid: int) -> tuple[int, ...]:
+        """Return the processes that hold locks on files that a process has open; those alone that keep others out."""
+        inodes = set()
+        with suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    found = os.stat(f"/proc/{pid}/fd/{fd}")
+                    if stat.S_ISREG(found.st_mode):
+                        inodes.add(str(found.st_ino))
+        held = [each for inode in inodes for each in self.held.get(inode, ())]
+        return tuple(sorted({p for p, keeps_out in held if keeps_out} or {p for p, _ in held}))
+
+    def reaching(self, pid: int, tree: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the processes that could change what a process sees: of its tree, or those that it is connected with.
+
+        None if it has a socket of which the other end is not on this machine.
+        """
+        found = set(tree) | {pid}
+        for target in self._targets(pid):
+            kind, _, inode = target.rstrip("]").partition(":[")
+            if kind == "pipe":
+                found.update(self.of_pipe(target, to_write=True))
+            elif kind == "socket":
+                others = self.of_peer(int(inode))
+                if not others:
+                    return ()
+                found.update(others)
+        for each in self._shared(pid):
+            if each.rights[1] == "w":
+                found.update(self.of_memory(pid, each.begin))
+        return tuple(sorted(found))
+
+    def _targets(self, pid: int) -> list[str]:
+        """Return what the descriptors of a process refer to, but for its three standard streams."""
+        return [target for target, held in self._ends.items() if any(p == pid and int(fd) > 2 for p, fd in held)]
+
     def of_pipe(self, target: str, to_write: bool) -> tuple[int, ...]:
         """Return the processes that can write to a pipe, or those that can read from it."""
         wanted = (_WRITE, _READ_WRITE) if to_write else (os.O_RDONLY, _READ_WRITE)
@@ -69,7 +118,7 @@ class Holders:
             return ()
         # Most processes do not map the file: a search for its inode in the text is much faster than parsing it.
         inode = f" {found[0].rpartition(':')[2]} ".encode()
-        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal() and inode in _maps(int(name))]
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal() and inode in self._text(int(name))]
         return tuple(sorted(p for p in pids if any(m.file == found[0] for m in self._shared(p))))
 
     def place(self, pid: int, address: int) -> tuple[str, int] | None:
@@ -77,16 +126,17 @@ class Holders:
         mapped = next((m for m in self._shared(pid) if m.begin <= address < m.end), None)
         return (mapped.file, address - mapped.begin + mapped.offset) if mapped else None
 
+    def _text(self, pid: int) -> bytes:
+        if pid not in self._maps:
+            self._maps[pid] = b""
+            with suppress(OSError):
+                self._maps[pid] = Path(f"/proc/{pid}/maps").read_bytes()
+        return self._maps[pid]
+
     def _shared(self, pid: int) -> tuple[Mapping, ...]:
         if pid not in self._mapped:
             self._mapped[pid] = tuple(each for each in mappings(pid) if each.rights[3] == "s")
         return self._mapped[pid]
-
-
-def _maps(pid: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/maps").read_bytes()
-    return b""
 
 
 def _mode(pid: int, fd: str) -> int:

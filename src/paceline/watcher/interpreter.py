@@ -83,6 +83,10 @@ class Interpreter(NamedTuple):
         """Return the thread whose end a futex stands for."""
         return tuple(each.tid for each in self.threads if futex == each.ends)
 
+    def stack_of(self, tid: int) -> Stack:
+        """Return the stack of one thread; empty if it has none."""
+        return next((each.stack for each in self.threads if each.tid == tid), ())
+
     def numbers(self, main: int) -> Mapping[str, int]:
         """Return the numbers that the main thread has in variables of known names."""
         return next((each.numbers for each in self.threads if each.tid == main), {})

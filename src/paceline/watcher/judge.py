@@ -67,7 +67,8 @@ def suspected(history: History, look: Look) -> frozenset[int]:
     knot = find_knot(look, history.still, stopped=True)
     ranks = {process.pid for process in look.processes if process.rank is not None}
     still = {pid for pid in ranks if history.still(pid, pid)}
-    return frozenset(still | ({process.pid for process in knot.processes} if knot else set()))
+    asking = {process.pid for process, thread in look.threads() if thread.wait.polls == "asks"}
+    return frozenset(still | asking | ({process.pid for process in knot.processes} if knot else set()))
 
 
 def judge(history: History, look: Look, before: Look | None) -> Report | None:
@@ -96,9 +97,16 @@ def _judge(history: History, look: Look, before: Look) -> Report | None:
     if retries is not None:
         seconds = look.at - retries[1]
         return report_knot(retries[0], 1 - scores["busy"], Span(look.time - seconds, seconds), "livelocked")
-    knot = find_knot(look, history.still) or find_knot(look, history.still, stopped=True)
+    knot = find_knot(look, history.still, polls=history.polls) or find_knot(look, history.still, stopped=True)
     if knot is None or not _unchanged(knot, before):
         return None
+    polls = {
+        t.wait.polls for p in knot.processes for t in p.threads if t.tid in knot.threads or t.wait.polls == "idles"
+    }
+    if polls != {""}:  # the tree was learned from programs of which no thread goes on
+        verdict = "livelocked" if "asks" in polls else "deadlocked"
+        probability = max(1 - scores["busy"], PROVEN if knot.core else 0.0)
+        return report_knot(knot, probability, _span(history, look, _threads(knot)), verdict)
     stopped = any(process.main.kind == "stopped" for process in knot.processes)
     probability = scores["stopped" if stopped else "deadlocked"]
     # A circle of owners, or a stopped process, is proven by itself: the rest of the program may work on.

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.watcher.asking import asked
 from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Work
 from paceline.watcher.waits import Waits
 
@@ -90,9 +91,9 @@ def _process(pid: int, waits: Waits) -> Process | None:
     for tid in _numbers(f"/proc/{pid}/task"):
         state = _stat(f"/proc/{pid}/task/{tid}/stat")
         if state:
-            wait = waits.of(pid, tid, state[0])
+            wait = asked(waits, pid, tid, waits.of(pid, tid, state[0]))
             rings = tid == pid and caught & _ALARMS != 0
-            threads.append(Thread(tid, wait._replace(timed=True) if rings else wait))
+            threads.append(Thread(tid, wait._replace(timed=True, polls="") if rings else wait))
     signals = caught & WAKING_SIGNALS != 0
     interpreter = waits.interpreter(pid)
     stacks, tids = (interpreter.stacks(pid), interpreter.tids(pid)) if interpreter else ((), ())

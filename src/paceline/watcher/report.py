@@ -25,13 +25,14 @@ _REMEDIES = {
     "a reader only sees the end when no writer is left",
     "socket": "let one side read while the other writes: two that both wait to read, or both to write, never move",
     "child": "read what a child writes before waiting for its end, and end what it waits for",
+    "asks": "let what gives it, or is to end it, also do so when it fails, and give waits a deadline",
     "file lock": "take file locks in one order everywhere",
     "stopped": "continue it with `kill -CONT PID`, or find what stopped it: Ctrl-Z, or reading the terminal in the "
     "background",
 }
 _VERDICTS = {
     "deadlocked": "deadlocked: nothing can wake it any more",
-    "livelocked": "livelocked: each asks again and again for what another one keeps",
+    "livelocked": "livelocked: it asks again and again for what nothing can give any more",
     "stopped": "stopped",
 }
 #: Further threads of one process that are shown.
@@ -58,6 +59,16 @@ class WaitingThread(NamedTuple):
     def scene(self) -> Scene:
         """The line about the thread."""
         return Scene("", f"thread {self.tid} waits for {self.waits_for}{_at(self.at)}")
+
+
+class Confirmed(NamedTuple):
+    """A finding of the checker about a line at which the program hangs."""
+
+    path: str
+    line: int
+    rule: str
+    message: str
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -102,12 +113,19 @@ class Report:
     processes: tuple[Waiting, ...]
     remedy: str
     told_on: str = ""  # the machine whose watcher shows the block, if it is another one
+    findings: tuple[Confirmed, ...] = ()  # of `paceline check`, where the source is at hand
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
         told = [_plain(each) for each in self.processes]
         found = {"verdict": self.verdict, "probability": self.probability, **self.span._asdict()}
-        return {**found, "processes": told, "remedy": self.remedy, "told_on": self.told_on}
+        return {
+            **found,
+            "processes": told,
+            "remedy": self.remedy,
+            "told_on": self.told_on,
+            "findings": [each._asdict() for each in self.findings],
+        }
 
     def text(self) -> str:
         """Return the block that people read."""
@@ -122,7 +140,11 @@ class Report:
         if victims:
             conclusion += "; victims: " + ", ".join(each.label for each in victims)
         scenes = [scene for each in [*causes, *victims] for scene in each.scenes()]
-        return format_story(head, scenes, conclusion) + f"\n  => {self.remedy}"
+        said = [
+            f"\n  => `paceline check` reports {each.rule} at {each.path}:{each.line}: {each.message}"
+            for each in self.findings
+        ]
+        return format_story(head, scenes, conclusion) + f"\n  => {self.remedy}" + "".join(said)
 
 
 def _plain(told: Waiting) -> dict[str, Any]:
@@ -164,7 +186,9 @@ def _kind(causes: tuple[Process, ...], knot: Knot) -> str:
     kinds = [
         t.wait.kind for p in causes for t in p.threads if t.tid in (knot.core or knot.threads) and t.wait.kind in CLOSED
     ]
-    return next((kind for kind in kinds if kind not in ("child", "lock")), kinds[0] if kinds else "lock")
+    others = [kind for kind in kinds if kind not in ("child", "lock")]
+    asks = any(t.wait.polls == "asks" for p in causes for t in p.threads if t.tid in knot.threads)
+    return next(iter(others + ["asks"] * asks + kinds), "lock")
 
 
 def _told(process: Process, is_cause: bool, knot: Knot) -> Waiting:

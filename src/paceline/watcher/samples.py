@@ -12,6 +12,9 @@ CLOSED = frozenset({"lock", "gil", "shared lock", "file lock", "pipe", "socket",
 #: Stands for a thread that has ended among the owners of a lock.
 ENDED = 0
 
+#: What a thread waits for that tries again and again to lock a file.
+OPEN_FILE_LOCK = "a lock on a file that it has open"
+
 #: Processes of other machines have numbers from this one on, so that no two have the same.
 ELSEWHERE = 10**9
 
@@ -49,6 +52,7 @@ class Wait(NamedTuple):
     on: str = ""  # in words: "pipe 4711", "child 4712"
     owners: tuple[int, ...] = ()  # the threads that alone can end it, where that is known: they hold the lock
     timed: bool = False  # it ends by itself too, as a lock does that is asked for with a timeout
+    polls: str = ""  # of a clock: "asks" in a loop, for what one of `by` could give; "idles" in a loop without an end
 
 
 class Thread(NamedTuple):
@@ -173,5 +177,7 @@ def process_from(data: dict[str, Any]) -> Process:
     )
 
 
-def _wait_from(kind: str, by: list[int], on: str, owners: list[int] | tuple[()] = (), timed: bool = False) -> Wait:
-    return Wait(kind, tuple(by), on, tuple(owners), timed)
+def _wait_from(
+    kind: str, by: list[int], on: str, owners: list[int] | tuple[()] = (), timed: bool = False, polls: str = ""
+) -> Wait:
+    return Wait(kind, tuple(by), on, tuple(owners), timed, polls)

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
+from paceline.runs.events import Event, EventKind, EventLog
 from paceline.runs.live import HANG, read_live
+from paceline.watcher.findings import add_verdicts, with_findings
 from paceline.watcher.report import Report
 from paceline.watcher.share import Share
 from paceline.watcher.stacks import environment
@@ -36,6 +38,7 @@ class Actions:
     show: Callable[[str], None] | None = None  # the live screen
     share: Path | None = None  # where the watchers of several machines meet
     run: Path | None = None  # the run of Paceline that is watched
+    feedback: Path | None = None  # the checker's file of verdicts
 
 
 @dataclass
@@ -170,6 +173,7 @@ def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: 
         if watch.ended:
             return outcome
         if report is not None and not outcome.reports:
+            report = with_findings(report)
             outcome.reports.append(report)
             _act(report, watch, actions)
             if actions.kill_after is not None:
@@ -192,7 +196,10 @@ def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: 
 def _act(report: Report, watch: Watch, actions: Actions) -> None:
     actions.tell(report.text())
     if actions.run is not None and actions.run.is_dir():
-        (actions.run / HANG).write_text(report.text() + "\n")
+        record_in_run(report, actions.run)
+    if actions.feedback is not None and report.findings:
+        new = add_verdicts(report, actions.feedback)
+        actions.tell(f"{new} of the checker's findings confirmed in {actions.feedback}")
     if actions.save is not None:
         actions.save.mkdir(parents=True, exist_ok=True)
         (actions.save / BLOCK).write_text(report.text() + "\n")
@@ -202,6 +209,18 @@ def _act(report: Report, watch: Watch, actions: Actions) -> None:
         done = subprocess.run(actions.command, shell=True, input=json.dumps(report.to_dict()), text=True)
         if done.returncode:
             actions.tell(f"--exec ended with code {done.returncode}")
+
+
+def record_in_run(report: Report, run: Path) -> None:
+    """Write a report into the folder of a run, and an event for each process that is the cause."""
+    (run / HANG).write_text(report.text() + "\n")
+    log = EventLog(run)
+    for each in report.processes:
+        if each.role == "cause":
+            at = f" at {each.at.file}:{each.at.line}" if each.at is not None else ""
+            why = f"{report.verdict}: {each.label} waits for {each.waits_for}{at}"
+            log.add(Event(EventKind.HUNG, report.span.since, pid=each.pid, why=why))
+    log.close()
 
 
 def _end(process: subprocess.Popen[bytes], watch: Watch) -> None:

@@ -21,6 +21,7 @@ _NUMBERS = {
 NAMES = {numbers[platform.machine() == "aarch64"]: name for name, numbers in _NUMBERS.items()}
 
 READS = frozenset({"read", "readv", "recvfrom", "recvmsg"})
+SLEEPS = frozenset({"nanosleep", "clock_nanosleep", "restart_syscall"})
 WRITES = frozenset({"write", "writev", "sendto", "sendmsg", "sendfile"})
 #: The argument that holds the timeout: a number of milliseconds, or the address of a timespec (none: 0).
 MILLISECONDS = {"poll": 2, "epoll_wait": 3, "epoll_pwait": 3}

@@ -30,8 +30,8 @@ class Waits:
     """One look at the machine on behalf of a process tree."""
 
     def __init__(self, tree: tuple[int, ...]) -> None:
-        self._tree = tree
-        self._holders = Holders()
+        self.tree = tree
+        self.holders = Holders()
         self._interpreters: dict[int, Interpreter | None] = {}
 
     def interpreter(self, pid: int) -> Interpreter | None:
@@ -44,7 +44,7 @@ class Waits:
         """Return what a thread in a scheduler state (R, S, D, T, ...) waits for."""
         if state in _STATES:
             return Wait(_STATES[state])
-        call = _call_of(pid, tid)
+        call = call_of(pid, tid)
         if call is None:
             return Wait("unknown", on="its system call cannot be read")
         if call.name in _CALLS:
@@ -56,9 +56,10 @@ class Waits:
             if known is not None and known.owners:
                 return known._replace(timed=known.kind != "gil")  # what waits for the interpreter asks again at once
             return Wait("clock", on=f"{call.name} with a timeout")
-        return self._without_timeout(pid, tid, call)
+        return self.without_timeout(pid, tid, call)
 
-    def _without_timeout(self, pid: int, tid: int, call: Call) -> Wait:
+    def without_timeout(self, pid: int, tid: int, call: Call) -> Wait:
+        """Return what a thread would wait for in its system call if that had no timeout."""
         first = call.arguments[0]
         if call.name in READS:
             return self._descriptor(pid, first, reads=True)
@@ -83,7 +84,7 @@ class Waits:
                 return Wait("lock", (pid,), "the end of a thread", joined)
             owners = (interpreter.owners(address) if interpreter else ()) or owner_of_mutex(pid, address)
             return Wait("lock", (pid,), "a lock of its own process", owners)
-        holders = self._holders.of_memory(pid, address)
+        holders = self.holders.of_memory(pid, address)
         if not holders:  # glibc waits for the end of a thread in this way: for its number to become 0
             ending = call.arguments[2] & 0xFFFFFFFF
             owners = (ending,) if os.path.exists(f"/proc/{pid}/task/{ending}") else ()
@@ -93,13 +94,13 @@ class Waits:
 
     def _owners_of_semaphore(self, pid: int, address: int, holders: tuple[int, ...]) -> tuple[int, ...]:
         """Return the threads in whose `with` block a lock of multiprocessing is."""
-        place = self._holders.place(pid, address)
+        place = self.holders.place(pid, address)
         read = [(each, found) for each in holders if (found := self.interpreter(each)) is not None]
         return tuple(
             thread.tid
             for each, found in read
             for thread in found.threads
-            if any(self._holders.place(each, held) == place for held in thread.holds)
+            if any(self.holders.place(each, held) == place for held in thread.holds)
         )
 
     def _child(self, pid: int, call: Call) -> Wait:
@@ -109,7 +110,7 @@ class Waits:
         return Wait("child", children, "child " + ", ".join(map(str, children))) if children else Wait("unknown")
 
     def _file_lock(self, pid: int, tid: int) -> Wait:
-        held = self._holders.locks.get(pid) or self._holders.locks.get(tid)
+        held = self.holders.locks.get(pid) or self.holders.locks.get(tid)
         if not held or any(holder < 1 for holder, _ in held):  # an open-file-description lock has no process
             return Wait("unknown", on="a lock on a file")
         return Wait("file lock", tuple(holder for holder, _ in held), f"a lock on the file with inode {held[0][1]}")
@@ -121,15 +122,15 @@ class Waits:
             return Wait("unknown")
         kind, _, inode = target.rstrip("]").partition(":[")
         if kind == "pipe":
-            holders = self._holders.of_pipe(target, to_write=reads)
+            holders = self.holders.of_pipe(target, to_write=reads)
             return Wait("pipe", holders, f"{'data in' if reads else 'room in'} pipe {inode}")
         if kind == "socket":
-            holders = self._holders.of_peer(int(inode))
+            holders = self.holders.of_peer(int(inode))
             return Wait("socket", holders, f"socket {inode}") if holders else Wait("outside", on=f"socket {inode}")
         if target == "anon_inode:[eventpoll]":
             return self._any(self._descriptor(pid, each, True) for each in _registered(pid, fd))
         if target == "anon_inode:[eventfd]":  # forked processes may share it
-            return Wait("lock", self._tree, "an event of its own program")
+            return Wait("lock", self.tree, "an event of its own program")
         if target == "anon_inode:[pidfd]":
             child = re.search(r"^Pid:\s+(\d+)", _fdinfo(pid, fd), re.M)
             return Wait("child", (int(child[1]),), f"process {child[1]}") if child else Wait("unknown")
@@ -146,7 +147,8 @@ class Waits:
         return Wait(kind, by, " or ".join(dict.fromkeys(wait.on for wait in found[:3])))
 
 
-def _call_of(pid: int, tid: int) -> Call | None:
+def call_of(pid: int, tid: int) -> Call | None:
+    """Return the system call that a thread is in; None if it is in none, or that may not be read."""
     try:
         return parse_call(Path(f"/proc/{pid}/task/{tid}/syscall").read_text())
     except OSError:

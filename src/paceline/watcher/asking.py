@@ -1,0 +1,70 @@
+"""Who could answer a thread that asks again and again by a clock, as `polling` finds it in the source."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from paceline.watcher.polling import loop_of
+from paceline.watcher.samples import CLOSED, OPEN_FILE_LOCK, Stack, Wait
+from paceline.watcher.syscalls import SLEEPS
+from paceline.watcher.waits import Waits, call_of
+
+_EVENT = ["wait", "wait"]  # the innermost functions of a thread that uses an event as a clock: `while not stop.wait(9)`
+
+
+def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
+    """Return a wait for a clock with what is asked for by it, and by whom it could be given; else the wait itself."""
+    interpreter = waits.interpreter(pid) if wait.kind == "clock" else None
+    stack = interpreter.stack_of(tid) if interpreter is not None else ()
+    call = call_of(pid, tid) if stack else None
+    if call is None:
+        return wait
+    if call.name in SLEEPS and not _sleeps(pid, stack):  # C code that sleeps between two attempts, as SQLite's
+        return _locked(waits, pid, wait)
+    loop = loop_of(stack, lambda file: _source(pid, file))
+    if loop is None or [frame.function for frame in stack[:2]] == _EVENT == [_event(f.file) for f in stack[:2]]:
+        return wait
+    if not loop.asks:
+        return wait._replace(polls="idles")
+    if loop.file_lock:
+        return _locked(waits, pid, wait)
+    if call.name in SLEEPS and loop.takes:
+        return wait
+    if call.name in SLEEPS:
+        by = waits.holders.reaching(pid, waits.tree)
+        return wait._replace(by=by, on="what its loop asks for", polls="asks") if by else wait
+    untimed = waits.without_timeout(pid, tid, call)
+    if untimed.kind not in CLOSED or not untimed.by:
+        return wait
+    return wait._replace(by=untimed.by, on=f"{untimed.on}, with a timeout, again and again", polls="asks")
+
+
+def _event(file: str) -> str:
+    return "wait" if os.path.basename(file) == "threading.py" else ""
+
+
+def _locked(waits: Waits, pid: int, wait: Wait) -> Wait:
+    """Return the wait for a lock on a file that the process has open, if there is one that is held."""
+    by = waits.holders.of_open_files(pid)
+    return wait._replace(by=by, on=OPEN_FILE_LOCK, polls="asks") if by else wait
+
+
+def _sleeps(pid: int, stack: Stack) -> bool:
+    """Whether the innermost line may call Python's own `sleep`; so of a line that cannot be read."""
+    lines = _source(pid, stack[0].file).splitlines()
+    return not 0 < stack[0].line <= len(lines) or "sleep" in lines[stack[0].line - 1]
+
+
+def _source(pid: int, file: str) -> str:
+    path = f"/proc/{pid}/root{os.path.abspath(file)}"
+    try:
+        return _read(os.path.realpath(path), os.stat(path).st_mtime_ns)
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=64)
+def _read(path: str, _changed: int) -> str:
+    return Path(path).read_text(errors="replace")

@@ -1,0 +1,50 @@
+"""What `paceline check` says of the lines at which a program hangs, and what the hang says to the checker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from paceline.check.findings import Finding
+from paceline.check.options import Options
+from paceline.check.run import check_paths
+from paceline.watcher.report import Confirmed, Report
+from paceline.watcher.samples import Frame
+
+#: The watcher is no judge of style: it quotes what the checker says at any confidence, and keeps no cache of it.
+_OPTIONS = Options(min_confidence=0.0, cache=False, jobs=1)
+
+
+def with_findings(report: Report) -> Report:
+    """Return a report with the checker's findings about its lines, where their source is at hand."""
+    lines = {(frame.file, frame.line) for frame in _frames(report)}
+    files = sorted({file for file, _ in lines if file.endswith(".py") and Path(file).is_file()})
+    found = [
+        Confirmed(finding.path, finding.line, finding.rule, finding.message, finding.fingerprint)
+        for file in files
+        for finding in check_paths([Path(file)], _OPTIONS).findings
+        if any((file, line) in lines for line in _lines(finding))
+    ]
+    return replace(report, findings=tuple(dict.fromkeys(found)))
+
+
+def add_verdicts(report: Report, feedback: Path) -> int:
+    """Append to a file of verdicts that the findings of a report are true; return how many were not there yet."""
+    known = feedback.read_text() if feedback.is_file() else ""
+    hung = datetime.fromtimestamp(report.span.since).strftime("%Y-%m-%d %H:%M:%S")
+    new = [each for each in report.findings if f"{each.fingerprint} true" not in known]
+    with feedback.open("a") as file:
+        file.writelines(f"{each.fingerprint} true {each.rule}  # hung at {hung}, line {each.line}\n" for each in new)
+    return len(new)
+
+
+def _frames(report: Report) -> Iterator[Frame]:
+    for process in report.processes:
+        frames = [process.at, *(thread.at for thread in process.threads)]
+        yield from (frame for frame in frames if frame is not None)
+
+
+def _lines(finding: Finding) -> tuple[int, ...]:
+    return (finding.line, *(step.line for step in finding.story))

@@ -1,0 +1,25 @@
+"""The live screen: a row for each process of the tree."""
+
+from __future__ import annotations
+
+from paceline.watcher.history import History
+from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Wait
+from paceline.watcher.screen import screen
+
+
+def test_each_process_has_a_row_with_what_it_uses_and_waits_for() -> None:
+    stack = ((Frame("/usr/lib/python3.11/queue.py", 3, "get"), Frame("/home/a.py", 7, "work")),)
+    waits = Process(10, 1, "a.py", (Thread(10, Wait("lock", (10,), "a lock")),), stacks=stack)
+    works = Process(20, 10, "b.py", (Thread(20, Wait("running")), Thread(21, Wait("clock"))))
+    outside = Process(30, 1, "c.py", (Thread(30, Wait("clock")),), outside=True)
+    history = History()
+    for at in (0, 6):
+        paces = {10: {10: Pace(0, 0, 1)}, 20: {20: Pace(at * 500_000_000, 0, at), 21: Pace(0, 0, 0)}}
+        history.add(Glance(float(at), paces, {}))
+    text = screen(history, Look(6.0, (waits, works, outside)), ("waiting", 0.75))
+    assert text.splitlines() == [
+        "waiting (probability 0.75)",
+        "PROCESS        THREADS  CORES  STILL  WAITS FOR  AT",
+        "pid 10 (a.py)  1        0.00   6 s    a lock     a.py:7 in work",
+        "pid 20 (b.py)  2        0.50          running",
+    ]
