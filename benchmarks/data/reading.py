@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,7 +21,7 @@ from paceline.data.shards import Shards
 from paceline.jobs.built_ins import BUILT_IN
 from paceline.preparation.prepare import prepare
 from paceline.preparation.recipe import Recipe
-from paceline.preparation.sources import Idx, Parquet
+from paceline.preparation.sources import Arrow, Idx
 
 SIZE, ROUNDS = 100, 5
 
@@ -95,11 +94,11 @@ def resume(folder: Path) -> dict[str, dict[str, float]]:
 
 def epochs(folder: Path, images: Path) -> dict[str, Any]:
     """Return the seconds of an epoch of generated `mnist-cnn` on shards and on tensors, in turns."""
-    job = replace(BUILT_IN["mnist-cnn"](str(images)), epochs=1, test=None, evaluate_every=0)
+    job = replace(BUILT_IN["mnist-cnn"](str(images)), epochs=1, test=None, evaluate_every=None)
     x, y = job.data
     table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1).numpy()), 784), "y": y.numpy()})
-    pq.write_table(table, folder / "images.parquet")
-    prepare(Recipe(Parquet(folder / "images.parquet"), {"x": "x", "y": "y"}), folder / "images")
+    write_arrow(table, folder / "images.arrow")
+    prepare(Recipe(Arrow(folder / "images.arrow"), {"x": "x", "y": "y"}), folder / "images")
     shards = Shards(folder / "images")
     kinds: dict[str, Any] = {"shards": shards, "tensors": shards.batch(torch.arange(len(shards)), 0)}
     if x.ndim > 2:
@@ -137,8 +136,8 @@ def orders(folder: Path) -> dict[str, Any]:
     table = pa.table(
         {"x": pa.FixedSizeListArray.from_arrays(pa.array(tensors[0].reshape(-1).numpy()), 784), "y": tensors[1].numpy()}
     )
-    pq.write_table(table, folder / "some.parquet")
-    prepare(Recipe(Parquet(folder / "some.parquet"), {"x": "x", "y": "y"}), folder / "some")
+    write_arrow(table, folder / "some.arrow")
+    prepare(Recipe(Arrow(folder / "some.arrow"), {"x": "x", "y": "y"}), folder / "some")
     data, found = Shards(folder / "some"), {}
     for plan in ("sequential:chunks=2", "ring:workers=2"):
         for engine in ("local", "virtual"):
@@ -150,6 +149,12 @@ def orders(folder: Path) -> dict[str, Any]:
                 run = paceline.train(job, plan, engine=engine, folder=None)
                 found[f"{plan}, {engine}, {loaders} loaders"] = run.summary()["parameters_sha256"]
     return {"ways": list(found), "different parameters": len(set(found.values()))}
+
+
+def write_arrow(table: pa.Table, file: Path) -> None:
+    """Write rows into a file of Arrow, which keeps that all vectors have one length."""
+    with pa.ipc.new_file(str(file), table.schema) as writer:
+        writer.write_table(table)
 
 
 def step(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -117,6 +117,28 @@ def test_runs_read_shards_as_tensors_and_are_replayed(plan: str, tmp_path: Path)
         )
 
 
+def test_generated_code_reads_shards_where_they_lie(tmp_path: Path) -> None:
+    data = Shards(write_folder(tmp_path / "a", 5000))
+    assert data.tensors is not None
+    assert [each.data_ptr() for each in data.tensors] == [column.values.data_ptr() for column in data._columns]  # type: ignore[union-attr]
+    assert Shards(tmp_path / "a", window=1).tensors is None
+    tensors = data.batch(torch.arange(5000), 0)
+    job = paceline.Job(
+        model=lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5000)),
+        data=data,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-6),
+        batch_size=1000,
+    )
+    found = {
+        paceline.train(replace(job, data=each), "sequential", compute="fused", folder=None).summary()[
+            "parameters_sha256"
+        ]
+        for each in (data, tensors)
+    }
+    assert len(found) == 1
+
+
 def test_runs_over_a_mix_are_replayed(tmp_path: Path) -> None:
     mix = Mix({Shards(write_folder(tmp_path / "a", 700)): 1, Shards(write_folder(tmp_path / "b", 5000)): 2})
     run = paceline.train(_job(mix), "downpour:workers=2", folder=tmp_path / "runs")

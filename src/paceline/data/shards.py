@@ -130,6 +130,12 @@ class Shards:
         """Whether the samples come in an order of their own, which a job does not shuffle again."""
         return bool(self.window)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...] | None:
+        """The columns as they lie in the files, a row per sample; None where a batch is made of them on the way."""
+        fixed = [column for column in self._columns if isinstance(column, FixedColumn) and column.scale is None]
+        return None if self.arranged or len(fixed) < len(self._columns) else tuple(column.values for column in fixed)
+
     def words(self, column: str) -> tuple[str, ...]:
         """Return the words of a column: number 1 stands for the first one, and 0 for a word that is not among them."""
         return self.manifest.columns[column].vocabulary

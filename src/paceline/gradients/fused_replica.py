@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
+from paceline.data.shards import Shards
 from paceline.data.source import Reader, Source, TensorSource
 from paceline.errors import JobError, JobWarning, users_code
 from paceline.gradients.loss import split_batch
@@ -142,9 +143,11 @@ class FusedStep:
 
 def readable(fused: FusedNetwork, job: Job, source: Source) -> tuple[Tensor, Tensor] | None:
     """Return inputs and targets if generated code can read them where they lie; None where they change on the way."""
-    if not isinstance(source, TensorSource) or job.batch_transform is not None or job.loss_denominator is not None:
+    if not isinstance(source, TensorSource | Shards) or job.batch_transform is not None:
         return None
-    x, y = source.tensors
+    if job.loss_denominator is not None or (tensors := source.tensors) is None:
+        return None
+    x, y = tensors
     dtype = fused.weights.dtype if x.is_floating_point() else torch.int64
     # Another type is converted batch by batch: all of it would be a copy of the data.
     return (x, y) if isinstance(fused.processor, Cpu) and x.dtype == dtype and x.is_contiguous() else None
