@@ -49,7 +49,7 @@ slowly = Path(__file__).with_name("slowly")
 class Net(nn.Sequential):
     def forward(self, x):
         if self.training and slowly.exists():
-            time.sleep(0.002)
+            time.sleep(0.02)
         return super().forward(x)
 
 def net():
@@ -455,7 +455,7 @@ def test_another_number_of_workers_is_refused_where_it_would_be_another_training
     with pytest.raises(PlanError, match="2 workers and cannot be resumed with 3: plan ring cuts each batch"):
         pl.train(resume=ring, workers=3)
     with pytest.raises(PlanError, match="begun by plan ring"):
-        pl.train(resume=ring, plan="tree")
+        pl.train(resume=ring, plan="downpour")
     with pytest.raises(UsageError, match="begun with max_updates=None; it cannot be resumed with max_updates=7"):
         pl.train(resume=ring, max_updates=7)
     with pytest.raises(UsageError, match="seed=3; it cannot be resumed with 4"):

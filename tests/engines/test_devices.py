@@ -19,6 +19,7 @@ from paceline.errors import JobError, UsageError
 from paceline.gradients.device_gradients import DeviceGradients, HostDeviceCopy
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
 from paceline.testing.conformance import PLANS, check_run, difference, same_numbers
@@ -45,6 +46,8 @@ def sha(run: pl.Run) -> object:
 @pytest.mark.parametrize("job", ["residual", "tied"])
 @pytest.mark.parametrize("plan", ROWS, ids=str)
 def test_every_plan_makes_the_same_bits_on_a_device(plan: Plan, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(plan.method, Dataflow) and job == "tied":
+        pytest.skip("operators share no parameter")
     made = JOBS[job]()
     expected = train(made, plan, engine="virtual", folder=None, max_updates=12)
     place_workers(monkeypatch)

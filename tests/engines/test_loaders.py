@@ -111,4 +111,5 @@ def test_every_plan_is_in_these_tests() -> None:
     from paceline.plans.plan import RECIPES
 
     tested = {plan.partition(":")[0] for plan in (*SAME_BITS, *REPLAYED, *WITHOUT_ORDER)}
-    assert tested == set(RECIPES) - {"table", "cannon", "experts", "per_layer"}  # as other pipelines, and as tensor
+    others = {"table", "cannon", "experts", "per_layer", "ampnet"}  # which read as other pipelines do, and as tensor
+    assert tested == set(RECIPES) - others

@@ -64,7 +64,7 @@ def test_the_queue_agrees_with_the_virtual_engine() -> None:
 
 def test_every_plan_is_predicted_or_said_not_to_be() -> None:
     unknown = {name for name, recipe in RECIPES.items() if name != "table" and not known(make(name))}
-    assert unknown == {"sandblaster"}
+    assert unknown == {"sandblaster", "ampnet"}
     assert len(PREDICT) == 12
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -13,6 +14,7 @@ from paceline.check.run import check_paths
 from paceline.watcher.report import Confirmed, Report
 from paceline.watcher.samples import Frame
 
+FILE = "findings.json"  # of a snapshot
 #: The watcher is no judge of style: it quotes what the checker says at any confidence, and keeps no cache of it.
 _OPTIONS = Options(min_confidence=0.0, cache=False, jobs=1)
 
@@ -28,6 +30,18 @@ def with_findings(report: Report) -> Report:
         if any((file, line) in lines for line in _lines(finding))
     ]
     return replace(report, findings=tuple(dict.fromkeys(found)))
+
+
+def save_findings(report: Report, folder: Path) -> None:
+    """Keep the checker's findings in a snapshot, which is opened where the source may not be at hand."""
+    (folder / FILE).write_text(json.dumps([each._asdict() for each in report.findings], indent=1))
+
+
+def with_saved_findings(report: Report, folder: Path) -> Report:
+    """Return a report with the findings that a snapshot keeps."""
+    file = folder / FILE
+    kept = json.loads(file.read_text()) if file.is_file() else []
+    return replace(report, findings=tuple(Confirmed(**each) for each in kept))
 
 
 def add_verdicts(report: Report, feedback: Path) -> int:

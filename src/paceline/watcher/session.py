@@ -17,7 +17,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.runs.events import Event, EventKind, EventLog
 from paceline.runs.live import HANG, read_live
-from paceline.watcher.findings import add_verdicts, with_findings
+from paceline.watcher.findings import add_verdicts, save_findings, with_findings, with_saved_findings
 from paceline.watcher.report import Report
 from paceline.watcher.share import Share
 from paceline.watcher.stacks import environment
@@ -100,7 +100,7 @@ def watch_target(target: Target, actions: Actions) -> Outcome:
 
 def open_snapshot(folder: Path, actions: Actions) -> Outcome:
     """Judge the trace of a snapshot folder again, and tell what is found."""
-    outcome = Outcome(Trace.load(folder).judge()[:1])
+    outcome = Outcome([with_saved_findings(each, folder) for each in Trace.load(folder).judge()[:1]])
     actions.tell(outcome.reports[0].text() if outcome.reports else "nothing in this trace hangs")
     return outcome
 
@@ -204,6 +204,7 @@ def _act(report: Report, watch: Watch, actions: Actions) -> None:
         actions.save.mkdir(parents=True, exist_ok=True)
         (actions.save / BLOCK).write_text(report.text() + "\n")
         watch.trace.save(actions.save)
+        save_findings(report, actions.save)
         actions.tell(f"saved to {actions.save}: `paceline watch --open {actions.save}` shows it again")
     if actions.command is not None:
         done = subprocess.run(actions.command, shell=True, input=json.dumps(report.to_dict()), text=True)
