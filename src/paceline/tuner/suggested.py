@@ -9,6 +9,7 @@ same is left out of the space; its value is drawn when the function asks for it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -62,10 +63,8 @@ def suggested_space(make: Callable[[Trial], Any]) -> Space:
 def _asked(make: Callable[[Trial], Any], fixed: Configuration) -> Asked:
     """Return what the function asks for where some choices have these values."""
     trial = Asking(fixed)
-    try:
+    with contextlib.suppress(Exception):  # what cannot be made with these values is said when a trial has them
         make(trial)
-    except Exception:  # what cannot be made with these values is said when a trial has them
-        return trial.asked
     return trial.asked
 
 

@@ -8,7 +8,6 @@ has made updates of each instance that uses it exactly once, and nothing is left
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 from paceline.core.dataflow import BEGIN, DRAINED, ENDED, FORWARD, NO_OPERATOR, Graph, Message, Work
 from paceline.core.dataflow.admission import Admission
 from paceline.core.dataflow.holder import Holder
-from paceline.core.server.explore import Explored
-from paceline.narrative import Scene, format_story
+from paceline.core.exploration import Explored, breadth_first
+from paceline.narrative import Scene
 
 SAYS = {BEGIN: "begins", DRAINED: "is told that all have ended", ENDED: "has an end of"}
 
@@ -110,6 +109,13 @@ class _Explorer:
         ends = sender, message.to
         world.channels[ends] = (*world.channels.get(ends, ()), message)
 
+    def key(self, world: _World) -> tuple[Any, ...]:
+        return world.key()
+
+    def ended(self, moves: Sequence[Any]) -> bool:
+        """Whether nothing can move."""
+        return not moves
+
     def fault(self, world: _World) -> str | None:
         """Describe an invariant that fails in this state; None if all hold."""
         under_way = len({instance for holder in world.holders for instance in holder.graphs})
@@ -140,30 +146,4 @@ def explore(
 ) -> Explored:  # fmt: skip
     """Explore every order of arrivals, and return the shortest story in which an invariant fails, if there is one."""
     explorer = _Explorer([graph(n, workers) for n in range(instances)], workers, active, every, holder)
-    first = explorer.first()
-    came_from: dict[Any, tuple[Any, Scene] | None] = {first.key(): None}
-    queue, moves = deque([first]), 0
-    while queue:
-        world = queue.popleft()
-        key, options = world.key(), list(explorer.moves(world))
-        if not options and (fault := explorer.fault_at_end(world)):
-            return Explored(len(came_from), moves, format_story("A world goes wrong:", _path(came_from, key), fault))
-        for move in options:
-            moves += 1
-            then = world.copy()
-            scene = explorer.make(then, move)
-            if fault := explorer.fault(then):
-                story = [*_path(came_from, key), scene]
-                return Explored(len(came_from), moves, format_story("A world goes wrong:", story, fault))
-            if (new := then.key()) not in came_from:
-                came_from[new] = (key, scene)
-                queue.append(then)
-    return Explored(len(came_from), moves, None)
-
-
-def _path(came_from: dict[Any, tuple[Any, Scene] | None], key: Any) -> list[Scene]:
-    scenes: list[Scene] = []
-    while (step := came_from[key]) is not None:
-        key, scene = step
-        scenes.append(scene)
-    return scenes[::-1]
+    return breadth_first(explorer)

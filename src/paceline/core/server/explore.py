@@ -11,11 +11,11 @@ every end each shard has applied each batch exactly once. And there is an end: n
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core.exploration import Explored, breadth_first
 from paceline.core.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
 from paceline.core.server.desk import Desk
 from paceline.core.server.events import Command, Compute, Death, Finish, Join, Pull, Push
@@ -24,23 +24,9 @@ from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gathering import Gathering
 from paceline.core.server.shard import Shard, Taken
 from paceline.core.server.worker import FINISHED, Worker
-from paceline.narrative import Scene, format_story
+from paceline.narrative import Scene
 
 Move = tuple[str, int]  # ("goes on", "dies" or "joins", worker)
-
-
-@dataclass
-class Explored:
-    """The result of an exploration."""
-
-    states: int
-    moves: int
-    #: The shortest story in which an invariant fails; None if there is none.
-    story: str | None
-
-    @property
-    def good(self) -> bool:
-        return self.story is None
 
 
 @dataclass
@@ -167,6 +153,10 @@ class _Explorer:
             return action
         return self.desk.handle(world.desk_state, command)
 
+    def ended(self, moves: Sequence[Move]) -> bool:
+        """Whether no worker can go on."""
+        return not any(kind == "goes on" for kind, _ in moves)
+
     def fault(self, world: _World) -> str | None:
         """Describe an invariant that fails in this state; None if all hold."""
         leases = [b for n, b in enumerate(self.desk.leased(world.desk_state)) if b >= 0 and world.alive[n]]
@@ -204,34 +194,7 @@ def explore(
 ) -> Explored:
     """Explore every interleaving, and return the shortest story in which an invariant fails, if there is one."""
     explorer = _Explorer(workers, batches, shards, gathers, deaths, joins, gate or Asynchronous(), desk)
-    first = explorer.first()
-    came_from: dict[Any, tuple[Any, Scene] | None] = {explorer.key(first): None}
-    queue, moves = deque([first]), 0
-    while queue:
-        world = queue.popleft()
-        key = explorer.key(world)
-        options = list(explorer.moves(world))
-        if not any(kind == "goes on" for kind, _ in options) and (fault := explorer.fault_at_end(world)):
-            return Explored(len(came_from), moves, format_story("A world goes wrong:", _path(came_from, key), fault))
-        for move in options:
-            moves += 1
-            then = world.copy()
-            scene = explorer.make(then, move)
-            if fault := explorer.fault(then):
-                story = [*_path(came_from, key), scene]
-                return Explored(len(came_from), moves, format_story("A world goes wrong:", story, fault))
-            if (new := explorer.key(then)) not in came_from:
-                came_from[new] = (key, scene)
-                queue.append(then)
-    return Explored(len(came_from), moves, None)
-
-
-def _path(came_from: dict[Any, tuple[Any, Scene] | None], key: Any) -> list[Scene]:
-    scenes: list[Scene] = []
-    while (step := came_from[key]) is not None:
-        key, scene = step
-        scenes.append(scene)
-    return scenes[::-1]
+    return breadth_first(explorer)
 
 
 def _say(thing: Command | Action) -> str:
