@@ -23,6 +23,7 @@ from paceline.engines.memory_check import check_fit, peaks_of
 from paceline.engines.threads import threads
 from paceline.errors import JobError, JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
+from paceline.gradients.first_batch import hint
 from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
@@ -127,7 +128,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         job = job.with_(compute=choice.compute)
     elif job.compute == "fused":
         job = fused_if_possible(job, module, source, not plan.traits.traced)
-    with users_code("the first batch"):
+    with users_code("the first batch", hint=hint):
         by_rows = traits.takes_sparse and traits.optimizer_at_server
         found = probe(job, module, source, plan.parts, by_rows, placement.devices[0])
     crowd = _crowd(plan) if engine == "local" else []
@@ -136,6 +137,12 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         raise PlanError(
             f"the model itself changes parameter {found.restless[0]} while it computes (an embedding with max_norm=?), "
             f"and under plan {plan.name} others read it meanwhile, or hold another; do without, or use sequential"
+        )
+    frozen = [name for name in found.moving if name not in dict(module.named_buffers())]
+    if frozen and isinstance(plan.method, Pipeline | SplitLayers | Dataflow):
+        raise PlanError(
+            f"the model itself changes parameter {frozen[0]}, which requires no gradient, while it computes, and under "
+            f"plan {plan.name} no worker has the whole model; make it a buffer, or use a plan such as ring or downpour"
         )
     if found.tables:
         _refuse_sparse(plan, found.tables)
@@ -282,7 +289,8 @@ def _small(job: Job, plan: Plan, samples: int) -> list[str]:
     batch = min(job.batch_size, samples)
     notes = []
     if job.batch_size > samples:
-        notes.append(f"batch_size={job.batch_size} is more than the {samples} samples: an update sees all of them")
+        few = f"{samples} sample{'s' * (samples > 1)}"
+        notes.append(f"batch_size={job.batch_size} is more than the {few}: an update sees all of them")
     if plan.parts > batch:
         notes.append(
             f"a batch of {batch} sample{'s' * (batch > 1)} cannot be divided among {plan.parts} workers: some have "

@@ -1,0 +1,102 @@
+"""One network, one batch and one machine: plain PyTorch, DDP, Accelerate, Lightning, Ray Train and Paceline.
+
+    pip install -c constraints.txt '.[train]' accelerate lightning 'ray[train]'
+    python benchmarks/side_by_side/run.py [--rounds 3] [--sizes 64,2960] [--only Lightning]
+
+Every program is a file of this folder, written as its documentation shows, and is started anew in every round, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(1, str(Path(__file__).parents[1]))
+
+from record import write
+
+HERE = Path(__file__).parent
+BATCH = 100
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+#: What is measured: the file, how it is started, what it is told; and how many processes train.
+ROWS: dict[str, tuple[str, tuple[str, ...], dict[str, str], int]] = {
+    "one process, 1 thread": ("one_process.py", (), {"THREADS": "1"}, 1),
+    "one process, 2 threads": ("one_process.py", (), {"THREADS": "2"}, 1),
+    "PyTorch DDP": ("ddp.py", TORCHRUN, {"BACKEND": "gloo"}, 2),
+    "Accelerate": ("accelerate_loop.py", TORCHRUN, {"PLAN": ""}, 2),
+    "Lightning": ("lightning_module.py", (), {"PLAN": ""}, 2),
+    "Ray Train": ("ray_train.py", (), {}, 2),
+    "the DDP script over Paceline's backend": ("ddp.py", TORCHRUN, {"BACKEND": "paceline"}, 2),
+    "Accelerate under `ring`": ("accelerate_loop.py", TORCHRUN, {"PLAN": "ring"}, 2),
+    "Lightning under `ring`": ("lightning_module.py", (), {"PLAN": "ring"}, 2),
+    "Paceline, `ring`": ("paceline_job.py", (), {"PLAN": "ring"}, 2),
+    "Paceline, `downpour`": ("paceline_job.py", (), {"PLAN": "downpour"}, 2),
+}
+UPDATES = {64: 2000, 2960: 40}  # of each size: seconds of training for every row
+PEERS = ("torch", "accelerate", "lightning", "ray")
+
+
+def speed(name: str, hidden: int) -> float:
+    """Return the samples per second of one program."""
+    file, launcher, told, processes = ROWS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder, "found.json")
+        settings = {"HIDDEN": str(hidden), "UPDATES": str(UPDATES[hidden]), "FOUND": str(found)}
+        paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [sys.executable, *launcher, str(HERE / file)],
+            env={**os.environ, **settings, **told, "PYTHONPATH": paths},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        if done.returncode or not found.exists():
+            raise SystemExit(f"{name}: {done.stderr[-3000:]}")
+        return processes * BATCH / float(json.loads(found.read_text()))
+
+
+def measure(hidden: int, names: list[str], rounds: int) -> dict[str, Any]:
+    """Return the speed of each program over all rounds, and its ratio to the best single process of its round."""
+    speeds: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            speeds[name].append(speed(name, hidden))
+            print(f"{hidden} {name}: {speeds[name][-1]:,.0f} samples/s", flush=True)
+    single = [max(both) for both in zip(*(speeds[name] for name in names if ROWS[name][3] == 1), strict=True)]
+    return {
+        name: {
+            "samples_per_second": round(statistics.median(found)),
+            "range": [round(min(found)), round(max(found))],
+            "of_best_single": round(statistics.median(a / b for a, b in zip(found, single, strict=True)), 2),
+        }
+        for name, found in speeds.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sizes", default=",".join(map(str, UPDATES)))
+    parser.add_argument("--only", default="", help="rows whose name contains this, beside the single processes")
+    chosen = parser.parse_args()
+    names = [name for name, row in ROWS.items() if row[3] == 1 or chosen.only in name]
+    result = HERE / "result.json"
+    sizes = json.loads(result.read_text())["sizes"] if result.exists() else {}
+    for size in map(int, chosen.sizes.split(",")):
+        sizes[str(size)] = {**sizes.get(str(size), {}), **measure(size, names, chosen.rounds)}
+    versions = {name: version(name) for name in PEERS}
+    if not chosen.only:
+        write(HERE, {"versions": versions, "rounds": chosen.rounds, "batch_per_worker": BATCH, "sizes": sizes})
+
+
+if __name__ == "__main__":
+    main()
