@@ -8,8 +8,6 @@ from common import SGD, Batches, Clock, network
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-if os.environ["BACKEND"] == "paceline":
-    import paceline  # noqa: F401  (registers the backend)
 torch.set_num_threads(1)
 dist.init_process_group(os.environ["BACKEND"])
 model, loss, clock = DistributedDataParallel(network()), nn.CrossEntropyLoss(), Clock()

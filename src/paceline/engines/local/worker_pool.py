@@ -91,7 +91,9 @@ class WorkerPool:
         self.finished: set[int] = set()
         self.dead: set[int] = set()
         self.observer = Observer(setup, self.arena, self.begin, self.finished, self.dead, heartbeat, progress)
-        self.diagnosis = Diagnosis(self.arena.doing, lambda number: process_state(self.processes[number]), deadline)
+        self.diagnosis = Diagnosis(
+            self.arena.doing, lambda number: process_state(self.processes[number]), setup.source, deadline
+        )
         self.oom_kills = oom_kills()  # before the run
         #: Seconds for which workers could have run but had no core, summed over all workers.
         self.core_wait = 0.0
