@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[str, tuple[str, ...], dict[str, str], int]] = {
     "Paceline, `ring`": ("paceline_job.py", (), {"PLAN": "ring"}, 2),
     "Paceline, `downpour`": ("paceline_job.py", (), {"PLAN": "downpour"}, 2),
 }
-UPDATES = {64: 2000, 2960: 40}  # of each size: seconds of training for every row
+UPDATES = {64: 1500, 2960: 25}  # of each size: seconds of training for every row
 PEERS = ("torch", "accelerate", "lightning", "ray")
 
 
@@ -64,14 +64,9 @@ def speed(name: str, hidden: int) -> float:
         return processes * BATCH / float(json.loads(found.read_text()))
 
 
-def measure(hidden: int, names: list[str], rounds: int) -> dict[str, Any]:
-    """Return the speed of each program over all rounds, and its ratio to the best single process of its round."""
-    speeds: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(rounds):
-        for name in names:
-            speeds[name].append(speed(name, hidden))
-            print(f"{hidden} {name}: {speeds[name][-1]:,.0f} samples/s", flush=True)
-    single = [max(both) for both in zip(*(speeds[name] for name in names if ROWS[name][3] == 1), strict=True)]
+def summary(speeds: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the median speed of each program, and its ratio to the best single process of the same round."""
+    single = [max(both) for both in zip(*(found for name, found in speeds.items() if ROWS[name][3] == 1), strict=True)]
     return {
         name: {
             "samples_per_second": round(statistics.median(found)),
@@ -88,14 +83,17 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(map(str, UPDATES)))
     parser.add_argument("--only", default="", help="rows whose name contains this, beside the single processes")
     chosen = parser.parse_args()
+    sizes = [int(size) for size in chosen.sizes.split(",")]
     names = [name for name, row in ROWS.items() if row[3] == 1 or chosen.only in name]
-    result = HERE / "result.json"
-    sizes = json.loads(result.read_text())["sizes"] if result.exists() else {}
-    for size in map(int, chosen.sizes.split(",")):
-        sizes[str(size)] = {**sizes.get(str(size), {}), **measure(size, names, chosen.rounds)}
-    versions = {name: version(name) for name in PEERS}
-    if not chosen.only:
-        write(HERE, {"versions": versions, "rounds": chosen.rounds, "batch_per_worker": BATCH, "sizes": sizes})
+    speeds: dict[int, dict[str, list[float]]] = {size: {name: [] for name in names} for size in sizes}
+    for number in range(chosen.rounds):
+        for size in sizes:
+            for name in names:
+                speeds[size][name].append(speed(name, size))
+                print(f"round {number}, {size} {name}: {speeds[size][name][-1]:,.0f} samples/s", flush=True)
+        versions = {name: version(name) for name in PEERS}
+        found = {str(size): summary(speeds[size]) for size in sizes}
+        write(HERE, {"versions": versions, "rounds": number + 1, "batch_per_worker": BATCH, "sizes": found})
 
 
 if __name__ == "__main__":
