@@ -44,13 +44,20 @@ def outcome(train: Callable[[str], dict[str, float]], plan: str) -> dict[str, An
         try:
             figures = train(plan)
         except PacelineError as error:
-            found: dict[str, Any] = {"refused": f"{type(error).__name__}: {error}"}
+            found: dict[str, Any] = {"refused": told(error)}
         except Exception as error:
-            found = {"failed": f"{type(error).__name__}: {error}"}
+            found = {"failed": told(error)}
         else:
             found = {"works": figures}
     notes = [str(each.message) for each in noted if "paceline" in type(each.message).__module__]
     return {**found, "notes": notes, "seconds": round(time.perf_counter() - began, 2)}
+
+
+def told(error: Exception) -> str:
+    """Return what an error says, without the lines of a traceback."""
+    first, *rest = str(error).splitlines()
+    advice = [line.partition("  advice   ")[2] for line in rest if line.startswith("  advice   ")]
+    return "; ".join([f"{type(error).__name__}: {first}", *advice])
 
 
 def _trainer(program: Path) -> Callable[[str], dict[str, float]]:
@@ -98,11 +105,10 @@ def table(found: dict[str, dict[str, Any]], folder: str) -> str:
                 messages.append(message)
             cells.append(f"[{messages.index(message) + 1}]")
         lines.append(f"| [{name}]({Path(folder, name)}.py) | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"{n}. {_short(message)}" for n, message in enumerate(messages, 1))]) + "\n"
-
-
-def _short(message: str) -> str:
-    return message.splitlines()[0].replace("<", "&lt;")
+    return (
+        "\n".join([*lines, "", *(f"{n}. {message.replace('<', '&lt;')}" for n, message in enumerate(messages, 1))])
+        + "\n"
+    )
 
 
 def main() -> None:
