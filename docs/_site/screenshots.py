@@ -34,7 +34,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         compare = ["compare", "digits", "--plans", PLANS, "--workers", "2", "--seconds", "12", "--quiet"]
         wide = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "100"}
-        printed = subprocess.check_output([sys.executable, "-m", "paceline", *compare], cwd=folder, env=wide, text=True)
+        run = [sys.executable, "-m", "paceline", *compare]
+        printed = subprocess.check_output(run, cwd=folder, env=wide, stderr=subprocess.STDOUT, text=True)
         drawn = draw(printed, Path(folder, "terminal.svg"))
         shoot(browser, drawn, PICTURES / "comparison-terminal.png", 1240, 700, False)
         (page,) = Path(folder).glob("runs/*-comparison/report.html")
