@@ -78,8 +78,8 @@ def test_a_worker_is_shown_what_the_backup_has_and_nothing_newer() -> None:
     _get(server, hub, DESK, Propose(1, 0, VIEW, (0, 1)))
     _get(server, hub, BACKUP, Enrol(VIEW, 0, 0))
     _get(server, hub, BACKUP, Replicated(VIEW, 0))
-    _get(server, hub, FIRST, Push(0, VIEW, 0, 0), bytes(vectors[0].bytes))
-    _get(server, hub, SECOND, Push(0, VIEW, 1, 0), bytes(vectors[1].bytes))
+    _get(server, hub, FIRST, Push(0, VIEW, 0, 0, VIEW), bytes(vectors[0].bytes))
+    _get(server, hub, SECOND, Push(0, VIEW, 1, 0, VIEW), bytes(vectors[1].bytes))
     pushed = kind_of(Pushed)
     assert not [each for each in hub.posted if each[1] == pushed]
     _get(server, hub, BACKUP, Replicated(VIEW, 1))
@@ -99,7 +99,7 @@ def test_who_sends_what_is_no_gradient_is_left_and_named_and_nothing_is_counted(
     hub = Notes()
     server = shard_server(hub)
     _get(server, hub, DESK, Propose(1, 0, VIEW, (0,)))
-    _get(server, hub, FIRST, Push(0, VIEW, 0, 0), b"short")
+    _get(server, hub, FIRST, Push(0, VIEW, 0, 0, VIEW), b"short")
     assert [peer for peer, _ in hub.refused] == [peer_of(FIRST)]
     assert "a gradient of 5 bytes" in hub.refused[0][1]
     assert (server.machine.version, server.machine.applied.end) == (0, 0)
