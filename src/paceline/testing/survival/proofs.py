@@ -16,6 +16,7 @@ from paceline.testing.survival.nodes import Nodes
 #: What a run may say that does not finish: what it begins with, or contains.
 ALLOWED = (
     "of the parameters is lost",
+    "has lost its last pushes",
     "no other is left to finish the run",
     "since it lost the head",
     "the run has gone on without rank",

@@ -139,6 +139,10 @@ class Collector:
         self._read(False, deadline)
         return self._news()
 
+    def lacking(self, batches: int) -> list[int]:
+        """Return the shards that did not have all of the first batches when they were read last."""
+        return [shard for shard, answer in sorted(self._answers.items()) if answer.mark < batches]
+
     def cut(self, deadline: float) -> ShardsCut | None:
         """Return the versions of all shards, if each has the first batches and no other; None if one does not."""
         self._read(True, deadline)
