@@ -159,9 +159,14 @@ class ShardMachine:
         return outputs
 
     def lost(self, now: float, process: Process) -> list[Output]:
-        """Take note that the connection to a process has ended: a copy for it may have been lost."""
+        """Take note that the connection to a process has ended: a copy for it may have been lost.
+
+        A follower that is alive comes back at once. One that does not is given up after a silence, as where two servers
+        do not reach each other and the desk reaches both.
+        """
         if process.role is Role.SERVER and (follower := self.followers.get(process.number)) is not None:
             follower.copied = NEVER
+            follower.progress = min(follower.progress, now - self.timing.stuck + self.timing.silence)
         return []
 
     def status(self) -> Send:
