@@ -41,6 +41,10 @@ ROWS: dict[str, tuple[str, tuple[str, ...], dict[str, str], int]] = {
     "Paceline, `downpour`": ("paceline_job.py", (), {"PLAN": "downpour"}, 2),
 }
 UPDATES = {64: 1500, 2960: 25}  # of each size: seconds of training for every row
+PARAMETERS = {64: "55 thousand parameters", 2960: "11 million"}
+#: The pages that show the rows, between these lines.
+PAGES = (HERE / "README.md", HERE.parents[1] / "docs" / "side-by-side.md")
+START, END = "<!-- rows -->\n", "<!-- end of rows -->"
 PEERS = ("torch", "accelerate", "lightning", "ray")
 
 
@@ -77,6 +81,20 @@ def summary(speeds: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
+def table(sizes: dict[str, dict[str, Any]]) -> str:
+    """Return the rows of all programs at all sizes, as the pages show them."""
+    lines = [
+        f"| samples per second | {' | of one process | '.join(PARAMETERS[int(size)] for size in sizes)} | of one process |",
+        "|---|" + "---:|---:|" * len(sizes),
+    ]
+    for name in next(iter(sizes.values())):
+        cells = [
+            f"{rows[name]['samples_per_second']:,} | {rows[name]['of_best_single']:.2f} x" for rows in sizes.values()
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -94,6 +112,9 @@ def main() -> None:
         versions = {name: version(name) for name in PEERS}
         found = {str(size): summary(speeds[size]) for size in sizes}
         write(HERE, {"versions": versions, "rounds": number + 1, "batch_per_worker": BATCH, "sizes": found})
+        for page in PAGES:
+            before, rest = page.read_text().split(START)
+            page.write_text(f"{before}{START}\n{table(found)}\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":
