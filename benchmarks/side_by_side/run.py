@@ -83,10 +83,8 @@ def summary(speeds: dict[str, list[float]]) -> dict[str, Any]:
 
 def table(sizes: dict[str, dict[str, Any]]) -> str:
     """Return the rows of all programs at all sizes, as the pages show them."""
-    lines = [
-        f"| samples per second | {' | of one process | '.join(PARAMETERS[int(size)] for size in sizes)} | of one process |",
-        "|---|" + "---:|---:|" * len(sizes),
-    ]
+    heads = " | of one process | ".join(PARAMETERS[int(size)] for size in sizes)
+    lines = [f"| samples per second | {heads} | of one process |", "|---|" + "---:|---:|" * len(sizes)]
     for name in next(iter(sizes.values())):
         cells = [
             f"{rows[name]['samples_per_second']:,} | {rows[name]['of_best_single']:.2f} x" for rows in sizes.values()
