@@ -45,7 +45,9 @@ def norms() -> list[float]:
 
 
 @pytest.mark.parametrize("compute", ["autograd", "fused"])
-@pytest.mark.parametrize("plan", ["sequential", "ring:workers=2", "downpour:workers=1", "ddp:workers=2", "gpipe:workers=2"])
+@pytest.mark.parametrize(
+    "plan", ["sequential", "ring:workers=2", "downpour:workers=1", "ddp:workers=2", "gpipe:workers=2"]
+)
 def test_what_is_recorded_is_what_pytorch_has(plan: str, compute: str) -> None:
     if plan.startswith(("ddp", "gpipe")) and compute == "fused":
         pytest.skip("computed by PyTorch")
