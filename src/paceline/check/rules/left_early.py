@@ -20,8 +20,9 @@ from paceline.check.sequences import Item, flattened
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
 
-# Exceptions that may be raised on one rank alone; a missing module is missing on every rank.
-ITS_OWN = ("Exception", "BaseException", "RuntimeError", "OSError", "IOError", "FileNotFoundError", "StopIteration")
+# Exceptions of the program or its surroundings, which every rank sees alike; any other may be raised on one rank alone.
+THE_SAME = {"ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "TypeError", "NotImplementedError",
+            "KeyboardInterrupt", "SystemExit", "AssertionError"}  # fmt: skip
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -121,7 +122,7 @@ def _broad(handler: ast.ExceptHandler) -> bool:
     if handler.type is None:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(short_name(kind) in ITS_OWN for kind in kinds)
+    return any(short_name(kind) not in THE_SAME for kind in kinds)
 
 
 def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Finding:
