@@ -18,9 +18,14 @@ def marked(name: str, number: int) -> str:
     return f"{name[: len(name) - len(bare)]}ˑ{number}ˑ{bare}"
 
 
+def file_number(line: int) -> int:
+    """The number of the file that a line of a tree is of; 0 where the tree is one file."""
+    return line // STRIDE
+
+
 def same_file(line: int, other: int) -> bool:
     """Whether two lines of a tree are of one file."""
-    return line // STRIDE == other // STRIDE
+    return file_number(line) == file_number(other)
 
 
 def place(line: int, paths: Sequence[str]) -> tuple[str, int]:
