@@ -101,12 +101,16 @@ def _is_caught(node: ast.AST, test: ast.If) -> bool:
 def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
     """Handlers of an exception that one rank alone may see, and that then skip a collective."""
     usual = facts.sequences.operations(fn)
-    if not usual:
+    if not usual and not facts.sequences.own(fn):
         return
     for node in ast.walk(fn.node):
         if not isinstance(node, ast.Try) or not node.handlers or not _broad(node.handlers[0]):
             continue
         final = node.handlers[0].body[-1]
+        alone = [i for item in facts.sequences.body(node.handlers[0].body, fn, None).items for i in flattened(item)]
+        rest = [i.name for i in usual if i.at not in [other.at for other in alone]]
+        if alone and alone[0].name not in rest and isinstance(alone[0].at, ast.Call):
+            yield _in_handler(fn, node, alone[0].at, alone[0].name)
         if not isinstance(final, ast.Return | ast.Continue | ast.Break):
             continue
         unusual = facts.sequences.body(fn.body, fn, (f"except {node.lineno}", True))
@@ -115,6 +119,27 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
         if missed:
             how = type(final).__name__.lower()
             yield _report(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
+
+
+def _in_handler(fn: Function, tried: ast.Try, call: ast.Call, name: str) -> Finding:
+    """A collective that only the rank calls which has seen an exception."""
+    return finding(
+        call,
+        fn,
+        f"{text_of(call)} is called by the rank that sees an exception (line {tried.lineno}) and by no other one: it "
+        "waits for them",
+        [
+            Step("rank 0", call.lineno, f"catches an exception and calls {text_of(call)}, which waits for all ranks"),
+            Step("rank 1", tried.lineno, f"sees no exception, and never calls {name} here"),
+        ],
+        f"call {name} on every rank, after the `try`",
+        name,
+        0.65,
+        [
+            Wait("rank 0", f"called {name}", f"call {name}", "rank 1"),
+            Wait("rank 1", "went on", "reach the next collective", "rank 0"),
+        ],
+    )
 
 
 def _broad(handler: ast.ExceptHandler) -> bool:
