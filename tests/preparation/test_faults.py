@@ -32,6 +32,11 @@ def _truncated_gzip(folder: Path) -> Source:
     return _csv(folder)
 
 
+def _truncated_zst(folder: Path) -> Source:
+    (folder / "a.csv.zst").write_bytes(pa.compress(CSV, "zstd", asbytes=True)[:-2000])
+    return _csv(folder)
+
+
 def _flipped_gzip(folder: Path) -> Source:
     raw = bytearray(gzip.compress(CSV))
     raw[5000] ^= 16
@@ -83,6 +88,7 @@ def _all_rejected(folder: Path) -> Source:
     ("make", "sentence"),
     [
         (_truncated_gzip, r"a\.csv\.gz is damaged or was not written to its end"),
+        (_truncated_zst, r"a\.csv\.zst is damaged or was not written to its end"),
         (_flipped_gzip, r"a\.csv\.gz is damaged or was not written to its end"),
         (_truncated_parquet, r"a\.parquet"),
         (_stray, r"b\.parquet"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +186,31 @@ def test_images_and_lines_and_a_transform(tmp_path: Path) -> None:
     assert {(bytes(text[:n].numpy()).decode(), int(words)) for text, n, words in rows} == {("ONE", 1), ("TWO THREE", 2)}
 
 
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": lambda raw: raw,
+    ".zst": lambda raw: pa.compress(raw, "zstd", asbytes=True),
+}  # fmt: skip
+
+
+def test_text_of_any_encoding_and_packing_is_read_alike(tmp_path: Path) -> None:
+    good = "id,name\n1,Zo\u00eb\n\n2,\u00c6r\u00f8\n"
+    bad = {"cp1252": b"3,\x81\n", "utf-16-le": b"3\0,\0\0\xd8\n\0", "utf-8": b"3,\xeb\n", "latin-1": b"", "utf-16": b""}
+    found = []
+    for (encoding, line), (suffix, packed) in zip(bad.items(), PACK.items(), strict=True):
+        path, out = tmp_path / f"{encoding}.csv{suffix}", tmp_path / f"out-{encoding}"
+        path.write_bytes(packed(good.encode(encoding) + line))
+        source = Csv(path, {"id": "int", "name": "text"}, encoding=encoding)
+        found.append(digests(prepare(Recipe(source, {"id": "id", "name": Words("name")}), out)))
+        wrong = {5: f"not {encoding.upper()}"} if line else {}
+        assert {row["line"]: row["rule"] for row in rejected(out)} == wrong
+    assert all(each == found[0] for each in found)
+    (tmp_path / "a.csv").write_bytes(good.encode("utf-16"))
+    with pytest.raises(DataError, match=r"a.csv begins with .* of UTF-16; give its source encoding='utf-16'$"):
+        prepare(Recipe(Csv(tmp_path / "a.csv", {"id": "int", "name": "text"}), {"id": "id"}), tmp_path / "out")
+    with pytest.raises(DataError, match="encoding='latin99' is not an encoding that Python has"):
+        Lines(tmp_path / "a.csv", encoding="latin99")
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -256,6 +285,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         ({"shard_rows": 1000}, "multiple of 4096"),
         ({"seed": -1}, "seed=-1"),
         ({"columns": {"_x": "id"}}, "'_x' cannot name a column"),
+        ({"sources": [Csv("a", {"a": "int"}), JsonLines("a", {"a": "int"})]}, "of different kinds"),
+        ({"sources": [Csv("a", {"a": "int"}), Csv("a", {"a": "int"}, missing=["NA"])]}, "different missing="),
     ],
 )
 def test_a_recipe_that_cannot_be_followed_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -100,8 +100,11 @@ class Recipe:
         if not self.all_sources or any(not hasattr(source, "fields") for source in self.all_sources):
             yield f"sources={self.sources!r:.80} holds no sources such as paceline.Csv('rows.csv', schema={{...}})"
             return
-        kinds = {tuple(source.fields.items()) for source in self.all_sources}
-        if len(kinds) > 1:
+        if len({source.kind for source in self.all_sources}) > 1:
+            yield "its sources are of different kinds; prepare a folder from each, and train on a Mix of them"
+        if len({tuple(getattr(source, "missing", ())) for source in self.all_sources}) > 1:
+            yield "its sources have different missing=; give each all words that stand for a missing field"
+        if len({tuple(source.fields.items()) for source in self.all_sources}) > 1:
             yield "its sources have different fields; give each the same schema, or prepare a folder from each"
         if not self.columns:
             yield "columns= is empty: name what the training reads, such as {'x': ['a', 'b'], 'y': 'label'}"

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import csv
 import glob
-import gzip
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import DataError, suggest
 from paceline.jobs.idx import read_idx
+from paceline.preparation.text import check_encoding, first_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +47,8 @@ class Csv:
     """Rows of delimited text, such as CSV.
 
     `schema` gives each field, in the order of the file, a type: int, float, bool, text, date or timestamp. A field that
-    may be missing has a `?` behind its type; `missing` lists what stands for a missing field.
+    may be missing has a `?` behind its type; `missing` lists what stands for a missing field. `encoding` is a name that
+    Python knows, such as "latin-1" or "utf-16"; a line that cannot be decoded is rejected.
     """
 
     files: Files
@@ -57,10 +57,12 @@ class Csv:
     quote: str = '"'
     header: bool = True
     missing: Sequence[str] = ("",)
+    encoding: str = "utf-8"
     kind: str = field(default="csv", init=False)
 
     def __post_init__(self) -> None:
         _check_schema(self.schema)
+        check_encoding(self.encoding)
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -90,14 +92,16 @@ class Csv:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One JSON object per line. `schema` is that of `Csv`; fields that it does not name are left out."""
+    """One JSON object per line. `schema` and `encoding` are those of `Csv`; fields that are not named are left out."""
 
     files: Files
     schema: Mapping[str, str]
+    encoding: str = "utf-8"
     kind: str = field(default="jsonl", init=False)
 
     def __post_init__(self) -> None:
         _check_schema(self.schema)
+        check_encoding(self.encoding)
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -109,10 +113,14 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class Lines:
-    """Plain text, a row per line, with the field `line`."""
+    """Plain text, a row per line, with the field `line`; `encoding` is that of `Csv`."""
 
     files: Files
+    encoding: str = "utf-8"
     kind: str = field(default="lines", init=False)
+
+    def __post_init__(self) -> None:
+        check_encoding(self.encoding)
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -243,7 +251,7 @@ def check_headers(sources: Sequence[Source]) -> None:
         if isinstance(source, Csv) and source.header:
             first: tuple[Path, list[str]] | None = None
             for path in source.paths():
-                line = _first_line(path)
+                line = first_line(path, source.encoding)
                 if not line:
                     continue
                 if (fault := source.fault_of_header(line)) is not None:
@@ -255,19 +263,6 @@ def check_headers(sources: Sequence[Source]) -> None:
                     raise DataError(
                         f"{path} begins with the fields {found:.200}, but {first[0]} with {known:.200}; {OTHER_FIELDS}"
                     )
-
-
-def _first_line(path: Path) -> bytes:
-    try:
-        with open_text(path) as file:
-            return file.readline()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is damaged or was not written to its end: {error}") from error
-
-
-def open_text(path: str | Path) -> IO[bytes]:
-    """Open a file to read its bytes, gzipped or not."""
-    return cast("IO[bytes]", gzip.open(path)) if str(path).endswith(".gz") else open(path, "rb")
 
 
 def _read_idx(path: Path) -> Any:
