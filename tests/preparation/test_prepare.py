@@ -186,6 +186,20 @@ def test_images_and_lines_and_a_transform(tmp_path: Path) -> None:
     assert {(bytes(text[:n].numpy()).decode(), int(words)) for text, n, words in rows} == {("ONE", 1), ("TWO THREE", 2)}
 
 
+def test_what_sql_cannot_compute_is_missing_in_that_row_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n;v\n1;0,5\n2;x\n0;1\n3;1e999\n")
+    source = Csv(tmp_path / "a.csv", {"n": "int", "v": "text"}, delimiter=";")
+    columns = {"v": "CAST(replace(v, ',', '.') AS FLOAT)", "part": "CAST(1 / n AS FLOAT)"}
+    manifest = prepare(Recipe(source, columns), tmp_path / "out")
+    assert manifest.account.balanced
+    rules = {row["line"]: row["rule"] for row in rejected(tmp_path / "out")}
+    assert (rules[3], rules[4]) == ("column v is missing", "column part is missing")
+    assert manifest.account.kept == 4 - len(rules)
+    infinite = Csv(tmp_path / "a.csv", {"n": "int", "v": "float?"}, delimiter=";")
+    prepare(Recipe(infinite, {"n": "n"}), tmp_path / "numbers")
+    assert {row["line"] for row in rejected(tmp_path / "numbers")} == {2, 3, 5}
+
+
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": lambda raw: raw,
     ".zst": lambda raw: pa.compress(raw, "zstd", asbytes=True),
@@ -285,6 +299,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         ({"shard_rows": 1000}, "multiple of 4096"),
         ({"seed": -1}, "seed=-1"),
         ({"columns": {"_x": "id"}}, "'_x' cannot name a column"),
+        ({"splits": {"../x": 0.5, "unfinished": 0.5}}, "'../x' cannot name a split"),
+        ({"sources": Csv("a", {"a": "int", "A": "int"})}, "differ in capitals alone"),
         ({"sources": [Csv("a", {"a": "int"}), JsonLines("a", {"a": "int"})]}, "of different kinds"),
         ({"sources": [Csv("a", {"a": "int"}), Csv("a", {"a": "int"}, missing=["NA"])]}, "different missing="),
     ],

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.errors import DataError
 from paceline.preparation import Progress, rule_of
 from paceline.preparation.duckdb_database import Database
 from paceline.preparation.duckdb_sql import read_text_file
@@ -105,7 +106,8 @@ class Reader:
                     yield batch.append_column("_file", pa.array([first + place] * batch.num_rows, pa.int32()))
 
         batches = numbered()
-        one = next(batches)
+        if (one := next(batches, None)) is None:
+            raise DataError(f"{paths[0]} holds no rows")
         reader = pa.RecordBatchReader.from_batches(one.schema, itertools.chain([one], batches))
         what = paths[0] if len(paths) == 1 else f"{len(paths):,} files from {paths[0]} on"
         with self.database.given("_given", reader), self.database.about(what):

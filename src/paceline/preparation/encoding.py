@@ -131,6 +131,8 @@ def fixed_rows(array: pa.Array, column: Column) -> Rows:
 def ragged_rows(array: pa.Array, column: Column) -> Ragged:
     import pyarrow as pa
 
+    if pa.types.is_list(array.type) and array.flatten().null_count:
+        raise DataError("a list of a row has a null inside, for which shards have no number; filter it in the recipe")
     if column.text or pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
         array = array.cast(pa.large_binary())
         offsets = np.frombuffer(array.buffers()[1], "<i8")[array.offset : array.offset + len(array) + 1]

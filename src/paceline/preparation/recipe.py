@@ -115,6 +115,11 @@ class Recipe:
         for name in self.key:
             if known and name not in known:
                 yield f"key names {name!r}, which is no field; there are {', '.join(known)}"
+        if len({name.lower() for name in self.fields}) < len(self.fields):
+            yield "two of its fields differ in capitals alone, which SQL does not distinguish; rename one in the schema"
+        for name in self.splits:
+            if not name or name.startswith(".") or "/" in name or name == "unfinished":
+                yield f"{name!r} cannot name a split, which becomes a folder"
         shares = list(self.splits.values())
         if not shares or any(not 0 < share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
             yield f"splits={dict(self.splits)} are not shares that sum to 1"

@@ -63,6 +63,11 @@ class Csv:
     def __post_init__(self) -> None:
         _check_schema(self.schema)
         check_encoding(self.encoding)
+        if len(self.delimiter) != 1 or len(self.quote) > 1:
+            raise DataError(
+                f"delimiter={self.delimiter!r} and quote={self.quote!r} are not one character each; quote='' stands "
+                "for a file without quotes"
+            )
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -87,6 +92,8 @@ class Csv:
         if len(names) == len(expected) and not moved:
             return None
         found, known = ", ".join(names), ", ".join(expected)
+        if not found.isprintable():
+            return "does not begin with a line of text; read it by the source of its kind, such as paceline.Parquet"
         return f"begins with the fields {found:.200}, but the schema has {known:.200}; {OTHER_FIELDS}"
 
 
@@ -161,15 +168,21 @@ class Arrow:
 
     def batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file."""
+        opened = self._opened(path)
+        yield from map(opened.get_batch, range(opened.num_record_batches)) if hasattr(opened, "get_batch") else opened
+
+    def schema(self, path: Path) -> pa.Schema:
+        """Return the fields of a file's rows with their types."""
+        return self._opened(path).schema
+
+    def _opened(self, path: Path) -> Any:
         import pyarrow as pa
 
+        mapped = pa.memory_map(str(path))
         try:
-            with pa.memory_map(str(path)) as mapped:
-                yield from pa.ipc.open_stream(mapped)
-        except pa.ArrowInvalid:
-            with pa.memory_map(str(path)) as mapped:
-                file = pa.ipc.open_file(mapped)
-                yield from (file.get_batch(number) for number in range(file.num_record_batches))
+            return pa.ipc.open_file(mapped) if mapped.read_at(6, 0) == b"ARROW1" else pa.ipc.open_stream(mapped)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{path} is no Arrow file, or was not written to its end: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -246,8 +259,14 @@ def found(files: Files) -> list[Path]:
 
 
 def check_headers(sources: Sequence[Source]) -> None:
-    """Refuse files whose header says other fields than the schema, or than the header of the source's first file."""
+    """Refuse files that say other fields than the schema, or than the source's first file."""
     for source in sources:
+        if isinstance(source, Arrow):
+            first_path, *paths = source.paths()
+            schema = source.schema(first_path)
+            for path in paths:
+                if not source.schema(path).equals(schema):
+                    raise DataError(f"{path} has other fields or types than {first_path}; {OTHER_FIELDS}")
         if isinstance(source, Csv) and source.header:
             first: tuple[Path, list[str]] | None = None
             for path in source.paths():

@@ -52,6 +52,9 @@ class SparkDialect:
     def name(self, field: str) -> str:
         return "`" + field.replace("`", "``") + "`"
 
+    def given(self, expression: str) -> str:
+        return expression
+
     def matches(self, text: str, pattern: str) -> str:
         return f"regexp_like({text}, {literal(f'^(?:{pattern})$')})"
 
@@ -147,7 +150,8 @@ class SparkEngine:
         """Return every row: its fields, _file, _row, _value (as it was read) and _refused (why it cannot be parsed)."""
         if isinstance(self.recipe.all_sources[0], Parquet):
             return self._raw_parquet()
-        self._lines().createOrReplaceTempView("lines")
+        with self._about("the files"):
+            self._lines().createOrReplaceTempView("lines")
         return self._sql(" UNION ALL ".join(itertools.starmap(self._parsed, enumerate(self.recipe.all_sources))))
 
     def _parsed(self, number: int, source: Source) -> str:

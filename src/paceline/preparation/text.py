@@ -99,8 +99,12 @@ def write_utf8(path: Path, encoding: str, text: Path) -> None:
 
 
 def first_line(path: Path, encoding: str) -> bytes:
-    """Return a file's first line in UTF-8, or raise `DataError` where another encoding marks its beginning."""
+    """Return a file's first line in UTF-8, or raise `DataError` where it shows that lines cannot be found."""
     line = next(lines_of_blocks(utf8(blocks_of(path), encoding)), b"")
     if is_utf8(encoding) and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path} begins with the byte order mark of UTF-16; give its source encoding='utf-16'")
+    if b"\r" in line.rstrip(b"\r"):
+        raise DataError(
+            f"the lines of {path} end with a carriage return alone; `tr '\\r' '\\n'` makes line feeds of them"
+        )
     return line

@@ -29,8 +29,9 @@ class Moments:
             return
         each = values.reshape(-1, self.positions)
         step = max(1, CACHED // self.positions)
-        for first in range(0, len(each), step):
-            self._merge(each[first : first + step].T.astype(np.float64, order="C"))
+        with np.errstate(invalid="ignore"):  # of infinite numbers
+            for first in range(0, len(each), step):
+                self._merge(each[first : first + step].T.astype(np.float64, order="C"))
         self.least, self.greatest = min(self.least, float(values.min())), max(self.greatest, float(values.max()))
 
     def _merge(self, wide: NDArray[np.float64]) -> None:
@@ -47,7 +48,8 @@ class Moments:
         if not self.rows:
             return None
         mean = float(self.mean.mean())
-        squares = float(self.squares.sum() + self.rows * ((self.mean - mean) ** 2).sum())
+        with np.errstate(invalid="ignore"):
+            squares = float(self.squares.sum() + self.rows * ((self.mean - mean) ** 2).sum())
         count, stds = self.rows * self.positions, np.sqrt(self.squares / self.rows)
         positions = tuple(zip(self.mean.tolist(), stds.tolist(), strict=True)) if self.positions > 1 else ()
         return Statistics(count, mean, math.sqrt(squares / count), self.least, self.greatest, positions)
