@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LinearLR
 
 from paceline.api.train import train
@@ -100,7 +102,7 @@ def _target(name: str) -> Target:
 def _opened(run: Run | str | Path, job: Job | None) -> tuple[Job, nn.Module]:
     """Return the job and the trained model of a run."""
     if isinstance(run, Run):
-        return job or run.job, run.model
+        return job or run.job, _plain(run.model)
     path = Path(run)
     read_record(path)  # reports what is wrong with a folder that is not a run's
     job = job or load_job_file(path, resumable=True)
@@ -111,7 +113,19 @@ def _opened(run: Run | str | Path, job: Job | None) -> tuple[Job, nn.Module]:
         )
     module = job.make_model()
     module.load_state_dict(torch.load(file, weights_only=True))
-    return job, module
+    return job, _plain(module)
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    """A module whose parametrized weights, such as those of weight_norm, have become ordinary ones."""
+    if not any(map(parametrize.is_parametrized, module.modules())):
+        return module
+    made = copy.deepcopy(module)
+    for part in list(made.modules()):
+        held = getattr(part, "parametrizations", None)
+        for name in list(held) if isinstance(held, nn.ModuleDict) else []:
+            parametrize.remove_parametrizations(part, name)
+    return made
 
 
 def _retraining(
