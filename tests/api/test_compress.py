@@ -15,7 +15,7 @@ from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
 from paceline.compression.points import Bounds, Point, choose, frontier
 from paceline.compression.scores import Loss, loss_between, score_of
-from paceline.errors import RunFolderError, UsageError
+from paceline.errors import PlanError, RunFolderError, UsageError
 
 FILE = CFile("", (), 0, True)
 
@@ -129,6 +129,10 @@ def test_wrong_use_is_refused_before_the_search(tmp_path: Path) -> None:
         pl.compress(tmp_path)
     with pytest.raises(UsageError, match=r"confidence=1\.5: give a share"):
         pl.compress(run, confidence=1.5)
+    said: list[str] = []
+    with pytest.raises(PlanError, match="there is no plan 'rong'; did you mean 'ring'"):
+        pl.compress(run, plan="rong", say=said.append)
+    assert said == []
 
 
 @pytest.mark.parametrize("loss", [nn.MSELoss(), nn.functional.binary_cross_entropy], ids=["numbers", "shares"])

@@ -18,7 +18,7 @@ from paceline.compression.programs import ENDS, LayerProgram
 from paceline.compression.reading import network_of
 from paceline.errors import UsageError
 
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 
 
 class Recurrent(nn.Module):

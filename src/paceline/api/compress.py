@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LinearLR
 
-from paceline.api.train import train
+from paceline.api.train import AUTO, plan_of, train
 from paceline.compression import bounds as reading
 from paceline.compression.cortex import CortexM4
 from paceline.compression.here import Here
@@ -27,6 +27,7 @@ from paceline.compression.samples import Samples, divide, test_samples
 from paceline.compression.scores import Score, score_of
 from paceline.compression.search import WIDTHS, Found, Target, search
 from paceline.engines.job_file import load_job_file
+from paceline.engines.setup import set_up
 from paceline.engines.threads import threads
 from paceline.errors import JobWarning, RunFolderError, UsageError, suggest
 from paceline.jobs.job import Job
@@ -138,6 +139,8 @@ def _retraining(
         updates = job.epochs * max(samples // job.batch_size, 1)
         falling = partial(LinearLR, start_factor=1.0, end_factor=0.05, total_iters=updates)
         job = job.with_(lr_scheduler=falling, lr_scheduler_interval="update")
+    if plan != AUTO and (plan is not None or workers is not None):
+        set_up(job, plan_of(plan, workers, "local"), "local")  # what cannot be retrained is refused before the search
 
     def retrain(module: nn.Module) -> nn.Module:
         with warnings.catch_warnings():
@@ -177,10 +180,10 @@ def _tested(score: Score, module: nn.Module | None, test: Samples | None) -> flo
 
 def compare_precisions(
     run: Run | str | Path, within: float = 0.5, latency: str | float | None = None, size: str | int | None = None, *,
-    seed: int = 0, job: Job | None = None,
+    confidence: float = CONFIDENCE, seed: int = 0, job: Job | None = None,
 ) -> Precisions:  # fmt: skip
     """Measure a trained model of any kind in float32, bfloat16 and int8, by PyTorch's own means."""
-    bounds = Bounds(within, reading.latency(latency), reading.size(size))
+    bounds = Bounds(within, reading.latency(latency), reading.size(size), confidence)
     job, module = _opened(run, job)
     division = divide(job, seed)
     validation, seen = division.validation, division.ranges.x
