@@ -39,14 +39,9 @@ def compress(
     the least time is chosen. If there is none, the frontier is printed and the exit code is 1.
     """
     if precision_only:
-        others = {
-            "--for": target if target != "here" else None,
-            "--plan": plan,
-            "--epochs": epochs,
-            "--workers": workers,
-        }
-        others |= {"--output": output, "--onnx": onnx, "--page": page}
-        unused = [name for name, value in others.items() if value is not None]
+        others = {"plan": plan, "workers": workers, "epochs": epochs, "output": output, "onnx": onnx, "page": page}
+        unused = [f"--{name}" for name, value in others.items() if value is not None]
+        unused += ["--for"] * (target != "here")
         if unused:
             raise UsageError(f"--precision-only measures the model on this machine as it is, so leave out {unused[0]}")
         _precisions(run, within, latency, size, confidence, seed, json)
