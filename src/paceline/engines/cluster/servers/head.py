@@ -232,6 +232,11 @@ class ServerHead:
         """Read the result, and the pushes that it is made of."""
         values = self._collect()
         self._tell(self.collector.pushes(READ_SECONDS))
+        if lacking := self.collector.lacking(self.setup.agenda.leases):
+            raise RunFailed(
+                f"shard {' and '.join(map(str, lacking))} has lost its last pushes, since the servers that had them "
+                "died after every batch was finished; start the run again"
+            )
         self._values = values
 
     def _tell(self, pushes: Columns) -> int:
