@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.core.cluster.applied import Applied
@@ -25,10 +28,12 @@ from paceline.core.cluster.messages import (
 )
 from paceline.core.cluster.outputs import TIMING, Apply
 from paceline.engines.cluster.servers.collector import Collector
+from paceline.engines.cluster.servers.head import ServerHead
 from paceline.engines.cluster.servers.shard_process import ShardProcess
 from paceline.engines.cluster.servers.shard_state import ShardState
 from paceline.engines.cluster.servers.wire import MESSAGES, Other, kind_of, peer_of
 from paceline.links.tcp.hub import Received
+from paceline.runs.trace import DTYPE
 from tests.engines.cluster.stubs import AT_DESK, Notes, layout_of, maker, shard_server, small_job
 
 BACKUP, FIRST, SECOND = Process(Role.SERVER, 1), Process(Role.WORKER, 0), Process(Role.WORKER, 1)
@@ -120,3 +125,12 @@ def test_the_head_sees_that_a_shard_lacks_its_last_pushes() -> None:
     collector.other(Process(Role.SERVER, 0), kind, ints, memoryview(body))
     assert collector.lacking(6) == [0]
     assert collector.lacking(3) == []
+
+
+def test_a_checkpoint_may_come_before_any_new_push() -> None:
+    """As when Ctrl-C is pressed while workers start."""
+    took = list[bytes]()
+    far = SimpleNamespace(ahead=[0], took=lambda rank, doing, rows: took.append(bytes(rows)))
+    head: Any = SimpleNamespace(nodes=1, far=far, collector=SimpleNamespace(sources=[]))
+    assert ServerHead._tell(head, np.empty(0, DTYPE)) == 0
+    assert took == [b""]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns as now
 
+import numpy as np
 from torch import Tensor
 
 from paceline.core.cluster.group import Dismiss
@@ -73,7 +74,7 @@ class ServerHead:
         self.finished: dict[int, Finished] = {}
         self.dead: set[int] = set()
         self.deaths: list[DeathRecord] = []
-        self.diagnosis = Diagnosis(self.far.doing, lambda rank: f"It is rank {rank}", deadline)
+        self.diagnosis = Diagnosis(self.far.doing, lambda rank: f"It is rank {rank}", setup.source, deadline)
         self.observer: Observer | None = None
         self._trace_file: Path | None = None
         self._values: list[Tensor] = []
@@ -242,8 +243,9 @@ class ServerHead:
     def _tell(self, pushes: Columns) -> int:
         """Put rows of pushes into the trace; return when the last of them ended, in nanoseconds."""
         pushes["worker"] %= self.nodes
+        ahead = np.array([self.far.ahead[server % self.nodes] for server in self.collector.sources], np.int64)
         for column in ("start", "end"):
-            pushes[column] += [self.far.ahead[server % self.nodes] for server in self.collector.sources]
+            pushes[column] += ahead
         self.far.took(0, -1, memoryview(pushes.tobytes()))
         return int(pushes["end"].max(initial=0))
 
