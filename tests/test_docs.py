@@ -145,6 +145,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_promise_of_the_contract_names_its_tests() -> None:
+    promises = re.findall(r"\*\*\(([a-f])\)(.*?)(?=\n\*\*\(|\n## )", (ROOT / "docs" / "contract.md").read_text(), re.S)
+    assert "".join(letter for letter, _ in promises) == "abcdef"
+    for letter, promise in promises:
+        assert "](../tests/" in promise, f"({letter}) names no test"
+
+
 def test_every_environment_variable_is_documented() -> None:
     # Set by `compare --script` and by `watch` for the processes that they start.
     private = {"PACELINE_STAND_IN", "PACELINE_STEPS", "PACELINE_STACKS"}

@@ -15,7 +15,7 @@ from paceline.compression.cortex import CortexM4
 from paceline.compression.integers import Precision, integers
 from paceline.compression.reading import read
 from paceline.compression.reference import IntegerModel
-from paceline.compression.search import Made
+from paceline.compression.search import Candidate, Made
 from paceline.compression.values import ranges
 from paceline.jobs.built_ins import built_in
 from paceline.kernels.measure.networks import lenet
@@ -39,7 +39,7 @@ def measured(name: str) -> list[dict[str, Any]]:
     target = CortexM4()
     for precision in (Precision(8), Precision(8, True), Precision(4), Precision(4, True)):
         whole = integers(network, ranges(network, x), precision)
-        for kernel, file in target.files(network, whole, x):
+        for kernel, file in target.files(Candidate(1.0, network, whole, model), x):
             made.append(Made(kernel, file, network, IntegerModel(whole)))
             names.append(str(precision))
     rows = []

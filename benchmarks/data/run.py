@@ -1,6 +1,6 @@
 """Measures what docs/data.md claims, and writes result.json; each measure by itself.
 
-python benchmarks/data/run.py [dirty] [bits] [peers] [memory] [reading] [kills] [deaths]
+python benchmarks/data/run.py [dirty] [bits] [peers] [memory] [reading] [kills] [deaths] [faults]
     [--peers PYTHON] [--only NAME ...] [--images FOLDER] [--rounds N] [--kills N]
 
 PYTHON is an interpreter with pandas, polars, pyarrow, dask, daft, ray, datasets, duckdb and pyspark, of which --only
@@ -22,6 +22,7 @@ from typing import Any
 import bits
 import deaths
 import dirty
+import faults
 import kills
 import memory
 import peers
@@ -58,6 +59,7 @@ def main() -> None:
             folder, given.kills, _known("kills"), lambda found: _keep("kills", found)
         ),
         "deaths": deaths.measure,
+        "faults": faults.measure,
     }
     versions = json.loads(subprocess.run([given.peers, "-c", VERSIONS], capture_output=True, check=True).stdout)
     for name in given.what or measures:

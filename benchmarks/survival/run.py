@@ -299,9 +299,10 @@ def accuracy(found: Sequence[Result], calm: Sequence[Result]) -> dict[str, Any]:
     return lines
 
 
-def report(folder: Path, name: str = "result.json") -> None:
-    """Print what was found so far, and write it."""
-    everything = results(folder / "runs.jsonl")
+def report(folder: Path, seed: int | None = None) -> None:
+    """Print what was found so far, or with one seed, and write it."""
+    everything = [r for r in results(folder / "runs.jsonl") if seed in (None, r.seed) or r.number < 0]
+    name = "result.json" if seed is None else f"result-{seed}.json"
     found, calm = [r for r in everything if r.number >= 0], [r for r in everything if r.number < 0]
     lines, failed = table(found), [r for r in found if r.wrong]
     print(f"{'fault':14}{'count':>6}   noticed p50/p95/max     served                replicated            replaced")
@@ -327,7 +328,7 @@ def report(folder: Path, name: str = "result.json") -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, help="1 if it is not given; with --table, of all runs")
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--calm", type=int, default=0, help="undisturbed runs of each plan, made first")
     parser.add_argument("--only", type=int, help="one run, by its number; nothing is recorded")
@@ -339,8 +340,9 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # so that no node is left
     if options.table:
-        report(options.folder)
+        report(options.folder, options.seed)
         return
+    seed = options.seed or 1
     apart = options.apart if possible() else 0.0
     if options.apart and not apart:
         print("no network namespaces here: links are not cut")
@@ -350,11 +352,11 @@ def main() -> None:
         [options.only] if options.only is not None else [*range(-options.calm * len(PLANS), 0), *range(options.runs)]
     )
     for number in numbers:
-        if options.only is None and (options.seed, number) in known:
+        if options.only is None and (seed, number) in known:
             continue
         if options.until and time.strftime("%H:%M") >= options.until:
             break
-        result = one(number, options.seed, apart, options.keep)
+        result = one(number, seed, apart, options.keep)
         if options.only is None:
             with file.open("a") as stream:
                 stream.write(json.dumps(to_dict(result)) + "\n")

@@ -14,8 +14,8 @@ from paceline.compression import bounds
 from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
 from paceline.compression.points import Bounds, Point, choose, frontier
-from paceline.compression.scores import Loss, loss_between
-from paceline.errors import RunFolderError, UsageError
+from paceline.compression.scores import Loss, loss_between, score_of
+from paceline.errors import PlanError, RunFolderError, UsageError
 
 FILE = CFile("", (), 0, True)
 
@@ -86,6 +86,13 @@ def test_a_bound_holds_with_confidence() -> None:
     assert choose([sure, unsure], Bounds(within=0.5, confidence=0.5)) is unsure
 
 
+def test_a_yes_is_told_from_a_no_where_its_loss_does() -> None:
+    results, y = torch.tensor([[-1.0], [0.2], [0.7]]), torch.tensor([[0.0], [1.0], [0.0]])
+    logits = nn.BCEWithLogitsLoss(), nn.functional.binary_cross_entropy_with_logits
+    assert [score_of(loss, y).of(results, y).tolist() for loss in logits] == [[1.0, 1.0, 0.0]] * 2
+    assert score_of(nn.BCELoss(), y).of(results, y).tolist() == [1.0, 0.0, 0.0]
+
+
 def test_an_interval_holds_as_often_as_it_says() -> None:
     """Of 400 validation splits, the true loss of half a point is beyond the interval of 90% in about 40."""
     generator = torch.Generator().manual_seed(0)
@@ -122,18 +129,30 @@ def test_wrong_use_is_refused_before_the_search(tmp_path: Path) -> None:
         pl.compress(tmp_path)
     with pytest.raises(UsageError, match=r"confidence=1\.5: give a share"):
         pl.compress(run, confidence=1.5)
+    said: list[str] = []
+    with pytest.raises(PlanError, match="there is no plan 'rong'; did you mean 'ring'"):
+        pl.compress(run, plan="rong", say=said.append)
+    assert said == []
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.BCEWithLogitsLoss()], ids=["numbers", "signs"])
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.functional.binary_cross_entropy], ids=["numbers", "shares"])
 def test_a_target_need_not_be_a_label(loss: nn.Module) -> None:
-    """A regression is held to the variance that it explains, a yes or no to its right answers."""
+    """A regression is held to the variance that it explains, a yes or no to its right answers.
+
+    The first one is in double precision, with a weight that is computed from others.
+    """
     x, labels = job().data
-    y = (labels[:, None] > 1).float() if isinstance(loss, nn.BCEWithLogitsLoss) else x[:, :2] + x[:, 4:6]
-    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, y.shape[1]))
+    if isinstance(loss, nn.MSELoss):
+        x, y = x.double(), (x[:, :2] + x[:, 4:6]).double()
+        body = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(12, 16)), nn.Tanh(), nn.Linear(16, 2))
+        model = body.double()
+    else:
+        y = (labels[:, None] > 1).float()
+        model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 1), nn.Sigmoid())
     other = job(data=(x[:400], y[:400]), test=(x[400:], y[400:]), loss=loss, model=lambda: model, epochs=20)
     found = pl.compress(pl.train(other, folder=None), within=2.0, widths=[1.0])
     assert found.chosen is not None
-    assert found.chosen.precision != "float32"
+    assert any(point.precision == "int8" and not found.bounds.faults(point) for point in found.points)
     assert found.trained > 0.9
     assert found.on_test is not None
     assert found.on_test > 0.85

@@ -137,7 +137,9 @@ def _walks(entry: Node, lines: list[int]) -> bool:
     """Whether some path through the graph visits these lines in this order; steps of other lines may lie between."""
     at = _until(entry, lines[0])
     for line in lines[1:]:
-        following = {id(n): n for node in at for s in node.successors() for n in _until(s, line)}
+        following = {
+            id(n): n for node in at for s in (*node.following(), *filter(None, [node.raises])) for n in _until(s, line)
+        }
         at = list(following.values())
     return bool(at)
 
@@ -152,5 +154,5 @@ def _until(start: Node, line: int) -> list[Node]:
         seen.add(id(node))
         if node.line == line:
             found.append(node)
-        todo += [(s, far + 1) for s in node.successors()]
+        todo += [(s, far + 1) for s in (*node.following(), *filter(None, [node.raises]))]
     return found

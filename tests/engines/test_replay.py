@@ -12,6 +12,7 @@ import paceline as pl
 from paceline.errors import ReplayDiverged, RunFolderError, UsageError
 from paceline.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
 from paceline.parameters.layout import sha256
+from paceline.runs.events import Event, EventKind, EventLog
 
 G = torch.Generator().manual_seed(0)
 
@@ -113,6 +114,21 @@ def test_a_model_with_chance_of_its_own_is_caught() -> None:
     run = pl.train(made, "downpour", workers=2, folder=None)
     with pytest.raises(ReplayDiverged, match="Does the job draw random numbers"):
         pl.replay(run)
+
+
+def test_a_run_whose_shard_lost_pushes_says_so(tmp_path: Path) -> None:
+    run = pl.train(CASES["dnn"](), "downpour:workers=1,shards=2", folder=tmp_path, max_updates=2)
+    assert run.path is not None
+    log = EventLog(run.path)
+    log.add(Event(EventKind.VIEW, 0.0, shard=1, lossy=True))
+    log.close()
+    assert pl.replay(run.path).matches
+    file = run.path / "run.json"
+    record = json.loads(file.read_text())
+    record["summary"]["parameters_sha256"] = "0" * 64
+    file.write_text(json.dumps(record))
+    with pytest.raises(ReplayDiverged, match="acknowledged pushes were lost with servers of shard 1"):
+        pl.replay(run.path)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,12 +17,17 @@ from torch import nn
 
 import paceline as pl
 from paceline.core.agenda import Chunk
+from paceline.core.server.events import Push
 from paceline.data.order import Order
+from paceline.engines.arithmetic.servers import ServerArithmetic
+from paceline.engines.local.worker_context import WorkerContext
+from paceline.engines.servers.port import ShardPort
+from paceline.engines.setup import set_up
 from paceline.errors import RunFailed
 from paceline.gradients.fused_replica import FusedGradients
 from paceline.runs.progress import Progress
 from paceline.runs.run import Run
-from paceline.runs.trace import Kind
+from paceline.runs.trace import Kind, TraceRing
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.testing.killing import worker_processes
 from tests.engines.test_legs import ADAM, BATCH, SAMPLES, bits, job, losses, model, plain_model
@@ -150,6 +157,29 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> 
     (folder,) = tmp_path.iterdir()
     alone = pl.train(given, "downpour:workers=1", folder=None).summary()["parameters_sha256"]
     assert pl.train(resume=folder).summary()["parameters_sha256"] == alone
+
+
+@pytest.mark.parametrize("plan", ["downpour:workers=1", "hogwild:workers=1"])
+def test_no_worker_holds_a_lock_while_its_trace_is_full(plan: str) -> None:
+    """The parent, which takes all locks for a checkpoint, reads no trace meanwhile."""
+    servers = ServerArithmetic(set_up(job(model=plain_model), pl.Plan.parse(plan), "virtual"))
+    ((port,), side, ring) = servers.ports[0], servers.sides[0], TraceRing(memoryview(bytearray(TraceRing.size())))
+    lock = threading.Lock()
+    locked_while_full = list[bool]()
+
+    def drain(_: WorkerContext) -> None:
+        locked_while_full.append(lock.locked())
+        ring.drain()
+
+    context: Any = SimpleNamespace(trace=ring, number=0, host=SimpleNamespace(ensure_trace_space=drain))
+    context.ensure_trace_space = side.ensure_trace_space = partial(WorkerContext.ensure_trace_space, context)
+    side.record = partial(WorkerContext.record, context)
+    setattr(port, "lock" if isinstance(port, ShardPort) else "guard", lock)
+    servers.compute(0, servers.setup.agenda.task(0))
+    while not ring.full:
+        side.record(Kind.COMPUTE, *[0] * 10)
+    port.push(Push(0, 0, 0), servers.gradients[0])
+    assert locked_while_full == [False]
 
 
 def wide() -> nn.Module:

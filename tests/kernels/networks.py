@@ -94,6 +94,8 @@ def _layer(draw: st.DrawFn, shape: tuple[int, ...]) -> nn.Module:
     window = (draw(st.integers(1, min(4, height))), draw(st.integers(1, min(4, width))))
     stride = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
     if kind == "highest":
+        if window == (height, width):
+            return nn.AdaptiveMaxPool2d(1)
         return nn.MaxPool2d(window, stride, tuple(draw(st.integers(0, w // 2)) for w in window))
     if kind == "average":
         return nn.AvgPool2d(window, stride, tuple(draw(st.integers(0, w // 2)) for w in window))

@@ -26,7 +26,7 @@ def modules() -> nn.Module:
     return nn.Sequential(
         nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 8), nn.ELU(0.7), nn.Linear(8, 8), nn.Hardswish(),
         nn.Linear(8, 8), nn.ReLU6(), nn.Linear(8, 8), nn.Hardtanh(-1, 2), nn.Linear(8, 8), nn.Hardsigmoid(),
-        nn.Linear(8, 3),
+        nn.Linear(8, 8), nn.SELU(), nn.Linear(8, 8), nn.CELU(0.6), nn.Linear(8, 3),
     )  # fmt: skip
 
 

@@ -213,6 +213,8 @@ class Branching(nn.Module):
         (lambda: nn.LayerNorm(3), (5, 4), r"the last dimensions to be \(3,\)"),
         (lambda: nn.MultiheadAttention(4, 2), (5, 4), "and batch_first"),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.LogSoftmax(dim=1)), (4,), "ends in it and the loss is nn.NLLLoss"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=1)), (4,), "let the model end in its scores"),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), (4,), "is computed from other parameters"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

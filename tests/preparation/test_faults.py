@@ -16,7 +16,7 @@ from paceline.errors import DataError, MachineError, PacelineError, RunFailed, U
 from paceline.preparation.ingest import ingest
 from paceline.preparation.prepare import prepare
 from paceline.preparation.recipe import Recipe
-from paceline.preparation.sources import Csv, Parquet, Source
+from paceline.preparation.sources import Arrow, Csv, Parquet, Source
 from paceline.shards.manifest import read_manifest
 
 pytest.importorskip("duckdb")
@@ -29,6 +29,11 @@ def _csv(folder: Path) -> Source:
 
 def _truncated_gzip(folder: Path) -> Source:
     (folder / "a.csv.gz").write_bytes(gzip.compress(CSV)[:-2000])
+    return _csv(folder)
+
+
+def _truncated_zst(folder: Path) -> Source:
+    (folder / "a.csv.zst").write_bytes(pa.compress(CSV, "zstd", asbytes=True)[:-2000])
     return _csv(folder)
 
 
@@ -58,6 +63,48 @@ def _other_parquet(folder: Path) -> Source:
     return Parquet(folder / "*.parquet")
 
 
+def _arrow(path: Path, values: list[object]) -> None:
+    table = pa.table({"id": values})
+    with pa.ipc.new_file(str(path), table.schema) as file:
+        file.write_table(table)
+
+
+def _other_arrow(folder: Path) -> Source:
+    _arrow(folder / "a.arrow", [1])
+    _arrow(folder / "b.arrow", ["x"])
+    return Arrow(folder / "*.arrow")
+
+
+def _empty_arrow(folder: Path) -> Source:
+    _arrow(folder / "a.arrow", [])
+    return Arrow(folder / "a.arrow")
+
+
+def _no_arrow(folder: Path) -> Source:
+    (folder / "a.arrow").write_text("id")
+    return Arrow(folder / "a.arrow")
+
+
+def _null_in_a_list(folder: Path) -> Source:
+    _arrow(folder / "a.arrow", [[1, None]])
+    return Arrow(folder / "a.arrow")
+
+
+def _carriage_returns(folder: Path) -> Source:
+    (folder / "a.csv").write_bytes(b"id,v\r1,2\r")
+    return _csv(folder)
+
+
+def _parquet_as_csv(folder: Path) -> Source:
+    pq.write_table(pa.table({"id": [1]}), folder / "a.csv")
+    return _csv(folder)
+
+
+def _empty_csv(folder: Path) -> Source:
+    (folder / "a.csv").write_bytes(b"")
+    return _csv(folder)
+
+
 def _moved_fields(folder: Path) -> Source:
     (folder / "a.csv").write_bytes(CSV)
     (folder / "b.csv").write_bytes(b"v,id\n1,2\n")
@@ -83,10 +130,18 @@ def _all_rejected(folder: Path) -> Source:
     ("make", "sentence"),
     [
         (_truncated_gzip, r"a\.csv\.gz is damaged or was not written to its end"),
+        (_truncated_zst, r"a\.csv\.zst is damaged or was not written to its end"),
         (_flipped_gzip, r"a\.csv\.gz is damaged or was not written to its end"),
         (_truncated_parquet, r"a\.parquet"),
         (_stray, r"b\.parquet"),
         (_other_parquet, r"b\.parquet"),
+        (_other_arrow, r"b\.arrow has other fields or types than .*a\.arrow"),
+        (_empty_arrow, r"a\.arrow holds no rows"),
+        (_no_arrow, r"a\.arrow is no Arrow file"),
+        (_null_in_a_list, r"has a null inside"),
+        (_carriage_returns, r"a\.csv end with a carriage return alone"),
+        (_parquet_as_csv, r"a\.csv does not begin with a line of text"),
+        (_empty_csv, r"no row is left of 0: the files are empty"),
         (_moved_fields, r"b\.csv begins with the fields v, id, but the schema has id, v"),
         (_renamed_fields, r"b\.csv begins with the fields ID, W, but .*a\.csv with ID, V"),
         (_a_folder, r"it is a folder, whose files are .*/\*\*/\*$"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +186,45 @@ def test_images_and_lines_and_a_transform(tmp_path: Path) -> None:
     assert {(bytes(text[:n].numpy()).decode(), int(words)) for text, n, words in rows} == {("ONE", 1), ("TWO THREE", 2)}
 
 
+def test_what_sql_cannot_compute_is_missing_in_that_row_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n;v\n1;0,5\n2;x\n0;1\n3;1e999\n")
+    source = Csv(tmp_path / "a.csv", {"n": "int", "v": "text"}, delimiter=";")
+    columns = {"v": "CAST(replace(v, ',', '.') AS FLOAT)", "part": "CAST(1 / n AS FLOAT)"}
+    manifest = prepare(Recipe(source, columns), tmp_path / "out")
+    assert manifest.account.balanced
+    rules = {row["line"]: row["rule"] for row in rejected(tmp_path / "out")}
+    assert (rules[3], rules[4]) == ("column v is missing", "column part is missing")
+    assert manifest.account.kept == 4 - len(rules)
+    infinite = Csv(tmp_path / "a.csv", {"n": "int", "v": "float?"}, delimiter=";")
+    prepare(Recipe(infinite, {"n": "n"}), tmp_path / "numbers")
+    assert {row["line"] for row in rejected(tmp_path / "numbers")} == {2, 3, 5}
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": lambda raw: raw,
+    ".zst": lambda raw: pa.compress(raw, "zstd", asbytes=True),
+}  # fmt: skip
+
+
+def test_text_of_any_encoding_and_packing_is_read_alike(tmp_path: Path) -> None:
+    good = "id,name\n1,Zo\u00eb\n\n2,\u00c6r\u00f8\n"
+    bad = {"cp1252": b"3,\x81\n", "utf-16-le": b"3\0,\0\0\xd8\n\0", "utf-8": b"3,\xeb\n", "latin-1": b"", "utf-16": b""}
+    found = []
+    for (encoding, line), (suffix, packed) in zip(bad.items(), PACK.items(), strict=True):
+        path, out = tmp_path / f"{encoding}.csv{suffix}", tmp_path / f"out-{encoding}"
+        path.write_bytes(packed(good.encode(encoding) + line))
+        source = Csv(path, {"id": "int", "name": "text"}, encoding=encoding)
+        found.append(digests(prepare(Recipe(source, {"id": "id", "name": Words("name")}), out)))
+        wrong = {5: f"not {encoding.upper()}"} if line else {}
+        assert {row["line"]: row["rule"] for row in rejected(out)} == wrong
+    assert all(each == found[0] for each in found)
+    (tmp_path / "a.csv").write_bytes(good.encode("utf-16"))
+    with pytest.raises(DataError, match=r"a.csv begins with .* of UTF-16; give its source encoding='utf-16'$"):
+        prepare(Recipe(Csv(tmp_path / "a.csv", {"id": "int", "name": "text"}), {"id": "id"}), tmp_path / "out")
+    with pytest.raises(DataError, match="encoding='latin99' is not an encoding that Python has"):
+        Lines(tmp_path / "a.csv", encoding="latin99")
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -256,6 +299,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         ({"shard_rows": 1000}, "multiple of 4096"),
         ({"seed": -1}, "seed=-1"),
         ({"columns": {"_x": "id"}}, "'_x' cannot name a column"),
+        ({"splits": {"../x": 0.5, "unfinished": 0.5}}, "'../x' cannot name a split"),
+        ({"sources": Csv("a", {"a": "int", "A": "int"})}, "differ in capitals alone"),
+        ({"sources": [Csv("a", {"a": "int"}), JsonLines("a", {"a": "int"})]}, "of different kinds"),
+        ({"sources": [Csv("a", {"a": "int"}), Csv("a", {"a": "int"}, missing=["NA"])]}, "different missing="),
     ],
 )
 def test_a_recipe_that_cannot_be_followed_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:

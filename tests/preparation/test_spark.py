@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,9 @@ def write_files(folder: Path) -> None:
     objects = [f'{{"id": {n % 900}, "n": "x{n % 7}", "v": {n}.50}}' for n in range(3000)]
     objects += ["nope", "", "[1]", '{"id": "z"}', '{"id": 3, "n": null, "v": 1e5, "more": {"a": 1}}']
     (folder / "a.jsonl").write_text("\n".join(objects))
+    texts = "".join(f"{n};{n % 7},5;Zo\u00eb\n" for n in range(2000))
+    (folder / "b.csv.xz").write_bytes(lzma.compress(texts.encode("cp1252") + b"7;1,5;\x81\n"))
+    (folder / "c.csv").write_text('id,v,name\n1,"1,5",x\n')
     values = {"id": list(range(5000)), "v": [n / 7 for n in range(5000)], "w": [f"w{n % 7}" for n in range(5000)]}
     pq.write_table(pa.table(values), folder / "a.parquet", row_group_size=1000)
 
@@ -51,7 +55,12 @@ def write_files(folder: Path) -> None:
 def recipes(folder: Path) -> dict[str, Recipe]:
     words = {"x": ["a", "b"], "word": Words("name"), "text": "name", "id": "id"}
     splits = {"train": 0.7, "test": 0.3}
+    fields = {"id": "int", "v": "text", "name": "text"}
+    encoded = Csv(folder / "b.csv.xz", fields, delimiter=";", header=False, encoding="cp1252")
     return {
+        "two": Recipe(
+            [encoded, Csv(folder / "c.csv", fields)], {"v": "CAST(replace(v, ',', '.') AS FLOAT)", "name": "name"}
+        ),
         "csv": Recipe(Csv(folder / "a.csv", SCHEMA), words, {"b is small": "b < 8"}, splits=splits, shard_rows=4096),
         "jsonl": Recipe(
             JsonLines(folder / "a.jsonl", {"id": "int", "n": "text?", "v": "float?"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LinearLR
 
-from paceline.api.train import train
+from paceline.api.train import AUTO, plan_of, train
 from paceline.compression import bounds as reading
 from paceline.compression.cortex import CortexM4
 from paceline.compression.here import Here
@@ -25,6 +27,7 @@ from paceline.compression.samples import Samples, divide, test_samples
 from paceline.compression.scores import Score, score_of
 from paceline.compression.search import WIDTHS, Found, Target, search
 from paceline.engines.job_file import load_job_file
+from paceline.engines.setup import set_up
 from paceline.engines.threads import threads
 from paceline.errors import JobWarning, RunFolderError, UsageError, suggest
 from paceline.jobs.job import Job
@@ -100,7 +103,7 @@ def _target(name: str) -> Target:
 def _opened(run: Run | str | Path, job: Job | None) -> tuple[Job, nn.Module]:
     """Return the job and the trained model of a run."""
     if isinstance(run, Run):
-        return job or run.job, run.model
+        return job or run.job, _plain(run.model)
     path = Path(run)
     read_record(path)  # reports what is wrong with a folder that is not a run's
     job = job or load_job_file(path, resumable=True)
@@ -111,7 +114,19 @@ def _opened(run: Run | str | Path, job: Job | None) -> tuple[Job, nn.Module]:
         )
     module = job.make_model()
     module.load_state_dict(torch.load(file, weights_only=True))
-    return job, module
+    return job, _plain(module)
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    """A module whose parametrized weights, such as those of weight_norm, have become ordinary ones."""
+    if not any(map(parametrize.is_parametrized, module.modules())):
+        return module
+    made = copy.deepcopy(module)
+    for part in list(made.modules()):
+        held = getattr(part, "parametrizations", None)
+        for name in list(held) if isinstance(held, nn.ModuleDict) else []:
+            parametrize.remove_parametrizations(part, name)
+    return made
 
 
 def _retraining(
@@ -124,6 +139,8 @@ def _retraining(
         updates = job.epochs * max(samples // job.batch_size, 1)
         falling = partial(LinearLR, start_factor=1.0, end_factor=0.05, total_iters=updates)
         job = job.with_(lr_scheduler=falling, lr_scheduler_interval="update")
+    if plan != AUTO and (plan is not None or workers is not None):
+        set_up(job, plan_of(plan, workers, "local"), "local")  # what cannot be retrained is refused before the search
 
     def retrain(module: nn.Module) -> nn.Module:
         with warnings.catch_warnings():
@@ -163,10 +180,10 @@ def _tested(score: Score, module: nn.Module | None, test: Samples | None) -> flo
 
 def compare_precisions(
     run: Run | str | Path, within: float = 0.5, latency: str | float | None = None, size: str | int | None = None, *,
-    seed: int = 0, job: Job | None = None,
+    confidence: float = CONFIDENCE, seed: int = 0, job: Job | None = None,
 ) -> Precisions:  # fmt: skip
     """Measure a trained model of any kind in float32, bfloat16 and int8, by PyTorch's own means."""
-    bounds = Bounds(within, reading.latency(latency), reading.size(size))
+    bounds = Bounds(within, reading.latency(latency), reading.size(size), confidence)
     job, module = _opened(run, job)
     division = divide(job, seed)
     validation, seen = division.validation, division.ranges.x

@@ -139,7 +139,7 @@ def _begin(
 ) -> Run:  # fmt: skip
     """Begin a run in a folder of its own."""
     node = how.node
-    chosen = _plan(plan, workers or (node.nodes if node else None), engine)
+    chosen = plan_of(plan, workers or (node.nodes if node else None), engine)
     stoppable = bool(how.callbacks) and engine in KEEPING and folder is not None
     interval = _possible(interval, chosen, stoppable)
     if _follows(job, chosen, engine, node):
@@ -232,7 +232,8 @@ def _possible(interval: CheckpointInterval | None, plan: Plan, stoppable: bool) 
     return None  # nor when a signal asks for one
 
 
-def _plan(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
+def plan_of(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
+    """Return the plan that is named, one process if none is; PlanError for one that the engine does not run."""
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
     if workers not in (None, chosen.workers):
         says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
@@ -290,7 +291,7 @@ def _resume_elsewhere(
             f"rank {node.rank} finds no run in {path}: give a folder that all nodes share, or JOB and --plan as well"
         )
     else:
-        chosen = _plan(plan, workers, "cluster")
+        chosen = plan_of(plan, workers, "cluster")
     chosen = _on_nodes(chosen, workers, node)
     cluster.check(chosen, node, resumed=True)
     with _notes_of_rank_0("cluster", node):

@@ -6,7 +6,7 @@ import gc
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from paceline.check.rules import RULES
 from paceline.check.rules.rule import Rule
 from paceline.check.source import Unreadable, parse
 from paceline.check.summaries import Facts
+from paceline.check.together.merging import merge
+from paceline.check.together.places import divided, place
 
 UNREADABLE = "PC001"
 DEPTH = 6_000  # recursion limit for nested syntax; the parser itself gives up before
@@ -55,6 +57,27 @@ def examine(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values()))
         return _examine(path, text, rules)
 
 
+def examine_together(texts: Mapping[str, str], rules: Iterable[Rule] = tuple(RULES.values())) -> dict[str, Examined]:
+    """The findings of the files of one program, read as one tree: nothing is left to be linked between them."""
+    with _garbage_collected_once():
+        try:
+            with _deep_recursion():
+                trees = {path: parse(text) for path, text in sorted(texts.items())}
+                facts = Facts(Module(merge(trees)))
+                found = _findings(facts, "\n".join(texts.values()), rules)
+                cut = [(*place(fn.line, list(trees)), fn) for fn in facts.walker.cut]
+        except (Unreadable, RecursionError):  # without the file that cannot be read, it is another program
+            return {path: _examine(path, text, rules) for path, text in texts.items()}
+        by_path = divided(found, list(trees))
+        return {
+            path: Examined(
+                _settled(by_path[path], path, text),
+                cut=tuple(sorted(f"{fn.qualname}, line {line}" for at, line, fn in cut if at == path)),
+            )
+            for path, text in texts.items()
+        }
+
+
 def _examine(path: str, text: str, rules: Iterable[Rule]) -> Examined:
     if not is_relevant(path, text):
         return Examined([])
@@ -69,6 +92,11 @@ def _examine(path: str, text: str, rules: Iterable[Rule]) -> Examined:
         found = [Finding(UNREADABLE, error.line, 1, "<module>", str(error), remedy="nothing in this file was checked")]
     except RecursionError:
         found = [Finding(UNREADABLE, 1, 1, "<module>", "nested too deeply", remedy="nothing in this file was checked")]
+    return Examined(_settled(found, path, text), interface, tuple(cut))
+
+
+def _settled(found: list[Finding], path: str, text: str) -> list[Finding]:
+    """The findings of a file in the order of its lines, with the verdicts of its comments."""
     found = with_comments(found, text)
     found.sort(key=lambda f: (f.line, f.column, f.rule))
     same: Counter[tuple[str, str, str]] = Counter()
@@ -76,7 +104,7 @@ def _examine(path: str, text: str, rules: Iterable[Rule]) -> Examined:
         finding.path = path
         finding.ordinal = same[finding.rule, finding.function, finding.about]
         same[finding.rule, finding.function, finding.about] += 1
-    return Examined(found, interface, tuple(cut))
+    return found
 
 
 def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:

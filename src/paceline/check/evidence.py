@@ -14,6 +14,7 @@ from paceline.check.catalogue import LOCKS
 from paceline.check.declarations import Class
 from paceline.check.names import short_name
 from paceline.check.summaries import Facts
+from paceline.check.together.places import file_number, same_file
 
 OWNS_LOCK, OWNS_OTHER, CLAIMS, STARTS, IMPORTS, NAMED = 1.0, 0.8, 0.75, 0.6, 0.35, 0.3
 
@@ -23,12 +24,13 @@ _THREAD_MODULES = ("threading", "_thread", "concurrent.futures", "multiprocessin
 _OTHERS = {"Queue", "SimpleQueue", "Event", "Executor", "Thread", "Barrier", "Local"}
 
 
-def of_threads(cls: Class | None, facts: Facts) -> float:
-    """How strong the signs are, from 0 to 1; those of a class include the signs of its file."""
+def of_threads(cls: Class | None, facts: Facts, line: int = 0) -> float:
+    """How strong the signs are, from 0 to 1: of a class, or of the globals around a line, and of its file."""
     known = facts.evidence
-    name = cls.name if cls is not None else ""
+    name = cls.name if cls is not None else str(file_number(line))
     if name not in known:
-        known[name] = max(_of_class(cls, facts), _of_file(facts)) if cls is not None else _of_globals(facts)
+        own = _of_class(cls, facts) if cls is not None else _of_globals(facts, line)
+        known[name] = max(own, _of_file(facts, line if cls is None else cls.node.lineno))
     return known[name]
 
 
@@ -55,18 +57,19 @@ def _lock_by_name(value: ast.expr) -> str:
     return "Lock" if name.endswith(("lock", "mutex")) and not name.startswith(("async", "file", "un")) else ""
 
 
-def _of_globals(facts: Facts) -> float:
-    """The signs for the globals of a file: a lock among them, or what the file does."""
+def _of_globals(facts: Facts, line: int) -> float:
+    """The signs for the globals of a file: a lock among them."""
     top = facts.module.top
     for value in top.bound.values():
-        made = facts.module.constructed(value, top)
+        made = facts.module.constructed(value, top) if same_file(value.lineno, line) else None
         if made is not None and made[0] in LOCKS and not made[0].startswith("Async"):
             return OWNS_LOCK
-    return _of_file(facts)
+    return 0.0
 
 
-def _of_file(facts: Facts) -> float:
-    if facts.has_threads:
+def _of_file(facts: Facts, line: int) -> float:
+    """The signs of a file as a whole: what it starts or imports."""
+    if any(root.kind == "thread" and same_file(root.line, line) for root in facts.roots):
         return STARTS
     origins = facts.module.imports.values()
     return IMPORTS if any(origin.startswith(_THREAD_MODULES) for origin in origins) else 0.0

@@ -49,13 +49,11 @@ class Node:
     raises: Node | None = None
     exit: Node | None = None  # of the head of a loop: the step after the loop
 
-    def successors(self) -> Iterator[Node]:
-        """All steps that may follow."""
+    def following(self) -> Iterator[Node]:
+        """The steps that may follow without an exception."""
         yield from self.next
         if self.otherwise is not None:
             yield self.otherwise
-        if self.raises is not None:
-            yield self.raises
 
 
 @dataclass(frozen=True, slots=True)

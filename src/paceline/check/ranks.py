@@ -15,7 +15,7 @@ from paceline.check import catalogue
 from paceline.check.declarations import Function
 from paceline.check.module import Module
 from paceline.check.names import dotted, enclosing, keyword, short_name
-from paceline.check.varying import DATA, RANK, decides
+from paceline.check.varying import DATA, FILES, RANK, decides
 
 ALIASES = 3
 # The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.
@@ -152,11 +152,31 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
     found = _asked(test, fn, module, depth)
     if found is not None or depth:
         return found
+    if _asks_for_made(test, fn, module):
+        return Condition(ast.unparse(test), True, True, "", FILES)
     why = module.varying.why(test, fn)
     own = isinstance(test, ast.Call) and module.callee(test, fn) is not None
     if not why or _asks_for_ranks(test) or not (own or decides(test, why)):
         return None
     return Condition(ast.unparse(test), True, True, "", why)
+
+
+def _asks_for_made(test: ast.expr, fn: Function, module: Module) -> bool:
+    """Whether a test asks for a file in a branch of which one rank makes files: the others may find it made already."""
+    if not isinstance(test, ast.Call) or short_name(test.func) not in _ASKS_FOR_FILES:
+        return False
+    around = next((t for t in fn.tests if isinstance(t, ast.If) and any(n is test for n in ast.walk(t.test))), None)
+    for inner in ast.walk(around) if around is not None else ():
+        if isinstance(inner, ast.If) and inner is not around:
+            asked = condition(inner.test, fn, module, 1)
+            makes = (c for s in inner.body for c in ast.walk(s) if isinstance(c, ast.Call))
+            if asked is not None and not asked.local and any(_MAKES_FILES.search(short_name(c.func)) for c in makes):
+                return True
+    return False
+
+
+_ASKS_FOR_FILES = {"exists", "isfile", "isdir", "is_file", "is_dir"}
+_MAKES_FILES = re.compile(r"^(open|save|dump|write|mkdir|makedirs|download|copy|move|extract|build|touch|to_)")
 
 
 def _asks_for_ranks(test: ast.expr) -> bool:

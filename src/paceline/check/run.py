@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from paceline.check.files import Skipped, choose_files
 from paceline.check.findings import Finding
 from paceline.check.options import Options
 from paceline.check.order import within
-from paceline.check.parallel import Source, check_sources
+from paceline.check.parallel import Program, Source, check_programs
 from paceline.check.source import Unreadable, read
+from paceline.check.together.programs import programs
 
 #: A finding to which its own rule gives less is reported only where everything is, with a least confidence of 0.
 DOUBTED = 0.5
@@ -95,10 +96,12 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
     libraries.add(options.libraries)
     cache = Cache(Path.cwd()) if options.cache and not options.libraries else None
     found: list[Finding] = []
-    sources = _relevant(files, report, found)
-    reached = within(options.budget, sources, _verdicts(options))
-    report.unwalked = [Skipped(source.path, "over the budget") for source in sources if source.path not in reached]
-    unknown: list[Source] = []
+    sources = _sources(files, report, found)
+    relevant = [source for source in sources if is_relevant(*source)]
+    reached = within(options.budget, relevant, _verdicts(options))
+    report.unwalked = [Skipped(source.path, "over the budget") for source in relevant if source.path not in reached]
+    over = {path for path, _ in report.unwalked}
+    unknown: list[Program] = []
     interfaces: dict[str, Interface] = {}
 
     def keep(path: str, examined: Examined) -> None:
@@ -108,25 +111,28 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
         interfaces[path] = examined.interface
         report.cut += [Skipped(path, f"{function}: has more paths than were walked") for function in examined.cut]
 
-    for source in sources:
-        if source.path in reached:
-            cached = cache.get(source.text) if cache is not None else None
-            if cached is None:
-                unknown.append(source)
-            else:
-                keep(source.path, cached)
-    for source, checked in zip(unknown, check_sources(unknown, 1 if options.libraries else options.jobs), strict=True):
-        if checked.failure:
-            report.failed.append(Skipped(source.path, checked.failure))
-        elif cache is not None:
-            cache.put(source.text, checked.examined)
-        keep(source.path, checked.examined)
+    for program in _programs([source for source in sources if source.path not in over], reached):
+        keys = _keys(program)
+        cached = [cache.get(key) for key in keys] if cache is not None else [None]
+        if None in cached:
+            unknown.append(program)
+        for source, examined in zip(program, cached, strict=False) if None not in cached else ():
+            keep(source.path, examined)  # type: ignore[arg-type]
+    for program, results in zip(
+        unknown, check_programs(unknown, 1 if options.libraries else options.jobs), strict=True
+    ):
+        for source, key, checked in zip(program, _keys(program), results, strict=True):
+            if checked.failure:
+                report.failed.append(Skipped(source.path, checked.failure))
+            elif cache is not None:
+                cache.put(key, checked.examined)
+            keep(source.path, checked.examined)
     report.cut.sort()
     return _with_those_across(found, interfaces)
 
 
-def _relevant(files: Iterable[Path], report: Report, found: list[Finding]) -> list[Source]:
-    """The files that have to do with threads; one that cannot be read is a finding."""
+def _sources(files: Iterable[Path], report: Report, found: list[Finding]) -> list[Source]:
+    """The texts of the files; one that cannot be read is a finding."""
     sources = []
     for file in files:
         path = displayed(file)
@@ -136,9 +142,25 @@ def _relevant(files: Iterable[Path], report: Report, found: list[Finding]) -> li
             found.append(Finding(UNREADABLE, error.line, 1, "<module>", str(error), path=path))
             continue
         report.lines += text.count("\n") + 1
-        if is_relevant(path, text):
-            sources.append(Source(path, text))
+        sources.append(Source(path, text))
     return sources
+
+
+def _programs(sources: list[Source], reached: set[str]) -> Iterator[Program]:
+    """The files to be checked: those that make up a small program together, every other one alone."""
+    texts = dict(sources)
+    groups = [group for group in programs(texts) if not reached.isdisjoint(group)]
+    together = {path for group in groups for path in group}
+    yield from (tuple(Source(path, texts[path]) for path in group) for group in groups)
+    yield from ((source,) for source in sources if source.path in reached and source.path not in together)
+
+
+def _keys(program: Program) -> list[str]:
+    """What the results of each file depend on."""
+    if len(program) == 1:
+        return [program[0].text]
+    whole = "\0".join(part for source in program for part in source)
+    return [f"{source.path}\0{whole}" for source in program]
 
 
 def _verdicts(options: Options) -> list[Verdict]:

@@ -21,6 +21,7 @@ from paceline.check.passing import Passing
 DEPTH = 12  # assignments and calls through which a value is followed
 RANK, DATA, CLOCK, HOST = "the rank", "the data of this rank", "the clock of this rank", "the machine of this rank"
 CHANCE = "a random number of this rank"
+FILES = "a file that one rank makes meanwhile"
 
 # A call of such a name gives every rank the same value, and makes its arguments the same on every rank.
 _SPREADS = re.compile(r"all_?reduce|broadcast|bcast|all_?gather|reduce_(?!sc)|gather_for_metrics|synchroni|agree|sync_")

@@ -39,7 +39,12 @@ def compress(
     the least time is chosen. If there is none, the frontier is printed and the exit code is 1.
     """
     if precision_only:
-        _precisions(run, within, latency, size, seed, json, output or onnx or page)
+        others = {"plan": plan, "workers": workers, "epochs": epochs, "output": output, "onnx": onnx, "page": page}
+        unused = [f"--{name}" for name, value in others.items() if value is not None]
+        unused += ["--for"] * (target != "here")
+        if unused:
+            raise UsageError(f"--precision-only measures the model on this machine as it is, so leave out {unused[0]}")
+        _precisions(run, within, latency, size, confidence, seed, json)
         return
     from paceline.api.compress import checked_onnx
     from paceline.api.compress import compress as run_compression
@@ -66,15 +71,13 @@ def compress(
 
 
 def _precisions(
-    run: Path, within: float, latency: str | None, size: str | None, seed: int, json: bool, file: Path | None
+    run: Path, within: float, latency: str | None, size: str | None, confidence: float, seed: int, json: bool
 ) -> None:
     """Measure the model in PyTorch's own precisions."""
     from paceline.api.compress import compare_precisions
     from paceline.cli.compression import show_precisions
 
-    if file is not None:
-        raise UsageError(f"--precision-only measures, and writes no {file}; leave it out")
-    found = compare_precisions(run, within, latency, size, seed=seed)
+    found = compare_precisions(run, within, latency, size, confidence=confidence, seed=seed)
     if json:
         print_json(found.as_dict())
     else:

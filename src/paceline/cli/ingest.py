@@ -27,7 +27,7 @@ def ingest(
     """
     from paceline.cli.stream_table import event_line
     from paceline.preparation.ingest import ingest as run
-    from paceline.preparation.inputs import STANDARD_INPUT, input_of
+    from paceline.preparation.inputs import STANDARD_INPUT
     from paceline.preparation.loading import load_recipe
     from paceline.shards.sealed import Note, Sealed
 
@@ -36,8 +36,6 @@ def ingest(
             style = "yellow" if isinstance(event, Note) else None
             console.print(event_line(event), style=style, highlight=False, markup=False, soft_wrap=True)
 
-    names = inputs or [STANDARD_INPUT]
-    given = {"standard input" if name == STANDARD_INPUT else name: input_of(name) for name in names}
-    account = run(load_recipe(recipe), output, given, rows, ahead, patience, show)
+    account = run(load_recipe(recipe), output, inputs or [STANDARD_INPUT], rows, ahead, patience, show)
     if json:
         print_json({"folder": str(output), **asdict(account)})

@@ -15,7 +15,7 @@ from paceline.compression.building import Built, Latency
 from paceline.compression.emission.c_file import TOLERANCE, CFile, float_file, integer_file, program_file
 from paceline.compression.emission.kernels import PLAIN, SMALL, WIDE
 from paceline.compression.network import Network
-from paceline.compression.programs import LayerProgram
+from paceline.compression.programs import ENDS, LayerProgram
 from paceline.compression.search import FLOAT32, Candidate, Made, Measured
 from paceline.errors import RunFailed
 from paceline.kernels.build import abilities
@@ -65,8 +65,8 @@ def _compare(made: Made, built: Built, samples: Tensor) -> None:
     """Raise if a file does not compute what its module computes: every bit in whole numbers."""
     expected = made.module(samples).reshape(len(samples), -1)
     found = built.run(samples)
-    if made.network.logarithms and not made.file.whole_numbers:  # which the C file leaves out
-        found = found.log_softmax(1)
+    if made.network.end and not made.file.whole_numbers:  # which the C file leaves out
+        found = ENDS[made.network.end](found)
     tolerance = 0.0 if made.file.whole_numbers else TOLERANCE * max(1.0, float(expected.abs().max()))
     worst = float((found - expected).abs().max())
     if not worst <= tolerance:

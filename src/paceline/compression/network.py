@@ -34,7 +34,7 @@ class CannotEmit(JobError):
 class Geometry:
     """How a window moves over an image."""
 
-    kernel: Pair
+    kernel: Pair = (1, 1)
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
@@ -113,8 +113,8 @@ class Network:
     sample: tuple[int, ...]
     #: The shape of one result as the model gives it.
     result: tuple[int, ...]
-    #: Whether the model ends in a log-softmax, which is left out: it changes no order.
-    logarithms: bool = False
+    #: The "log_softmax" or "softmax" that the model ends in, which is left out: it changes no order.
+    end: str = ""
 
     @property
     def last(self) -> Step:

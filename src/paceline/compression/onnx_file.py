@@ -44,8 +44,8 @@ def check(content: bytes, module: nn.Module, samples: Tensor) -> float:
     """
     runtime = _module("onnxruntime")
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    (scores,) = session.run(None, {"input": samples.numpy()})
-    found, wanted = torch.from_numpy(scores).flatten(1).double(), module(samples).flatten(1).double()
+    (scores,) = session.run(None, {"input": samples.float().numpy()})
+    found, wanted = (each.reshape(len(samples), -1).double() for each in (torch.from_numpy(scores), module(samples)))
     same = float((found.argmax(1) == wanted.argmax(1)).double().mean()) if found.shape[1] > 1 else 0.0
     given = 1 - float((found - wanted).square().mean() / wanted.var().clamp_min(1e-30))
     if max(same, given) < AGREEMENT:
@@ -108,6 +108,8 @@ class _Graph:
         word, numbers = function.partition(":")[0], numbers_of(function)
         if word == "hardtanh":
             return self._node("Clip", given, *(self._constant("limit", np.float32(number)) for number in numbers))
+        if word in ("selu", "celu"):
+            return self._node(word.capitalize(), given, **({"alpha": numbers[0]} if numbers else {}))
         if word == "hardsigmoid":
             return self._node("HardSigmoid", given, alpha=1 / 6, beta=0.5)
         how = {"alpha": numbers[0]} if numbers else {}

@@ -1,12 +1,12 @@
 """Networks whose layers have no form in whole numbers, as programs of `kernels.ir`: LSTM, attention, embeddings, ...
 
 Their statements are what `kernels` trains, without what only training needs: dropout is gone, batch-norm is a factor
-and a shift, and a log-softmax at the end is left out, since it changes no order.
+and a shift, and a log-softmax or softmax at the end is left out, since it changes no order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,7 +19,11 @@ from paceline.kernels.ir import Apply, Kind, Op, Program, Ref, at
 from paceline.kernels.layers import LOWER
 from paceline.kernels.layers.base import Graph, Layer, everywhere
 
-DROPOUT = {"dropout", "log_softmax"}
+#: What a model may end in without another order of its results; the C file gives the scores before it.
+ENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "log_softmax": lambda scores: scores.log_softmax(1),
+    "softmax": lambda scores: scores.softmax(1),
+}
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,8 @@ class LayerProgram:
     result: tuple[int, ...]
     #: Why there is no form in whole numbers.
     why: str
-    #: Whether the model ends in a log-softmax, which is left out.
-    logarithms: bool
+    #: The log-softmax or softmax that the model ends in, which is left out.
+    end: str
 
     @property
     def tokens(self) -> bool:
@@ -69,24 +73,28 @@ def program_of(module: nn.Module, graph: Graph, why: str) -> LayerProgram:
         sources = [values[name] for name in layer.inputs]
         values[layer.name] = _lowered(program, weights, layer, sources, number, graph)
     last = next(layer for layer in graph.layers if layer.name == graph.result)
-    return LayerProgram(
-        program, weights, values[graph.result], graph.inputs, last.shape, why, last.kind == "log_softmax"
-    )
+    end = last.kind if last.kind in ENDS else ""
+    return LayerProgram(program, weights, values[graph.result], graph.inputs, last.shape, why, end)
 
 
 def _lowered(
     program: Program, weights: dict[str, Tensor], layer: Layer, sources: list[str], number: int, graph: Graph
 ) -> str:
     """Add a layer's statements and return the buffer of its result."""
-    if layer.kind == "log_softmax" and layer.name != graph.result:
-        raise CannotEmit(f"layer {layer.name} is a log-softmax within the network, which has no form in C")
-    if layer.kind in DROPOUT:
+    refuse_within(layer, graph)
+    if layer.kind in {"dropout", *ENDS}:
         return sources[0]
     if layer.kind == "batch_norm":
         return _batch_norm(program, weights, layer, sources[0])
     if layer.options.get("rate"):
         layer = replace(layer, options={**layer.options, "rate": 0.0})
     return LOWER[layer.kind](program, layer, sources, number)
+
+
+def refuse_within(layer: Layer, graph: Graph) -> None:
+    """Raise if a log-softmax or a softmax is not the last layer."""
+    if layer.kind in ENDS and layer.name != graph.result:
+        raise CannotEmit(f"layer {layer.name} is a {layer.kind} within the network, which has no form in C")
 
 
 def _batch_norm(program: Program, weights: dict[str, Tensor], layer: Layer, source: str) -> str:

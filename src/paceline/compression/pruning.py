@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.compression.reading import is_over_pixels
 from paceline.jobs.modules import NarrowAttention
 from paceline.kernels.layers.base import Graph, Layer
 
 READERS = ("linear", "convolution")
 #: Layers that treat each channel separately.
-PASSES = ("activation", "dropout", "batch_norm", "average_pooling", "highest_pooling", "subsampling")
+PASSES = ("activation", "scale", "dropout", "batch_norm", "average_pooling", "highest_pooling", "subsampling")
 #: Those that a sequence's steps go through, and that leave one row of numbers of them.
-PASSES_STEPS, ENDS_STEPS = ("activation", "dropout"), ("mean", "step")
+PASSES_STEPS, ENDS_STEPS = ("activation", "scale", "dropout"), ("mean", "step")
 LEAST = 2  # channels
 
 
@@ -76,7 +77,11 @@ def _prunable(graph: Graph, layer: Layer) -> Prunable | None:
                 if after.kind not in (*PASSES_STEPS, *ENDS_STEPS) or after.shape[-1] != found.channels:
                     return None
                 reached.append(after.name)
-            elif after.kind in PASSES or (after.kind == "reshape" and len(after.shape) == 1):
+            elif (
+                after.kind in PASSES
+                or (after.kind == "reshape" and len(after.shape) == 1)
+                or (after.kind == "mean" and is_over_pixels(after, shapes[name]))
+            ):
                 reached.append(after.name)
                 if after.kind == "batch_norm":
                     if shapes[name][0] != found.channels:  # it follows a flattened image

@@ -25,7 +25,7 @@ from paceline.compression.network import (
     Window,
     with_functions,
 )
-from paceline.compression.programs import LayerProgram, moments, program_of
+from paceline.compression.programs import ENDS, LayerProgram, moments, program_of, refuse_within
 from paceline.kernels.formulas import applied
 from paceline.kernels.graph import describe
 from paceline.kernels.ir import Call, Expression, Number, Op, Ref
@@ -100,7 +100,7 @@ def network_of_graph(module: nn.Module, graph: Graph) -> Network:
     if not steps:
         raise CannotEmit("the model computes nothing: there is no layer in it to compress")
     last = next(layer for layer in graph.layers if layer.name == graph.result)
-    return Network(reader.inputs, steps, graph.inputs, tuple(last.shape), last.kind == "log_softmax")
+    return Network(reader.inputs, steps, graph.inputs, tuple(last.shape), last.kind if last.kind in ENDS else "")
 
 
 @dataclass
@@ -193,6 +193,31 @@ def _average(reader: _Reader, layer: Layer) -> Step:
     return Window(layer.name, reader.alias[layer.inputs[0]], shape, geometry, weight, torch.zeros(shape[0]))
 
 
+def _mean(reader: _Reader, layer: Layer) -> Step:
+    """Over all pixels it is an average over a window of the whole image."""
+    source = layer.inputs[0]
+    before = next((each.shape for each in reader.graph.layers if each.name == source), reader.graph.inputs)
+    if not is_over_pixels(layer, before):
+        raise CannotEmit(f"layer {layer.name} is a mean over other numbers than all pixels: no form in whole numbers")
+    channels, height, width = reader.shape(source)
+    weight = torch.full((1, height, width), 1.0 / (height * width))
+    geometry = Geometry((height, width))
+    return Window(layer.name, reader.alias[source], (channels, 1, 1), geometry, weight, torch.zeros(channels))
+
+
+def is_over_pixels(layer: Layer, shape: tuple[int, ...]) -> bool:
+    """Whether a mean over samples of this shape is one of all pixels of each channel."""
+    return len(shape) > 1 and layer.options["dimensions"] == tuple(range(1, len(shape)))
+
+
+def _scale(reader: _Reader, layer: Layer) -> Step:
+    """A factor and a shift that all numbers share."""
+    shape = reader.shape(layer.inputs[0])
+    weight = torch.full((1, 1, 1), layer.options["factor"])
+    bias = torch.full((shape[0],), layer.options["shift"])
+    return Window(layer.name, reader.alias[layer.inputs[0]], shape, Geometry(), weight, bias)
+
+
 def _subsampling(reader: _Reader, layer: Layer) -> Step:
     weight, bias = reader.weight(layer, "weight"), reader.weight(layer, "bias")
     assert weight is not None
@@ -220,10 +245,9 @@ def _dropout(reader: _Reader, layer: Layer) -> None:
     """Inference has no dropout."""
 
 
-def _log_softmax(reader: _Reader, layer: Layer) -> None:
+def _end(reader: _Reader, layer: Layer) -> None:
     """At the end it changes no order."""
-    if layer.name != reader.graph.result:
-        raise CannotEmit(f"layer {layer.name} is a log-softmax within the network, which has no form in C")
+    refuse_within(layer, reader.graph)
 
 
 def _reshape(reader: _Reader, layer: Layer) -> None:
@@ -258,12 +282,15 @@ ROWS: dict[str, Callable[[_Reader, Layer], Step | None]] = {
     "convolution": _convolution,
     "linear": _linear,
     "average_pooling": _average,
+    "mean": _mean,
+    "scale": _scale,
     "subsampling": _subsampling,
     "highest_pooling": _highest,
     "activation": _activation,
     "add": _add,
     "dropout": _dropout,
-    "log_softmax": _log_softmax,
+    "log_softmax": _end,
+    "softmax": _end,
     "reshape": _reshape,
     "batch_norm": _batch_norm,
 }

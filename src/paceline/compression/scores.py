@@ -1,7 +1,7 @@
 """How good a network is on samples: a score for each one, whose mean is the accuracy.
 
 labels        1 for a right answer, else 0                  the share of right answers
-signs         the same for each number of a sample, where the loss is nn.BCEWithLogitsLoss
+signs         the same for each number of a sample, where the loss is binary cross entropy, of logits or of shares
 numbers       1 - squared error / variance of the target    the share of the variance that is explained (R squared)
 """
 
@@ -10,14 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from paceline.compression.samples import Samples
 
 BATCH = 1000
+#: Losses of yes or no, and the result from which on it is yes.
+BINARY = (
+    (nn.BCEWithLogitsLoss, functional.binary_cross_entropy_with_logits, 0.0),
+    (nn.BCELoss, functional.binary_cross_entropy, 0.5),
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,9 @@ def score_of(loss: object, target: Tensor) -> Score:
     """The score that fits a job's targets and its loss."""
     if not target.is_floating_point():
         return Score("answers {} of {} right", _labels)
-    if isinstance(loss, nn.BCEWithLogitsLoss):
-        return Score("answers {} of {} right", _signs)
+    for kind, function, threshold in BINARY:
+        if isinstance(loss, kind) or loss is function:
+            return Score("answers {} of {} right", partial(_sides, threshold))
     return Score("explains {} of the variance of {}", _numbers)
 
 
@@ -51,8 +59,8 @@ def _labels(results: Tensor, y: Tensor) -> Tensor:
     return (results.argmax(1) == y).double().reshape(len(y), -1).mean(1)
 
 
-def _signs(results: Tensor, y: Tensor) -> Tensor:
-    return ((results.reshape(y.shape) > 0) == (y > 0.5)).double().reshape(len(y), -1).mean(1)
+def _sides(threshold: float, results: Tensor, y: Tensor) -> Tensor:
+    return ((results.reshape(y.shape) > threshold) == (y > 0.5)).double().reshape(len(y), -1).mean(1)
 
 
 def _numbers(results: Tensor, y: Tensor) -> Tensor:

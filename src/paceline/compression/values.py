@@ -44,7 +44,7 @@ def sums(step: Step, given: dict[str, Tensor]) -> Tensor:
 
 def values(network: Network, x: Tensor) -> Iterator[tuple[Step, Tensor, Tensor]]:
     """Yield (step, before its activation, after it) for a batch of samples."""
-    given = {INPUT: x.reshape(len(x), *network.inputs)}
+    given = {INPUT: x.float().reshape(len(x), *network.inputs)}
     for step in network.steps:
         before = sums(step, given)
         function = "" if isinstance(step, Highest) else step.function

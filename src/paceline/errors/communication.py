@@ -36,8 +36,8 @@ class FrameError(ConnectionFailed):
 class PeerLost(ConnectionFailed):
     """The process at the other end has ended, is silent or does not read."""
 
-    def __init__(self, peer: str, why: str, left: bool = False) -> None:
-        self.peer, self.why = peer, why
+    def __init__(self, peer: str, why: str, left: bool = False, silent: bool = False) -> None:
+        self.peer, self.why, self.silent = peer, why, silent
         self.left = left  # on purpose, and has said so
         super().__init__(f"{peer} {why}")
 

@@ -27,6 +27,15 @@ def _elu(x: Expression, alpha: float) -> Expression:
     return Op("+", _relu(x), Op("*", below, Number(alpha)))
 
 
+def _selu(x: Expression) -> Expression:
+    return Op("*", _elu(x, 1.6732632423543772), Number(1.0507009873554805))
+
+
+def _celu(x: Expression, alpha: float) -> Expression:
+    below = Op("-", Call("exp", Op("*", Op("-", x, _relu(x)), Number(1 / alpha))), Number(1.0))
+    return Op("+", _relu(x), Op("*", below, Number(alpha)))
+
+
 def _hardsigmoid(x: Expression) -> Expression:
     return Op("*", Op("-", _relu(x, -3.0), _relu(x, 3.0)), Number(1 / 6))
 
@@ -34,6 +43,8 @@ def _hardsigmoid(x: Expression) -> Expression:
 FORMULAS: dict[str, Callable[..., Expression]] = {
     "leaky_relu": _leaky_relu,
     "elu": _elu,
+    "selu": _selu,
+    "celu": _celu,
     "hardtanh": _clipped,
     "hardsigmoid": _hardsigmoid,
     "hardswish": lambda x: Op("*", x, _hardsigmoid(x)),

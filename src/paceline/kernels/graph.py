@@ -47,6 +47,9 @@ class _Reader:
 
     def __init__(self, module: nn.Module, inputs: Shape, tokens: bool) -> None:
         self.module, self.parts = module, dict(module.named_modules())
+        self.held = dict(
+            (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        )
         self.graph, self.constants = _traced(module)
         self.layers: dict[str, Layer] = {}
         self.shapes: dict[str, Shape] = {"input": inputs}
@@ -161,6 +164,12 @@ class _Reader:
         if min(shape, default=1) < 1:
             raise CannotFuse(f"{what} makes {'x'.join(map(str, shape))} of {seen.shapes[0]}: there is nothing in it")
         names = weights if isinstance(weights, dict) else {word: f"{path}.{word}" for word in weights}
+        computed = [word for word, held in names.items() if held.removeprefix(".") not in self.held]
+        if computed:
+            raise CannotFuse(
+                f"{what}: its {computed[0]} is computed from other parameters (a parametrization, weight_norm or a "
+                "mask); compute='autograd' trains it"
+            )
         name = self._add(name, kind, sources[:1] if kind == "attention" else sources, shape, options, names)
         if kind in ("lstm", "gru"):
             states = States(name, options["layers"], options["directions"], shape[1] // options["directions"])

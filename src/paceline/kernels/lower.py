@@ -42,4 +42,6 @@ def _before_logarithms(graph: Graph, loss: LossText) -> tuple[Layer, ...]:
         raise CannotFuse(
             "log_softmax has a kernel where a model ends in it and the loss is nn.NLLLoss, and that loss only there"
         )
+    if any(layer.kind == "softmax" for layer in graph.layers):
+        raise CannotFuse("softmax has no kernel; let the model end in its scores, with nn.CrossEntropyLoss")
     return tuple(layer for layer in graph.layers if layer not in ends)

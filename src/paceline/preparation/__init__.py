@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.preparation.recipe import Recipe
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -24,10 +22,17 @@ REFUSALS = {
     "MISSING COLUMNS": "too few fields",
     "TOO MANY COLUMNS": "too many fields",
     "UNQUOTED VALUE": "a quote is not closed",
-    "INVALID ENCODING": "not UTF-8",
+    "INVALID ENCODING": "not {encoding}",
     "LINE SIZE OVER MAXIMUM": "the line is too long",
     "INVALID STATE": "the line cannot be parsed",
 }
+
+
+def rule_of(fault: str, encoding: str) -> str:
+    """Return the rule that a line breaks, for what is wrong with it in DuckDB's words."""
+    return REFUSALS.get(fault, fault.lower()).format(encoding=encoding.upper())
+
+
 #: Called with what is being done and how many rows are done: (step, rows).
 Progress = Callable[[str, int], None]
 
@@ -43,7 +48,7 @@ class SourceRows:
 class Engine(Protocol):
     """Executes a recipe. Every method is called once, in this order; `dealt` once for each split."""
 
-    def read(self, recipe: Recipe, progress: Progress) -> list[SourceRows]: ...
+    def read(self, progress: Progress) -> list[SourceRows]: ...
 
     def rejected(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows that were set aside: source, file, line, rule, record."""

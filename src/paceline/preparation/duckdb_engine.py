@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 
 class DuckDbEngine:
-    """Reads, checks and deals rows with DuckDB, in a database file below `folder`."""
+    """Reads, checks and deals rows with DuckDB; what does not fit its memory lies below `folder`."""
 
-    def __init__(self, folder: Path, threads: int | None = None, memory: str | None = None) -> None:
-        self.database = Database(folder, threads, memory)
+    def __init__(self, recipe: Recipe, folder: Path, threads: int | None = None, memory: str | None = None) -> None:
+        size = sum(path.stat().st_size for source in recipe.all_sources for path in source.paths())
+        self.recipe, self.database = recipe, Database(folder, size, threads, memory)
         self.run, self.one = self.database.run, self.database.one
 
-    def read(self, recipe: Recipe, progress: Progress) -> list[SourceRows]:
-        self.recipe, reader = recipe, Reader(self.database, recipe)
+    def read(self, progress: Progress) -> list[SourceRows]:
+        recipe, reader = self.recipe, Reader(self.database, self.recipe)
         with self.database.during("reading the sources"):
             reader.read(progress)
         self.files = reader.files
@@ -74,7 +75,9 @@ class DuckDbEngine:
     def _check(self) -> None:
         """Make `rejected` and `kept` of what was read."""
         with self.database.about("the recipe"):
+            self.run("SET preserve_insertion_order = false")
             self.run(f"CREATE TABLE made AS {self.query.made('raw')}")
+            self.run("SET preserve_insertion_order = true")
         self.run("CREATE TABLE rejected (_file INTEGER, file VARCHAR, line BIGINT, rule VARCHAR, record VARCHAR)")
         broken = "SELECT _file FROM made WHERE _rule IS NOT NULL UNION SELECT _file FROM refused ORDER BY _file"
         for (number,) in self.run(broken):

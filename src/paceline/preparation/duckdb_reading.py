@@ -7,10 +7,7 @@ closed, which [quotes.py](quotes.py) finds.
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import shutil
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import DataError
-from paceline.preparation import REFUSALS, Progress
+from paceline.preparation import Progress, rule_of
 from paceline.preparation.duckdb_database import Database
 from paceline.preparation.duckdb_sql import read_text_file
 from paceline.preparation.line_numbers import Ints, lines_at
 from paceline.preparation.quotes import write_closed
 from paceline.preparation.recipe import Recipe
-from paceline.preparation.sources import Csv, JsonLines, Lines, Parquet, Source, open_text
+from paceline.preparation.sources import Csv, JsonLines, Lines, Parquet, Source
 from paceline.preparation.sql import literal
+from paceline.preparation.text import is_packed, is_utf8, write_utf8
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,7 +106,8 @@ class Reader:
                     yield batch.append_column("_file", pa.array([first + place] * batch.num_rows, pa.int32()))
 
         batches = numbered()
-        one = next(batches)
+        if (one := next(batches, None)) is None:
+            raise DataError(f"{paths[0]} holds no rows")
         reader = pa.RecordBatchReader.from_batches(one.schema, itertools.chain([one], batches))
         what = paths[0] if len(paths) == 1 else f"{len(paths):,} files from {paths[0]} on"
         with self.database.given("_given", reader), self.database.about(what):
@@ -122,10 +121,14 @@ class Reader:
     def _load(self, number: int, source: Csv | JsonLines | Lines, path: Path) -> None:
         """Append a text's rows to the table below `raw`, and what is no row to `refused`."""
         header = isinstance(source, Csv) and source.header
-        text = self._unpacked(path) if path.suffix == ".gz" else path
+        text = path
+        if is_packed(path) or not is_utf8(source.encoding):
+            text = self.database.folder / f"unpacked{len(self.files)}.txt"
+            write_utf8(path, source.encoding, text)
         with self._transaction():
             refused = self._append(source, File(path, number, 0, 0, text, header))
-            if not isinstance(source, Csv) or REFUSALS["UNQUOTED VALUE"] not in refused["rule"].to_pylist():
+            unquoted = rule_of("UNQUOTED VALUE", source.encoding)
+            if not isinstance(source, Csv) or unquoted not in refused["rule"].to_pylist():
                 self._keep(refused)
                 return
             self.run("ROLLBACK")
@@ -135,7 +138,7 @@ class Reader:
             unclosed = write_closed(text, closed, source.delimiter, source.quote, header)
             removed = np.array([line for line, _ in unclosed], np.int64)
             self._keep(self._append(source, File(path, number, 0, 0, closed, header, removed)))
-            self._keep_unclosed(removed, [record.rstrip(b"\r\n") for _, record in unclosed])
+            self._keep_unclosed(source.encoding, removed, [record.rstrip(b"\r\n") for _, record in unclosed])
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -147,23 +150,13 @@ class Reader:
             raise
         self.run("COMMIT")
 
-    def _unpacked(self, path: Path) -> Path:
-        """Unpack a file, so that the lines of what is wrong in it can be counted."""
-        text = self.database.folder / f"unpacked{len(self.files)}.txt"
-        try:
-            with open_text(path) as packed, open(text, "wb") as file:
-                shutil.copyfileobj(packed, file, 1 << 20)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{path} is damaged or was not written to its end: {error}") from error
-        return text
-
     def _append(self, source: Csv | JsonLines | Lines, file: File) -> pa.Table:
         """Append the rows of a text, and return its lines that could not be parsed: those of `refused`."""
         before = self._rows()
         with self.database.about(file.path):
             self._store(f"SELECT *, {len(self.files)}::INTEGER AS _file FROM ({read_text_file(source, file.text)})")
         self.files.append(replace(file, first=before, rows=self.one("SELECT count(*) FROM stored") - before))
-        return self._refusals(self.files[-1])
+        return self._refusals(self.files[-1], source.encoding)
 
     def _rows(self) -> int:
         """The rows that are stored."""
@@ -177,7 +170,7 @@ class Reader:
             self.run(f"CREATE TABLE stored AS {select}")
             self.run("CREATE VIEW raw AS SELECT *, rowid AS _row FROM stored")
 
-    def _refusals(self, file: File) -> pa.Table:
+    def _refusals(self, file: File, encoding: str) -> pa.Table:
         """Return the lines that could not be parsed: where each begins, what it says and the rule that it breaks."""
         found = self.run(
             "SELECT line_byte_position AS start, any_value(csv_line), any_value(error_type) FROM reject_errors "
@@ -190,18 +183,18 @@ class Reader:
         lines = lines_at(file.text, np.array(starts, np.int64))
         records = [record.rstrip("\r\n") for record in records]
         spans = [1 + record.count("\n") for record in records]
-        return self._refused(file.line(lines), lines, spans, [REFUSALS.get(k, k.lower()) for *_, k in found], records)
+        rules = [rule_of(fault, encoding) for *_, fault in found]
+        return self._refused(file.line(lines), lines, spans, rules, records)
 
-    def _keep_unclosed(self, lines: Ints, records: list[bytes]) -> None:
+    def _keep_unclosed(self, encoding: str, lines: Ints, records: list[bytes]) -> None:
         """Keep lines in which a quote is not closed, which are not in the text that was parsed."""
         texts = [record.decode("utf-8", "replace") for record in records]
         faults = [
             "UNQUOTED VALUE" if text.encode() == record else "INVALID ENCODING"
             for text, record in zip(texts, records, strict=True)
         ]
-        self._keep(
-            self._refused(lines, [None] * len(lines), [1] * len(lines), [REFUSALS[fault] for fault in faults], texts)
-        )
+        rules = [rule_of(fault, encoding) for fault in faults]
+        self._keep(self._refused(lines, [None] * len(lines), [1] * len(lines), rules, texts))
 
     def _refused(
         self, lines: Ints, parsed: Any, spans: Sequence[int], rules: Sequence[str], records: Sequence[str]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.preparation.sources import Csv, JsonLines, Lines
 from paceline.preparation.sql import literal
+
+#: A text or a quoted name, which stay as they are, or a cast.
+_CAST = re.compile(r"""('[^']*'|"[^"]*")|\bCAST\s*\(""", re.IGNORECASE)
 
 
 class DuckDbDialect:
@@ -14,6 +18,9 @@ class DuckDbDialect:
 
     def name(self, field: str) -> str:
         return '"' + field.replace('"', '""') + '"'
+
+    def given(self, expression: str) -> str:
+        return _CAST.sub(lambda found: found[1] or "TRY_CAST(", expression)
 
     def matches(self, text: str, pattern: str) -> str:
         return f"regexp_full_match({text}, {literal(pattern)})"

@@ -84,7 +84,7 @@ class Encoder:
         made = self.columns.get(name, name)
         if not isinstance(made, str | Words):
             parts = [_flat(table.column(each)) for each in output_names(name, made)]
-            return np.stack([part.to_numpy(zero_copy_only=False) for part in parts], axis=1).astype(column.dtype)
+            return _interleaved([part.to_numpy(zero_copy_only=False) for part in parts], column.dtype)
         array = _flat(table.column(name))
         if isinstance(made, Words):
             import pyarrow as pa
@@ -131,6 +131,8 @@ def fixed_rows(array: pa.Array, column: Column) -> Rows:
 def ragged_rows(array: pa.Array, column: Column) -> Ragged:
     import pyarrow as pa
 
+    if pa.types.is_list(array.type) and array.flatten().null_count:
+        raise DataError("a list of a row has a null inside, for which shards have no number; filter it in the recipe")
     if column.text or pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
         array = array.cast(pa.large_binary())
         offsets = np.frombuffer(array.buffers()[1], "<i8")[array.offset : array.offset + len(array) + 1]
@@ -141,6 +143,15 @@ def ragged_rows(array: pa.Array, column: Column) -> Ragged:
         offsets = np.asarray(array.offsets)
         values = array.values.to_numpy(zero_copy_only=False)
     return Ragged(np.asarray(values[offsets[0] : offsets[-1]], column.dtype), np.diff(offsets).astype(np.int64))
+
+
+def _interleaved(parts: Sequence[np.ndarray[Any, Any]], dtype: str) -> np.ndarray[Any, Any]:
+    """Return vectors of which each part is a place; some thousand rows at a time stay in a core's cache."""
+    made = np.empty((len(parts[0]), len(parts)), dtype)
+    for first in range(0, len(made), 4096):
+        some = slice(first, first + 4096)
+        np.stack([part[some] for part in parts], axis=1, out=made[some], casting="unsafe")
+    return made
 
 
 def _flat(column: Any) -> Any:

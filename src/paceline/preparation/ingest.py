@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.errors import DataError
+from paceline.preparation import rule_of
 from paceline.preparation.duckdb_engine import DuckDbEngine
 from paceline.preparation.encoding import Encoder, transformed
-from paceline.preparation.inputs import Input, Line, Part, Tap, Trouble, Turns, input_of, wait_until
+from paceline.preparation.inputs import (
+    STANDARD_INPUT,
+    STANDARD_INPUT_SHOWN,
+    Input,
+    Part,
+    Tap,
+    Trouble,
+    Turns,
+    as_bytes,
+    input_of,
+    wait_until,
+)
 from paceline.preparation.recipe import Recipe, Words
 from paceline.preparation.sources import Csv, JsonLines, Lines
 from paceline.shards.drift import Drift, Reference, as_lists, from_lists
@@ -69,9 +81,9 @@ def ingest(
     Args:
         recipe: A recipe with one source of lines, whose own files are not read.
         folder: The stream; it is created if it does not exist.
-        inputs: Files and http addresses, or `{name: lines}`. Lines are an iterable of bytes, text or, for `JsonLines`,
-            dictionaries, all of which are new; or a function that is called with the number of lines that the stream
-            has from it, and returns an iterable of those that follow.
+        inputs: Files, http addresses and `-` for standard input, or `{name: lines}`. Lines are an iterable of bytes,
+            text or, for `JsonLines`, dictionaries, all of which are new; or a function that is called with the number
+            of lines that the stream has from it, and returns an iterable of those that follow.
         rows: Lines that are read for each shard.
         ahead: Rows that may be in the stream before any training has read or waits for them; at more, this function
             waits. Default: any number.
@@ -80,14 +92,14 @@ def ingest(
         on_event: A function that is called with each sealed shard and each note about a source.
     """
     root = Path(folder)
-    given = inputs if isinstance(inputs, Mapping) else {str(name): input_of(str(name)) for name in inputs}
     source = _one_source_of_lines(recipe)
+    given, encoding = _inputs(inputs, source.encoding)
     root.mkdir(parents=True, exist_ok=True)
     if not can_begin(root) and not is_stream(root):
         raise DataError(f"{root} holds other files; choose a folder that is empty or does not exist")
     with only_writer(root), room_in(root):
         writer = _Writer(recipe, source, root, on_event or (lambda event: None))
-        taps = [Tap(name, partial(_opened, each, writer.taken(name)), rows) for name, each in given.items()]
+        taps = [Tap(name, partial(_opened, each, writer.taken(name), encoding), rows) for name, each in given.items()]
         try:
             failed = writer.follow(Turns(taps, patience, writer.last), ahead)
         finally:
@@ -98,8 +110,16 @@ def ingest(
     return writer.sealed.account
 
 
-def _opened(given: Input, taken: int) -> Iterable[Line]:
-    return given(taken) if callable(given) else given
+def _inputs(given: Iterable[str | Path] | Mapping[str, Input], encoding: str) -> tuple[Mapping[str, Input], str]:
+    """Return inputs by name, and the encoding of the bytes that they bring."""
+    if isinstance(given, Mapping):
+        return given, encoding
+    names = {STANDARD_INPUT_SHOWN if str(name) == STANDARD_INPUT else str(name): str(name) for name in given}
+    return {shown: input_of(name, encoding) for shown, name in names.items()}, "utf-8"
+
+
+def _opened(given: Input, taken: int, encoding: str) -> Iterator[bytes]:
+    return (as_bytes(line, encoding) for line in (given(taken) if callable(given) else given))
 
 
 def _one_source_of_lines(recipe: Recipe) -> Csv | JsonLines | Lines:
@@ -126,7 +146,7 @@ class _Writer:
     def __init__(self, recipe: Recipe, source: Csv | JsonLines | Lines, root: Path, on_event: OnEvent) -> None:
         self.root, self.spool, self.on_event = root, root / "spool", on_event
         self.given = source
-        lines = replace(source, files=self.spool / "lines.txt")
+        lines = replace(source, files=self.spool / "lines.txt", encoding="utf-8")
         lines = replace(lines, header=False) if isinstance(lines, Csv) else lines
         self.recipe = replace(recipe, sources=lines, splits={"rows": 1.0})
         described = replace(recipe, sources=replace(source, files="-")).described()
@@ -201,10 +221,10 @@ class _Writer:
         shutil.rmtree(self.spool, ignore_errors=True)
         self.spool.mkdir(parents=True)
         (self.spool / "lines.txt").write_bytes(b"".join(line + b"\n" for line in lines))
-        engine = DuckDbEngine(self.spool, threads=1)
+        engine = DuckDbEngine(self.recipe, self.spool, threads=1)
         try:
-            (read,) = engine.read(self.recipe, lambda step, rows: None)
-            rejected = _rejected(engine, source, before)
+            (read,) = engine.read(lambda step, rows: None)
+            rejected = self._rejected(engine, source, before)
             kept = engine.kept()["rows"]
             rows = self._encoded(engine) if kept else {}
         finally:
@@ -212,6 +232,21 @@ class _Writer:
             shutil.rmtree(self.spool)
         rules = dict(Counter(rejected["rule"].to_pylist()).most_common()) if rejected is not None else {}
         return _Read(Account(read.read, kept, rules, read.read - read.rejected - kept), rows, rejected)
+
+    def _rejected(self, engine: DuckDbEngine, source: str, before: int) -> pa.Table | None:
+        """Return the rows that were set aside, with their lines in the source."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        batches = list(engine.rejected())
+        if not sum(batch.num_rows for batch in batches):
+            return None
+        found = pa.Table.from_batches(batches)
+        found = found.set_column(0, "file", pa.array([source] * found.num_rows))
+        found = found.set_column(1, "line", pc.add(found["line"], before))
+        utf8, given = (rule_of("INVALID ENCODING", encoding) for encoding in ("utf-8", self.given.encoding))
+        rules = pc.if_else(pc.equal(found["rule"], utf8), given, found["rule"])  # lines were made UTF-8 before
+        return found.set_column(2, "rule", rules)
 
     def _encoded(self, engine: DuckDbEngine) -> dict[str, Rows]:
         import pyarrow as pa
@@ -246,19 +281,6 @@ class _Writer:
         append(self.root, note)
         self.sealed.refresh()
         self.on_event(note)
-
-
-def _rejected(engine: DuckDbEngine, source: str, before: int) -> pa.Table | None:
-    """Return the rows that were set aside, with their lines in the source."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    batches = list(engine.rejected())
-    if not sum(batch.num_rows for batch in batches):
-        return None
-    found = pa.Table.from_batches(batches)
-    found = found.set_column(0, "file", pa.array([source] * found.num_rows))
-    return found.set_column(1, "line", pc.add(found["line"], before))
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

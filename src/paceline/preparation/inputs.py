@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError
-from paceline.preparation.sources import open_text
+from paceline.preparation.text import BLOCK, blocks_of, lines_of_blocks, utf8
 
 #: A row of an input: a line of text, or an object that becomes a line of JSON.
 Line = bytes | str | Mapping[str, Any]
 #: What brings lines: an iterable, all of whose lines are new, or a function that is called with how many of its lines
 #: are in the stream already and returns those that come after them.
 Input = Iterable[Line] | Callable[[int], Iterable[Line]]
-STANDARD_INPUT = "-"
+STANDARD_INPUT, STANDARD_INPUT_SHOWN = "-", "standard input"
 #: Seconds after which an address that does not answer counts as failed.
 HTTP_TIMEOUT = 60.0
 
@@ -51,38 +51,26 @@ class Trouble:
     failed: bool
 
 
-def input_of(name: str) -> Input:
-    """Return the lines of a file (gzipped or not), of an http or https address, or of standard input for `-`."""
+def input_of(name: str, encoding: str) -> Input:
+    """Return the lines, in UTF-8, of a file (packed or not), an http or https address, or standard input for `-`."""
     if name == STANDARD_INPUT:
-        return _lines_of_descriptor(0)
-    if not name.startswith(("http://", "https://")) and not Path(name).exists():
+        # Without Python's buffer of standard input, whose lock a thread would hold when the process ends.
+        return lines_of_blocks(utf8(iter(lambda: os.read(0, BLOCK), b""), encoding))
+    blocks = _blocks_of_address if name.startswith(("http://", "https://")) else lambda name: blocks_of(Path(name))
+    if blocks is not _blocks_of_address and not Path(name).exists():
         raise DataError(f"there is no file {name}; an input is a file, an http address or - for standard input")
-    return lambda taken: itertools.islice(_lines_of(name), taken, None)
+    return lambda taken: itertools.islice(lines_of_blocks(utf8(blocks(name), encoding)), taken, None)
 
 
-def _lines_of(name: str) -> Iterator[bytes]:
-    if name.startswith(("http://", "https://")):
-        with urllib.request.urlopen(name, timeout=HTTP_TIMEOUT) as answer:
-            yield from answer
-    else:
-        with open_text(name) as file:
-            yield from file
-
-
-def _lines_of_descriptor(descriptor: int) -> Iterator[bytes]:
-    """Yield lines without Python's buffer of standard input, whose lock a thread would hold when the process ends."""
-    rest = b""
-    while block := os.read(descriptor, 1 << 16):
-        *whole, rest = (rest + block).split(b"\n")
-        yield from whole
-    if rest:
-        yield rest
+def _blocks_of_address(address: str) -> Iterator[bytes]:
+    with urllib.request.urlopen(address, timeout=HTTP_TIMEOUT) as answer:
+        yield from iter(lambda: answer.read1(BLOCK), b"")
 
 
 class Tap:
     """Reads one input in a thread, so far ahead as two parts."""
 
-    def __init__(self, name: str, lines: Callable[[], Iterable[Line]], rows: int) -> None:
+    def __init__(self, name: str, lines: Callable[[], Iterable[bytes]], rows: int) -> None:
         self.name, self.rows = name, rows
         self.stopped = False  # whether nothing came when it was last waited for
         self._lines = lines
@@ -124,10 +112,10 @@ class Tap:
                     self._changed.wait_for(lambda: self._closed or len(self._buffer) < 2 * self.rows)
                     if self._closed:
                         return
-                    self._buffer.append(as_bytes(line))
+                    self._buffer.append(line)
                     if len(self._buffer) == self.rows:
                         self._changed.notify_all()
-        except (OSError, EOFError, HTTPException) as error:
+        except (OSError, HTTPException, DataError) as error:
             self.error = f"cannot be read: {error}"
         except Exception as error:  # of an iterator of the user's own
             self.error = f"failed: {type(error).__name__}: {error}"
@@ -174,13 +162,15 @@ class Turns:
         return self.patience
 
 
-def as_bytes(line: Line) -> bytes:
-    """Return a line as it stands in a file, without its end."""
+def as_bytes(line: Line, encoding: str) -> bytes:
+    """Return a line as it stands in a file of UTF-8, without its end; `encoding` is that of bytes."""
     if isinstance(line, Mapping):
         line = json.dumps(line)
     raw = line.encode() if isinstance(line, str) else line
     if not isinstance(raw, bytes):
         raise TypeError(f"it brought {line!r:.60}, and not bytes, text or a dictionary")
+    if raw is line:
+        raw = b"".join(utf8([raw], encoding))
     return raw.rstrip(b"\r\n")
 
 

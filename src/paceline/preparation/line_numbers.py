@@ -41,6 +41,8 @@ def lines_of(rows: Ints, breaks_before: Ints, header: bool, skipped: Skipped) ->
 
 def lines_at(path: Path, offsets: Ints) -> Ints:
     """Return the lines in which these bytes of a file lie; the offsets increase."""
+    if not len(offsets):  # an empty file cannot be mapped
+        return np.empty(0, np.int64)
     raw = np.memmap(path, np.uint8, mode="r")
     lines, line, at = [], 1, 0
     for offset in offsets.tolist():

@@ -41,7 +41,7 @@ BATCH = 65536
 def _duckdb(recipe: Recipe, folder: Path, threads: int | None, memory: str | None) -> Engine:
     from paceline.preparation.duckdb_engine import DuckDbEngine
 
-    return DuckDbEngine(folder, threads, memory)
+    return DuckDbEngine(recipe, folder, threads, memory)
 
 
 def _spark(recipe: Recipe, folder: Path, threads: int | None, memory: str | None) -> Engine:
@@ -129,7 +129,7 @@ class _Preparation:
 
     def run(self) -> Manifest:
         # 1. Map: read, check, and set bad rows aside.
-        sources = self.engine.read(self.recipe, self.progress)
+        sources = self.engine.read(self.progress)
         broken = self._write_rejected()
         kept = self.engine.kept()
         # 2. Reduce: count, number the words.

@@ -100,8 +100,11 @@ class Recipe:
         if not self.all_sources or any(not hasattr(source, "fields") for source in self.all_sources):
             yield f"sources={self.sources!r:.80} holds no sources such as paceline.Csv('rows.csv', schema={{...}})"
             return
-        kinds = {tuple(source.fields.items()) for source in self.all_sources}
-        if len(kinds) > 1:
+        if len({source.kind for source in self.all_sources}) > 1:
+            yield "its sources are of different kinds; prepare a folder from each, and train on a Mix of them"
+        if len({tuple(getattr(source, "missing", ())) for source in self.all_sources}) > 1:
+            yield "its sources have different missing=; give each all words that stand for a missing field"
+        if len({tuple(source.fields.items()) for source in self.all_sources}) > 1:
             yield "its sources have different fields; give each the same schema, or prepare a folder from each"
         if not self.columns:
             yield "columns= is empty: name what the training reads, such as {'x': ['a', 'b'], 'y': 'label'}"
@@ -112,6 +115,11 @@ class Recipe:
         for name in self.key:
             if known and name not in known:
                 yield f"key names {name!r}, which is no field; there are {', '.join(known)}"
+        if len({name.lower() for name in self.fields}) < len(self.fields):
+            yield "two of its fields differ in capitals alone, which SQL does not distinguish; rename one in the schema"
+        for name in self.splits:
+            if not name or name.startswith(".") or "/" in name or name == "unfinished":
+                yield f"{name!r} cannot name a split, which becomes a folder"
         shares = list(self.splits.values())
         if not shares or any(not 0 < share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
             yield f"splits={dict(self.splits)} are not shares that sum to 1"

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import csv
 import glob
-import gzip
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import DataError, suggest
 from paceline.jobs.idx import read_idx
+from paceline.preparation.text import check_encoding, first_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +47,8 @@ class Csv:
     """Rows of delimited text, such as CSV.
 
     `schema` gives each field, in the order of the file, a type: int, float, bool, text, date or timestamp. A field that
-    may be missing has a `?` behind its type; `missing` lists what stands for a missing field.
+    may be missing has a `?` behind its type; `missing` lists what stands for a missing field. `encoding` is a name that
+    Python knows, such as "latin-1" or "utf-16"; a line that cannot be decoded is rejected.
     """
 
     files: Files
@@ -57,10 +57,17 @@ class Csv:
     quote: str = '"'
     header: bool = True
     missing: Sequence[str] = ("",)
+    encoding: str = "utf-8"
     kind: str = field(default="csv", init=False)
 
     def __post_init__(self) -> None:
         _check_schema(self.schema)
+        check_encoding(self.encoding)
+        if len(self.delimiter) != 1 or len(self.quote) > 1:
+            raise DataError(
+                f"delimiter={self.delimiter!r} and quote={self.quote!r} are not one character each; quote='' stands "
+                "for a file without quotes"
+            )
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -85,19 +92,23 @@ class Csv:
         if len(names) == len(expected) and not moved:
             return None
         found, known = ", ".join(names), ", ".join(expected)
+        if not found.isprintable():
+            return "does not begin with a line of text; read it by the source of its kind, such as paceline.Parquet"
         return f"begins with the fields {found:.200}, but the schema has {known:.200}; {OTHER_FIELDS}"
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One JSON object per line. `schema` is that of `Csv`; fields that it does not name are left out."""
+    """One JSON object per line. `schema` and `encoding` are those of `Csv`; fields that are not named are left out."""
 
     files: Files
     schema: Mapping[str, str]
+    encoding: str = "utf-8"
     kind: str = field(default="jsonl", init=False)
 
     def __post_init__(self) -> None:
         _check_schema(self.schema)
+        check_encoding(self.encoding)
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -109,10 +120,14 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class Lines:
-    """Plain text, a row per line, with the field `line`."""
+    """Plain text, a row per line, with the field `line`; `encoding` is that of `Csv`."""
 
     files: Files
+    encoding: str = "utf-8"
     kind: str = field(default="lines", init=False)
+
+    def __post_init__(self) -> None:
+        check_encoding(self.encoding)
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -153,15 +168,21 @@ class Arrow:
 
     def batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file."""
+        opened = self._opened(path)
+        yield from map(opened.get_batch, range(opened.num_record_batches)) if hasattr(opened, "get_batch") else opened
+
+    def schema(self, path: Path) -> pa.Schema:
+        """Return the fields of a file's rows with their types."""
+        return self._opened(path).schema
+
+    def _opened(self, path: Path) -> Any:
         import pyarrow as pa
 
+        mapped = pa.memory_map(str(path))
         try:
-            with pa.memory_map(str(path)) as mapped:
-                yield from pa.ipc.open_stream(mapped)
-        except pa.ArrowInvalid:
-            with pa.memory_map(str(path)) as mapped:
-                file = pa.ipc.open_file(mapped)
-                yield from (file.get_batch(number) for number in range(file.num_record_batches))
+            return pa.ipc.open_file(mapped) if mapped.read_at(6, 0) == b"ARROW1" else pa.ipc.open_stream(mapped)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{path} is no Arrow file, or was not written to its end: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -238,12 +259,18 @@ def found(files: Files) -> list[Path]:
 
 
 def check_headers(sources: Sequence[Source]) -> None:
-    """Refuse files whose header says other fields than the schema, or than the header of the source's first file."""
+    """Refuse files that say other fields than the schema, or than the source's first file."""
     for source in sources:
+        if isinstance(source, Arrow):
+            first_path, *paths = source.paths()
+            schema = source.schema(first_path)
+            for path in paths:
+                if not source.schema(path).equals(schema):
+                    raise DataError(f"{path} has other fields or types than {first_path}; {OTHER_FIELDS}")
         if isinstance(source, Csv) and source.header:
             first: tuple[Path, list[str]] | None = None
             for path in source.paths():
-                line = _first_line(path)
+                line = first_line(path, source.encoding)
                 if not line:
                     continue
                 if (fault := source.fault_of_header(line)) is not None:
@@ -255,19 +282,6 @@ def check_headers(sources: Sequence[Source]) -> None:
                     raise DataError(
                         f"{path} begins with the fields {found:.200}, but {first[0]} with {known:.200}; {OTHER_FIELDS}"
                     )
-
-
-def _first_line(path: Path) -> bytes:
-    try:
-        with open_text(path) as file:
-            return file.readline()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is damaged or was not written to its end: {error}") from error
-
-
-def open_text(path: str | Path) -> IO[bytes]:
-    """Open a file to read its bytes, gzipped or not."""
-    return cast("IO[bytes]", gzip.open(path)) if str(path).endswith(".gz") else open(path, "rb")
 
 
 def _read_idx(path: Path) -> Any:

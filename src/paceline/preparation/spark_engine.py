@@ -9,6 +9,7 @@ lies in Parquet files below `folder`, which all machines must see.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DataError, MachineError
-from paceline.preparation import REFUSALS, Progress, SourceRows
+from paceline.preparation import REFUSALS, Progress, SourceRows, rule_of
 from paceline.preparation.recipe import Recipe
 from paceline.preparation.sources import Csv, JsonLines, Lines, Parquet, Source
 from paceline.preparation.sql import Query, literal
+from paceline.preparation.text import is_packed, is_utf8, write_utf8
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +52,9 @@ class SparkDialect:
     def name(self, field: str) -> str:
         return "`" + field.replace("`", "``") + "`"
 
+    def given(self, expression: str) -> str:
+        return expression
+
     def matches(self, text: str, pattern: str) -> str:
         return f"regexp_like({text}, {literal(f'^(?:{pattern})$')})"
 
@@ -77,19 +82,21 @@ class SparkEngine:
 
     def __init__(self, recipe: Recipe, folder: Path, threads: int | None = None, memory: str | None = None) -> None:
         refuse_sources(recipe)
-        self.folder, self.dialect = folder.resolve() / "spark", SparkDialect()
+        self.recipe, self.folder, self.dialect = recipe, folder.resolve() / "spark", SparkDialect()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.session, self.ours = _session(threads, memory)
         for name, value in SETTINGS.items():
             self.session.conf.set(name, value)
         #: Every file with the number of its source; its place is the number of the file.
         self.paths: list[tuple[int, Path]] = []
+        #: What is read of each: the file, or what it holds unpacked and in UTF-8.
+        self.texts: list[Path] = []
 
-    def read(self, recipe: Recipe, progress: Progress) -> list[SourceRows]:
-        self.recipe = recipe
-        sources = enumerate(recipe.all_sources)
+    def read(self, progress: Progress) -> list[SourceRows]:
+        recipe, sources = self.recipe, enumerate(self.recipe.all_sources)
         self.paths = [(number, path) for number, source in sources for path in source.paths()]
-        raw = self._raw(recipe.all_sources[0])
+        self.texts = [self._text(at, recipe.all_sources[number], path) for at, (number, path) in enumerate(self.paths)]
+        raw = self._raw()
         raw.createOrReplaceTempView("raw_all")
         fields = [name for name in raw.columns if not name.startswith("_")]
         self._sql("SELECT * FROM raw_all WHERE _refused IS NULL").createOrReplaceTempView("raw")
@@ -139,28 +146,42 @@ class SparkEngine:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _raw(self, source: Source) -> DataFrame:
+    def _raw(self) -> DataFrame:
         """Return every row: its fields, _file, _row, _value (as it was read) and _refused (why it cannot be parsed)."""
-        if isinstance(source, Parquet):
+        if isinstance(self.recipe.all_sources[0], Parquet):
             return self._raw_parquet()
-        self._lines().createOrReplaceTempView("lines")
+        with self._about("the files"):
+            self._lines().createOrReplaceTempView("lines")
+        return self._sql(" UNION ALL ".join(itertools.starmap(self._parsed, enumerate(self.recipe.all_sources))))
+
+    def _parsed(self, number: int, source: Source) -> str:
+        """Return a query for the rows of a source of text."""
+        files = ", ".join(str(at) for at, (each, _) in enumerate(self.paths) if each == number)
+        lines = f"(SELECT * FROM lines WHERE _file IN ({files}))"
         if isinstance(source, Csv):
-            return self._sql(self._csv(source))
-        valid = f"CASE WHEN NOT _valid THEN {literal(REFUSALS['INVALID ENCODING'])} END AS _refused"
+            return self._csv(source, lines)
+        assert isinstance(source, JsonLines | Lines)
+        valid = f"CASE WHEN NOT _valid THEN {literal(rule_of('INVALID ENCODING', source.encoding))} END AS _refused"
         if isinstance(source, Lines):
-            return self._sql(f"SELECT _value AS line, _file, _row, _value, {valid} FROM lines")
-        assert isinstance(source, JsonLines)
+            return f"SELECT _value AS line, _file, _row, _value, {valid} FROM {lines}"
         schema = ", ".join(f"{self.dialect.name(name)} STRING" for name in [*source.schema, "_corrupt"])
         parsed = f"from_json(_value, {literal(schema)}, map('columnNameOfCorruptRecord', '_corrupt'))"
         good = "startswith(ltrim(_value), '{') AND _json._corrupt IS NULL AS _object"
         fields = ", ".join(f"_json.{self.dialect.name(name)}" for name in source.schema)
-        return self._sql(
-            f"SELECT {fields}, {good}, _file, _row, _value, {valid} FROM (SELECT *, {parsed} AS _json FROM lines)"
-        )
+        return f"SELECT {fields}, {good}, _file, _row, _value, {valid} FROM (SELECT *, {parsed} AS _json FROM {lines})"
+
+    def _text(self, at: int, source: Source, path: Path) -> Path:
+        """Return a file that Spark reads, in parts where it is not packed."""
+        if not isinstance(source, Csv | JsonLines | Lines) or (is_utf8(source.encoding) and not is_packed(path)):
+            return path
+        self.folder.mkdir(exist_ok=True)
+        text = self.folder / f"unpacked{at}.txt"
+        write_utf8(path, source.encoding, text)
+        return text
 
     def _raw_parquet(self) -> DataFrame:
         with self._about("the Parquet files"):
-            frame: DataFrame = self.session.read.parquet(*(str(path) for _, path in self.paths)).selectExpr(
+            frame: DataFrame = self.session.read.parquet(*map(str, self.texts)).selectExpr(
                 "*",
                 f"{self._file_number('_metadata.file_path')} AS _file",
                 "_metadata.row_index AS _row",
@@ -173,8 +194,7 @@ class SparkEngine:
         """Return the lines of all files that are not empty, with the number of each, from 0."""
         from pyspark.sql import functions as f
 
-        paths = [str(path) for _, path in self.paths]
-        read = self.session.read.option("lineSep", "\n").text(paths).select(
+        read = self.session.read.option("lineSep", "\n").text(list(map(str, self.texts))).select(
             f.regexp_replace("value", "\r$", "").alias("_value"),
             f.is_valid_utf8("value").alias("_valid"),  # of the bytes, which Java's text does not keep
             f.expr(self._file_number("_metadata.file_path")).alias("_file"),
@@ -187,14 +207,13 @@ class SparkEngine:
             "blocks", self._sql("SELECT _file, _block, min(_id) AS first, count(*) AS n FROM read_lines GROUP BY 1, 2")
         )
         before = "coalesce(sum(n) OVER (PARTITION BY _file ORDER BY _block ROWS UNBOUNDED PRECEDING) - n, 0)"
-        header = isinstance(source := self.recipe.all_sources[0], Csv) and source.header
         return self._sql(
             f"SELECT _value, _valid, l._file, l._id - b.first + b.before AS _row FROM read_lines AS l JOIN "
             f"(SELECT *, {before} AS before FROM blocks) AS b ON l._file = b._file AND l._block = b._block "
-            f"WHERE _value <> '' AND l._id - b.first + b.before >= {int(header)}"
+            "WHERE _value <> ''"
         )
 
-    def _csv(self, source: Csv) -> str:
+    def _csv(self, source: Csv, lines: str) -> str:
         """Return a query for the fields of lines, and for what is wrong with those that do not have them.
 
         As for [quotes.py](quotes.py), a field is in quotes as a whole or does not begin with one.
@@ -210,12 +229,12 @@ class SparkEngine:
             for at, name in enumerate(source.schema)
         )
         refused = (
-            f"CASE WHEN NOT _valid THEN {literal(REFUSALS['INVALID ENCODING'])} "
+            f"CASE WHEN NOT _valid THEN {literal(rule_of('INVALID ENCODING', source.encoding))} "
             f"WHEN NOT ({whole}) THEN {literal(REFUSALS['UNQUOTED VALUE'])} "
             f"WHEN size(_fields) < {len(source.schema)} THEN {literal(REFUSALS['MISSING COLUMNS'])} "
             f"WHEN size(_fields) > {len(source.schema)} THEN {literal(REFUSALS['TOO MANY COLUMNS'])} END"
         )
-        cut = f"SELECT *, {found} AS _fields FROM lines"
+        cut = f"SELECT *, {found} AS _fields FROM {lines} WHERE _row >= {int(source.header)}"
         return f"SELECT {fields}, _file, _row, _value, {refused} AS _refused FROM ({cut})"
 
     def _unquoted(self, field: str, quote: str) -> str:
@@ -227,7 +246,7 @@ class SparkEngine:
         return f"CASE WHEN {quoted} THEN {inner} ELSE {field} END"
 
     def _file_number(self, column: str) -> str:
-        names = [path.resolve().as_uri().removeprefix("file://") for _, path in self.paths]
+        names = [path.resolve().as_uri().removeprefix("file://") for path in self.texts]
         cases = " ".join(f"WHEN {literal(name)} THEN {number}" for number, name in enumerate(names))
         return f"CASE regexp_replace({column}, '^file:/+', '/') {cases} END"  # text has file:/, Parquet file:///
 

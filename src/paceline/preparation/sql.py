@@ -24,7 +24,7 @@ PATTERNS = {
     "float": r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]{1,3})?",
     "bool": r"[tT]rue|[fF]alse|TRUE|FALSE|0|1",
     "date": r"[0-9]{4}-[0-9]{2}-[0-9]{2}",
-    "timestamp": r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1,6})?)?",
+    "timestamp": r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T]([01][0-9]|2[0-3]):[0-9]{2}(:[0-9]{2}([.][0-9]{1,6})?)?",
 }
 CASTS = {"int": "BIGINT", "float": "DOUBLE", "bool": "BOOLEAN", "date": "DATE", "timestamp": "TIMESTAMP"}
 ARTICLES = {"int": "an int"}
@@ -37,6 +37,9 @@ class Dialect(Protocol):
 
     def name(self, field: str) -> str:
         """Quote a name."""
+
+    def given(self, expression: str) -> str:
+        """An expression of a recipe, in which a cast that fails is null."""
 
     def matches(self, text: str, pattern: str) -> str:
         """Whether a text as a whole matches a regular expression."""
@@ -93,9 +96,9 @@ class Query:
         quote = self.dialect.name
         checked = any(True for _ in self._rules())
         columns = [
-            f"{f'CASE WHEN _rule IS NULL THEN {expression} END' if checked else expression} AS {quote(name)}"
+            f"{f'CASE WHEN _rule IS NULL THEN {given} END' if checked else given} AS {quote(name)}"
             for each, made in self.recipe.columns.items()
-            for name, expression in zip(output_names(each, made), expressions(made), strict=True)
+            for name, given in zip(output_names(each, made), map(self.dialect.given, expressions(made)), strict=True)
         ]
         outputs = [quote(name) for name in self.outputs]
         missing = " ".join(
@@ -151,6 +154,8 @@ class Query:
             good = self.dialect.name(f"_good_{name}")
             if kind in CASTS:
                 cast = f"TRY_CAST({text} AS {CASTS[kind]})"
+                if kind == "float":  # not infinite, as 1e999 would be
+                    cast = f"CASE WHEN abs({cast}) <= 1.7976931348623157E308 THEN {cast} END"
                 matches = self.dialect.matches(text, PATTERNS[kind])
                 items += [f"CASE WHEN {matches} THEN {cast} END AS {given}", f"{text} IS NOT NULL AS {good}"]
             else:
@@ -175,7 +180,7 @@ class Query:
             if plain in CASTS:
                 yield f"{name} is not {ARTICLES.get(plain, 'a ' + plain)}", f"{given} IS NOT NULL OR NOT {there}"
         for rule, predicate in self.recipe.rules.items():
-            yield rule, f"coalesce(CAST(({predicate}) AS BOOLEAN), FALSE)"
+            yield rule, f"coalesce({self.dialect.given(f'CAST(({predicate}) AS BOOLEAN)')}, FALSE)"
 
     def _text(self, name: str) -> str:
         """A field as it was read, or null where it is missing."""

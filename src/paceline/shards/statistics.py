@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from paceline.shards.manifest import Statistics
 
+#: Numbers that are converted at a time, so that they stay in a core's cache.
+CACHED = 1 << 17
+
 
 class Moments:
     """Count, mean and sum of squares of a column, merged batch after batch (Chan, Golub and LeVeque 1979).
@@ -24,22 +27,29 @@ class Moments:
     def add(self, values: NDArray[np.generic]) -> None:
         if not values.size:
             return
-        wide = values.astype(np.float64).reshape(-1, self.positions)
-        rows, mean = len(wide), wide.mean(axis=0)
-        wide -= mean
-        squares = np.multiply(wide, wide, out=wide).sum(axis=0)
+        each = values.reshape(-1, self.positions)
+        step = max(1, CACHED // self.positions)
+        with np.errstate(invalid="ignore"):  # of infinite numbers
+            for first in range(0, len(each), step):
+                self._merge(each[first : first + step].T.astype(np.float64, order="C"))
+        self.least, self.greatest = min(self.least, float(values.min())), max(self.greatest, float(values.max()))
+
+    def _merge(self, wide: NDArray[np.float64]) -> None:
+        rows, mean = wide.shape[1], wide.mean(axis=1)
+        wide -= mean[:, None]
+        squares = np.einsum("ij,ij->i", wide, wide)
         whole, apart = self.rows + rows, mean - self.mean
         self.squares += squares + apart * apart * self.rows * rows / whole
         self.mean += apart * rows / whole
         self.rows = whole
-        self.least, self.greatest = min(self.least, float(values.min())), max(self.greatest, float(values.max()))
 
     def statistics(self) -> Statistics | None:
         """Return the figures; None without any value."""
         if not self.rows:
             return None
         mean = float(self.mean.mean())
-        squares = float(self.squares.sum() + self.rows * ((self.mean - mean) ** 2).sum())
+        with np.errstate(invalid="ignore"):
+            squares = float(self.squares.sum() + self.rows * ((self.mean - mean) ** 2).sum())
         count, stds = self.rows * self.positions, np.sqrt(self.squares / self.rows)
         positions = tuple(zip(self.mean.tolist(), stds.tolist(), strict=True)) if self.positions > 1 else ()
         return Statistics(count, mean, math.sqrt(squares / count), self.least, self.greatest, positions)

@@ -108,7 +108,7 @@ class AlwaysInSync(ShardMachine):
 
     def _enrol(self, now: float, number: int, message: Enrol) -> Iterator[Output]:
         if self.primary and message.view == self.view and number in self.followers:
-            yield Send(self._server(number), InSync(self.view, message.version, self.entered_at))
+            yield Send(self._server(number), InSync(self.view, message.version, self.entered_at, self.starts))
 
 
 class ComparesVersionsOnly(ShardMachine):
@@ -168,6 +168,13 @@ class TakesOldGradients(ShardMachine):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments[:-1])
+
+
+class TakesLostParameters(ShardMachine):
+    """Applies a gradient of parameters that were lost with their servers."""
+
+    def _push(self, now: float, sender: Process, push: Push) -> Iterator[Output]:
+        return super()._push(now, sender, push._replace(shown=self.view))
 
 
 # Of a desk
@@ -248,7 +255,7 @@ class ForgetsItsBatch(WorkerMachine):
         if self.stage is Stage.PUSHING and any(v.number > self.views[v.shard].number for v in message.views):
             self.awaited.clear()
             self.acknowledged = {Acknowledged(view.shard, view.number) for view in message.views}
-            yield from self._exchanged(now, 0, self.base[0])
+            yield from self._exchanged(now, Pushed(0, self.shown[0], self.batch, self.base[0]))
         yield from super()._new_views(now, message)
 
 
@@ -274,6 +281,8 @@ def _plants() -> Iterator[Plant]:
         yield Plant(Machines(desk=desk), {})
     yield Plant(Machines(worker=ForgetsItsBatch), {})
     yield Plant(Machines(shard=TakesOldGradients), {"gathers": 2, "gate": Backup(2), "shards": 1})
+    several = {"shards": 1, "backups": 1, "most": 14, "nodes": 4, "workers": 4}
+    yield Plant(Machines(shard=TakesLostParameters), several)
 
 
 def _name(plant: Plant) -> str:

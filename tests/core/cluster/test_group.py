@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
-from paceline.core.cluster.group import CallOff, Excluded, Head, Member, Output, Regroup, Report, Send
+from paceline.core.cluster.group import Accuse, CallOff, Excluded, Head, Member, Output, Regroup, Report, Send
 from paceline.core.cluster.shares import Membership
 
 WAITS, COMPUTES, INSIDE, TAKES, DONE = "waits", "computes", "is in the collective", "takes the sum", "is done"
@@ -388,3 +388,15 @@ def test_the_exploration_finds_faults_of_a_member(member: type[Member]) -> None:
     with pytest.raises(AssertionError) as found:
         explore(1, 0, int(member is HearsOldCallOffs), 2, member=member, deep=True)
     assert "the head hears" in str(found.value)
+
+
+@pytest.mark.parametrize(("silent", "seconds"), [(False, 2.5), (True, 2.5 / 8)])
+def test_a_rank_that_was_silent_already_is_waited_for_once_more_and_shortly(silent: bool, seconds: float) -> None:
+    head = Head({0, 1, 2}, 2.5)
+    for rank in range(3):
+        head.report(0.0, rank, Member().ready())
+    head.accuse(10.0, 0, Accuse(1, 1, silent))
+    for rank in (0, 2):
+        head.report(10.0, rank, Report(1, 0, 1))
+    assert not head.tick(10.0 + seconds - 0.01)
+    assert [each.rank for each in head.tick(10.0 + seconds) if isinstance(each, Excluded)] == [1]

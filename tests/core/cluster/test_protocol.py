@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.cluster.messages import KINDS, Acknowledged, View, Views, pack, unpack
+from paceline.core.cluster.messages import KINDS, Acknowledged, Start, View, Views, pack, unpack
 from paceline.core.server.gates.backup import Backup
 from paceline.engines.virtual.network import History, Scenario, first_fault
 from paceline.errors import ProtocolError
@@ -47,7 +47,10 @@ def test_a_planted_fault_is_found_and_told(name: str) -> None:
 
 
 def test_messages_come_back_from_their_integers() -> None:
-    values = {"tuple[int": (7, 8), "View": (View(1, 2, (3,)),), "Acknowledged": (Acknowledged(1, 2),)}
+    values = {
+        "tuple[int": (7, 8), "View": (View(1, 2, (3,)),), "Acknowledged": (Acknowledged(1, 2),),
+        "Start": (Start(3, 4), Start(5, 6)),
+    }  # fmt: skip
     for kind in KINDS:
         hints = [str(hint) for hint in kind.__annotations__.values()]
         message = kind(*[next((value for part, value in values.items() if part in hint), 5) for hint in hints])

@@ -55,9 +55,9 @@ def attacked(codec: str, frames: int, seed: int) -> tuple[int, int]:
     server, honest = shard_server(hub, maker(small_job(*SIZE), codec)), _pushes(codec)
     _get(server, hub, DESK, Propose(1, 0, VIEW, (0,)))
     for number in range(frames):
-        _get(server, hub, STRANGER, Push(0, VIEW, 2 * number, 0), wrong(next(honest), chance))
+        _get(server, hub, STRANGER, Push(0, VIEW, 2 * number, 0, VIEW), wrong(next(honest), chance))
         assert server.machine.version == 2 * number + 1 - len(hub.refused), "what was refused is not counted"
-        _get(server, hub, WORKER, Push(0, VIEW, 2 * number + 1, 0), next(honest))
+        _get(server, hub, WORKER, Push(0, VIEW, 2 * number + 1, 0, VIEW), next(honest))
         assert server.machine.version == 2 * number + 2 - len(hub.refused), "an honest worker is served"
         hub.posted.clear()
     assert {peer for peer, _ in hub.refused} <= {peer_of(STRANGER)}

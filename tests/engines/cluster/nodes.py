@@ -14,8 +14,15 @@ from typing import Any
 
 from tests.scripts import Ended, Running, finish, start
 
-PATIENCE = 60.0  # seconds that something may take on a busy machine
+PATIENCE = 200.0  # seconds that something may take on a busy machine
+#: The silence that peers bear, where no test stops a process: on a busy machine one that lives may be silent for long.
+LONG = 60.0
 
+TIMES = """
+from paceline.engines.cluster import engine
+
+engine.TIMING = engine.TIMING._replace(silence={silence}, handshake={long})
+"""
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -76,11 +83,12 @@ def free_port() -> int:
 
 
 def nodes(
-    folder: Path, count: int, plans: Sequence[str], text: str = SCRIPT, started: int | None = None, **options: Any
-) -> Nodes:
+    folder: Path, count: int, plans: Sequence[str], text: str = SCRIPT, started: int | None = None,
+    silence: float = LONG, **options: Any,
+) -> Nodes:  # fmt: skip
     """Start `count` nodes, or only the first `started`, that train by these plans, one after another."""
     script = folder / "node.py"
-    script.write_text(text)
+    script.write_text(TIMES.format(silence=silence, long=LONG) + text)
     given = json.dumps({"plans": list(plans), **options})
     shared = {"PACELINE_NODES": str(count), "PACELINE_HEAD": f"127.0.0.1:{free_port()}"}
     ranks = range(count if started is None else started)

@@ -102,7 +102,7 @@ def test_half_a_gradient_takes_no_memory_for_ever(hub: Notes) -> None:
     # One of which all has come is released once, when it was handled.
     body = server._place(peer_of(WORKER), kind_of(Push), (0, 1, 0, 0), vectors.size)
     assert body is not None
-    server.handled(Push(0, 1, 0, 0), body)
+    server.handled(Push(0, 1, 0, 0, 1), body)
     server.departed(WORKER, "closed the connection")
     assert vectors.take() is not vectors.take()
     assert len(vectors) == 2

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 
+from paceline.core.cluster.applied import Applied
 from paceline.core.cluster.messages import (
     NONE,
     Copy,
@@ -19,14 +23,18 @@ from paceline.core.cluster.messages import (
     Replicated,
     Role,
     Status,
+    View,
     pack,
 )
-from paceline.core.cluster.outputs import Apply
+from paceline.core.cluster.outputs import TIMING, Apply
+from paceline.engines.cluster.servers.collector import Collector
+from paceline.engines.cluster.servers.head import ServerHead
 from paceline.engines.cluster.servers.shard_process import ShardProcess
 from paceline.engines.cluster.servers.shard_state import ShardState
-from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
+from paceline.engines.cluster.servers.wire import MESSAGES, Other, kind_of, peer_of
 from paceline.links.tcp.hub import Received
-from tests.engines.cluster.stubs import Notes, maker, shard_server
+from paceline.runs.trace import DTYPE
+from tests.engines.cluster.stubs import AT_DESK, Notes, layout_of, maker, shard_server, small_job
 
 BACKUP, FIRST, SECOND = Process(Role.SERVER, 1), Process(Role.WORKER, 0), Process(Role.WORKER, 1)
 DESK = Process(Role.DESK, 0)
@@ -56,7 +64,7 @@ def test_a_spare_answers_while_it_builds_the_state_for_a_copy() -> None:
     source = make(0)
     source.version.raw.fill_(7)
     spare = shard_server(hub, slowly, shard=NONE)
-    _get(spare, hub, BACKUP, Copy(VIEW, 0, 3, 3, ()), bytes(source.everything))
+    _get(spare, hub, BACKUP, Copy(VIEW, 0, 3, 3, (), ()), bytes(source.everything))
     hub.posted.clear()
     _get(spare, hub, DESK, Poll(1))
     assert [kind for _, kind, _, _ in hub.posted] == [kind_of(Status)]
@@ -78,8 +86,8 @@ def test_a_worker_is_shown_what_the_backup_has_and_nothing_newer() -> None:
     _get(server, hub, DESK, Propose(1, 0, VIEW, (0, 1)))
     _get(server, hub, BACKUP, Enrol(VIEW, 0, 0))
     _get(server, hub, BACKUP, Replicated(VIEW, 0))
-    _get(server, hub, FIRST, Push(0, VIEW, 0, 0), bytes(vectors[0].bytes))
-    _get(server, hub, SECOND, Push(0, VIEW, 1, 0), bytes(vectors[1].bytes))
+    _get(server, hub, FIRST, Push(0, VIEW, 0, 0, VIEW), bytes(vectors[0].bytes))
+    _get(server, hub, SECOND, Push(0, VIEW, 1, 0, VIEW), bytes(vectors[1].bytes))
     pushed = kind_of(Pushed)
     assert not [each for each in hub.posted if each[1] == pushed]
     _get(server, hub, BACKUP, Replicated(VIEW, 1))
@@ -99,7 +107,30 @@ def test_who_sends_what_is_no_gradient_is_left_and_named_and_nothing_is_counted(
     hub = Notes()
     server = shard_server(hub)
     _get(server, hub, DESK, Propose(1, 0, VIEW, (0,)))
-    _get(server, hub, FIRST, Push(0, VIEW, 0, 0), b"short")
+    _get(server, hub, FIRST, Push(0, VIEW, 0, 0, VIEW), b"short")
     assert [peer for peer, _ in hub.refused] == [peer_of(FIRST)]
     assert "a gradient of 5 bytes" in hub.refused[0][1]
     assert (server.machine.version, server.machine.applied.end) == (0, 0)
+
+
+def test_the_head_sees_that_a_shard_lacks_its_last_pushes() -> None:
+    """The servers that had them may die after the last batch was finished, when no worker is left to repeat it."""
+    hub = Notes()
+    server = shard_server(hub)
+    server.machine.applied = Applied(3, (4, 5))
+    collector = Collector(Notes(), AT_DESK, TIMING, layout_of(small_job()), lambda event: None)  # type: ignore[arg-type]
+    collector.reader.views = {0: View(0, 0, (0,))}
+    server.other(Process(Role.HEAD, 0), Other.HISTORY, (0, 0, 0), memoryview(b""))
+    _, kind, ints, body = hub.posted[-1]
+    collector.other(Process(Role.SERVER, 0), kind, ints, memoryview(body))
+    assert collector.lacking(6) == [0]
+    assert collector.lacking(3) == []
+
+
+def test_a_checkpoint_may_come_before_any_new_push() -> None:
+    """As when Ctrl-C is pressed while workers start."""
+    took = list[bytes]()
+    far = SimpleNamespace(ahead=[0], took=lambda rank, doing, rows: took.append(bytes(rows)))
+    head: Any = SimpleNamespace(nodes=1, far=far, collector=SimpleNamespace(sources=[]))
+    assert ServerHead._tell(head, np.empty(0, DTYPE)) == 0
+    assert took == [b""]

@@ -7,10 +7,11 @@ into its callers until nothing changes: no limit of depth, and the same result i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from typing import NamedTuple
 
 from paceline.check.across.interface import Behaviour, Call, Interface
+from paceline.check.project_modules import ProjectModules
 
 REEXPORTS = 6  # imports through which a name is followed
 Node = tuple[str, str]  # path and qualified name of a function
@@ -38,9 +39,7 @@ class Linked:
         }
         #: Name and importing file -> the function, for names that were looked up.
         self._named: dict[tuple[str, str], Node | None] = {}
-        self._by_ending: dict[str, list[str]] = {}
-        for path in self.files:
-            self._by_ending.setdefault(_parts(path)[-1] if _parts(path) else "", []).append(path)
+        self._modules = ProjectModules(self.files)
 
     # -- names
 
@@ -59,7 +58,7 @@ class Linked:
         """The function with a canonical name, as a file sees it."""
         words = name.strip(".").split(".")
         for length in range(len(words) - 1, 0, -1) if depth < REEXPORTS else ():
-            file = self.module(words[:length], path, name.startswith("."))
+            file = self._modules.nearest(words[:length], path, name.startswith("."))
             if file is None:
                 continue
             found = self._in_file(file, words[length:], depth)
@@ -83,18 +82,6 @@ class Linked:
         origin = interface.imports.get(rest[0])
         return None if origin is None else self.named(".".join([origin, *rest[1:]]), file, depth + 1)
 
-    def module(self, words: list[str], importer: str, relative: bool) -> str | None:
-        """The file of a module: the one nearest to the importing file among those whose path ends with its name."""
-        found = []
-        for path in self._by_ending.get(words[-1], ()):
-            parts = _parts(path)
-            if parts[-len(words) :] != words:
-                continue
-            root = "/".join(parts[: -len(words)])
-            if relative or len(words) > 1 or not root or importer.startswith(root + "/"):
-                found.append(path)
-        return max(found, key=lambda p: (_common(p, importer), p), default=None)
-
     def lock(self, name: str, path: str) -> str:
         """The identity of a lock among all files: where it is created, if that is seen."""
         interface = self.files[path]
@@ -105,7 +92,7 @@ class Linked:
             return self._inherited(cls, attribute, path, 0) or f"{path}:{name}"
         words = name.strip(".").split(".")
         for length in range(len(words) - 1, 0, -1):
-            file = self.module(words[:length], path, name.startswith("."))
+            file = self._modules.nearest(words[:length], path, name.startswith("."))
             if file is not None and ".".join(words[length:]) in self.files[file].locks:
                 return f"{file}:{'.'.join(words[length:])}"
         return f"{path}:{name}"
@@ -113,7 +100,7 @@ class Linked:
     def _inherited(self, cls: str, attribute: str, path: str, depth: int) -> str:
         for base in self.files[path].bases.get(cls, ()) if depth < REEXPORTS else ():
             words = base.strip(".").split(".")
-            file = path if len(words) == 1 else self.module(words[:-1], path, base.startswith("."))
+            file = path if len(words) == 1 else self._modules.nearest(words[:-1], path, base.startswith("."))
             if file is not None:
                 if f"{words[-1]}.{attribute}" in self.files[file].locks:
                     return f"{file}:{words[-1]}.{attribute}"
@@ -184,19 +171,3 @@ class Linked:
                 if changed:
                     todo[caller] = None
         return known
-
-
-@cache
-def _parts(path: str) -> list[str]:
-    """`src/pool/__init__.py` as the names of its packages."""
-    parts = path.removesuffix(".py").split("/")
-    return parts[:-1] if parts[-1] == "__init__" else parts
-
-
-def _common(one: str, other: str) -> int:
-    count = 0
-    for a, b in zip(one.split("/"), other.split("/"), strict=False):
-        if a != b:
-            break
-        count += 1
-    return count

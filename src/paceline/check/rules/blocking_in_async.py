@@ -21,7 +21,8 @@ from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 
-KINDS = ("Thread", "Process", "Queue", "ProcessQueue", "SimpleQueue", "Event", "ProcessEvent", "Barrier", "Future")
+KINDS = ("Thread", "Process", "Queue", "ProcessQueue", "SimpleQueue", "Event", "ProcessEvent", "Barrier", "Future",
+         "Executor", "Pool")  # fmt: skip
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -71,6 +71,8 @@ def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
     if not isinstance(value, ast.Call) or short_name(value.func) != "run_coroutine_threadsafe":
         return False
     loop = value.args[1] if len(value.args) > 1 else None
+    if loop is not None and _of_a_coroutine(loop, fn, facts, 0):
+        return True
     if isinstance(loop, ast.Attribute) and fn.cls is not None and fn.self_name and dotted(loop.value) == fn.self_name:
         own = value.args[0].func if isinstance(value.args[0], ast.Call) else None
         return (
@@ -80,6 +82,20 @@ def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
         made = fn.bound.get(loop.id)
         return isinstance(made, ast.Call) and short_name(made.func) in ("get_event_loop", "get_running_loop")
     return isinstance(loop, ast.Call)
+
+
+def _of_a_coroutine(loop: ast.expr, fn: Function, facts: Facts, depth: int) -> bool:
+    """Whether an expression is the loop that a coroutine runs on, which it passes on: `Client(get_running_loop())`."""
+    if isinstance(loop, ast.Call):
+        return short_name(loop.func) in ("get_running_loop", "get_event_loop") and fn.asynchronous
+    sources: list[tuple[ast.expr, Function]] = []
+    if isinstance(loop, ast.Name) and loop.id in fn.bound:
+        sources = [(fn.bound[loop.id], fn)]
+    elif isinstance(loop, ast.Name) and loop.id in fn.parameters:
+        sources = [(given.value, given.caller) for given in facts.module.passing.to(fn, loop.id)]
+    elif isinstance(loop, ast.Attribute) and dotted(loop.value) == fn.self_name and fn.cls is not None:
+        sources = [pair for cls in fn.cls.ancestry for pair in cls.values.get(loop.attr, ())]
+    return depth < DEPTH and any(_of_a_coroutine(value, scope, facts, depth + 1) for value, scope in sources)
 
 
 RULE = Rule(

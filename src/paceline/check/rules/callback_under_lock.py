@@ -17,7 +17,9 @@ from paceline.check.effects import Effect, text_of
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts
+from paceline.check.summaries import Facts, call_steps
+from paceline.check.walk import Held
+from paceline.narrative import Wait
 
 COMPLETES = ("set_result", "set_exception", "set_running_or_notify_cancel")
 
@@ -34,6 +36,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             ]
             if not locks or effect.kind != "call" or effect.callee is not None:
                 continue
+            yield from _added(effect, locks, fn, facts)
             what = _callback(effect, fn, facts)
             first = next((h for h in locks if h.resource.non_reentrant or what == "the callbacks of a future"), None)
             if not what or first is None or first.resource.id in reported:
@@ -58,6 +61,33 @@ def find(facts: Facts) -> Iterator[Finding]:
                 "copy what is needed under the lock, and call back after the lock is released",
                 lock.id,
                 0.6,
+            )
+
+
+def _added(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A callback of a future that takes a held lock: it runs at once, in this thread, if the future is done already."""
+    call = effect.node
+    if not isinstance(call, ast.Call) or short_name(call.func) != "add_done_callback" or not call.args:
+        return
+    callback = facts.module.function_named(call.args[0], fn)
+    takes = facts.takes(callback) if callback is not None and not fn.asynchronous else {}
+    for held in locks:
+        lock = held.resource
+        if lock.non_reentrant and lock.id in takes:
+            yield finding(
+                call,
+                fn,
+                f"{text_of(call)} runs the callback at once if the future is done already, and the callback takes "
+                f"{lock.id}, which is held (since line {held.line}): the thread waits for itself",
+                [
+                    Step("thread A", held.line, f"{fn.qualname} takes {lock.id}"),
+                    Step("thread A", call.lineno, f"calls {text_of(call)} on a future that is done"),
+                    *call_steps("thread A", takes[lock.id].steps, f"waits for {lock.id}, which it holds"),
+                ],
+                "add the callback after the lock is released",
+                lock.id,
+                0.75,
+                [Wait("thread A", f"took {lock.id}", f"release {lock.id}", "thread A")],
             )
 
 

@@ -44,9 +44,9 @@ def _shared(facts: Facts) -> Iterator[tuple[list[Access], float]]:
         sign = of_threads(cls, facts)
         for accesses in accesses_of_class(cls, facts).values() if sign else ():
             yield accesses, sign
-    sign = of_threads(None, facts)
-    for accesses in accesses_of_globals(facts).values() if sign else ():
-        yield accesses, sign
+    for accesses in accesses_of_globals(facts).values():
+        if sign := of_threads(None, facts, accesses[0].line):
+            yield accesses, sign
 
 
 def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:

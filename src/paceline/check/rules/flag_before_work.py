@@ -30,7 +30,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             name = _flag(test, fn) if isinstance(test, ast.If) else ""
             if not name or facts.held_at(test, fn):
                 continue
-            sign = of_threads(fn.cls if "." in name else None, facts)
+            sign = of_threads(fn.cls if "." in name else None, facts, fn.line)
             assert isinstance(test, ast.If)
             found = _set_early(name, test, fn)
             if found is not None and (sign >= IMPORTS or "." not in name) and not facts.held_at(found[0], fn):

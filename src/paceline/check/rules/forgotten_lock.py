@@ -51,11 +51,12 @@ def _bare(changes: list[Access], cls: Class) -> tuple[Access, Access, str] | Non
 
 
 def _excused(access: Access) -> bool:
-    """Whether the caller may hold the lock, or no other thread is left."""
+    """Whether the caller may hold the lock, or no other thread runs yet or any more."""
     name = access.fn.name
     hidden = name.startswith("_") and not name.startswith("__")
     renews = any(short_name(v.func).endswith("Lock") for _, v in access.fn.assigns for v in _calls(v))
-    return hidden or renews or name.endswith("locked") or is_teardown(access.fn)
+    starts = any(short_name(c.func) == "start" and c.lineno > access.line for c in access.fn.calls)
+    return hidden or renews or starts or name.endswith("locked") or is_teardown(access.fn)
 
 
 def _calls(value: ast.expr) -> list[ast.Call]:

@@ -17,6 +17,7 @@ from paceline.check.findings import Finding, Step
 from paceline.check.names import enclosing, keyword
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
+from paceline.check.together.places import same_file
 from paceline.check.walk import Held
 from paceline.narrative import Wait
 
@@ -58,7 +59,7 @@ def _globals(facts: Facts) -> Iterator[Finding]:
         for lock, take in facts.takes(fn).items():
             made = facts.module.constructed(top.bound[lock], top) if lock in top.bound else None
             again = any(lock in other.globals for other in facts.module.functions if other is not top)
-            if made is None or again or not take.resource.sure:
+            if made is None or again or not take.resource.sure or not same_file(made[1].lineno, fn.line):
                 continue
             if facts.module.canonical(made[1].func).startswith(("threading.", "_thread.")):
                 yield _report(made[1], top, fn, fn, lock, facts)

@@ -12,43 +12,66 @@ from collections.abc import Iterator
 
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, short_name
+from paceline.check.names import enclosing, is_constant, keyword, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.together.places import same_file
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report forks in files that start threads, unless the child execs."""
-    started = next((r for r in facts.roots if r.kind == "thread" and not r.alone), None)
-    made = [c for fn in facts.module.functions for c in fn.calls if facts.module.constructed_kind(c, fn) == "Thread"]
-    if started is None and not made:
-        return
-    line = started.line if started is not None else made[0].lineno
-    for fn in facts.module.functions:
+    lines = [r.line for r in facts.roots if r.kind == "thread" and not r.alone]
+    lines += [
+        c.lineno
+        for fn in facts.module.functions
+        for c in fn.calls
+        if facts.module.constructed_kind(c, fn) == "Thread" or _starts(c, fn, facts)
+    ]
+    for fn in facts.module.functions if lines else ():
         if any(short_name(c.func).startswith(("exec", "spawn")) and c.lineno > fn.line for c in fn.calls):
             continue
         for call in fn.calls:
-            if facts.module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
-                if _comes_first(call, fn, line):
-                    continue
-                yield finding(
-                    call,
-                    fn,
-                    f"this process is forked while it has threads (line {line}): a lock that one of them holds "
-                    "stays locked in the child for ever",
-                    [
-                        Step("thread B", line, "holds a lock: in logging, in the allocator, in a queue"),
-                        Step(
-                            "thread A",
-                            call.lineno,
-                            f"{fn.qualname} forks: in the child the lock is held, but there is no thread B",
-                        ),
-                        Step("the child", call.lineno, "waits for it"),
-                    ],
-                    "fork before the first thread is started, or use subprocess or the spawn method",
-                    "fork",
-                    0.65,
-                )
+            line = next((line for line in lines if same_file(line, call.lineno)), None)
+            if line is not None and _forks(call, facts) and not _comes_first(call, fn, line):
+                yield _report(fn, call, line)
+
+
+def _starts(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call starts a thread that was made elsewhere."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "start":
+        return False
+    found = facts.module.resource(call.func.value, fn)
+    return found is not None and found.kind == "Thread"
+
+
+def _forks(call: ast.Call, facts: Facts) -> bool:
+    """Whether a call forks this process: itself, or as a process or pool of a context that is said to fork."""
+    if facts.module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
+        return True
+    made = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("Pool", "Process") else None
+    context = made if isinstance(made, ast.Call) and short_name(made.func) == "get_context" else None
+    return context is not None and is_constant(keyword(context, "method", 0), "fork")
+
+
+def _report(fn: Function, call: ast.Call, line: int) -> Finding:
+    return finding(
+        call,
+        fn,
+        f"this process is forked while it has threads (line {line}): a lock that one of them holds stays locked in "
+        "the child for ever",
+        [
+            Step("thread B", line, "holds a lock: in logging, in the allocator, in a queue"),
+            Step(
+                "thread A",
+                call.lineno,
+                f"{fn.qualname} forks: in the child the lock is held, but there is no thread B",
+            ),
+            Step("the child", call.lineno, "waits for it"),
+        ],
+        "fork before the first thread is started, or use subprocess or the spawn method",
+        "fork",
+        0.65,
+    )
 
 
 def _comes_first(fork: ast.Call, fn: Function, started: int) -> bool:

@@ -102,7 +102,7 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
     if not name or fn.asynchronous or not (own or name in fn.globals) or is_teardown(fn):
         return
     together = overlap(fn, fn, facts)
-    sign = of_threads(fn.cls if own else None, facts)
+    sign = of_threads(fn.cls if own else None, facts, fn.line)
     if not together and (sign < OWNS_OTHER or facts.guards(fn) or fn.name.strip("_").startswith(PLAIN)):
         return
     for statement in test.body:

@@ -20,8 +20,9 @@ from paceline.check.sequences import Item, flattened
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
 
-# Exceptions that may be raised on one rank alone; a missing module is missing on every rank.
-ITS_OWN = ("Exception", "BaseException", "RuntimeError", "OSError", "IOError", "FileNotFoundError", "StopIteration")
+# Exceptions of the program or its surroundings, which every rank sees alike; any other may be raised on one rank alone.
+THE_SAME = {"ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "TypeError", "NotImplementedError",
+            "KeyboardInterrupt", "SystemExit", "AssertionError"}  # fmt: skip
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -100,12 +101,16 @@ def _is_caught(node: ast.AST, test: ast.If) -> bool:
 def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
     """Handlers of an exception that one rank alone may see, and that then skip a collective."""
     usual = facts.sequences.operations(fn)
-    if not usual:
+    if not usual and not facts.sequences.own(fn):
         return
     for node in ast.walk(fn.node):
         if not isinstance(node, ast.Try) or not node.handlers or not _broad(node.handlers[0]):
             continue
         final = node.handlers[0].body[-1]
+        alone = [i for item in facts.sequences.body(node.handlers[0].body, fn, None).items for i in flattened(item)]
+        rest = [i.name for i in usual if i.at not in [other.at for other in alone]]
+        if alone and alone[0].name not in rest and isinstance(alone[0].at, ast.Call):
+            yield _in_handler(fn, node, alone[0].at, alone[0].name)
         if not isinstance(final, ast.Return | ast.Continue | ast.Break):
             continue
         unusual = facts.sequences.body(fn.body, fn, (f"except {node.lineno}", True))
@@ -116,12 +121,33 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
             yield _report(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
 
 
+def _in_handler(fn: Function, tried: ast.Try, call: ast.Call, name: str) -> Finding:
+    """A collective that only the rank calls which has seen an exception."""
+    return finding(
+        call,
+        fn,
+        f"{text_of(call)} is called by the rank that sees an exception (line {tried.lineno}) and by no other one: it "
+        "waits for them",
+        [
+            Step("rank 0", call.lineno, f"catches an exception and calls {text_of(call)}, which waits for all ranks"),
+            Step("rank 1", tried.lineno, f"sees no exception, and never calls {name} here"),
+        ],
+        f"call {name} on every rank, after the `try`",
+        name,
+        0.65,
+        [
+            Wait("rank 0", f"called {name}", f"call {name}", "rank 1"),
+            Wait("rank 1", "went on", "reach the next collective", "rank 0"),
+        ],
+    )
+
+
 def _broad(handler: ast.ExceptHandler) -> bool:
     """Whether a handler catches exceptions that may be raised on one rank alone."""
     if handler.type is None:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(short_name(kind) in ITS_OWN for kind in kinds)
+    return any(short_name(kind) not in THE_SAME for kind in kinds)
 
 
 def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Finding:

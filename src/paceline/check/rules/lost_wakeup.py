@@ -25,6 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report loops that check a flag, then clear the event that announces it, then wait."""
     for fn in facts.module.functions:
         yield from _just_before(fn, facts)
+        yield from _after_work(fn, facts)
         for loop in fn.loops:
             if not isinstance(loop, ast.While):
                 continue
@@ -70,6 +71,65 @@ def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
             )
             if setter is not None:
                 yield _told(fn, clear, wait, event, setter)
+
+
+def _after_work(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`wait()`, then the work, then `clear()`: what was announced after the work was taken is forgotten."""
+    for loop in fn.loops:
+        if not isinstance(loop, ast.While):
+            continue
+        calls = [c for s in loop.body for c in ast.walk(s) if isinstance(c, ast.Call)]
+        clears = [c for c in calls if _is(c, "clear") and (event := _event(c, fn, facts)) is not None]
+        for clear in clears:
+            event = _event(clear, fn, facts)
+            waits = [c for c in [*ast.walk(loop.test), *calls] if isinstance(c, ast.Call) and _is(c, "wait")]
+            waits = [c for c in waits if _event(c, fn, facts) == event]
+            if event is None or not waits or waits[0].lineno > clear.lineno or has_timeout(waits[0], "wait"):
+                continue
+            used = {
+                (dotted(n), n.lineno)
+                for n in ast.walk(loop)
+                if isinstance(n, ast.Attribute | ast.Name) and n.lineno > waits[0].lineno
+            }
+            done = {name for name, line in used if line < clear.lineno} - {n for n, line in used if line > clear.lineno}
+            done -= {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)}
+            found = next((c for c in _changes(event, done, fn, facts)), None)
+            if found is not None:
+                yield _forgotten(fn, waits[0], clear, event, *found)
+
+
+def _changes(event: str, names: set[str], fn: Function, facts: Facts) -> Iterator[tuple[Function, ast.Call, str]]:
+    """The functions that change one of these attributes and then set the event."""
+    for other in facts.module.functions:
+        sets = [c for c in other.calls if other is not fn and _is(c, "set") and _event(c, other, facts) == event]
+        changed = [t for t, _ in other.assigns] + [c.func.value for c in other.calls if _adds(c)]  # type: ignore[attr-defined]
+        for name in (dotted(t) for t in changed if sets and t.lineno <= sets[0].lineno):
+            if name in names and "." in name:
+                yield other, sets[0], name
+
+
+def _adds(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "appendleft", "add", "put", "update")
+
+
+def _forgotten(
+    fn: Function, wait: ast.Call, clear: ast.Call, event: str, other: Function, sets: ast.Call, name: str
+) -> Finding:
+    return finding(
+        clear,
+        fn,
+        f"{event} is cleared after {name} was read: what {other.qualname} adds in between sets the event for nothing, "
+        f"and line {wait.lineno} waits although there is work",
+        [
+            Step("thread A", wait.lineno, f"{fn.qualname} wakes up and takes what is in {name}"),
+            Step("thread B", sets.lineno, f"{other.qualname} changes {name} and sets {event}"),
+            Step("thread A", clear.lineno, f"clears {event}, and with it that announcement"),
+            Step("thread A", wait.lineno, f"waits for {event}, although {name} has changed"),
+        ],
+        "clear the event right after the wait, before the work is taken",
+        event,
+        0.75,
+    )
 
 
 def _call_of(statement: ast.stmt) -> ast.Call | None:

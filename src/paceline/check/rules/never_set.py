@@ -1,7 +1,8 @@
-"""An event that is not set when the work before it raises.
+"""What other threads wait for is not done when the work before it raises.
 
-A thread works and then sets an event for which others wait without a timeout. If the work raises, the thread ends, the
-event stays unset, and they wait for ever. Set it in a `finally`.
+A thread works and then sets an event, or meets others at a barrier, for which they wait without a timeout. If the work
+raises, also where the thread catches that and returns, the event stays unset or the barrier one party short, and they
+wait for ever. Set an event in a `finally`; abort the barrier.
 """
 
 from __future__ import annotations
@@ -10,74 +11,79 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.declarations import Function
-from paceline.check.effects import Effect
+from paceline.check.duties import Duty, Skipped
+from paceline.check.effects import Effect, has_timeout
 from paceline.check.findings import Finding, Step
-from paceline.check.graph import may_raise
-from paceline.check.names import enclosing, parent, short_name
+from paceline.check.names import enclosing, short_name
 from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
+KINDS = ("Event", "Barrier")
+MEETS = ("wait", "abort")
+
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report `event.set()` at the end of a thread, after calls that may raise."""
+    """Report threads in which an exception skips what others wait for."""
     waits: dict[str, tuple[Function, Effect]] = {}
     for fn in facts.module.functions:
         for effect in facts.walker.effects(fn):
-            if (
-                effect.kind == "wait"
-                and not effect.timeout
-                and effect.resource is not None
-                and effect.resource.kind == "Event"
-            ):
-                waits.setdefault(effect.resource.id, (fn, effect))
-    if not waits:
-        return
-    for root in facts.roots:
-        fn = root.function
-        if root.kind != "thread":
+            found = effect.resource
+            if effect.kind == "wait" and not effect.timeout and found is not None and found.kind in KINDS:
+                waits.setdefault(found.id, (fn, effect))
+    for root in facts.roots if waits else ():
+        if root.kind == "thread":
+            yield from _events(root.function, waits, facts)
+            yield from _barriers(root.function, facts)
+
+
+def _events(fn: Function, waits: dict[str, tuple[Function, Effect]], facts: Facts) -> Iterator[Finding]:
+    """The events that a thread sets once, though not if it raises."""
+    for event in dict.fromkeys(e for c in fn.calls if (e := _subject(c, ("set",), "Event", fn, facts)) in waits):
+        sets = [c for c in fn.calls if _subject(c, ("set",), "Event", fn, facts) == event]
+        conditional = any(enclosing(c, ast.If) or in_loop(c, fn) for c in sets)
+        if conditional or waits[event][0] is fn or _set_elsewhere(event, fn, facts):
             continue
-        for call in fn.calls:
-            if (
-                short_name(call.func) != "set"
-                or not isinstance(call.func, ast.Attribute)
-                or enclosing(call, ast.Try, ast.If)
-                or in_loop(call, fn)
-            ):
-                continue
-            found = facts.module.resource(call.func.value, fn)
-            if (
-                found is None
-                or found.id not in waits
-                or waits[found.id][0] is fn
-                or _set_elsewhere(found.id, call, facts)
-            ):
-                continue
-            before = [c for c in fn.calls if c.lineno < call.lineno and may_raise(c) and enclosing(c, ast.Try) is None]
-            if before and isinstance(parent(call), ast.Expr):
-                yield _report(fn, call, found.id, before[0], waits[found.id])
+        duty = Duty(fn, lambda call, sets=sets: any(call is each for each in sets))  # type: ignore[misc]
+        for skipped in list(duty.skipped_by_exceptions())[:1]:
+            yield _report(fn, sets[0], skipped, event, waits[event])
 
 
-def _set_elsewhere(event: str, call: ast.Call, facts: Facts) -> bool:
-    """Whether the event is also set by another call."""
-    for fn in facts.module.functions:
-        for other in fn.calls:
-            if other is not call and short_name(other.func) == "set" and isinstance(other.func, ast.Attribute):
-                found = facts.module.resource(other.func.value, fn)
-                if found is not None and found.id == event:
-                    return True
-    return False
+def _barriers(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """The barriers at which a thread does not arrive once it has caught an exception."""
+    for barrier in dict.fromkeys(b for c in fn.calls if (b := _subject(c, ("wait",), "Barrier", fn, facts))):
+        if any(short_name(c.func) == "wait" and has_timeout(c, "wait") for c in fn.calls):
+            continue
+        duty = Duty(fn, lambda call, of=barrier: _subject(call, MEETS, "Barrier", fn, facts) == of)  # type: ignore[misc]
+        for skipped in [s for s in duty.skipped_by_exceptions() if s.caught][:1]:
+            yield _left(fn, skipped, barrier)
 
 
-def _report(fn: Function, call: ast.Call, event: str, work: ast.Call, waiter: tuple[Function, Effect]) -> Finding:
+def _subject(call: ast.Call, methods: tuple[str, ...], kind: str, fn: Function, facts: Facts) -> str:
+    """The event or barrier of which a call is such a method; empty where it is none."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in methods:
+        return ""
+    found = facts.module.resource(call.func.value, fn)
+    return found.id if found is not None and found.kind == kind else ""
+
+
+def _set_elsewhere(event: str, fn: Function, facts: Facts) -> bool:
+    """Whether another function sets the event too."""
+    others = (other for other in facts.module.functions if other is not fn)
+    return any(_subject(c, ("set",), "Event", other, facts) == event for other in others for c in other.calls)
+
+
+def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: tuple[Function, Effect]) -> Finding:
     other, effect = waiter
+    line = skipped.node.line
+    ends = "returns" if skipped.caught else "ends"
     return finding(
-        call,
+        at,
         fn,
-        f"{event} is set only if everything before it succeeds; if line {work.lineno} raises, "
+        f"{event} is set only if everything before it succeeds; if line {line} raises, "
         f"{other.qualname} waits for it for ever (line {effect.line})",
         [
-            Step("thread B", work.lineno, f"{fn.qualname} raises and ends"),
+            Step("thread B", line, f"{fn.qualname} raises and {ends} without setting {event}"),
             Step("thread A", effect.line, f"{other.qualname} waits for {event}, which is never set"),
         ],
         "set it in a `finally`, and report the exception",
@@ -86,10 +92,26 @@ def _report(fn: Function, call: ast.Call, event: str, work: ast.Call, waiter: tu
     )
 
 
+def _left(fn: Function, skipped: Skipped, barrier: str) -> Finding:
+    line = skipped.node.line
+    return finding(
+        skipped.node.syntax or fn.node,
+        fn,
+        f"if line {line} raises, {fn.qualname} returns without reaching {barrier}: the others wait there for ever",
+        [
+            Step("thread B", line, f"{fn.qualname} raises, catches that, and returns"),
+            Step("thread A", fn.line, f"waits at {barrier}, where one party is missing"),
+        ],
+        f"call {barrier.rpartition('.')[2]}.abort() in the handler, or wait with a timeout",
+        barrier,
+        0.7,
+    )
+
+
 RULE = Rule(
     "PC209",
     "never-set",
-    "an event that is not set when the work before it raises",
+    "an event that is not set, or a barrier not reached, when the work before it raises",
     find,
     bad="""
         import threading
@@ -119,5 +141,5 @@ RULE = Rule(
             threading.Thread(target=load, args=(source,)).start()
             ready.wait()
     """,
-    needs=("Event",),
+    needs=("Event", "Barrier"),
 )

@@ -10,18 +10,23 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import ASYNC_LOCKS
+from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import parent
+from paceline.check.names import parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report acquires and waits of asyncio locks that are statements of their own."""
+    """Report acquires and waits of asyncio locks, and calls of coroutines, that are statements of their own."""
     for fn in facts.module.functions:
         for effect in facts.walker.effects(fn):
-            resource = effect.resource
+            resource, callee = effect.resource, effect.callee
+            alone = isinstance(parent(effect.node), ast.Expr) and callee is not None and not effect.perhaps
+            named = callee is not None and callee.name == short_name(_called(effect.node))
+            if alone and named and callee is not None and callee.asynchronous and not callee.generator:
+                yield _never_run(fn, effect.node, callee)
             if effect.kind not in ("take", "try", "wait") or resource is None or not resource.sure:
                 continue
             if resource.kind not in ASYNC_LOCKS or not isinstance(parent(effect.node), ast.Expr):
@@ -40,10 +45,29 @@ def find(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def _called(node: ast.expr) -> ast.expr:
+    return node.func if isinstance(node, ast.Call) else node
+
+
+def _never_run(fn: Function, call: ast.expr, callee: Function) -> Finding:
+    return finding(
+        call,
+        fn,
+        f"{text_of(call)} is not awaited: {callee.qualname} never runs, and what comes after does not wait for it",
+        [
+            Step("task A", call.lineno, f"{fn.qualname} calls {text_of(call)} without await, and goes on"),
+            Step("task A", callee.line, f"nothing of {callee.qualname} is run"),
+        ],
+        f"`await {text_of(call)[:-2]}(...)`, or keep a task made of it",
+        callee.qualname,
+        0.85,
+    )
+
+
 RULE = Rule(
     "PC305",
     "lock-not-awaited",
-    "an asyncio lock that is not awaited",
+    "an asyncio lock or a coroutine that is not awaited",
     find,
     bad="""
         import asyncio

@@ -36,7 +36,7 @@ def _emptied(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterato
     adding = [a for a in accesses if a.kind == "grow"]
     if not adding:
         return
-    sign = of_threads(cls, facts)
+    sign = of_threads(cls, facts, adding[0].line)
     for reset in accesses:
         if not _empties(reset):
             continue

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from paceline.check.catalogue import QUEUES
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.summaries import Facts
@@ -25,6 +26,16 @@ class Rule(NamedTuple):
     bad: str
     good: str
     needs: tuple[str, ...] = ()  # a file without any of these words is skipped
+
+
+def queue_of(call: ast.Call, methods: tuple[str, ...], fn: Function, facts: Facts, bounded: bool = False) -> str:
+    """The queue of which a call is such a method; empty where it is none, or one of several."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in methods:
+        return ""
+    found = facts.module.resource(call.func.value, fn)
+    if found is None or found.kind not in {*QUEUES, "SimpleQueue"} or found.one_of_several:
+        return ""
+    return found.id if found.bounded or not bounded else ""
 
 
 def finding(

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, short_name
+from paceline.check.names import dotted, is_constant, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
-from paceline.check.sequences import flattened
+from paceline.check.sequences import Item, flattened
 from paceline.check.summaries import Facts
 from paceline.check.varying import DATA
 
@@ -27,14 +27,18 @@ def find(facts: Facts) -> Iterator[Finding]:
         if not facts.sequences.whole(fn).items:
             continue
         for loop in fn.loops:
-            if not isinstance(loop, ast.For | ast.AsyncFor):
-                continue
-            why = _unordered(loop.iter, fn, facts)
-            if not why:
-                continue
-            inside = [i for item in facts.sequences.body(loop.body, fn, None).items for i in flattened(item)]
+            why = "" if isinstance(loop, ast.While) else _unordered(loop.iter, fn, facts)
+            inside = _inside(loop, fn, facts) if why else []  # type: ignore[arg-type]
             if inside and isinstance(inside[0].at, ast.Call):
-                yield _report(fn, loop, inside[0].at, why)
+                yield _report(fn, loop.iter, inside[0].at, why)  # type: ignore[union-attr]
+
+
+def _inside(loop: ast.For | ast.AsyncFor | ast.comprehension, fn: Function, facts: Facts) -> list[Item]:
+    """The collectives that a loop or comprehension calls in each turn."""
+    if isinstance(loop, ast.comprehension):
+        within = {id(node) for node in ast.walk(parent(loop) or loop)}
+        return [item for item in facts.sequences.operations(fn) if id(item.at) in within]
+    return [i for item in facts.sequences.body(loop.body, fn, None).items for i in flattened(item)]
 
 
 def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
@@ -52,7 +56,7 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
         and short_name(over.func) in ("listdir", "glob", "iglob", "iterdir", "scandir")
     ):
         return "the files of a folder, whose order differs between machines"
-    if not ordered and _is_set(over, fn):
+    if not ordered and _is_set(over, fn, facts):
         return "a set, whose order differs between processes"
     if (
         isinstance(over, ast.Call)
@@ -79,18 +83,36 @@ def _is_empty_dict(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Call) and short_name(value.func) in ("dict", "defaultdict", "OrderedDict", "Counter")
 
 
-def _is_set(node: ast.expr, fn: Function) -> bool:
-    """Whether an expression is a set."""
+def _is_set(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether an expression is a set, or a list of one: by its assignments, in an attribute, as an argument."""
     if isinstance(node, ast.Set | ast.SetComp):
         return True
     if isinstance(node, ast.Call):
-        return dotted(node.func) in ("set", "frozenset")
+        kept = short_name(node.func) in ("list", "tuple", "enumerate", "reversed") and len(node.args) == 1
+        return dotted(node.func) in ("set", "frozenset") or (kept and _is_set(node.args[0], fn, facts, depth))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.Sub):
-        return _is_set(node.left, fn) or _is_set(node.right, fn)
+        return _is_set(node.left, fn, facts, depth) or _is_set(node.right, fn, facts, depth)
+    values = _values(node, fn, facts) if depth < DEPTH else []
+    return bool(values) and all(
+        value is not node and _is_set(value, scope, facts, depth + 1) for value, scope in values
+    )
+
+
+def _values(node: ast.expr, fn: Function, facts: Facts) -> list[tuple[ast.expr, Function]]:
+    """What a name or an attribute of the own object was given last, by each that gives it."""
     if isinstance(node, ast.Name) and node.id in fn.bound:
-        values = [value for target, value in fn.assigns if isinstance(target, ast.Name) and target.id == node.id]
-        return all(not isinstance(v, ast.Name) and _is_set(v, fn) for v in values)
-    return False
+        given = [(t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
+        before = [(line, value) for line, value in given if line < node.lineno]
+        return [(max(before or given, key=lambda pair: pair[0])[1], fn)] if given else []
+    if isinstance(node, ast.Name) and node.id in fn.parameters:
+        return [(given.value, given.caller) for given in facts.module.passing.to(fn, node.id)]
+    if isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None:
+        found = [pair for cls in fn.cls.ancestry for pair in cls.values.get(node.attr, ())]
+        return [(value, scope) for value, scope in found if not is_constant(value, None)]
+    return []
+
+
+DEPTH = 4  # assignments through which a set is followed
 
 
 def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
@@ -104,14 +126,14 @@ def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
     )
 
 
-def _report(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str) -> Finding:
+def _report(fn: Function, over: ast.expr, call: ast.Call, why: str) -> Finding:
     return finding(
         call,
         fn,
-        f"{text_of(call)} is called in a loop over {why} (line {loop.lineno}): the ranks' calls do not match",
+        f"{text_of(call)} is called in a loop over {why} (line {over.lineno}): the ranks' calls do not match",
         [
-            Step("rank 0", loop.lineno, "iterates over it in one order"),
-            Step("rank 1", loop.lineno, "iterates in another order, or over other keys"),
+            Step("rank 0", over.lineno, "iterates over it in one order"),
+            Step("rank 1", over.lineno, "iterates in another order, or over other keys"),
             Step("rank 0", call.lineno, f"calls {text_of(call)} for one item, rank 1 for another one or not at all"),
         ],
         "gather the keys of all ranks first, and iterate over them sorted",

@@ -87,6 +87,7 @@ def _nibbles(rows: Tensor) -> list[int]:
 
 
 def _targets(it: IntegerStep, target: str) -> str:
+    """The places of bytes and of results, of which one is 0: a compiler sees that it is never written."""
     return f"0, {target}" if it.wide else f"{target}, 0"
 
 

@@ -25,6 +25,8 @@ from typing import NamedTuple
 from paceline.errors import ProtocolError
 
 NOBODY = -1
+#: The part of the patience with a member that is left for one that another has heard nothing of for so long already.
+ONCE_MORE = 1 / 8
 
 
 class Report(NamedTuple):
@@ -42,6 +44,8 @@ class Accuse(NamedTuple):
 
     epoch: int
     rank: int
+    #: Whether it has been silent for as long as peers bear.
+    silent: bool = False
 
 
 class CallOff(NamedTuple):
@@ -122,6 +126,8 @@ class Head:
         #: of its group was gone.
         self._accused: set[frozenset[int]] = set()
         self._apart: set[frozenset[int]] = set()
+        #: The rank that was silent for the one whose accusation has cancelled the group, or NOBODY.
+        self._silent = NOBODY
 
     def report(self, now: float, rank: int, message: Report) -> list[Output]:
         """A member has reported."""
@@ -146,7 +152,7 @@ class Head:
         if pair in self._apart:
             return self.gone(now, message.rank, f"could not be reached by rank {rank}, twice")
         self._accused.add(pair)
-        return self._call_off(now)
+        return self._call_off(now, message.rank if message.silent else NOBODY)
 
     def gone(self, now: float, rank: int, why: str) -> list[Output]:
         """A rank has died, or is taken for dead."""
@@ -161,15 +167,14 @@ class Head:
 
     def tick(self, now: float) -> list[Output]:
         """Exclude the members that were cancelled and have not reported in time."""
-        if not self.forming or not self.epoch or now - self.since < self.patience:
-            return []
         outputs: list[Output] = []
-        for rank in sorted(self.alive - set(self.reports)):
-            outputs += self.gone(now, rank, f"has not answered for {self.patience:g} s")
+        for rank in sorted(self.alive - set(self.reports)) if self.forming and self.epoch else ():
+            if now - self.since >= self.patience * (ONCE_MORE if rank == self._silent else 1):
+                outputs += self.gone(now, rank, f"has not answered for {self.patience:g} s")
         return outputs
 
-    def _call_off(self, now: float) -> list[Output]:
-        self.forming, self.since, self.reports = True, now, {}
+    def _call_off(self, now: float, silent: int = NOBODY) -> list[Output]:
+        self.forming, self.since, self.reports, self._silent = True, now, {}, silent
         return [Send(rank, CallOff(self.epoch)) for rank in sorted(self.alive)]
 
     def _form_if_complete(self) -> list[Output]:
@@ -246,9 +251,9 @@ class Member:
             self.held = number
         return self._report() if self.called_off and not self.dismissed else None
 
-    def accuse(self, rank: int) -> Accuse | None:
+    def accuse(self, rank: int, silent: bool = False) -> Accuse | None:
         """The worker cannot reach a rank; to be called before `leave`."""
-        return None if self.called_off else Accuse(self.epoch, rank)
+        return None if self.called_off else Accuse(self.epoch, rank, silent)
 
     def _report(self) -> Report:
         return Report(self.epoch, self.held, self.held + 1 if self.repeats else self.begun)

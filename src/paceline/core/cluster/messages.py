@@ -49,6 +49,13 @@ class View(NamedTuple):
     members: tuple[int, ...]
 
 
+class Start(NamedTuple):
+    """A server became the primary of a shard: what earlier views have shown beyond this version is lost."""
+
+    view: int
+    version: int
+
+
 class Acknowledged(NamedTuple):
     """A view that has acknowledged pushes to its shard."""
 
@@ -129,6 +136,8 @@ class Push(NamedTuple):
     batch: int
     #: The version of the shard that the gradient was computed from.
     base: int
+    #: The view that has shown it.
+    shown: int
 
 
 class Pushed(NamedTuple):
@@ -163,7 +172,7 @@ class Refused(NamedTuple):
 
 
 class Late(NamedTuple):
-    """The gradient was computed from older parameters than those of this round: pull, and compute the batch again."""
+    """The gradient was computed from parameters of an earlier round, or that are lost: pull, and compute it again."""
 
     shard: int
     view: int
@@ -206,6 +215,8 @@ class InSync(NamedTuple):
     version: int
     #: The version with which the primary entered the view. A backup that has it has every acknowledged push.
     until: int
+    #: Of all primaries of the shard.
+    starts: tuple[Start, ...]
 
 
 class Copy(NamedTuple):
@@ -217,6 +228,8 @@ class Copy(NamedTuple):
     #: The batches in it: all below `mark`, and these.
     mark: int
     above: tuple[int, ...]
+    #: Of all primaries of the shard.
+    starts: tuple[Start, ...]
 
 
 # Between the desk and shard servers

@@ -16,7 +16,8 @@ The invariants, whatever is lost, doubled or late, and whatever is replaced:
 - a push is acknowledged by the primary of a view only after every backup of that view has it. A primary that was
   replaced while it was paused cannot acknowledge, as its backups are in a later view;
 - what a worker is shown is on every backup of the view: the parameters of an answer are those of the newest version
-  that all backups have, so no gradient is computed from parameters that a failure loses;
+  that all backups have, so no gradient is computed from parameters that a failure loses. Where more was lost, a
+  gradient of lost parameters is answered by Late;
 - the versions of a backup that is in sync are the first ones of its primary's. A backup that enters a view *enrols*
   with its version. The primary answers that it is in sync, or sends a copy: after a change of view it may hold
   versions that were never acknowledged, and that the new primary lacks.
@@ -52,6 +53,7 @@ from paceline.core.cluster.messages import (
     Replicate,
     Replicated,
     Role,
+    Start,
     Status,
 )
 from paceline.core.cluster.outputs import Apply, Forget, Output, Restore, Send, Timing
@@ -90,6 +92,9 @@ class ShardMachine:
         self.entered_at = 0
         #: As primary: what a server that follows an earlier view has is a part of this server's state, up to a version.
         self.lineage: dict[int, int] = {}
+        #: Where each primary has begun that this server's state comes from. Usually nothing was lost there: what was
+        #: shown is on every backup.
+        self.starts: tuple[Start, ...] = ()
         #: Workers that wait for their push to be on every backup: batch -> its version, and those who sent it.
         self.waiting: dict[int, tuple[int, set[Process]]] = {}
         #: Workers that wait for parameters, without a push.
@@ -125,7 +130,7 @@ class ShardMachine:
             outputs += self._enrol(now, sender.number, message)
         elif isinstance(message, InSync):
             if message.view == self.view and self.follows < self.view and message.version == self.version:
-                self.follows, self.until = self.view, message.until
+                self.follows, self.until, self.starts = self.view, message.until, message.starts
                 outputs.append(Send(sender, Replicated(self.view, self.version)))
                 outputs += self._caught_up()
         elif isinstance(message, Copy):
@@ -154,9 +159,14 @@ class ShardMachine:
         return outputs
 
     def lost(self, now: float, process: Process) -> list[Output]:
-        """Take note that the connection to a process has ended: a copy for it may have been lost."""
+        """Take note that the connection to a process has ended: a copy for it may have been lost.
+
+        A follower that is alive comes back at once. One that does not is given up after a silence, as where two servers
+        do not reach each other and the desk reaches both.
+        """
         if process.role is Role.SERVER and (follower := self.followers.get(process.number)) is not None:
             follower.copied = NEVER
+            follower.progress = min(follower.progress, now - self.timing.stuck + self.timing.silence)
         return []
 
     def status(self) -> Send:
@@ -191,7 +201,7 @@ class ShardMachine:
             _, workers = self.waiting.setdefault(push.batch, (self.entered_at, set()))
             workers.add(sender)
             yield from self._acknowledge()
-        elif self.gathers and push.base // self.gathers != self.version // self.gathers:
+        elif self._outdated(push):
             yield Send(sender, Late(self.shard, self.view, push.batch))
         else:
             self.version += 1
@@ -209,6 +219,12 @@ class ShardMachine:
             if len(self.log) > self.log_limit and self.feeding != NONE:
                 self.followers[self.feeding].needs = self.version  # it gets a copy when it has become a backup
             yield from self._acknowledge()
+
+    def _outdated(self, push: Push) -> bool:
+        """Whether a gradient is of an earlier round, or was computed from parameters that this shard has never had."""
+        if self.gathers and push.base // self.gathers != self.version // self.gathers:
+            return True
+        return push.shown != self.view and any(s.view > push.shown and s.version < push.base for s in self.starts)
 
     def _replicate(self, sender: Process, message: Replicate) -> Iterator[Output]:
         """Apply what the primary has applied."""
@@ -269,7 +285,7 @@ class ShardMachine:
             return
         follower.since = now
         if self.log_start - 1 <= message.version <= self.lineage.get(message.follows, NONE):
-            yield Send(self._server(number), InSync(self.view, message.version, self.entered_at))
+            yield Send(self._server(number), InSync(self.view, message.version, self.entered_at, self.starts))
         else:
             yield from self._copy_for(now, number)
 
@@ -279,7 +295,7 @@ class ShardMachine:
         if now - follower.copied >= self.timing.stuck:
             follower.confirmed, follower.needs, follower.since, follower.copied = NONE, self.version, now, now
             self.shown = self.version
-            yield Send(self._server(number), Copy(self.view, self.shard, self.version, *self.applied.key))
+            yield Send(self._server(number), Copy(self.view, self.shard, self.version, *self.applied.key, self.starts))
 
     def _copy(self, sender: Process, message: Copy) -> Iterator[Output]:
         """Take the primary's state, unless it is older than what this server has of the same primary."""
@@ -296,7 +312,7 @@ class ShardMachine:
             self._leave()
             self.members = ()
         self.shard, self.view, self.follows = message.shard, message.view, message.view
-        self.version, self.until = message.version, message.version
+        self.version, self.until, self.starts = message.version, message.version, message.starts
         self.applied = Applied(message.mark, message.above)
         yield Restore(self.shard, self.version)
         yield Send(sender, Replicated(self.view, self.version))
@@ -327,7 +343,7 @@ class ShardMachine:
             if message.shard == self.shard and message.view >= self.view:
                 self._leave()
                 self.left[self.shard] = self.view
-                self.shard, self.members, self.version, self.applied = NONE, (), 0, Applied()
+                self.shard, self.members, self.version, self.applied, self.starts = NONE, (), 0, Applied(), ()
                 self.view = self.follows = self.synced = 0
                 yield Forget()
             yield self.status()
@@ -349,6 +365,8 @@ class ShardMachine:
             self._leave()
         if leads:
             self.lineage[self.follows] = self.version
+            if not self.primary:
+                self.starts = (*self.starts, Start(message.view, self.version))
         self.view, self.members, self.missing = message.view, message.members, NONE
         if leads:
             self.follows = self.synced = self.view

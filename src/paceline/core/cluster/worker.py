@@ -6,7 +6,8 @@ pushes each to every shard.
                                                      AllDone            | last of the        v              | next of
                                           FINISHED <------- ASKING      +--- block --- PUSHING -- Pushed ---+ the block
                                                                                                   by all
-Under a plan that gathers gradients it pulls again before it computes, and also when a push came too late (Late).
+Under a plan that gathers gradients it pulls again before it computes. Under any plan it does when a push is answered by
+Late: the gradient is of an earlier round, or of parameters that were lost with their servers; it is computed again.
 It pushes to all shards at once, and takes the newest parameters of each with the answer. What is not answered is sent
 again, to the primary of the newest view: a shard that has the batch already says so. To a desk that does not know it
 the worker says which block it holds, named by its first batch, and continues with it.
@@ -72,6 +73,8 @@ class WorkerMachine:
         self.sequence, self.finished = 0, NONE
         #: The version of each shard that the worker computes with.
         self.base = [0] * shards
+        #: The view that has shown it.
+        self.shown = [0] * shards
         #: The shards whose answer is awaited.
         self.awaited = set(range(shards))
         #: What has acknowledged the pushes of the block.
@@ -107,7 +110,7 @@ class WorkerMachine:
         elif isinstance(message, Pulled):
             outputs += self._pulled(now, message)
         elif isinstance(message, Late) and self.stage is Stage.PUSHING and message.batch == self.batch:
-            outputs += self._begin(now)
+            outputs += self._pull(now)
         elif isinstance(message, Refused) and message.shard in self.awaited and self._waits:
             outputs.append(Send(DESK, WhichViews()))
         return outputs
@@ -151,7 +154,8 @@ class WorkerMachine:
         outputs: list[Output] = []
         for shard, number, members in known:
             pushing = self.stage is Stage.PUSHING
-            message = Push(shard, number, self.batch, self.base[shard]) if pushing else Pull(shard, number)
+            pushed = Push(shard, number, self.batch, self.base[shard], self.shown[shard])
+            message = pushed if pushing else Pull(shard, number)
             outputs.append(Send(Process(Role.SERVER, members[0]), message))
         return outputs
 
@@ -186,16 +190,17 @@ class WorkerMachine:
     def _pushed(self, now: float, message: Pushed) -> Iterator[Output]:
         if self.stage is Stage.PUSHING and message.batch == self.batch and message.shard in self.awaited:
             self.acknowledged.add(Acknowledged(message.shard, message.view))
-            yield from self._exchanged(now, message.shard, message.version)
+            yield from self._exchanged(now, message)
 
     def _pulled(self, now: float, message: Pulled) -> Iterator[Output]:
         if self.stage is Stage.PULLING and message.shard in self.awaited:
-            yield from self._exchanged(now, message.shard, message.version)
+            yield from self._exchanged(now, message)
 
-    def _exchanged(self, now: float, shard: int, version: int) -> Iterator[Output]:
+    def _exchanged(self, now: float, message: Pushed | Pulled) -> Iterator[Output]:
         """Compute with a shard's newest parameters; when all have answered, continue with the block, or ask for one."""
+        shard, version = message.shard, message.version
         self.awaited.discard(shard)
-        self.base[shard] = version
+        self.base[shard], self.shown[shard] = version, message.view
         yield Adopt(shard, version, self.stage is Stage.PUSHING)
         if not self.awaited and self.stage is Stage.PULLING and self.batch != NONE:
             self.stage = Stage.COMPUTING
@@ -206,11 +211,15 @@ class WorkerMachine:
     def _begin(self, now: float) -> Iterator[Output]:
         """Compute the batch; if parameters may not be old, pull them before."""
         if self.pulls:
-            self.stage, self.awaited, self._since = Stage.PULLING, set(range(self.shards)), now
-            yield from self._exchanges(self.awaited)
+            yield from self._pull(now)
         else:
             self.stage = Stage.COMPUTING
             yield Compute(self.batch)
+
+    def _pull(self, now: float) -> list[Output]:
+        """Pull the newest parameters of every shard."""
+        self.stage, self.awaited, self._since = Stage.PULLING, set(range(self.shards)), now
+        return self._exchanges(self.awaited)
 
     def _next(self, now: float) -> Iterator[Output]:
         """Compute the next batch of the block, or ask for another block after its last one."""

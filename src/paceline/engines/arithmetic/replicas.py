@@ -54,7 +54,7 @@ class ReplicaArithmetic:
         inside = self.pipeline.spread.inside
         segment = self.pipeline.teams[shard // inside][replica][shard % inside]
         memory, plan = self.memories[shard], self.setup.plan
-        return open_stage_port(segment, plan, replica, shard, memory, nullcontext(0), lambda *row: None)
+        return open_stage_port(segment, plan, replica, shard, memory, nullcontext(0), lambda: None, lambda *row: None)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         """Compute the gradient of one batch from the versions that this replica holds."""

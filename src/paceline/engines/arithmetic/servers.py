@@ -46,8 +46,9 @@ class ServerArithmetic:
                 learner, optimizer = make_learner(setup)
             encoder = encoder_of(plan.wire, layout, learner.replica)
             side = WorkerSide(
-                worker, plan, learner, optimizer, layout, encoder, lambda *row: None, lambda version, state: None
-            )
+                worker, plan, learner, optimizer, layout, encoder, lambda: None, lambda *row: None,
+                lambda version, state: None,
+            )  # fmt: skip
             self.sides.append(side)
             self.ports.append(open_ports(side, self.memories, lambda number, shared: nullcontext(0), self.buffers))
         self.gradients: list[list[Tensor | None]] = [[] for _ in self.sides]

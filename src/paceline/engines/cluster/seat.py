@@ -126,7 +126,7 @@ class Seat:
         """An exchange was cancelled, or has failed because another rank cannot be reached."""
         with self._changed:
             if isinstance(error, PeerLost) and not error.left:  # one that has left was cancelled, or accuses itself
-                self._tell(self.member.accuse(_rank_of(error.peer)))
+                self._tell(self.member.accuse(_rank_of(error.peer), error.silent))
             self._tell(self.member.leave())
 
     def rejoin(self, deadline: float | None = None) -> Regroup | None:

@@ -42,7 +42,9 @@ class ReplicaLease:
         self.desk_lock = arena.lock(DESK_LOCK, worker.waiter, "the desk")
         self.shard_locks = [arena.lock(n + 1, worker.waiter, f"shard {n}") for n in range(size)]
         memory, lock = arena.shards[self.place], self.shard_locks[self.place]
-        self.port = open_stage_port(segment, worker.plan, self.replica, self.place, memory, lock, worker.record)
+        self.port = open_stage_port(
+            segment, worker.plan, self.replica, self.place, memory, lock, worker.ensure_trace_space, worker.record
+        )
         self.lease = arena.leases[4 * self.replica : 4 * self.replica + 4]
         self.count, self.batch, self.again = 0, -1, False
 

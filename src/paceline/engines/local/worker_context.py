@@ -81,17 +81,20 @@ class WorkerContext:
         """Let the process that watches this worker know which update or batch it is in."""
         self.shared.doing[0] = update
 
+    def ensure_trace_space(self) -> None:
+        """Wait until the trace has space for another row."""
+        if self.trace.full:
+            self.host.ensure_trace_space(self)
+
     def record_rows(self, rows: Columns) -> None:
         """Write several rows of the trace."""
         while len(rows):
-            if self.trace.full:
-                self.host.ensure_trace_space(self)
+            self.ensure_trace_space()
             rows = rows[self.trace.write_rows(rows) :]
         if self.trace.crowded and self.resume_point.notify is not None:
             self.resume_point.notify()  # so that the other process drains it before there is no space
 
     def record(self, kind: Kind, *rest: float) -> None:
         """Write a row of the trace."""
-        if self.trace.full:
-            self.host.ensure_trace_space(self)
+        self.ensure_trace_space()
         self.trace.write(kind, self.number, *rest)

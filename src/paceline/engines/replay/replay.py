@@ -30,6 +30,7 @@ from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import sha256
 from paceline.plans.plan import Plan
+from paceline.runs.events import read_events
 from paceline.runs.record import LifeRecord, RunRecord, Status, read_record
 from paceline.runs.run import Run
 from paceline.runs.trace import Trace
@@ -97,7 +98,21 @@ def replay(
             shard, stop = bad.shard, bad.version - 1
         if stop is not None and not 0 <= stop <= setup.agenda.updates:
             raise UsageError(f"until={stop}, but the run had updates 0 to {setup.agenda.updates}")
-        return _run(setup, trace, lives, stop, shard, record)
+        try:
+            return _run(setup, trace, lives, stop, shard, record)
+        except ReplayDiverged as error:
+            lost = shards_lost(run.path if isinstance(run, Run) else Path(run))
+            if record.shards == 1 or not lost:
+                raise
+            raise ReplayDiverged(
+                f"acknowledged pushes were lost with servers of shard {' and '.join(map(str, lost))}, and other shards "
+                f"may have applied gradients of what was lost: this run cannot be replayed to its end ({error})"
+            ) from None
+
+
+def shards_lost(path: Path | None) -> list[int]:
+    """Return the shards that were continued by servers without all acknowledged pushes."""
+    return sorted({event.shard for event in (read_events(path) if path else []) if event.lossy})
 
 
 def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRecord, Trace]:

@@ -78,6 +78,9 @@ class WorkerSide:
     layout: Layout
     #: Writes gradients as messages; None where they travel as they are.
     encoder: GradientEncoder | None
+    #: Waits until the trace has space for another row. To be called before a lock is taken: the process that drains the
+    #: trace waits for the locks itself when it takes a checkpoint.
+    ensure_trace_space: Callable[[], None]
     #: Writes a row of the trace.
     record: Callable[..., None]
     #: Writes the worker's own state for a checkpoint, with the version that it belongs to.

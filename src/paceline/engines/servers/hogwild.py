@@ -55,6 +55,7 @@ class HogwildPort:
         """Apply the gradient without keeping other writers out."""
         start, machine = now(), self.memory.machine
         assert isinstance(machine, Shard)
+        self.side.ensure_trace_space()
         with self.guard:
             self.store_update(gradients)
             self.side.record(Kind.APPLY, event.batch, 0, -1, -1, start, now(), 0, 0, 0, 0.0)

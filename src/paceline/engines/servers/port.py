@@ -74,6 +74,7 @@ class ShardPort:
         memory, start = self.memory, now()
         # Outside the lock, for which other workers wait.
         self.exchange.prepare(event, gradients)  # 1
+        self.side.ensure_trace_space()
         with self.lock as waited:
             draft = memory.integers.begin()
             action: Action = memory.machine.handle(draft, event)  # 2

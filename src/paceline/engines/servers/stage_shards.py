@@ -90,7 +90,7 @@ def whole_values(blueprint: Blueprint, names: Sequence[str], versions: Sequence[
 
 def open_stage_port(
     segment: Segment, plan: Plan, replica: int, shard: int, memory: ShardMemory, lock: Locked,
-    record: Callable[..., None],
+    ensure_trace_space: Callable[[], None], record: Callable[..., None],
 ) -> ShardPort:  # fmt: skip
     """Open the port of one worker to its shard; its stage computes with the shard's versions from now on."""
     ((number, stage),) = segment.stages.items()
@@ -102,8 +102,8 @@ def open_stage_port(
         _hold(held, name).register_buffer(name.rpartition(".")[2], buffer)
     learner = Learner(Replica(segment.job, held, tuple(name for name, _ in named[count:])))
     side = WorkerSide(
-        replica, plan, learner, stage.weights.store.optimizer, segment.layout(number), None, record,
-        lambda version, state: None,
+        replica, plan, learner, stage.weights.store.optimizer, segment.layout(number), None,
+        ensure_trace_space, record, lambda version, state: None,
     )  # fmt: skip
     server = plan.method.spread.server  # type: ignore[attr-defined]
     return ShardPort(side, shard, memory, GradientExchange(side, 0, memory, server.rule), lock)

@@ -34,8 +34,10 @@ MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.MaxPool2d: pooling.fixed("highest", 2),
     nn.AvgPool1d: pooling.fixed("average", 1),
     nn.AvgPool2d: pooling.fixed("average", 2),
-    nn.AdaptiveAvgPool1d: pooling.adaptive(1),
-    nn.AdaptiveAvgPool2d: pooling.adaptive(2),
+    nn.AdaptiveAvgPool1d: pooling.adaptive("average", 1),
+    nn.AdaptiveAvgPool2d: pooling.adaptive("average", 2),
+    nn.AdaptiveMaxPool1d: pooling.adaptive("highest", 1),
+    nn.AdaptiveMaxPool2d: pooling.adaptive("highest", 2),
     Subsampling: pooling.trainable,
     nn.Sigmoid: elementwise.function("sigmoid"),
     nn.Tanh: elementwise.function("tanh"),
@@ -44,11 +46,14 @@ MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.SiLU: elementwise.function("silu"),
     nn.LeakyReLU: elementwise.formula("leaky_relu", "negative_slope"),
     nn.ELU: elementwise.formula("elu", "alpha"),
+    nn.SELU: elementwise.formula("selu"),
+    nn.CELU: elementwise.formula("celu", "alpha"),
     nn.ReLU6: elementwise.formula("hardtanh", "min_val", "max_val"),
     nn.Hardtanh: elementwise.formula("hardtanh", "min_val", "max_val"),
     nn.Hardswish: elementwise.formula("hardswish"),
     nn.Hardsigmoid: elementwise.formula("hardsigmoid"),
-    nn.LogSoftmax: lambda part, seen: elementwise.log_softmax(seen, part.dim),
+    nn.LogSoftmax: lambda part, seen: elementwise.end("log_softmax", seen, part.dim),
+    nn.Softmax: lambda part, seen: elementwise.end("softmax", seen, part.dim),
     nn.BatchNorm1d: normalisation.recognise(0),
     nn.BatchNorm2d: normalisation.recognise(2),
     nn.LayerNorm: layer_norm.recognise,
@@ -69,6 +74,11 @@ NAMED: dict[Any, str] = {
     torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid", "sigmoid": "sigmoid",
     torch.tanh: "tanh", F.tanh: "tanh", "tanh": "tanh",
     F.gelu: "gelu", F.silu: "silu",
+}  # fmt: skip
+
+ENDS: dict[Any, str] = {
+    F.log_softmax: "log_softmax", torch.log_softmax: "log_softmax", "log_softmax": "log_softmax",
+    F.softmax: "softmax", torch.softmax: "softmax", "softmax": "softmax",
 }  # fmt: skip
 
 SIGNS: dict[Any, str] = {
@@ -108,9 +118,10 @@ LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
 #: Functions that are a layer without parameters, made from their other arguments.
 FUNCTIONAL: dict[Any, type[nn.Module]] = {
     F.max_pool1d: nn.MaxPool1d, F.max_pool2d: nn.MaxPool2d, F.avg_pool1d: nn.AvgPool1d, F.avg_pool2d: nn.AvgPool2d,
-    F.leaky_relu: nn.LeakyReLU, F.elu: nn.ELU, F.relu6: nn.ReLU6, F.hardtanh: nn.Hardtanh,
-    F.hardswish: nn.Hardswish, F.hardsigmoid: nn.Hardsigmoid,
+    F.leaky_relu: nn.LeakyReLU, F.elu: nn.ELU, F.selu: nn.SELU, F.celu: nn.CELU, F.relu6: nn.ReLU6,
+    F.hardtanh: nn.Hardtanh, F.hardswish: nn.Hardswish, F.hardsigmoid: nn.Hardsigmoid,
     F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.adaptive_max_pool1d: nn.AdaptiveMaxPool1d, F.adaptive_max_pool2d: nn.AdaptiveMaxPool2d,
 }  # fmt: skip
 
 
@@ -127,12 +138,14 @@ def of_function(target: Any, args: list[Any], seen: Seen) -> Found | None:
         return MODULES[kind](kind(*others, **given), seen)
     if target in (F.dropout, "dropout"):
         return elementwise.dropout_function(seen, *others, **given)
-    if target in (F.log_softmax, torch.log_softmax, "log_softmax"):
-        return elementwise.log_softmax(seen, others[0] if others else given.get("dim"))
+    if target in ENDS:
+        return elementwise.end(ENDS[target], seen, others[0] if others else given.get("dim"))
     if target in SIGNS:
         return elementwise.operation(SIGNS[target], args, seen)
     if target in (torch.flatten, "flatten"):
         return "reshape", elementwise.flat(seen, *others, **{"start_dim": 0, **given} if not others else given), {}, ()
+    if target in ("squeeze", torch.squeeze):
+        return shapes.squeezed(seen, others[0] if others else given.get("dim"))
     if target in ("view", "reshape", torch.reshape):
         return shapes.reshaped(seen, others[0] if isinstance(others[0], tuple | list) else others)
     if target in ("transpose", torch.transpose, "permute", torch.permute):

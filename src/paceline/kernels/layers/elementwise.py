@@ -90,11 +90,11 @@ def dropout_function(seen: Seen, p: float = 0.5, training: bool = True, inplace:
     return dropout(nn.Dropout(p), seen) if training else same(nn.Identity(), seen)
 
 
-def log_softmax(seen: Seen, dim: int | None) -> Found:
-    """What the scores of a model end in before nn.NLLLoss; both together are cross entropy."""
+def end(kind: str, seen: Seen, dim: int | None) -> Found:
+    """A log-softmax or softmax: what the scores of a model may end in."""
     if dim not in (1, -1) or len(seen.shapes[0]) != 1:
         raise CannotFuse(f"{seen.what}: there is a kernel over a row of scores per sample, with dim=1")
-    return "log_softmax", seen.shapes[0], {}, ()
+    return kind, seen.shapes[0], {}, ()
 
 
 def unflatten(part: nn.Unflatten, seen: Seen) -> Found:

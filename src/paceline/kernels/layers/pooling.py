@@ -40,8 +40,8 @@ def fixed(kind: str, count: int) -> Callable[[Any, Seen], Found]:
     return row
 
 
-def adaptive(count: int) -> Callable[[Any, Seen], Found]:
-    """A row for an average over whole images."""
+def adaptive(kind: str, count: int) -> Callable[[Any, Seen], Found]:
+    """A row for a pooling of windows that are as large as the images allow."""
 
     def row(part: Any, seen: Seen) -> Found:
         channels, *sizes = image_shape(seen, count)
@@ -50,7 +50,9 @@ def adaptive(count: int) -> Callable[[Any, Seen], Found]:
             raise CannotFuse(f"{seen.what}: {sizes} cannot be cut into {wanted} windows of one size")
         kernel = tuple(n // o for n, o in zip(sizes, wanted, strict=True))
         options = {"kernel": kernel, "stride": kernel, "padding": (0,) * count, "dilation": (1,) * count}
-        return "average_pooling", (channels, *wanted), options, ()
+        if getattr(part, "return_indices", False):
+            raise CannotFuse(f"{seen.what}: return_indices has no kernel")
+        return f"{kind}_pooling", (channels, *wanted), options, ()
 
     return row
 

@@ -17,6 +17,15 @@ def dimension(seen: Seen, number: Any, count: int) -> int:
     return number % (count + 1) - 1
 
 
+def squeezed(seen: Seen, number: Any) -> Found:
+    """A view without a dimension of one number: x.squeeze(1)."""
+    shape = seen.shapes[0]
+    if number is None:
+        raise CannotFuse(f"{seen.what}: squeeze without a dimension may take away that of the samples; give its number")
+    gone = dimension(seen, number, len(shape))
+    return "reshape", shape if shape[gone] != 1 else (*shape[:gone], *shape[gone + 1 :]), {}, ()
+
+
 def mean(seen: Seen, dimensions: Any, keeps: bool) -> Found:
     """The mean over some dimensions: x.mean(1)."""
     shape = seen.shapes[0]

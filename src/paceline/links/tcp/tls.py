@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from select import POLLIN, POLLOUT
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PeerRefused, SecurityError
 from paceline.links.tcp.stream import BUFFERS, undelivered
@@ -42,14 +44,17 @@ class MutualTls:
         """
         self.folder = _folder_of_this_machine(folder)
         _require_private(self.folder / KEY)
-        self._by_name = (self.folder / HOSTS).exists()
+        #: The names in this machine's certificate; none if any machine may use it.
+        self._own = (self.folder / HOSTS).read_text().split() if (self.folder / HOSTS).exists() else []
         self._dials, self._listens = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
+        self._dials.check_hostname = False  # `_require_host` does, since processes announce addresses and not names
 
     def stream(self, raw: socket.socket, listens: bool, host: str) -> Stream:
         if listens:
             return TlsStream(self._listens.wrap_socket(raw, server_side=True, do_handshake_on_connect=False))
-        name = host if self._by_name else ANY_NAME
-        return TlsStream(self._dials.wrap_socket(raw, server_hostname=name, do_handshake_on_connect=False))
+        name = host if self._own else ANY_NAME
+        wrapped = self._dials.wrap_socket(raw, server_hostname=name, do_handshake_on_connect=False)
+        return TlsStream(wrapped, partial(_require_host, name, self._own))
 
     def __reduce__(self) -> tuple[type[MutualTls], tuple[Path]]:
         """Another process of this machine opens the same folder."""
@@ -76,8 +81,9 @@ class TlsStream:
 
     short_is_all = False  # a record is returned at a time
 
-    def __init__(self, raw: ssl.SSLSocket) -> None:
-        self._raw, self._lock = raw, threading.Lock()
+    def __init__(self, raw: ssl.SSLSocket, check: Callable[[Mapping[str, Any]], None] = lambda shown: None) -> None:
+        """`check` is given the certificate that the other end has shown; it may raise PeerRefused."""
+        self._raw, self._check, self._lock = raw, check, threading.Lock()
 
     def fileno(self) -> int:
         return self._raw.fileno()
@@ -92,6 +98,7 @@ class TlsStream:
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or error
             raise PeerRefused(f"does not come to terms about TLS: {why}. Do both have keys of this run?") from error
+        self._check(self._raw.getpeercert() or {})
         return None
 
     def send(self, buffers: Sequence[memoryview]) -> int | None:
@@ -130,6 +137,46 @@ def _first_record(buffers: Sequence[memoryview]) -> bytes | memoryview:
         if not room:
             break
     return b"".join(parts)
+
+
+def _require_host(host: str, own: Sequence[str], shown: Mapping[str, Any]) -> None:
+    """Raise PeerRefused if a certificate is made out to another host than the one that was dialled.
+
+    A host that was dialled by its address may show a name by which this machine finds that address, or this machine's
+    own, which may find itself elsewhere.
+    """
+    wanted = _canonical(host)
+    names = [_canonical(name) for _, name in shown.get("subjectAltName", ())]
+    if wanted in names:
+        return
+    mine = {_canonical(name) for name in own}
+    if _is_address(wanted) and any(name in mine or wanted in _addresses_of(name) for name in names):
+        return
+    raise PeerRefused(
+        f"does not come to terms about TLS: it shows the key of {', '.join(names)}, and this machine does not know it "
+        f"as {host}. Let all machines find each other by the names in --hosts, or make keys without --hosts"
+    )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
+def _canonical(host: str) -> str:
+    """Return a host as it is compared: certificates write addresses in other ways."""
+    without_zone = host.partition("%")[0]
+    return str(ipaddress.ip_address(without_zone)) if _is_address(without_zone) else host.casefold()
+
+
+def _addresses_of(name: str) -> set[str]:
+    """Return the addresses by which this machine finds a host."""
+    try:
+        return {_canonical(str(entry[4][0])) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return set()
 
 
 def _folder_of_this_machine(folder: Path) -> Path:

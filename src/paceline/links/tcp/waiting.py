@@ -100,7 +100,7 @@ class Wait:
         if now >= self._end:
             raise WaitedTooLong(waiter.worker, self._connection.name, waiter.deadline, waiter.where())
         if now - max(self._connection.heard, self._listening) >= silence:
-            raise PeerLost(self._connection.name, silent(silence / SECOND))
+            raise PeerLost(self._connection.name, silent(silence / SECOND), silent=True)
         return ready
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ class Times:
 def times_of(fault: Fault, events: Sequence[Event], copies: int) -> Times:
     """Return the times of a fault."""
     later = [event for event in events if event.at >= fault.at]
-    noticed = _first(fault, (e for e in later if _concerns(e, fault)))
+    until = fault.at + fault.seconds + 1.0 if fault.seconds else math.inf  # what is noted later has another cause
+    noticed = _first(fault, (e for e in later if e.at <= until and _concerns(e, fault)))
     if noticed is None and fault.seconds:
         return Times()  # it was over before anyone minded
     serving = [e for e in later if e.kind is EventKind.SERVING]
@@ -58,7 +60,9 @@ def _starts(event: Event, fault: Fault) -> bool:
 
 
 def _concerns(event: Event, fault: Fault) -> bool:
-    """Whether an event says that the process is gone."""
+    """Whether an event says that the process is gone; where nodes part, that a shard has other servers."""
+    if fault.kind is FaultKind.PART_NODES:
+        return event.kind is EventKind.VIEW
     if event.kind not in (EventKind.ENDED, EventKind.LOST):
         return False
     if fault.process is ProcessKind.AGENT:

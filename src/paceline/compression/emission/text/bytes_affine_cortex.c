@@ -107,10 +107,10 @@ static inline __attribute__((always_inline)) void affine_fours(const Layer *l, c
                     }
                 for (int k = 0; k < 4 && o + k < l->outputs; k++) {
                     int32_t found = (bits == 4 ? sum[k] >> 4 : sum[k]) + l->bias[o + k];
-                    if (scores)
-                        *scores++ = scaled(l, o + k, found);
-                    else
+                    if (y)
                         *y++ = byte_of(l, o + k, found);
+                    else
+                        *scores++ = scaled(l, o + k, found);
                 }
             }
         }

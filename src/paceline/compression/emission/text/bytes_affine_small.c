@@ -11,10 +11,10 @@ static void affine(const Layer *l, const uint8_t *x, uint8_t *y, int32_t *scores
                         const uint8_t *at = x + p * l->down + q * l->right + r * l->row + c * l->column;
                         for (int k = 0; k < l->length; k++) sum += at[k] * *weight++;
                     }
-                if (scores)
-                    *scores++ = scaled(l, o, sum);
-                else
+                if (y)
                     *y++ = byte_of(l, o, sum);
+                else
+                    *scores++ = scaled(l, o, sum);
             }
         }
 }

@@ -13,10 +13,10 @@ static void affine_4(const Layer *l, const uint8_t *x, uint8_t *y, int32_t *scor
                             sum += at[k] * (int8_t)((uint8_t)*weight << 4) + at[k + 1] * (*weight & -16);
                     }
                 sum = (sum >> 4) + l->bias[o]; /* both products had the factor 16 */
-                if (scores)
-                    *scores++ = scaled(l, o, sum);
-                else
+                if (y)
                     *y++ = byte_of(l, o, sum);
+                else
+                    *scores++ = scaled(l, o, sum);
             }
         }
 }

@@ -51,8 +51,9 @@ ALWAYS void affine_blocks(const Layer *l, const uint8_t *x, uint8_t *y, int32_t 
                           int bits) {
     __m512i sum[8];
     sums(l, x, block, 1, blocks, blocks == 1 ? 4 : 2, bits, sum);
-    if (!scores) put_bytes(l, 16 * block, 16, sum, blocks, y + 16 * block, 0);
-    if (scores)
+    if (y)
+        put_bytes(l, 16 * block, 16, sum, blocks, y + 16 * block, 0);
+    else
         for (int b = block; b < block + blocks; b++) {
             int rest = l->outputs - 16 * b;
             __mmask16 kept = (__mmask16)(rest >= 16 ? 0xFFFF : (1 << rest) - 1);

@@ -11,9 +11,9 @@ static void window(const Layer *l, const uint8_t *x, uint8_t *y, int32_t *scores
                         sum += x[p * l->down + q * l->right + r * l->row + c * l->column + o] * *weight;
                         weight += own ? l->outputs : 1;
                     }
-                if (scores)
-                    *scores++ = scaled(l, o, sum);
-                else
+                if (y)
                     *y++ = byte_of(l, o, sum);
+                else
+                    *scores++ = scaled(l, o, sum);
             }
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -131,13 +131,17 @@ class Collector:
             if view.shard not in self._values:
                 self.loop.send(Process(Role.SERVER, view.members[0]), Pull(view.shard, view.number))
 
-        self._ask(ask, lambda: len(self._values), deadline)
+        self._ask(ask, lambda: self._values, deadline)
         return [self._values[shard] for shard in range(len(self.layout.shards))]
 
     def pushes(self, deadline: float) -> Columns:
         """Return the rows of pushes that were not returned before; `sources` says whose clock each row shows."""
         self._read(False, deadline)
         return self._news()
+
+    def lacking(self, batches: int) -> list[int]:
+        """Return the shards that did not have all of the first batches when they were read last."""
+        return [shard for shard, answer in sorted(self._answers.items()) if answer.mark < batches]
 
     def cut(self, deadline: float) -> ShardsCut | None:
         """Return the versions of all shards, if each has the first batches and no other; None if one does not."""
@@ -159,7 +163,7 @@ class Collector:
                 ints = (known.count, known.checksum, int(whole))
                 self.loop.hub.post(peer_of(server), Other.HISTORY, ints)
 
-        self._ask(ask, lambda: len(self._answers), deadline)
+        self._ask(ask, lambda: self._answers, deadline)
 
     def _news(self) -> Columns:
         """Return the new rows of the histories that were read last."""
@@ -179,12 +183,16 @@ class Collector:
             self.sources += [self._answers[shard].server] * sum(map(len, found))
         return np.concatenate(parts)
 
-    def _ask(self, ask: Callable[[View], None], answered: Callable[[], int], deadline: float) -> None:
+    def _ask(self, ask: Callable[[View], None], answered: Callable[[], Collection[int]], deadline: float) -> None:
         """Ask the primary of every shard, again and again, until all have answered."""
         end, due = monotonic() + deadline, 0.0
-        while answered() < len(self.layout.shards):
+        while len(answered()) < len(self.layout.shards):
             if monotonic() >= end:
-                raise RunFailed(f"the servers have not answered the head within {deadline:.0f} s")
+                missing = [s for s in range(len(self.layout.shards)) if s not in answered()]
+                raise RunFailed(
+                    f"the servers of shard {' and '.join(map(str, missing))} have not answered the head within "
+                    f"{deadline:.0f} s"
+                )
             if monotonic() >= due:
                 due = monotonic() + 1.0
                 self.loop.send(DESK, WhichViews())

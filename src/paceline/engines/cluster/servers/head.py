@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns as now
 
+import numpy as np
 from torch import Tensor
 
 from paceline.core.cluster.group import Dismiss
@@ -232,13 +233,19 @@ class ServerHead:
         """Read the result, and the pushes that it is made of."""
         values = self._collect()
         self._tell(self.collector.pushes(READ_SECONDS))
+        if lacking := self.collector.lacking(self.setup.agenda.leases):
+            raise RunFailed(
+                f"shard {' and '.join(map(str, lacking))} has lost its last pushes, since the servers that had them "
+                "died after every batch was finished; start the run again"
+            )
         self._values = values
 
     def _tell(self, pushes: Columns) -> int:
         """Put rows of pushes into the trace; return when the last of them ended, in nanoseconds."""
         pushes["worker"] %= self.nodes
+        ahead = np.array([self.far.ahead[server % self.nodes] for server in self.collector.sources], np.int64)
         for column in ("start", "end"):
-            pushes[column] += [self.far.ahead[server % self.nodes] for server in self.collector.sources]
+            pushes[column] += ahead
         self.far.took(0, -1, memoryview(pushes.tobytes()))
         return int(pushes["end"].max(initial=0))
 

@@ -48,7 +48,7 @@ class ServerClient:
         self.runner, self.arena, self.gathers = runner, arena, gathers
         side = WorkerSide(
             runner.number, runner.plan, runner.learner, runner.optimizer, runner.layout, runner.encoder,
-            runner.record, runner.state_writer.at_server,
+            runner.ensure_trace_space, runner.record, runner.state_writer.at_server,
         )  # fmt: skip
         self.ports = open_ports(side, arena.shards, self._shard_lock, arena.slots)
         runner.meter.optimizer = side.at_server or runner.optimizer

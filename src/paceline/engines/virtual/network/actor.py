@@ -10,7 +10,18 @@ from paceline.core.cluster.messages import NONE, Process
 class Actor:
     """One process."""
 
-    __slots__ = ("alive", "content", "machine", "node", "paused_until", "process", "shard", "view", "waits_since")
+    __slots__ = (
+        "alive",
+        "content",
+        "machine",
+        "node",
+        "paused_until",
+        "process",
+        "shard",
+        "shown",
+        "view",
+        "waits_since",
+    )
 
     def __init__(self, process: Process, machine: Any, node: int) -> None:
         #: `node` is the machine of the cluster that it runs on.
@@ -22,3 +33,5 @@ class Actor:
         #: When a worker began to wait for servers.
         self.waits_since = 0.0
         self.content: list[int] = []
+        #: What a worker was shown last of each shard.
+        self.shown: dict[int, int] = {}

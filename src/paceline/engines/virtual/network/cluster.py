@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.core.cluster.machines import Machines
-from paceline.core.cluster.messages import NONE, Copy, Message, Process, Pulled, Pushed, Replicated, Role
+from paceline.core.cluster.messages import NONE, Copy, Message, Process, Pulled, Push, Pushed, Replicated, Role
 from paceline.core.cluster.outputs import (
+    Adopt,
     Again,
     Apply,
     Changed,
@@ -24,7 +25,7 @@ from paceline.core.cluster.outputs import (
 )
 from paceline.core.cluster.worker import Stage
 from paceline.engines.virtual.network.actor import Actor
-from paceline.engines.virtual.network.promises import Promises
+from paceline.engines.virtual.network.promises import Promises, parameters_of
 from paceline.engines.virtual.network.scenario import Scenario
 from paceline.engines.virtual.network.wire import Wire
 
@@ -187,12 +188,14 @@ class Cluster:
                 self._send(actor, output)
             elif isinstance(output, Apply):
                 actor.content.append(output.batch)
-                self.promises.applied(actor, output)
+                self.promises.applied(actor, output, body)
             elif isinstance(output, Restore):
                 actor.shard, actor.content = output.shard, list(body)
             elif isinstance(output, Forget):
                 self.promises.forgets(actor)
                 actor.shard, actor.content = NONE, []
+            elif isinstance(output, Adopt):
+                actor.shown[output.shard] = body
             elif isinstance(output, Compute):
                 self.promises.computes(actor, output.batch)
                 self.wire.at(self.wire.now + self.chance.uniform(0.05, 0.4), self._computed, actor)
@@ -205,9 +208,14 @@ class Cluster:
             self.promises.acknowledges(actor, message)
         elif isinstance(message, Replicated):
             self.promises.confirms(actor, to, message)
+        body: Any = None
         if isinstance(message, Pushed | Pulled):
             self.promises.shows(actor, message)
-        body = tuple(actor.content) if isinstance(message, Copy) else None
+            body = parameters_of(actor.content, message.version)
+        elif isinstance(message, Push):
+            body = actor.shown[message.shard]
+        elif isinstance(message, Copy):
+            body = tuple(actor.content)
         self.wire.carry(actor.process, to, self._deliver, message, body)
 
     def _note(self, actor: Actor, output: Changed | Again | Finished | Lost) -> None:

@@ -5,6 +5,7 @@
 - A server that becomes a primary has every push whose acknowledgement the desk still trusts: what is missing was
   declared lost, so that it is computed again.
 - What a primary shows to a worker is on every backup of its view, so that no failure of the primary loses it.
+- A gradient is applied by a primary that has had the parameters which it was computed from.
 - It has every acknowledged push, whatever the desk knows, as long as each shard lost one server at most between two
   completed re-replications (`Scenario.gentle`).
 - A batch that all shards had acknowledged, and that one has lost, is computed again; and the run says so.
@@ -13,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.core.cluster.messages import NONE, Process, Pulled, Pushed, Replicated, Role
@@ -21,6 +22,11 @@ from paceline.core.cluster.outputs import Again, Apply, Changed
 from paceline.core.cluster.views import EPOCH_BITS, Trust
 from paceline.engines.virtual.network.actor import Actor
 from paceline.engines.virtual.network.scenario import Scenario
+
+
+def parameters_of(content: Sequence[int], version: int) -> int:
+    """Return a number for the parameters that the first batches of a shard have made."""
+    return hash(tuple(content[:version]))
 
 
 class Promises:
@@ -44,8 +50,8 @@ class Promises:
     def break_(self, what: str) -> None:
         self.broken = self.broken or what
 
-    def applied(self, server: Actor, apply: Apply) -> None:
-        """A server has made a version."""
+    def applied(self, server: Actor, apply: Apply, computed_from: int | None) -> None:
+        """A server has made a version; a primary is told which parameters the gradient was computed from."""
         content = server.content
         if len(content) != apply.version:
             self.break_(f"{server.process} makes version {apply.version} of {len(content)} batches")
@@ -53,6 +59,10 @@ class Promises:
             self.break_(f"{server.process} applies batch {apply.batch} twice")
         elif (needed := self.scenario.gathers) and apply.base // needed != (apply.version - 1) // needed:
             self.break_(f"{server.process} gathers batch {apply.batch}, computed from version {apply.base}, as {apply}")
+        elif computed_from is not None and computed_from != parameters_of(content, apply.base):
+            self.break_(
+                f"{server.process} applies batch {apply.batch}, which was computed from another version {apply.base}"
+            )
 
     def confirms(self, server: Actor, to: Process, message: Replicated) -> None:
         """A backup tells its primary what it has."""

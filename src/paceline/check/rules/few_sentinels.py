@@ -1,0 +1,124 @@
+"""Fewer end marks in a queue than workers that wait for one.
+
+Each worker ends when it takes the mark (`None`, `STOP`) out of the queue, and takes it away from the others. One mark
+for several workers ends one of them; the others wait for an item for ever, and so does a join of them. Put one mark per
+worker, or let a worker put the mark back.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.declarations import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.names import dotted
+from paceline.check.roots import Root, in_loop
+from paceline.check.rules.rule import Rule, finding, queue_of
+from paceline.check.summaries import Facts
+from paceline.narrative import Wait
+
+PUTS = ("put", "put_nowait")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report queues that get one end mark, of which several workers each need one."""
+    for root in facts.roots:
+        if root.kind not in ("thread", "process") or not root.several:
+            continue
+        for queue, mark, taken in _ends_by(root.function, facts):
+            puts = [
+                (fn, call)
+                for fn in facts.module.functions
+                for call in fn.calls
+                if queue_of(call, PUTS, fn, facts) == queue and call.args and ast.unparse(call.args[0]) == mark
+            ]
+            if len(puts) == 1 and puts[0][0] is not root.function and not in_loop(puts[0][1], puts[0][0]):
+                yield _report(*puts[0], root, queue, mark, taken)
+
+
+def _ends_by(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
+    """The queues whose end mark ends a worker: `item = queue.get()`, then `if item is None: return`."""
+    for target, value in fn.assigns:
+        if not isinstance(value, ast.Call) or not isinstance(target, ast.Name) or not in_loop(value, fn):
+            continue
+        queue = queue_of(value, ("get",), fn, facts)
+        again = any(queue_of(c, PUTS, fn, facts) == queue for c in fn.calls)
+        for test in fn.tests if queue and not again else ():
+            asked = test.test
+            if not isinstance(asked, ast.Compare) or not isinstance(asked.ops[0], ast.Is | ast.Eq):
+                continue
+            ends = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Break)
+            if dotted(asked.left) == target.id and ends:
+                yield queue, ast.unparse(asked.comparators[0]), value
+
+
+def _report(fn: Function, put: ast.Call, root: Root, queue: str, mark: str, taken: ast.Call) -> Finding:
+    name = root.function.qualname
+    return finding(
+        put,
+        fn,
+        f"one {mark} is put into {queue}, but each of the workers that run {name} needs one to end (line "
+        f"{taken.lineno}): the others wait for an item for ever",
+        [
+            Step("thread A", put.lineno, f"{fn.qualname} puts one {mark} into {queue}"),
+            Step("thread B", taken.lineno, f"{name} takes it, and ends"),
+            Step("thread C", taken.lineno, f"{name} waits for an item, and none comes"),
+        ],
+        f"put one {mark} per worker, or let each worker put it back before it ends",
+        queue,
+        0.75,
+        [Wait("thread C", "took the last item", f"put {mark} once more", "thread A")],
+    )
+
+
+RULE = Rule(
+    "PC211",
+    "too-few-end-marks",
+    "fewer end marks in a queue than workers that wait for one",
+    find,
+    bad="""
+        import queue
+        import threading
+
+        items = queue.Queue()
+
+        def work():
+            while True:
+                item = items.get()
+                if item is None:
+                    return
+                item.run()
+
+        def run(workers):
+            threads = [threading.Thread(target=work) for _ in range(workers)]
+            for thread in threads:
+                thread.start()
+            items.put(None)
+            for thread in threads:
+                thread.join()
+    """,
+    good="""
+        import queue
+        import threading
+
+        items = queue.Queue()
+
+        def work():
+            while True:
+                item = items.get()
+                if item is None:
+                    return
+                item.run()
+
+        def run(workers):
+            threads = [threading.Thread(target=work) for _ in range(workers)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                items.put(None)
+            for thread in threads:
+                thread.join()
+    """,
+    needs=("Queue",),
+)

@@ -1,0 +1,110 @@
+"""Files of text as blocks and lines of UTF-8, whatever they are packed with and encoded in.
+
+    gz, bz2, xz, zst ──unpacked──▶ blocks ──decoded──▶ blocks of UTF-8 ──▶ a file that an engine reads, or lines
+
+Bytes that cannot be decoded become one that is never part of UTF-8, so that an engine refuses their lines.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import DataError
+
+BLOCK = 1 << 20
+#: Written as the byte 0xFF.
+_WRONG = "\udcff"
+
+
+def _open_zst(path: Path) -> Any:
+    import pyarrow as pa
+
+    return pa.input_stream(str(path), compression="zstd")
+
+
+_UNPACKED: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.GzipFile,
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": _open_zst,
+}
+codecs.register_error("paceline.wrong", lambda error: (_WRONG, getattr(error, "end")))  # noqa: B009
+
+
+def is_packed(path: Path) -> bool:
+    return path.suffix in _UNPACKED
+
+
+def is_utf8(encoding: str) -> bool:
+    return codecs.lookup(encoding).name == "utf-8"
+
+
+def check_encoding(encoding: str) -> None:
+    """Refuse what is not the name of an encoding of text."""
+    try:
+        "x".encode(encoding)
+    except LookupError:
+        raise DataError(
+            f"encoding={encoding!r} is not an encoding that Python has; it is a name such as 'utf-8', 'latin-1', "
+            "'cp1252' or 'utf-16'"
+        ) from None
+
+
+def blocks_of(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file, unpacked, or raise `DataError`."""
+    if not is_packed(path):
+        with open(path, "rb") as file:
+            yield from iter(lambda: file.read1(BLOCK), b"")
+        return
+    try:
+        with _UNPACKED[path.suffix](path) as packed:
+            yield from iter(lambda: packed.read1(BLOCK), b"")
+    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path} is damaged or was not written to its end: {error}") from error
+
+
+def utf8(blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
+    """Yield the text of blocks in UTF-8."""
+    if is_utf8(encoding):
+        yield from blocks
+        return
+    decoder = codecs.getincrementaldecoder(encoding)("paceline.wrong")
+    for block in blocks:
+        yield decoder.decode(block).encode("utf-8", "surrogateescape")
+    yield decoder.decode(b"", True).encode("utf-8", "surrogateescape")
+
+
+def lines_of_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines without their line feeds."""
+    rest = b""
+    for block in blocks:
+        *whole, rest = (rest + block).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest
+
+
+def write_utf8(path: Path, encoding: str, text: Path) -> None:
+    """Write what a file holds, unpacked and in UTF-8."""
+    with open(text, "wb") as file:
+        for block in utf8(blocks_of(path), encoding):
+            file.write(block)
+
+
+def first_line(path: Path, encoding: str) -> bytes:
+    """Return a file's first line in UTF-8, or raise `DataError` where it shows that lines cannot be found."""
+    line = next(lines_of_blocks(utf8(blocks_of(path), encoding)), b"")
+    if is_utf8(encoding) and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{path} begins with the byte order mark of UTF-16; give its source encoding='utf-16'")
+    if b"\r" in line.rstrip(b"\r"):
+        raise DataError(
+            f"the lines of {path} end with a carriage return alone; `tr '\\r' '\\n'` makes line feeds of them"
+        )
+    return line
