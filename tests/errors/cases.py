@@ -161,7 +161,7 @@ PROCESSES = (
 
 NUMBERS = (
     Case("NaN", "x[33] = float('nan')\n", RING, 1,
-         (r"failed first: the loss is nan when in update \d, with samples .*\b33\b", "on_nan='skip' leaves such")),
+         (r"failed first: the loss is nan when in update \d, with samples .*\b33\b", "sample 33 of the data holds")),
     Case("NaN, to be skipped", "x[33] = float('nan')\njob = job.with_(on_nan='skip')\n", RING, 0,
          (r"not finite the loss of 3 gradients",)),
     Case("NaN, to be ignored", "x[33] = float('nan')\njob = job.with_(on_nan='ignore')\n", DOWNPOUR, 0,

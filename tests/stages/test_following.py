@@ -286,6 +286,12 @@ class Mixed(Body):
             return torch.matmul(h, h.t()).double() @ h
 
 
+class Holding(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled = 2 * self.enter.weight
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
@@ -294,7 +300,7 @@ class Mixed(Body):
         (Moving, "changes its buffer mean"),
         (Replaced, "puts another tensor in the place of its buffer mean.mean.*in place"),
         (Mixed, "chooses its precision itself, by torch.autocast; put that part into a module of its own"),
-        (lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 5))), "0 holds weight, .*parametrizations"),
+        (Holding, "Holding holds scaled, .*parametrize"),
     ],
 )
 def test_what_would_be_another_model_is_refused(model: Any, says: str) -> None:

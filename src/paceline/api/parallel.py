@@ -164,8 +164,10 @@ def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
 def _refuse(model: nn.Module, plan: Plan) -> None:
     """Raise for models and plans that a user's own loop cannot train."""
     if why := plan.traits.needs_train:
-        remedy = "" if isinstance(plan.method, NativeDdp) else "; use `paceline.train` for it"
-        raise PlanError(f"plan {plan.name} {why}{remedy}")
+        remedy = "use `paceline.train` for it"
+        if isinstance(plan.method, NativeDdp):
+            remedy = "leave out `paceline.parallel`, or name another plan, such as ring"
+        raise PlanError(f"plan {plan.name} {why}; {remedy}")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UsageError(
             "this model is wrapped in DistributedDataParallel, which has its own collectives: give model.module"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.engines.setup import Setup
-from paceline.parameters.layout import trainable
+from paceline.parameters.layout import not_trained, trainable
 from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.splits.slicing import Stored, stored_part
@@ -63,7 +63,7 @@ def stored_in(setup: Setup, name: str) -> Stored | None:
 def bytes_held(setup: Setup) -> dict[str, tuple[int, ...]]:
     """Return, for each parameter and moving buffer, its bytes at each worker; nothing where each holds all of them."""
     module, workers = setup.module, setup.plan.workers
-    tensors = {**trainable(module), **{n: b for n, b in module.named_buffers() if n in setup.probe.moving}}
+    tensors = {**trainable(module), **{n: b for n, b in not_trained(module).items() if n in setup.probe.moving}}
     found = {name: [0] * workers for name in tensors}
     if setup.operators is not None:
         for operator, worker in setup.operators.holders.items():

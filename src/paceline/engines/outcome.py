@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.engines.setup import Setup
 from paceline.errors import CrowdedWarning, RunFailed, users_code
 from paceline.gradients.evaluate import evaluate
-from paceline.parameters.layout import sha256, trainable
+from paceline.parameters.layout import not_trained, sha256, trainable
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, writing
 from paceline.runs.record import DeathRecord, Evaluation, RunRecord, Status, Summary
@@ -54,7 +54,7 @@ class Outcome:
 def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
     """Make a module with these trainable parameters and moving buffers."""
     module = setup.fresh_module()
-    buffers = dict(module.named_buffers())
+    buffers = not_trained(module)
     targets = [*trainable(module).values(), *(buffers[name] for name in setup.probe.moving)]
     with torch.no_grad():
         for target, value in zip(targets, values, strict=True):

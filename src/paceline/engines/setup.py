@@ -23,6 +23,7 @@ from paceline.engines.memory_check import check_fit, peaks_of
 from paceline.engines.threads import threads
 from paceline.errors import JobError, JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
+from paceline.gradients.first_batch import hint
 from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
@@ -127,16 +128,12 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         job = job.with_(compute=choice.compute)
     elif job.compute == "fused":
         job = fused_if_possible(job, module, source, not plan.traits.traced)
-    with users_code("the first batch"):
+    with users_code("the first batch", hint=hint):
         by_rows = traits.takes_sparse and traits.optimizer_at_server
         found = probe(job, module, source, plan.parts, by_rows, placement.devices[0])
     crowd = _crowd(plan) if engine == "local" else []
     found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source)), *crowd))
-    if found.restless and traits.shares_parameters:
-        raise PlanError(
-            f"the model itself changes parameter {found.restless[0]} while it computes (an embedding with max_norm=?), "
-            f"and under plan {plan.name} others read it meanwhile, or hold another; do without, or use sequential"
-        )
+    _refuse_changes(plan, module, found)
     if found.tables:
         _refuse_sparse(plan, found.tables)
         check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
@@ -282,7 +279,8 @@ def _small(job: Job, plan: Plan, samples: int) -> list[str]:
     batch = min(job.batch_size, samples)
     notes = []
     if job.batch_size > samples:
-        notes.append(f"batch_size={job.batch_size} is more than the {samples} samples: an update sees all of them")
+        few = f"{samples} sample{'s' * (samples > 1)}"
+        notes.append(f"batch_size={job.batch_size} is more than the {few}: an update sees all of them")
     if plan.parts > batch:
         notes.append(
             f"a batch of {batch} sample{'s' * (batch > 1)} cannot be divided among {plan.parts} workers: some have "
@@ -366,6 +364,21 @@ def _refuse_data(job: Job, plan: Plan, source: Source) -> None:
         raise PlanError(
             f"plan {plan} gives each worker a part of the data for the whole training, and a sampler or a stream has "
             "others in every epoch; use shuffle=True instead of a sampler, or another plan"
+        )
+
+
+def _refuse_changes(plan: Plan, module: nn.Module, found: Probe) -> None:
+    """Raise for parameters that the model itself changes, where the plan cannot follow it."""
+    if found.restless and plan.traits.shares_parameters:
+        raise PlanError(
+            f"the model itself changes parameter {found.restless[0]} while it computes (an embedding with max_norm=?), "
+            f"and under plan {plan.name} others read it meanwhile, or hold another; do without, or use sequential"
+        )
+    frozen = [name for name in found.moving if name not in dict(module.named_buffers())]
+    if frozen and isinstance(plan.method, Pipeline | SplitLayers | Dataflow):
+        raise PlanError(
+            f"the model itself changes parameter {frozen[0]}, which requires no gradient, while it computes, and under "
+            f"plan {plan.name} no worker has the whole model; make it a buffer, or use a plan such as ring or downpour"
         )
 
 

@@ -41,7 +41,7 @@ Every message says what was given, what is allowed, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from paceline.errors.base import (
@@ -137,12 +137,14 @@ __all__ = [
 
 
 @contextmanager
-def users_code(what: str, error: type[PacelineError] = JobError) -> Iterator[None]:
-    """Raise what the user's own code raises as an error of the job, with the user's lines."""
+def users_code(
+    what: str, error: type[PacelineError] = JobError, hint: Callable[[Exception], str] = lambda fault: ""
+) -> Iterator[None]:
+    """Raise what the user's own code raises as an error of the job, with a hint and the user's lines."""
     try:
         yield
     except PacelineError:
         raise
     except Exception as fault:
-        message = f"{what} fails: {type(fault).__name__}: {fault}\n{users_traceback(fault)}"
+        message = f"{what} fails: {type(fault).__name__}: {fault}{hint(fault)}\n{users_traceback(fault)}"
         raise error(message.rstrip()) from fault

@@ -37,6 +37,7 @@ FAMILIAR_OPTIONS = {
     "--max-epochs": "that is --epochs here",
     "--max-steps": "that is --max-updates here",
     "--nproc-per-node": "give --workers: Paceline starts the processes itself",
+    "--precision": 'it is the job\'s: change the job file, or its [job] in TOML, as in precision = "bf16-mixed"',
     "--num-workers": "give --workers for processes that train, or num_workers= in the job for those that load samples",
 }
 

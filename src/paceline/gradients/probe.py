@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import statistics
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +17,28 @@ from torch import Tensor, nn
 from paceline.core.agenda import Agenda, Chunk
 from paceline.data.order import Order
 from paceline.data.source import Source
-from paceline.errors import JobError
+from paceline.errors import JobError, users_code
+from paceline.gradients.first_batch import hint
 from paceline.gradients.replica import CPU, Replica
 from paceline.jobs.job import Job
-from paceline.parameters.layout import trainable
+from paceline.parameters.layout import not_trained
 from paceline.parameters.rows import numbers
 from paceline.parameters.sparse_tables import advice, sparse_names
 
 # Of the gradient's norm: rounding stays an order or two below.
 TOLERANCE = {"32-true": 1e-3, "bf16-mixed": 0.1, "16-mixed": 0.05}
+ROUNDING = 16  # or so many machine epsilons of the parameters' type
+DRAWS, FAR = 4, 2.0  # losses that are drawn, and the multiple of their range by which their means may differ
 
 
 @dataclass(frozen=True)
 class Probe:
     """The findings of `probe`."""
 
-    moving: tuple[str, ...]  # buffers that a training step changes
+    moving: tuple[str, ...]  # buffers and frozen parameters that a training step changes
     tables: tuple[str, ...]  # parameters whose gradient is sparse: some rows
     restless: tuple[str, ...]  # parameters that the model itself changes while it computes
+    some_unused: bool  # whether a parameter got no gradient
     notes: tuple[str, ...]  # for the user
 
 
@@ -48,47 +54,87 @@ def probe(
     whole = Chunk(0, 0, 0, 0, agenda.batch_size, 1.0)
     copied = copy.deepcopy(module)
     replica = Replica(job, copied.train(), (), device)
-    before = {name: buffer.clone() for name, buffer in copied.named_buffers()}
-    original = dict(copied.named_buffers())
-    writes = {name: parameter._version for name, parameter in trainable(copied).items()}
-    loss = replica.forward(copied, whole, source.batch(order.indices(whole), 0))
-    _check_loss(loss)
-    loss.backward()
+    original = not_trained(copied)
+    before = {name: tensor.clone() for name, tensor in original.items()}
+    writes = {name: parameter._version for name, parameter in copied.named_parameters()}
+    batch = source.batch(order.indices(whole), 0)
+    with users_code("the first batch", hint=partial(hint, batch=batch)):
+        loss = replica.forward(copied, whole, batch)
+        _check_loss(loss)
+        loss.backward()
     tables, notes = sparse_names(copied), advice(copied) if by_rows else []
+    written = [name for name, parameter in copied.named_parameters() if parameter._version != writes[name]]
     moving = tuple(
         name
-        for name, buffer in copied.named_buffers()
-        if buffer.shape == before[name].shape and not torch.equal(buffer, before[name])
+        for name, tensor in not_trained(copied).items()
+        if name in written or (tensor.shape == before[name].shape and not torch.equal(tensor, before[name]))
     )
+    buffers = dict(copied.named_buffers())
     for name in moving:
-        if dict(copied.named_buffers())[name] is not original[name]:
+        if name in buffers and buffers[name] is not original[name]:
             raise JobError(
                 f"the model puts another tensor in the place of its buffer {name}, which other "
                 "workers would not see; change the buffer in place, as by .copy_() or .mul_()"
             )
-    restless = tuple(name for name, parameter in trainable(copied).items() if parameter._version != writes[name])
-    replica.take()
+    restless = tuple(name for name in written if name not in moving)
+    some_unused = None in replica.take()
     _smallest_chunk(job, module, source, parts, device)
     # Augmentation draws by chunk, so the loss is checked without it, where the model can do without.
     replica = Replica(job.with_(batch_transform=None), copied, (), device)
-    copied.eval()  # chunks have their own dropout and batch-norm statistics on purpose; only the loss is checked
-    gap = drawn = 0.0
-    with contextlib.nullcontext() if job.batch_transform is None else contextlib.suppress(Exception):
-        gap = _gap(
-            _gradient(replica, source, order, [whole]),
-            _gradient(replica, source, order, [c for c in agenda.chunks(0) if c.samples]),
-        )
-    if gap > TOLERANCE[job.precision]:  # also where the model draws numbers in evaluation, which tells nothing
-        again = [_gradient(replica, source, order, [whole._replace(number=number)]) for number in range(2)]
-        drawn = _gap(*again)
-    if gap > TOLERANCE[job.precision] and drawn <= TOLERANCE[job.precision]:
-        notes.append(
-            f"the loss is not a mean over samples: the gradient of one batch differs from the mean over its two halves "
-            f"by {gap:.1%} (class weights, ignore_index, a sum, or pairs of samples?). Plans that split a batch train "
-            "something slightly different from one process. Remedy: loss_denominator=f(batch), the number that your "
-            "loss divides by."
-        )
-    return Probe(moving, tables, restless, tuple(notes))
+    # Chunks have their own dropout and batch-norm statistics on purpose; only the loss is checked. A model that has no
+    # loss in evaluation, or another one, keeps its own modules in training mode.
+    for quieten in (copied.eval, partial(_quieten, copied)):
+        quieten()
+        with contextlib.suppress(Exception):
+            notes += _of_the_loss(replica, source, order, whole, [c for c in agenda.chunks(0) if c.samples])
+            break
+    return Probe(moving, tables, restless, some_unused, tuple(notes))
+
+
+def _quieten(module: nn.Module) -> None:
+    """Put the parts of a module in evaluation that are PyTorch's own."""
+    module.train()
+    for part in module.modules():
+        if type(part).__module__.startswith("torch.") and not list(part.children()):
+            part.eval()
+
+
+def _of_the_loss(replica: Replica, source: Source, order: Order, whole: Chunk, halves: list[Chunk]) -> list[str]:
+    """Return a note if the loss of a batch is not the mean over its halves."""
+    limit = _tolerance(replica)
+    gap = _gap(_gradient(replica, source, order, [whole]), _gradient(replica, source, order, halves))
+    if gap <= limit:
+        return []
+    how = f"the gradient of one batch differs from the mean over its two halves by {gap:.1%}"
+    if _gap(*(_gradient(replica, source, order, [whole._replace(number=n)]) for n in range(2))) > limit:
+        # The model or the loss draws numbers, so gradients tell nothing; losses do, where they lie far apart.
+        both = [[_loss(replica, source, order, chunks, n) for n in range(DRAWS)] for chunks in ([whole], halves)]
+        one, other = map(statistics.fmean, both)
+        if abs(one - other) <= FAR * max(max(each) - min(each) for each in both):
+            return []
+        how = f"one batch has a loss of {one:.3g}, and its two halves of {other:.3g}"
+    return [
+        f"the loss is not a mean over samples: {how} (class weights, ignore_index, a sum, or pairs of samples?). Plans "
+        "that split a batch train something slightly different from one process. Remedy: loss_denominator=f(batch), "
+        "the number that your loss divides by; for pairs, as in contrastive losses, a plan whose workers take whole "
+        "batches, such as downpour."
+    ]
+
+
+def _tolerance(replica: Replica) -> float:
+    dtype = replica.parameters[0].dtype
+    return max(TOLERANCE[replica.job.precision], ROUNDING * torch.finfo(dtype).eps)
+
+
+def _loss(replica: Replica, source: Source, order: Order, chunks: list[Chunk], draw: int) -> float:
+    """Return the mean loss of chunks, with other random numbers for each `draw`."""
+    total = 0.0
+    for chunk in chunks:
+        with torch.no_grad():
+            batch = source.batch(order.indices(chunk), 0)
+            loss = replica.forward(replica.module, chunk._replace(number=DRAWS * chunk.number + draw), batch)
+        total += float(loss) * chunk.weight
+    return total
 
 
 def _check_loss(loss: object) -> None:

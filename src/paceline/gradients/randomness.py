@@ -40,6 +40,10 @@ class Chance:
         self._before = call[1] if call else 0
         self._seed(mix(self._chunk, *call) if call else self._chunk)
 
+    def again(self) -> None:
+        """Seed the generators as at the start of the chunk."""
+        self._seed(self._chunk)
+
     def _reseeder(self, number: int):  # type: ignore[no-untyped-def]
         salts = [mix(number)]  # of the first, second ... call in a chunk: one dropout used twice draws twice
         turn = call = 0

@@ -17,7 +17,7 @@ from paceline.data.source import Reader
 from paceline.gradients.loss import loss_function
 from paceline.gradients.randomness import Chance
 from paceline.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
-from paceline.parameters.layout import trainable
+from paceline.parameters.layout import not_trained, trainable
 from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.rows import coalesced, total_norm
 from paceline.parameters.store import LocalStore
@@ -50,9 +50,14 @@ class Autograd:
         return reader.batch(chunk)
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
+        # A step may have backward passes of its own, and clear what they leave: it finds no gradient of chunks before.
+        before = [] if replica.job.step is None else take_gradients(replica.parameters)
         loss = replica.forward(replica.module, chunk, batch)
         # Seeding the backward pass with the weight costs nothing; scaling the gradient afterwards is one more pass.
         loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+        for parameter, earlier in zip(replica.parameters, before, strict=bool(before)):
+            if earlier is not None:
+                parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
         return float(loss.detach())
 
     def take(self, replica: Replica) -> list[Tensor | None]:
@@ -81,7 +86,7 @@ class Replica:
         self.module = module.to(device)
         self.parameters = list(trainable(module).values())
         self.autocast = PRECISIONS[job.precision]
-        buffers = dict(module.named_buffers())
+        buffers = not_trained(module)
         self.moving = [buffers[name] for name in moving]
         self._compiled = False
 

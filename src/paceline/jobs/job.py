@@ -222,14 +222,14 @@ class Job:
         if isinstance(self.model, nn.Module):
             import copy
 
-            return copy.deepcopy(self.model)
+            return copy.deepcopy(without_history(self.model))
         with torch.random.fork_rng(devices=[]), seeded_elsewhere(self.seed):
             torch.manual_seed(self.seed)
             with users_code("model="):
                 module = self._uncompiled(self.model())
         if not isinstance(module, nn.Module):
             raise JobError(f"model= returned {type(module).__name__}, not an nn.Module")
-        return module
+        return without_history(module)
 
     def _uncompiled(self, model: Any) -> Any:
         """Return the module within a model that went through torch.compile, whose options are kept for the workers."""
@@ -277,3 +277,13 @@ def _wants_module(factory: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return first in ("model", "module", "net")
+
+
+def without_history(module: nn.Module) -> nn.Module:
+    """Detach the tensors that hooks before a module's forward compute anew, as for pruning: others cannot be copied."""
+    for part in module.modules():
+        if part._forward_pre_hooks:
+            for name, value in vars(part).items():
+                if isinstance(value, Tensor) and value.grad_fn is not None:
+                    vars(part)[name] = value.detach()
+    return module

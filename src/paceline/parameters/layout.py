@@ -86,6 +86,12 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
+def not_trained(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that a model may change itself: buffers, and parameters that require no gradient."""
+    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+    return frozen | dict(module.named_buffers())
+
+
 def check_trainable(module: nn.Module) -> torch.dtype:
     """Return the parameters' type. Raise `JobError` for a module without any to train, or with several types."""
     parameters = trainable(module)
@@ -101,9 +107,13 @@ def check_trainable(module: nn.Module) -> torch.dtype:
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
                 raise JobError(
                     f"{path or type(module).__name__} holds {name}, a tensor computed from others, so the model "
-                    "cannot be copied; of torch.nn.utils.weight_norm take the one in torch.nn.utils.parametrizations, "
-                    "and after pruning call prune.remove"
+                    "cannot be copied; compute it in forward, or by a parametrization of torch.nn.utils.parametrize"
                 )
+    if complex_one := next((name for name, p in parameters.items() if p.is_complex()), None):
+        raise JobError(
+            f"parameter {complex_one} is complex, and parameters are kept as real numbers; make it "
+            "nn.Parameter(torch.view_as_real(values)), and use torch.view_as_complex of it in forward"
+        )
     dtypes = {p.dtype for p in parameters.values()}
     if len(dtypes) > 1:
         raise JobError(
@@ -116,7 +126,7 @@ def check_trainable(module: nn.Module) -> torch.dtype:
 def lay_out(module: nn.Module, shards: int, moving: Sequence[str]) -> Layout:
     """Lay out a module's parameters in at most `shards` shards, with the buffers that training changes."""
     dtype, parameters = check_trainable(module), trainable(module)
-    buffers = dict(module.named_buffers())
+    buffers = not_trained(module)
     moved = [(name, tuple(buffers[name].shape)) for name in moving]
     groups = _balance({name: p.numel() for name, p in parameters.items()}, min(shards, len(parameters)))
     layouts = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -10,6 +11,8 @@ from paceline.runs.comparison import Answer, ComparisonRecord, Kind
 from paceline.runs.intervals import Interval
 
 TITLES = {Kind.RECOMMENDED: "Recommended", Kind.SINGLE: "One process is best here", Kind.UNDECIDED: "Undecided"}
+
+OPTION = re.compile(r"--[a-z-]+( \d+)?")  # is not broken into two lines
 
 
 def comparison_of(readings: Sequence[Reading]) -> ComparisonRecord | None:
@@ -29,9 +32,10 @@ def tile(comparison: ComparisonRecord | None) -> str:
     notes = "".join(f"<p class=warning>{escape(_sentence(note))}</p>" for note in comparison.notes)
     figures = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _figures(answer))
     command = f"<p>To use it:</p><pre><code>{escape(answer.command)}</code></pre>" if answer.command else ""
+    reason = OPTION.sub(r"<span class=option>\g<0></span>", escape(_reason(comparison, answer)))
     return (
         f'<section class="answer {answer.kind.value}" aria-label="The answer"><h2>{TITLES[answer.kind]}</h2>'
-        f"<p class=lead>{escape(_reason(comparison, answer))}</p>"
+        f"<p class=lead>{reason}</p>"
         f"{f'<dl class=tiles>{figures}</dl>' if figures else ''}{command}{warning}{notes}</section>\n"
     )
 

@@ -30,7 +30,7 @@ from paceline.splits.exchanging import Request
 from paceline.splits.operations import Operation
 from paceline.splits.shares import Shares
 from paceline.stages.following import tensors_of
-from paceline.stages.tracing import KnownResult, Traced, attribute
+from paceline.stages.tracing import KnownResult, Traced, attribute, step_alone
 
 KINDS = (*cannon.KINDS, *experts.KINDS)  # operations that are no piece of the model's graph
 Key = tuple[str, Placement]
@@ -80,10 +80,10 @@ class SplitModel:
 
     def walk(self, replica: Replica, batch: Batch, tensors: list[Tensor], weight: float) -> Walk:
         """Compute the loss of a chunk and add its gradient, times the weight, to the gradients of the parameters."""
-        passing, answered = ChunkWalk(self, replica, tensors), KnownResult()
-        answered.result = yield from passing.forward()
-        with replica.precision():
-            loss = replica.loss(answered, batch)
+        passing = ChunkWalk(self, replica, tensors)
+        result = yield from passing.forward()
+        with step_alone():
+            loss = KnownResult().loss(replica, batch, result)
         if loss.requires_grad:
             loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
         yield from passing.backward()

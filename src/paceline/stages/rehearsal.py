@@ -21,7 +21,7 @@ from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import trainable
 from paceline.stages.cutting import Code, cut
 from paceline.stages.exporting import check_sizes
-from paceline.stages.tracing import Call, KnownResult, Traced, retrace
+from paceline.stages.tracing import Call, KnownResult, Traced, retrace, step_alone
 
 ROUNDING = 100  # machine epsilons by which a loss may differ
 APART = 1e-4  # the share of its norm by which a gradient may differ, and a hundredth of that of all gradients
@@ -65,11 +65,13 @@ def through(
     travels, results, values, answered = list[list[Tensor]](), list[Any](), tensors, KnownResult()
     for code in codes:
         travels.append([t.detach().requires_grad_(t.requires_grad) for t in values])
+        if code.last and not traced.draws:
+            replica.chance.again()  # as at the worker of the last stage
         with replica.precision():
             results.append(code(*travels[-1]))
-            if code.last:
-                answered.result = results.pop()
-                loss = replica.loss(answered, seen)
+        if code.last:
+            with step_alone():
+                loss = answered.loss(replica, seen, results.pop())
         values = [] if code.last else list(results[-1])
     if loss.requires_grad:
         loss.backward()

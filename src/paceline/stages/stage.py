@@ -185,10 +185,7 @@ class Stage:
     def _given(self, kept: _Kept, batch: Batch, result: Any) -> list[Tensor]:
         """Keep what the stage gives, or the loss that the last one makes of it."""
         if self.code.last:
-            self.answered.result = result
-            with self.replica.precision():
-                result = [self.replica.loss(self.answered, batch)]
-            self.answered.result = None  # or its graph would keep what it came from until the next
+            result = [self.answered.loss(self.replica, batch, result)]
         kept.roots = list(result)
         return kept.roots
 

@@ -24,8 +24,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from paceline.errors import JobError, users_code
+from paceline.errors import JobError, PacelineError, users_code, users_traceback
 from paceline.gradients.randomness import draws
+from paceline.gradients.replica import Replica
 from paceline.jobs.experts import Experts
 from paceline.jobs.job import Batch
 from paceline.stages.exporting import ExportedGraph, export_graph, graph_of
@@ -61,9 +62,36 @@ class CallRecorder(nn.Module):
 class KnownResult(nn.Module):
     """Stands in for the model where its result is known already."""
 
-    result: Any
+    def __init__(self) -> None:
+        super().__init__()
+        self.result: Any = None
+        self.calls = 0
+        self.chance: Tensor | None = None  # the generator's state after the model, if that has drawn
+
+    def loss(self, replica: Replica, batch: Batch, result: Any) -> Tensor:
+        """Return the loss that a job makes of the model's result.
+
+        What `step` draws before it calls the model is drawn again, as it was for the model's arguments.
+        """
+        self.result, self.calls = result, 0
+        if replica.job.step is not None:
+            after = torch.get_rng_state()
+            replica.chance.again()
+            self.chance = None if torch.equal(after, torch.get_rng_state()) else after
+        with replica.precision():
+            loss = replica.loss(self, batch)
+        self.result = None  # or its graph would keep what it came from until the next
+        return loss
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        if self.calls > 1:
+            raise JobError(
+                "step= calls the model more than once, and a pipeline computes it once for each batch; call it with "
+                "all inputs together, as in model(torch.cat([a, b])).chunk(2), or use a plan that does not cut it"
+            )
+        if self.chance is not None:
+            torch.set_rng_state(self.chance)
         return self.result
 
     def __getattr__(self, name: str) -> Any:
@@ -71,6 +99,21 @@ class KnownResult(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             raise _not_whole(name) from None
+
+
+@contextlib.contextmanager
+def step_alone() -> Iterator[None]:
+    """Raise what `step` raises without the whole model as an error that says so."""
+    try:
+        yield
+    except (PacelineError, _Called):
+        raise
+    except Exception as fault:
+        raise JobError(
+            f"step= fails where it has only what model(...) returns, as under a pipeline: {type(fault).__name__}: "
+            f"{fault}; take no gradients in step= and use the model in no other way, or use a plan that does not cut "
+            f"the model, such as ring or downpour\n{users_traceback(fault)}".rstrip()
+        ) from fault
 
 
 def _not_whole(name: str) -> JobError:
@@ -102,8 +145,13 @@ class Call:
         """Return how `step` calls the model for this batch, and the tensors that it passes."""
         asked = CallRecorder()
         with contextlib.suppress(_Called):
-            step(asked, batch)
+            with step_alone():
+                step(asked, batch)
             raise JobError("step= never calls the model, so there is nothing to cut into stages")
+        with step_alone():  # tensors within torch.func have no memory of their own
+            for leaf in tree_leaves(asked.found):
+                if isinstance(leaf, Tensor) and not leaf.is_sparse:
+                    leaf.untyped_storage()
         if any(isinstance(leaf, PackedSequence) for leaf in tree_leaves(asked.found, is_leaf=_is_packed)):
             raise JobError(
                 "a packed sequence has another shape in every batch, and a pipeline is cut for one; give padded "

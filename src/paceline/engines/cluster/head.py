@@ -113,7 +113,7 @@ class Head:
         #: Results that were delivered: the flat values of a worker.
         self.results: dict[int, Tensor] = {}
         self.wanted: tuple[int, ...] = ()
-        self.diagnosis = Diagnosis(self.far.doing, lambda rank: f"It is rank {rank}", deadline)
+        self.diagnosis = Diagnosis(self.far.doing, lambda rank: f"It is rank {rank}", setup.source, deadline)
         self.observer: Observer | None = None
 
     def observe(self, observer: Observer, trace_file: Path | None) -> None:

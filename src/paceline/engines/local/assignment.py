@@ -44,6 +44,8 @@ class Assignment:
     split: SplitBlueprint | None = None
     #: Which worker holds which operator of the model.
     operators: OperatorBlueprint | None = None
+    #: Whether some parameter got no gradient from the first batch.
+    some_unused: bool = False
 
     def open_data(self) -> Source:
         """Make the source of the data that are not shared tensors. A stream's samples have been counted before."""

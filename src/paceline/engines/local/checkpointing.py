@@ -237,7 +237,8 @@ class Writer:
 def model_of(setup: Setup, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Make a `state_dict` of the model with the parameters and buffers of a checkpoint."""
     module, found, seen = setup.module, dict[str, Tensor](), set[int]()
-    made_of = [*trainable(module).values(), *(dict(module.named_buffers())[name] for name in setup.probe.moving)]
+    tensors = dict((*module.named_parameters(), *module.named_buffers()))
+    made_of = [*trainable(module).values(), *(tensors[name] for name in setup.probe.moving)]
     made = {id(old): new for old, new in zip(made_of, result_of(setup, checkpoint), strict=True)}
     for name, old in module.state_dict(keep_vars=True).items():
         new = made.get(id(old), old.detach())

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from paceline.data.source import Source
 from paceline.engines.local.messages import FailureReport
 from paceline.engines.local.process import oom_kills, state_of
-from paceline.errors import RunFailed, WorkerDied, WorkerFailed, WorkerSilent
-from paceline.errors.failure import Failure, Position
+from paceline.errors import NotFinite, RunFailed, WorkerDied, WorkerFailed, WorkerSilent
+from paceline.errors.failure import Failure, Position, few
 
 OTHER_WORKER = re.compile(r"worker (\d+)")
 
@@ -37,14 +43,25 @@ def process_state(process: BaseProcess) -> str:
     return f"Its process {process.pid} {state_of(process.pid)}"
 
 
+def not_finite(source: Source, samples: Sequence[int]) -> list[int]:
+    """Return those of the samples that hold NaN or an infinite number, as far as they can be read again."""
+    found = []
+    with contextlib.suppress(Exception):  # a Dataset's own, which has not failed before
+        for number in samples:
+            leaves = tree_leaves(source.batch(torch.tensor([number]), 0))
+            if any(isinstance(leaf, Tensor) and not bool(leaf.isfinite().all()) for leaf in leaves):
+                found.append(number)
+    return found
+
+
 class Diagnosis:
     """Makes the errors of one run. `victims` are the workers that the error stops although they are not its cause.
 
-    `doing` has the update of each worker; `state` describes what a worker's process is at.
+    `doing` has the update of each worker; `state` describes what a worker's process is at; `source` has the samples.
     """
 
-    def __init__(self, doing: Sequence[int], state: Callable[[int], str], deadline: float) -> None:
-        self.doing, self.state, self.deadline = doing, state, deadline
+    def __init__(self, doing: Sequence[int], state: Callable[[int], str], source: Source, deadline: float) -> None:
+        self.doing, self.state, self.source, self.deadline = doing, state, source, deadline
 
     def failed(self, number: int, report: FailureReport, victims: list[int]) -> RunFailed:
         """Make the error for an exception in a worker."""
@@ -55,6 +72,9 @@ class Diagnosis:
             return RunFailed(report.what)
         failure = Failure(number, f"failed first: {report.what}", report.position, victims)
         failure.traceback, failure.advice = report.traceback, report.advice
+        if report.advice == NotFinite.REMEDY and (bad := not_finite(self.source, report.position.samples)):
+            which = f"sample {bad[0]} of the data holds" if len(bad) == 1 else f"samples {few(bad)} of the data hold"
+            failure.advice = f"{which} NaN or infinity: correct or drop it; on_nan='skip' leaves such batches out"
         return WorkerFailed(failure)
 
     def _silent(self, number: int, waiting: int, victims: list[int]) -> WorkerSilent:

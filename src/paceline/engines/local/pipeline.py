@@ -18,6 +18,7 @@ from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.mesh_group import StageSums
+from paceline.engines.local.meter import Meter
 from paceline.engines.local.process import die_with_parent
 from paceline.engines.local.replica_lease import ReplicaLease
 from paceline.engines.local.snapshots import SnapshotFile
@@ -70,6 +71,7 @@ class PipelineWorker(WorkerContext):
         module: nn.Module = job.model  # type: ignore[assignment]
         inside = SplitStages(module, given.blueprint, self.place) if spread.inside > 1 else None
         self.segment = Segment(self.depth, job, module, given.blueprint, self.reader, inside)
+        self.meter = Meter(self, next(iter(self.segment.stages.values())).weights.store.optimizer)
         self.lease: ReplicaLease | None = None
         if spread.server is not None:
             self.lease = ReplicaLease(self, self.method, self.segment, arena, snapshots)
@@ -243,6 +245,7 @@ class PipelineWorker(WorkerContext):
             self.record(Kind.COMPUTE, update, -1, base, -1, start, start, 0, sums.samples, 0, sums.mean)
         self.record(Kind.APPLY, update, work.stage, base, version, start, now(), 0, 0, self.sent, 0.0)
         self.sent = 0
+        self.meter.after_step([], update)  # no worker has the whole gradient
         if self.snapshots is not None and not self.replica and self.agenda.reaches(update + 1, self.snapshots.every):
             before, named = now(), self._whole(work.stage)
             if self.place:

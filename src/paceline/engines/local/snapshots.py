@@ -50,7 +50,8 @@ class SnapshotFile:
             start += prod(shape) * self.dtype.itemsize
 
     def _write(self, start: int, tensors: list[Tensor]) -> None:
-        self._put(torch.cat([t.detach().flatten().to("cpu", self.dtype) for t in tensors]).numpy().tobytes(), start)
+        flat = torch.cat([t.detach().flatten().to("cpu", self.dtype) for t in tensors])
+        self._put(flat.view(torch.uint8).numpy().tobytes(), start)  # NumPy has no bfloat16
 
     def _put(self, raw: bytes, start: int) -> None:
         while raw:  # the kernel writes at most 2 GiB at once

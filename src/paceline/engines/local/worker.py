@@ -92,7 +92,7 @@ class LocalWorker:
         if isinstance(method, NativeDdp):
             from paceline.engines.local.methods.ddp import train_by_ddp  # imports torch.distributed: half a second
 
-            self.kept_alive = train_by_ddp(self.runner, reader, self.arena, given.deadline)
+            self.kept_alive = train_by_ddp(self.runner, reader, self.arena, given.deadline, given.some_unused)
         elif isinstance(method, Coordinated):
             train_coordinated(self.runner, method, self.arena, self.replica.compute)
         else:

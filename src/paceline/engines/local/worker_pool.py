@@ -38,7 +38,7 @@ from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.operators.planning import with_operators_of
-from paceline.parameters.layout import trainable
+from paceline.parameters.layout import not_trained, trainable
 from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.runs.live import Heartbeat, Phase, ProcessRecord
@@ -91,7 +91,9 @@ class WorkerPool:
         self.finished: set[int] = set()
         self.dead: set[int] = set()
         self.observer = Observer(setup, self.arena, self.begin, self.finished, self.dead, heartbeat, progress)
-        self.diagnosis = Diagnosis(self.arena.doing, lambda number: process_state(self.processes[number]), deadline)
+        self.diagnosis = Diagnosis(
+            self.arena.doing, lambda number: process_state(self.processes[number]), setup.source, deadline
+        )
         self.oom_kills = oom_kills()  # before the run
         #: Seconds for which workers could have run but had no core, summed over all workers.
         self.core_wait = 0.0
@@ -281,7 +283,7 @@ class WorkerPool:
                 self.begin.updates if self.begin else 0, self.begin is not None,
                 self.request.interval.updates if self.request else 0, at_end=True,
             ),
-            setup.blueprint, setup.split, setup.operators,
+            setup.blueprint, setup.split, setup.operators, setup.probe.some_unused,
         )  # fmt: skip
         return given.pack()
 
@@ -359,7 +361,7 @@ def snapshot_file(setup: Setup, request: CheckpointRequest | None, every: int) -
     """Open the file of snapshots, if there are any: in the run's folder if the run may be resumed."""
     if not every:
         return None
-    tensors = {**trainable(setup.module), **dict(setup.module.named_buffers())}
+    tensors = {**trainable(setup.module), **not_trained(setup.module)}
     shapes = {name: tuple(tensors[name].shape) for name in setup.names}
     named = request.run / "snapshots.bin" if request else None
     return SnapshotFile(shapes, setup.layout.dtype, every, named)

@@ -33,7 +33,7 @@ from paceline.gradients.message import up
 from paceline.gradients.payload import GradientSum
 from paceline.jobs.job import Job
 from paceline.links.tcp.connection import Buffer
-from paceline.parameters.layout import Layout, trainable
+from paceline.parameters.layout import Layout, not_trained, trainable
 from paceline.parameters.replicas import ExchangingReplica, exchange_with
 from paceline.parameters.shard_version import ShardVersion, version_shape
 from paceline.parameters.worker_state import WorkerState, copy_into
@@ -92,7 +92,7 @@ class CentreState:
 
     def __init__(self, job: Job, layout: Layout, number: int, rule: Exchanging, ranks: int) -> None:
         module = job.make_model()
-        named, buffers = trainable(module), dict(module.named_buffers())
+        named, buffers = trainable(module), not_trained(module)
         (shard,) = layout.shards
         mine, moving = [named[s.name] for s in shard.parameters], [buffers[b.name] for b in shard.buffers]
         carried = [rule.carries(value.detach()) for value in (*mine, *moving)]

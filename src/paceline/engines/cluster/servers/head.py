@@ -74,7 +74,7 @@ class ServerHead:
         self.finished: dict[int, Finished] = {}
         self.dead: set[int] = set()
         self.deaths: list[DeathRecord] = []
-        self.diagnosis = Diagnosis(self.far.doing, lambda rank: f"It is rank {rank}", deadline)
+        self.diagnosis = Diagnosis(self.far.doing, lambda rank: f"It is rank {rank}", setup.source, deadline)
         self.observer: Observer | None = None
         self._trace_file: Path | None = None
         self._values: list[Tensor] = []

@@ -21,7 +21,7 @@ from paceline.gradients.message import MessageShape, up
 from paceline.gradients.pulled import PulledView, apart
 from paceline.gradients.replica import clipped
 from paceline.jobs.job import Job
-from paceline.parameters.layout import Layout, ShardLayout, trainable
+from paceline.parameters.layout import Layout, ShardLayout, not_trained, trainable
 from paceline.parameters.optimizers import optimizer_over
 from paceline.parameters.shard_version import ShardVersion, version_shape
 from paceline.parameters.store import ShardStore
@@ -140,7 +140,7 @@ class ShardState:
     ) -> None:  # fmt: skip
         """With `gathers`, so many pushes make one update; with `pull`, answers to `ranks` workers are coded."""
         module = job.make_model()
-        named, buffers = trainable(module), dict(module.named_buffers())
+        named, buffers = trainable(module), not_trained(module)
         shard = layout.shards[number]
         mine = [named[span.name] for span in shard.parameters]
         optimizer = job.make_optimizer(module, list(named.values()))

@@ -7,20 +7,37 @@ from time import perf_counter_ns as now
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.core.agenda import Chunk
 from paceline.data.source import Reader
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.methods.runner import PlanRunner
 from paceline.engines.local.read_ahead import ddp_chunks
 from paceline.errors import NotFinite, WaitedTooLong
+from paceline.gradients.replica import Replica
+from paceline.jobs.job import Batch
 from paceline.runs.trace import Kind
 
 
-def train_by_ddp(runner: PlanRunner, reader: Reader, arena: Arena, deadline: float) -> DistributedDataParallel:
+class _Step(nn.Module):
+    """The job's step, which DistributedDataParallel wraps instead of the model: so it has the model as it is."""
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__()
+        self.module, self.replica = replica.module, replica
+
+    def forward(self, chunk: Chunk, batch: Batch) -> Tensor:
+        return self.replica.forward(self.module, chunk, batch)
+
+
+def train_by_ddp(
+    runner: PlanRunner, reader: Reader, arena: Arena, deadline: float, some_unused: bool
+) -> DistributedDataParallel:
     """Train under DistributedDataParallel; the caller keeps the wrapped model alive until the process ends."""
     try:
-        return _train(runner, reader)
+        return _train(runner, reader, some_unused)
     except RuntimeError as error:
         if "Timed out waiting" not in str(error):
             raise
@@ -36,11 +53,11 @@ def _slowest(me: int, doing: list[int]) -> str:
     return f"worker {late[0]}" if len(late) == 1 else "the others"
 
 
-def _train(runner: PlanRunner, reader: Reader) -> DistributedDataParallel:
+def _train(runner: PlanRunner, reader: Reader, some_unused: bool) -> DistributedDataParallel:
     """Run PyTorch's own training loop."""
     workers, replica, job, store = runner.plan.workers, runner.replica, runner.job, runner.local_store()
     state, pace = runner.resume(store), store.schedule
-    wrapped = DistributedDataParallel(replica.module)
+    wrapped = DistributedDataParallel(_Step(replica), find_unused_parameters=some_unused)
     for update in runner.updates_ahead():
         runner.doing(update)
         start, losses, samples = now(), 0.0, 0
@@ -50,7 +67,7 @@ def _train(runner: PlanRunner, reader: Reader) -> DistributedDataParallel:
         for number, chunk in enumerate(chunks):
             batch = reader.batch(chunk)
             wrapped.require_backward_grad_sync = number == len(chunks) - 1
-            loss = replica.forward(wrapped, chunk, batch)
+            loss = wrapped(chunk, batch)
             (loss * (chunk.weight * workers * bool(mine))).backward()
             losses, samples = losses + float(loss.detach()) * chunk.samples, samples + chunk.samples * bool(mine)
         if job.on_nan == "stop" and not math.isfinite(losses):

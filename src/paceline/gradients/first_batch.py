@@ -1,0 +1,42 @@
+"""What to say when the first batch fails: what the batch holds, and what to do about the commonest faults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from paceline.jobs.job import Batch
+
+#: What PyTorch says, and what to do.
+REMEDIES = {
+    r"expected (target dtype|scalar type) (to be )?Long": (
+        "a classification loss takes whole numbers as targets, as by y.long()"
+    ),
+    r"should be the same|same dtype|[Ee]xpected scalar type|expected m1 and m2": (
+        "give the inputs the type of the model's parameters, as by x.float(), or x.float() / 255 for images in bytes"
+    ),
+    r"default_collate": (
+        "leave that field out of the samples, or give a DataLoader with a collate_fn that makes batches of them"
+    ),
+}
+
+
+def hint(fault: Exception, batch: Batch = None) -> str:
+    """Return the end of a message about a fault: the remedy if one is known, and the batch if there is one."""
+    said = [remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, str(fault))][:1]
+    if batch is not None:
+        said.append(f"the batch is {described(batch)}")
+    return "".join(f"; {each}" for each in said)
+
+
+def described(batch: Batch) -> str:
+    """Return a batch's structure: types and shapes of its tensors."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {' x '.join(map(str, batch.shape)) or 'number'}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key}: {described(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, tuple | list):
+        return f"({', '.join(map(described, batch[:4]))}{', ...' * (len(batch) > 4)})"
+    return type(batch).__name__
