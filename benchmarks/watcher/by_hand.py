@@ -1,6 +1,6 @@
 """What py-spy shows of programs that hang and of others: `python by_hand.py PY_SPY [FAMILY...]`; writes by_hand.json.
 
-Somebody who suspects a hang prints the stacks twice with `py-spy dump`, some seconds apart, and takes a program for
+A user who suspects a hang prints the stacks twice with `py-spy dump`, some seconds apart, and takes a program for
 hung if no thread of any of its processes has moved. This does the same, with every pause of `PAUSES`.
 """
 
