@@ -13,7 +13,9 @@ import paceline as pl
 from paceline.compression import bounds
 from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
+from paceline.compression.page import page_of
 from paceline.compression.points import Bounds, Point, choose, frontier
+from paceline.compression.result import Compression
 from paceline.compression.scores import Loss, loss_between, score_of
 from paceline.errors import PlanError, RunFolderError, UsageError
 
@@ -78,6 +80,14 @@ def test_the_fastest_point_within_the_bounds_is_chosen() -> None:
     assert choose(points, Bounds(within=0.1)) is accurate
     assert choose(points, Bounds(within=0.1, latency=5.0)) is None
     assert choose(points, Bounds(within=5.0, size=500)) is wrong
+
+
+def test_the_page_shows_every_point_and_marks_the_chosen_one() -> None:
+    points = (point(0.9, 900, 9.0), point(0.898, 100, 9.0), point(0.8, 900, 1.0))
+    page = page_of(Compression("digits", "here", Bounds(), points, points[1], 0.9))
+    assert page.count("<title>int8, width 1, small: ") == len(points)
+    assert page.count('r="8"') == 1
+    assert page.count("<tr class=chosen>") == 2, "among the frontier and among all points"
 
 
 def test_a_bound_holds_with_confidence() -> None:

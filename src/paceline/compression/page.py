@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 
+import numpy as np
+
 from paceline.compression.points import Point
 from paceline.compression.result import Compression
+from paceline.report.charts import Scale
 from paceline.report.overview import section
 from paceline.report.page import document
 
-WIDTH, HEIGHT, MARGIN = 640, 320, 64
+PLACES = {"here": "this machine", "cortex-m4": "a Cortex-M4"}
 
 
 def page_of(found: Compression) -> str:
@@ -20,11 +22,11 @@ def page_of(found: Compression) -> str:
     body += section(
         "Accuracy against cost",
         _picture(found),
-        "Filled points are on the frontier; the ring is chosen.",
+        "Filled points are on the frontier, the one in a ring is chosen; the line is the best accuracy at each cost.",
     )
     body += section("The frontier", _table(found, found.frontier))
     body += section("All points", _table(found, found.points))
-    return document(f"{found.job}: compressed for {found.target}", body, "paceline compress")
+    return document(f"{found.job}: compressed for {PLACES[found.target]}", body, "paceline compress")
 
 
 def _summary(found: Compression) -> str:
@@ -49,35 +51,58 @@ def _cost(point: Point) -> str:
 
 
 def _picture(found: Compression) -> str:
-    """Points by cost, on a logarithmic axis, and by accuracy."""
-    costs = [math.log10(max(point.cost, 1e-3)) for point in found.points]
-    shares = [point.accuracy for point in found.points]
+    """Points by cost, on a logarithmic axis, and by accuracy; a line of the best accuracy at each cost."""
+    costs, shares = ([_cost_of(p) for p in found.points], [100 * p.accuracy for p in found.points])
+    across, up = Scale(min(costs) / 1.15, max(costs) * 1.15, log=True), Scale(min(shares) - 0.2, max(shares) + 0.2)
+    marks = [_line(0, 100 - y, 100, 100 - y, "grid") for y in (_percent(up, value) for value, _ in up.ticks())]
+    marks += [_line(x, 0, x, 100, "grid") for x in (_percent(across, value) for value, _ in across.ticks())]
+
+    def place(point: Point) -> tuple[float, float]:
+        return _percent(across, _cost_of(point)), 100 - _percent(up, 100 * point.accuracy)
+
+    marks += _edge([place(point) for point in sorted(found.frontier, key=_cost_of)])
     front = set(map(id, found.frontier))
-    low, high, least, most = min(costs), max(costs), min(shares), max(shares)
-    marks = []
-    for point, cost in zip(found.points, costs, strict=True):
-        x = MARGIN + (cost - low) / max(high - low, 1e-9) * (WIDTH - 2 * MARGIN)
-        y = HEIGHT - MARGIN - (point.accuracy - least) / max(most - least, 1e-9) * (HEIGHT - 2 * MARGIN)
-        filled = "currentColor" if id(point) in front else "none"
+    for point in found.points:
+        x, y = (f"{number:.2f}%" for number in place(point))
+        filled = "currentColor" if id(point) in front else "var(--paper)"
         what = f"{point.precision}, width {point.width:g}, {point.kernel}: {point.accuracy:.2%}, {_cost(point)}"
-        ring = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="none" stroke="currentColor"/>' * (point is found.chosen)
+        if point is found.chosen:
+            marks.append(f'<circle cx="{x}" cy="{y}" r="8" fill="none" stroke="currentColor"/>')
         marks.append(
-            f'{ring}<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{filled}" stroke="currentColor">'
+            f'<circle cx="{x}" cy="{y}" r="3.5" fill="{filled}" stroke="currentColor">'
             f"<title>{escape(what)}</title></circle>"
         )
+    labels = [f'<i class="y" style="top:{100 - _percent(up, v):.2f}%">{text}%</i>' for v, text in up.ticks()]
+    labels += [f'<i class="x" style="left:{_percent(across, v):.2f}%">{text}</i>' for v, text in across.ticks()]
     words = ("µs of a call" if found.target == "here" else "instructions of a call") + ", logarithmic"
-    ends = "".join(
-        f'<text x="{x}" y="{HEIGHT - 12}" text-anchor="{anchor}">{10**value:,.3g}</text>'
-        for x, anchor, value in ((MARGIN, "start", low), (WIDTH - MARGIN, "end", high))
-    )
-    ends += "".join(
-        f'<text x="2" y="{y}">{share:.1%}</text>' for share, y in {most: MARGIN, least: HEIGHT - MARGIN}.items()
-    )
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-size="12" fill="currentColor" '
-        f'aria-label="accuracy against {words}">{"".join(marks)}{ends}'
-        f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">{words}</text></svg>'
+        f'<figure><div class="plot" style="height:20rem;max-width:50rem"><svg role="img" '
+        f'aria-label="accuracy against {words}">{"".join(marks)}</svg>{"".join(labels)}</div>'
+        f'<div class="axis" style="max-width:50rem">{words}</div></figure>'
     )
+
+
+def _percent(axis: Scale, value: float) -> float:
+    return 100 * float(axis.place(np.array([value]))[0])
+
+
+def _cost_of(point: Point) -> float:
+    return max(point.cost, 1e-3)
+
+
+def _line(x: float, y: float, to_x: float, to_y: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x:.2f}%" y1="{y:.2f}%" x2="{to_x:.2f}%" y2="{to_y:.2f}%"/>'
+
+
+def _edge(places: Sequence[tuple[float, float]]) -> list[str]:
+    """Steps through the places that are higher than all before them."""
+    made, last = list[str](), None
+    for x, y in places:
+        if last is None or y < last[1]:
+            if last is not None:
+                made += [_line(*last, x, last[1], "rule"), _line(x, last[1], x, y, "rule")]
+            last = (x, y)
+    return made
 
 
 def _table(found: Compression, points: Sequence[Point]) -> str:
@@ -86,11 +111,13 @@ def _table(found: Compression, points: Sequence[Point]) -> str:
         "outside",
     )  # fmt: skip
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (
+        f"<tr{' class=chosen' * (point is found.chosen)}>" + "".join(f"<td>{escape(cell)}</td>" for cell in (
             f"{point.width:g}", point.precision, point.kernel, f"{point.accuracy:.2%}",
             f"{point.lost.most(found.bounds.confidence):.2f}", f"{point.size:,}",
             f"{point.memory:,}", _cost(point), ", ".join(found.bounds.faults(point)),
         )) + "</tr>"
         for point in points
     )  # fmt: skip
-    return f"<table><thead><tr>{''.join(f'<th>{h}</th>' for h in head)}</tr></thead><tbody>{rows}</tbody></table>"
+    heads = "".join(f"<th>{word}</th>" for word in head)
+    table = f"<table class=forms><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"<div class=scroll>{table}</div>"

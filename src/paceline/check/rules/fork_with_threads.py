@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.names import enclosing, is_constant, keyword, short_name
-from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.together.places import same_file
 
@@ -38,9 +38,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _starts(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call starts a thread that was made elsewhere."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "start":
-        return False
-    found = facts.module.resource(call.func.value, fn)
+    found = resource_of(call, ("start",), fn, facts)
     return found is not None and found.kind == "Thread"
 
 

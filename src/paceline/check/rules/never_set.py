@@ -16,7 +16,7 @@ from paceline.check.effects import Effect, has_timeout
 from paceline.check.findings import Finding, Step
 from paceline.check.names import enclosing, short_name
 from paceline.check.roots import in_loop
-from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 
 KINDS = ("Event", "Barrier")
@@ -61,9 +61,7 @@ def _barriers(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 def _subject(call: ast.Call, methods: tuple[str, ...], kind: str, fn: Function, facts: Facts) -> str:
     """The event or barrier of which a call is such a method; empty where it is none."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in methods:
-        return ""
-    found = facts.module.resource(call.func.value, fn)
+    found = resource_of(call, methods, fn, facts)
     return found.id if found is not None and found.kind == kind else ""
 
 

@@ -6,12 +6,11 @@ waiter that has just checked it misses the change.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 
 
@@ -21,9 +20,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         if fn.name.startswith("_") or "notify" in fn.name or fn.name.endswith("locked"):
             continue  # the callers may hold it
         for call in fn.calls:
-            if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("notify", "notify_all", "notifyAll"):
-                continue
-            found = facts.module.resource(call.func.value, fn)
+            found = resource_of(call, ("notify", "notify_all", "notifyAll"), fn, facts)
             if found is None or found.kind not in ("Condition", "AsyncCondition") or not found.sure:
                 continue
             called = any(event.held for _, event in facts.callers.get(id(fn), ()))
@@ -37,7 +34,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                         Step("thread A", call.lineno, f"waits for {found.id}"),
                         Step("thread B", call.lineno, f"{fn.qualname} notifies without holding it: RuntimeError"),
                     ],
-                    f"change the state and notify under `with {ast.unparse(call.func.value)}:`",
+                    f"change the state and notify under `with {text_of(call).rpartition('.')[0]}:`",
                     found.id,
                     0.8,
                 )

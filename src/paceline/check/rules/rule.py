@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from paceline.check.catalogue import QUEUES
-from paceline.check.declarations import Function
+from paceline.check.declarations import Function, Resource
 from paceline.check.findings import Finding, Step
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
@@ -28,11 +28,15 @@ class Rule(NamedTuple):
     needs: tuple[str, ...] = ()  # a file without any of these words is skipped
 
 
+def resource_of(call: ast.Call, methods: tuple[str, ...], fn: Function, facts: Facts) -> Resource | None:
+    """The lock, event, thread or other resource of which a call is one of these methods."""
+    named = isinstance(call.func, ast.Attribute) and call.func.attr in methods
+    return facts.module.resource(call.func.value, fn) if named else None  # type: ignore[attr-defined]
+
+
 def queue_of(call: ast.Call, methods: tuple[str, ...], fn: Function, facts: Facts, bounded: bool = False) -> str:
     """The queue of which a call is such a method; empty where it is none, or one of several."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in methods:
-        return ""
-    found = facts.module.resource(call.func.value, fn)
+    found = resource_of(call, methods, fn, facts)
     if found is None or found.kind not in {*QUEUES, "SimpleQueue"} or found.one_of_several:
         return ""
     return found.id if found.bounded or not bounded else ""

@@ -102,11 +102,12 @@ def replay(
             return _run(setup, trace, lives, stop, shard, record)
         except ReplayDiverged as error:
             lost = shards_lost(run.path if isinstance(run, Run) else Path(run))
-            if record.shards == 1 or not lost:
+            if not lost or (record.shards == 1 and plan.wire is None):
                 raise
             raise ReplayDiverged(
-                f"acknowledged pushes were lost with servers of shard {' and '.join(map(str, lost))}, and other shards "
-                f"may have applied gradients of what was lost: this run cannot be replayed to its end ({error})"
+                f"acknowledged pushes were lost with servers of shard {' and '.join(map(str, lost))}, and other "
+                "shards, or what a codec owes, may come from what was lost: this run cannot be replayed to its end "
+                f"({error})"
             ) from None
 
 
