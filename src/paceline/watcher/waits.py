@@ -117,7 +117,7 @@ class Waits:
     def _opening(self, pid: int, call: Call) -> Wait:
         """Return the wait for the other end of a named pipe, if processes of the tree wait for each other's ends.
 
-        Any process of the machine may open an end. One that waits alone, or several that all wait for somebody who
+        Any process of the machine may open an end. One that waits alone, or several that all wait for a process that
         writes, serve the outside.
         """
         name = _named_pipe(pid, call)
