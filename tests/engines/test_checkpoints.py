@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,6 +27,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.engines import checkpoints
+from paceline.engines.local import checkpointing
 from paceline.errors import CheckpointWarning, PlanError, RunFolderError, RunStopped, UsageError
 from paceline.runs.progress import Progress
 from paceline.runs.run import Run
@@ -272,6 +275,25 @@ def test_sigterm_to_all_processes_has_a_checkpoint_written_and_ends_the_run(
     assert f"paceline train --resume {folder}" in " ".join(said.split())
     assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
     assert newest(tmp_path) > 0
+
+
+def test_sigterm_ends_a_run_that_no_longer_moves(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_for_ever(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if multiprocessing.parent_process() is not None:
+            threading.Event().wait()
+        return nn.functional.cross_entropy(output, target)
+
+    def stop(_: Progress) -> None:
+        if not told:
+            told.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    told: list[None] = []
+    monkeypatch.setattr(checkpointing, "PATIENCE", 2.0)
+    with pytest.raises(RunStopped, match=r"no update was finished in .* it has no checkpoint yet") as stopped:
+        pl.train(job_of(job_file).with_(loss=wait_for_ever), "ring", 2, folder=tmp_path, progress=stop)
+    assert stopped.value.exit_code == 143
 
 
 @pytest.mark.parametrize("plan", ["parallel_sgd", "downpour:shards=2"])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 import pytest
 
 from paceline.watcher import interpreter, proc, stacks
@@ -74,13 +75,33 @@ def test_a_thread_that_sleeps_does_not_run() -> None:
     thread.start()
     try:
         tid = thread.native_id
-        until(lambda: dict(proc.look([os.getpid()]).processes[0].threads)[tid].kind == "lock")
+        until(lambda: {t.tid: t.wait.kind for t in proc.look([os.getpid()]).processes[0].threads}[tid] == "lock")
         first, second = proc.glance([os.getpid()]), proc.glance([os.getpid()])
         assert first.threads[os.getpid()][tid] == second.threads[os.getpid()][tid]
         assert second.threads[os.getpid()][threading.main_thread().native_id].ran > 0
     finally:
         sleeping.set()
         thread.join()
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the layout of CPython 3.11 is known")
+@pytest.mark.parametrize("timeout", [-1, 600])
+def test_a_lock_of_the_library_filelock_is_held_by_the_process_that_has_its_file(timeout: int, tmp_path: Path) -> None:
+    file = tmp_path / "cache.lock"
+    text = f"import filelock; filelock.FileLock({str(file)!r}, timeout={timeout}).acquire(poll_interval=0.2)"
+    with filelock.FileLock(file), subprocess.Popen([sys.executable, "-c", text]) as started:
+        try:
+            until(
+                lambda: any(
+                    frame.function == "acquire" and each.main.kind == "clock"
+                    for each in proc.look([started.pid]).processes
+                    for frame in each.stack_of(started.pid)
+                )
+            )
+            main = proc.look([started.pid]).processes[0].main
+            assert (main.polls, main.by) == (("asks", (os.getpid(),)) if timeout < 0 else ("", ()))
+        finally:
+            started.kill()
 
 
 def test_a_process_that_has_ended_is_left_out() -> None:

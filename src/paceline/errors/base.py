@@ -20,16 +20,27 @@ class RunFailed(PacelineError):
 
 
 class RunStopped(PacelineError):
-    """Ctrl-C or SIGTERM ended the run; a checkpoint was written, from which `--resume` goes on."""
+    """Ctrl-C or SIGTERM ended the run; `--resume` goes on from its last checkpoint."""
 
-    def __init__(self, signal: int, updates: int, of: int, loss: float, run: str) -> None:
+    def __init__(self, signal: int, updates: int, of: int, loss: float, run: str, waited: float = 0.0) -> None:
+        """Describe how far the run came.
+
+        Args:
+            signal: What ended it.
+            updates: Those of its last checkpoint; 0 if it has none.
+            of: All updates of the run.
+            loss: The newest training loss.
+            run: The run's folder.
+            waited: Seconds in which no update was finished, so that no checkpoint could be written.
+        """
         self.updates, self.run = updates, run
         self.exit_code = 128 + signal  # as a shell has it of a process that the signal ended
-        super().__init__(
-            f"stopped after {updates:,} of {of:,} updates, with train loss {loss:.4f}; a checkpoint is written\n"
-            f"  go on   paceline train --resume {run}\n"
-            f"  look    paceline report {run}"
-        )
+        said = f"stopped after {updates:,} of {of:,} updates, with train loss {loss:.4f}; a checkpoint is written"
+        if waited:
+            kept = f"its last checkpoint is that after {updates:,}" if updates else "it has no checkpoint yet"
+            said = f"stopped: no update was finished in {waited:.0f} s, so that no checkpoint could be written; {kept}"
+        resume = f"\n  go on   paceline train --resume {run}" if updates else ""
+        super().__init__(f"{said}{resume}\n  look    paceline report {run}")
 
 
 class TrialFailed(RunFailed):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from paceline.watcher.coroutines import Task
+from paceline.watcher.interpreter import Interpreter
 from paceline.watcher.polling import loop_of
-from paceline.watcher.samples import CLOSED, OPEN_FILE_LOCK, Stack, Wait
+from paceline.watcher.samples import CLOSED, OPEN_FILE_LOCK, Stack, Thread, Wait
 from paceline.watcher.syscalls import SLEEPS
 from paceline.watcher.waits import Waits, call_of
 
@@ -17,10 +20,18 @@ _EVENT = ["wait", "wait"]  # the innermost functions of a thread that uses an ev
 def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
     """Return a wait for a clock with what is asked for by it, and by whom it could be given; else the wait itself."""
     interpreter = waits.interpreter(pid) if wait.kind == "clock" else None
-    stack = interpreter.stack_of(tid) if interpreter is not None else ()
-    call = call_of(pid, tid) if stack else None
-    if call is None:
+    thread = interpreter.thread(tid) if interpreter is not None else None
+    call = call_of(pid, tid) if thread is not None and thread.stack else None
+    if call is None or thread is None:
         return wait
+    stack = thread.stack
+    if thread.loop is not None and os.path.basename(stack[0].file) == "selectors.py":
+        untimed = waits.without_timeout(pid, tid, call)
+        closed = not thread.loop.ready and untimed.kind in CLOSED
+        return wait._replace(by=untimed.by, on="what its tasks wait for", polls="asks") if closed else wait
+    if thread.lock_file:
+        by = waits.holders.of_file(os.path.join(f"/proc/{pid}/cwd", thread.lock_file))
+        return wait._replace(by=by, on=f"the lock on {thread.lock_file}", polls="asks") if by else wait
     if call.name in SLEEPS and not _sleeps(pid, stack):  # C code that sleeps between two attempts, as SQLite's
         return _locked(waits, pid, wait)
     loop = loop_of(stack, lambda file: _source(pid, file))
@@ -39,6 +50,23 @@ def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
     if untimed.kind not in CLOSED or not untimed.by:
         return wait
     return wait._replace(by=untimed.by, on=f"{untimed.on}, with a timeout, again and again", polls="asks")
+
+
+def tasks_of(waits: Waits, pid: int, interpreter: Interpreter) -> Iterator[Thread]:
+    """Iterate over the tasks of the event loops of a process, each with what it waits for."""
+    for loop in (each.loop for each in interpreter.threads if each.loop is not None):
+        for task in loop.tasks:
+            yield Thread(task.number, _wait_of(waits, pid, task), task.name)
+
+
+def _wait_of(waits: Waits, pid: int, task: Task) -> Wait:
+    if not task.timer:
+        return Wait("task", (pid,), task.on, task.owners)
+    loop = loop_of(task.stack, lambda file: _source(pid, file))
+    if loop is None or (task.timer == "sleep" and loop.takes) or (task.main and not loop.asks):
+        return Wait("clock", on=f"asyncio.{task.timer}")
+    by = waits.holders.reaching(pid, waits.tree) or (pid,)
+    return Wait("clock", by, "what its loop asks for", polls="asks" if loop.asks else "idles")
 
 
 def _event(file: str) -> str:

@@ -43,15 +43,20 @@ def find_knot(
     asleep = {
         thread.tid: thread
         for process, thread in look.threads()
-        if ((still(process.pid, thread.tid) or thread.wait.kind == "gil") and _closed(process, thread, stopped))
+        if (
+            (thread.task or still(process.pid, thread.tid) or thread.wait.kind == "gil")
+            and _closed(process, thread, stopped)
+        )
         or (thread.wait.polls == "asks" and polls(process.pid, thread.tid) and not _signalled(process, thread))
+        or (thread.task and thread.wait.polls == "asks")
     }
     idle = {
         thread.tid
         for process, thread in look.threads()
         # A main thread in `Event().wait()` only keeps the program alive: then such a thread is all that it is to do.
-        if thread.wait.polls == "idles" and thread.tid != process.pid and waits_for_lock(process.stacks)
-        if polls(process.pid, thread.tid)
+        if thread.wait.polls == "idles"
+        if thread.task
+        or (thread.tid != process.pid and waits_for_lock(process.stacks) and polls(process.pid, thread.tid))
     }
     while True:
         awake = [tid for tid, thread in asleep.items() if _can_be_woken(thread, asleep, idle, look)]
@@ -104,9 +109,10 @@ def _signalled(process: Process, thread: Thread) -> bool:
 def waits_for_lock(stacks: tuple[Stack, ...]) -> bool:
     """Whether a main thread is seen to wait for a lock or a thread, which no signal handler releases in practice.
 
-    A handler sets an event or notifies a condition: a main thread that has called `wait` of one may wait for a signal.
+    A handler sets an event or notifies a condition: a main thread that has called `wait` of one may wait for a signal,
+    and so may one that runs an event loop.
     """
-    if not stacks or not stacks[0]:
+    if not stacks or not stacks[0] or any(os.path.dirname(frame.file).endswith("/asyncio") for frame in stacks[0]):
         return False
     waits = 0
     while waits < len(stacks[0]) and (os.path.basename(stacks[0][waits].file), stacks[0][waits].function) == _WAIT:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.watcher.graph import Knot, find_retries
-from paceline.watcher.samples import Facts, Glance, Look, Pace, Stack, Wait
+from paceline.watcher.samples import Facts, Glance, Look, Pace, Stack, Thread, Wait
 
 #: Seconds without a single instruction after which a thread is still. Garbage collectors, databases and interpreters
 #: that look whether something is to be done wake several times in this time.
@@ -48,6 +48,8 @@ class History:
         self._retries: tuple[Knot, float, int] | None = None
         #: By process and thread: what asks again and again.
         self._polls: dict[tuple[int, int], _Poll] = {}
+        #: By process and task: what it waits for, and the look that first saw it.
+        self._tasks: dict[tuple[int, int], tuple[Thread, float]] = {}
 
     @property
     def first(self) -> Glance:
@@ -82,6 +84,10 @@ class History:
             kept[process.pid] = old if old is not None and old[0] == stack else (stack, look.at)
         self._stacks, self._looked = kept, look.at
         self._polls = dict(self._asking(look))
+        tasks = {(process.pid, thread.tid): thread for process, thread in look.threads() if thread.task}
+        old_tasks = self._tasks
+        self._tasks = {at: (each, look.at) for at, each in tasks.items()}
+        self._tasks |= {at: old for at, old in old_tasks.items() if old[0] == tasks.get(at)}
         retries, before = find_retries(look), self._retries
         if retries is None:
             self._retries = None
@@ -125,6 +131,8 @@ class History:
         """Return since when a thread is still, or a main thread that moves at the same lines."""
         if pid in self._elsewhere:
             return self.last.at - self._elsewhere[pid].seconds
+        if (pid, tid) in self._tasks:
+            return self._tasks[pid, tid][1]
         if (pid, tid) in self._polls and not self.still(pid, tid):
             return self._polls[pid, tid].since
         found = self.still_since(pid, tid)

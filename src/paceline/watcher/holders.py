@@ -74,6 +74,15 @@ class Holders:
                     found = os.stat(f"/proc/{pid}/fd/{fd}")
                     if stat.S_ISREG(found.st_mode):
                         inodes.add(str(found.st_ino))
+        return self._holding(inodes)
+
+    def of_file(self, path: str) -> tuple[int, ...]:
+        """Return the processes that hold a lock on a file; none if there is no such file."""
+        with suppress(OSError):
+            return self._holding({str(os.stat(path).st_ino)})
+        return ()
+
+    def _holding(self, inodes: set[str]) -> tuple[int, ...]:
         held = [each for inode in inodes for each in self.held.get(inode, ())]
         return tuple(sorted({p for p, keeps_out in held if keeps_out} or {p for p, _ in held}))
 

@@ -31,6 +31,7 @@ _LASTS = frozenset({"sleep", "acquire", "get", "put", "join", "result", "poll", 
 #: These take what others may wait to be rid of: a loop that sleeps in between may give way by them.
 _TAKES = frozenset({"get", "get_nowait", "acquire"})
 _FILE_LOCKS = frozenset({"flock", "lockf"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _FARTHEST, _LONGEST = 5, 400_000  # frames, characters of source
 
 
@@ -52,14 +53,14 @@ def loop_of(stack: Stack, source: Callable[[str], str]) -> Loop | None:
     ours = [frame for frame in stack if "/lib/python3" not in frame.file or "-packages/" in frame.file]
     for frame in ours[:_FARTHEST]:
         module = _parsed(source(frame.file))
-        function = _innermost(module, frame, (ast.FunctionDef, ast.Lambda)) or module
+        function = _innermost(module, frame, (*_FUNCTIONS, ast.Lambda)) or module
         loop = _innermost(function, frame, (ast.While,)) if function is not None else None
-        if module is None or function is None or (loop is None and not isinstance(function, ast.FunctionDef)):
+        if module is None or function is None or (loop is None and not isinstance(function, _FUNCTIONS)):
             return None
         try:
             if isinstance(loop, ast.While):
                 return _judged(loop, module)
-            assert isinstance(function, ast.FunctionDef)
+            assert isinstance(function, _FUNCTIONS)
             _known(list(_idle(function.body)), module)
         except _UnknownError:
             return None
@@ -173,7 +174,9 @@ def _known(expressions: list[ast.expr], module: ast.Module) -> set[str]:
     """Return the names of the functions that are called; all must be known, and attributes be plain data."""
     found: set[str] = set()
     for node in (node for each in expressions for node in ast.walk(each)):
-        if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom)):
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            raise _UnknownError
+        if isinstance(node, ast.Await) and not isinstance(node.value, ast.Call):
             raise _UnknownError
         if isinstance(node, ast.Call):
             name = _name(node.func)
@@ -193,7 +196,14 @@ def _is_data(name: str, module: ast.Module) -> bool:
         return True
     nodes = list(ast.walk(module))
     stored = any(isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, ast.Store) for n in nodes)
-    return stored and not any(isinstance(n, ast.FunctionDef) and n.name == name for n in nodes)
+    fields = (statement for n in nodes if isinstance(n, ast.ClassDef) for statement in n.body)
+    stored = stored or any(isinstance(each, (ast.Assign, ast.AnnAssign)) and _stores(each, name) for each in fields)
+    return stored and not any(isinstance(n, _FUNCTIONS) and n.name == name for n in nodes)
+
+
+def _stores(statement: ast.Assign | ast.AnnAssign, name: str) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return any(isinstance(each, ast.Name) and each.id == name for each in targets)
 
 
 def _called(statement: ast.stmt) -> set[str]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.watcher.asking import asked
+from paceline.watcher.asking import asked, tasks_of
 from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Work
 from paceline.watcher.waits import Waits
 
@@ -96,14 +96,17 @@ def _process(pid: int, waits: Waits) -> Process | None:
             threads.append(Thread(tid, wait._replace(timed=True, polls="") if rings else wait))
     signals = caught & WAKING_SIGNALS != 0
     interpreter = waits.interpreter(pid)
-    stacks, tids = (interpreter.stacks(pid), interpreter.tids(pid)) if interpreter else ((), ())
+    stacks = interpreter.stacks(pid) if interpreter else {}
+    if interpreter is not None and not any(each.wait.kind == "stopped" for each in threads):
+        threads += tasks_of(waits, pid, interpreter)
     rank, world_size = _rank(pid)
     if rank is None and interpreter is not None:
         numbers = interpreter.numbers(pid)
         rank, world_size = numbers.get("rank"), numbers.get("world_size", 0)
-    text = _text_of(pid, stacks[0][0]) if stacks and rank is not None else ""
+    tids, known = tuple(stacks), tuple(stacks.values())
+    text = _text_of(pid, known[0][0]) if known and rank is not None else ""
     parent, command = int(fields[1]), _command(pid)
-    return Process(pid, parent, command, tuple(threads), signals, rank, world_size, stacks, tids, text=text)
+    return Process(pid, parent, command, tuple(threads), signals, rank, world_size, known, tids, text=text)
 
 
 def _text_of(pid: int, frame: Frame) -> str:

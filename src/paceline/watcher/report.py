@@ -25,6 +25,8 @@ _REMEDIES = {
     "a reader only sees the end when no writer is left",
     "socket": "let one side read while the other writes: two that both wait to read, or both to write, never move",
     "child": "read what a child writes before waiting for its end, and end what it waits for",
+    "task": "let what is to set, notify, put, release or end it do so on every path, also when it fails or is "
+    "cancelled; no task may take a lock of asyncio that it holds, and all take several of them in one order",
     "asks": "let what gives it, or is to end it, also do so when it fails, and give waits a deadline",
     "file lock": "take file locks in one order everywhere",
     "stopped": "continue it with `kill -CONT PID`, or find what stopped it: Ctrl-Z, or reading the terminal in the "
@@ -54,11 +56,12 @@ class WaitingThread(NamedTuple):
     held_by: tuple[int, ...]  # threads
     at: Frame | None
     role: str  # "cause" or "victim"
+    name: str  # "thread 4711", or that of a task
 
     @property
     def scene(self) -> Scene:
         """The line about the thread."""
-        return Scene("", f"thread {self.tid} waits for {self.waits_for}{_at(self.at)}")
+        return Scene("", f"{self.name} waits for {self.waits_for}{_at(self.at)}")
 
 
 class Confirmed(NamedTuple):
@@ -83,12 +86,15 @@ class Waiting:
     collective: str = ""  # that a rank is in
     at: Frame | None = None  # the user's line, where the stack can be had
     threads: tuple[WaitingThread, ...] = ()  # further ones, those that hold each other first
+    task: str = ""  # the task that waits, where the thread that runs it does not
 
     @property
     def causing(self) -> str:
         """The threads that hold each other, where they are only some of the process."""
-        tids = [str(each.tid) for each in self.threads if each.role == "cause"]
-        return f", threads {', '.join(tids)}" if tids and len(tids) < len(self.threads) + 1 else ""
+        names = [each.name for each in self.threads if each.role == "cause"]
+        if self.task:
+            return f", {', '.join([self.task, *names])}"
+        return f", {', '.join(names)}" if names and len(names) < len(self.threads) + 1 else ""
 
     def scenes(self) -> Iterator[Scene]:
         """Iterate over the lines about the process and about its further threads."""
@@ -96,7 +102,8 @@ class Waiting:
             yield Scene(self.label, f"is in {self.collective}{_at(self.at)}, waits for {self.waits_for}")
         else:
             yield Scene(
-                self.label, f"{'is' if self.waits_for == 'stopped' else 'waits for'} {self.waits_for}{_at(self.at)}"
+                self.label + (self.task and f", {self.task}"),
+                f"{'is' if self.waits_for == 'stopped' else 'waits for'} {self.waits_for}{_at(self.at)}",
             )
         yield from (thread.scene for thread in self.threads[:SHOWN_THREADS])
         if len(self.threads) > SHOWN_THREADS:
@@ -186,6 +193,8 @@ def _kind(causes: tuple[Process, ...], knot: Knot) -> str:
     kinds = [
         t.wait.kind for p in causes for t in p.threads if t.tid in (knot.core or knot.threads) and t.wait.kind in CLOSED
     ]
+    if "task" in kinds:
+        return "task"
     others = [kind for kind in kinds if kind not in ("child", "lock")]
     asks = any(t.wait.polls == "asks" for p in causes for t in p.threads if t.tid in knot.threads)
     return next(iter(others + ["asks"] * asks + kinds), "lock")
@@ -205,13 +214,18 @@ def _told(process: Process, is_cause: bool, knot: Knot) -> Waiting:
         on += ", which needs " + ", ".join(f"pid {pid}" for pid in needed[:4])
     told = tuple(
         WaitingThread(
-            t.tid, _on(process, t.wait), t.wait.owners, line, _role(t.tid in knot.core or (not knot.core and is_cause))
+            t.tid,
+            _on(process, t.wait),
+            t.wait.owners,
+            line,
+            _role(t.tid in knot.core or (not knot.core and is_cause)),
+            _thread_name(process, t.tid),
         )
         for t in others
         if (line := users_line(process.stack_of(t.tid))) or t.wait.owners
     )
     at = users_line(process.stack_of(first.tid))
-    return Waiting(process.pid, process.label, _role(is_cause), on, wait.by, at=at, threads=told)
+    return Waiting(process.pid, process.label, _role(is_cause), on, wait.by, at=at, threads=told, task=first.task)
 
 
 def _role(is_cause: bool) -> str:
@@ -223,7 +237,7 @@ def _on(process: Process, wait: Wait) -> str:
     if not wait.owners:
         return wait.on
     names = [_thread_name(process, owner) for owner in wait.owners]
-    if wait.on == "the end of a thread":
+    if wait.on in ("the end of a thread", "the end of a task"):
         return "the end of " + " and ".join(names)
     return f"{wait.on} that {' and '.join(names)} holds"
 
@@ -231,7 +245,8 @@ def _on(process: Process, wait: Wait) -> str:
 def _thread_name(process: Process, tid: int) -> str:
     if tid == ENDED:
         return "a thread that has ended"
-    return "the main thread" if tid == process.pid else f"thread {tid}"
+    task = next((each.task for each in process.threads if each.tid == tid), "")
+    return task or ("the main thread" if tid == process.pid else f"thread {tid}")
 
 
 def users_line(stack: Stack) -> Frame | None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 #: Threads of other kinds of waits could be woken by something that the watcher cannot see.
-CLOSED = frozenset({"lock", "gil", "shared lock", "file lock", "pipe", "socket", "child"})
+CLOSED = frozenset({"lock", "gil", "shared lock", "file lock", "pipe", "socket", "child", "task"})
 
 #: Stands for a thread that has ended among the owners of a lock.
 ENDED = 0
@@ -56,10 +56,11 @@ class Wait(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """One thread at the moment of a look."""
+    """One thread at the moment of a look, or one task of an event loop."""
 
     tid: int
     wait: Wait
+    task: str = ""  # the name of a task; what is said of threads holds for it, but that the kernel does not know it
 
 
 class Frame(NamedTuple):
@@ -169,7 +170,7 @@ def look_from(data: dict[str, Any]) -> Look:
 
 def process_from(data: dict[str, Any]) -> Process:
     """Read a process that was written as JSON."""
-    threads = tuple(Thread(tid, _wait_from(*wait)) for tid, wait in data["threads"])
+    threads = tuple(Thread(tid, _wait_from(*wait), *task) for tid, wait, *task in data["threads"])
     stacks = tuple(tuple(Frame(*frame) for frame in stack) for stack in data["stacks"])
     facts = Facts(*data["facts"]) if data.get("facts") else None
     return Process(

@@ -13,6 +13,7 @@ _NUMBERS = {
     "poll": (7, -1), "ppoll": (271, 73), "select": (23, -1), "pselect6": (270, 72),
     "epoll_wait": (232, -1), "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441),
     "wait4": (61, 260), "waitid": (247, 95),
+    "open": (2, -1), "openat": (257, 56),
     "flock": (73, 32), "fcntl": (72, 25),
     "futex": (202, 98),
     "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "restart_syscall": (219, 128),
@@ -26,6 +27,9 @@ WRITES = frozenset({"write", "writev", "sendto", "sendmsg", "sendfile"})
 #: The argument that holds the timeout: a number of milliseconds, or the address of a timespec (none: 0).
 MILLISECONDS = {"poll": 2, "epoll_wait": 3, "epoll_pwait": 3}
 TIMESPEC = {"ppoll": 2, "select": 4, "pselect6": 4, "epoll_pwait2": 3, "futex": 3}
+
+#: The arguments that hold the path and how to open it.
+OPENS = {"open": (0, 1), "openat": (1, 2)}
 
 _FUTEX_PRIVATE = 128
 F_SETLKW, F_OFD_SETLKW = 7, 38

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from paceline.watcher.holders import Holders
@@ -16,7 +19,7 @@ from paceline.watcher.interpreter import Interpreter, read_interpreter
 from paceline.watcher.memory import peek
 from paceline.watcher.mutex import owner_of_mutex
 from paceline.watcher.samples import CLOSED, Wait
-from paceline.watcher.syscalls import F_OFD_SETLKW, F_SETLKW, READS, WRITES, Call, parse_call
+from paceline.watcher.syscalls import F_OFD_SETLKW, F_SETLKW, OPENS, READS, WRITES, Call, parse_call
 
 _POLLIN, _POLLOUT = 1, 4
 _STATES = {"R": "running", "T": "stopped"}
@@ -69,6 +72,8 @@ class Waits:
             return self._futex(pid, call)
         if call.name in ("wait4", "waitid"):
             return self._child(pid, call)
+        if call.name in OPENS:
+            return self._opening(pid, call)
         if call.name == "flock" or (call.name == "fcntl" and call.arguments[1] in (F_SETLKW, F_OFD_SETLKW)):
             return self._file_lock(pid, tid)
         polled = _polled(pid, call)
@@ -108,6 +113,27 @@ class Waits:
         one = wanted < 0x80000000 and (call.name == "wait4" or call.arguments[0] == 1) and wanted > 0
         children = (wanted,) if one else _children(pid)
         return Wait("child", children, "child " + ", ".join(map(str, children))) if children else Wait("unknown")
+
+    def _opening(self, pid: int, call: Call) -> Wait:
+        """Return the wait for the other end of a named pipe, if processes of the tree wait for each other's ends.
+
+        Any process of the machine may open an end. One that waits alone, or several that all wait for a process that
+        writes, serve the outside.
+        """
+        name = _named_pipe(pid, call)
+        if not name or len(self._openers) < 2 or not any(self._openers.values()):
+            return Wait("outside", on=f"the other end of the named pipe {name}") if name else Wait("unknown")
+        return Wait("pipe", tuple(self._openers), f"the other end of the named pipe {name}")
+
+    @cached_property
+    def _openers(self) -> dict[int, bool]:
+        """The processes of the tree whose main threads wait to open a named pipe, and whether to write."""
+        calls = {pid: call_of(pid, pid) for pid in self.tree}
+        return {
+            pid: call.arguments[OPENS[call.name][1]] & os.O_ACCMODE != os.O_RDONLY
+            for pid, call in calls.items()
+            if call is not None and call.name in OPENS and _named_pipe(pid, call)
+        }
 
     def _file_lock(self, pid: int, tid: int) -> Wait:
         held = self.holders.locks.get(pid) or self.holders.locks.get(tid)
@@ -153,6 +179,17 @@ def call_of(pid: int, tid: int) -> Call | None:
         return parse_call(Path(f"/proc/{pid}/task/{tid}/syscall").read_text())
     except OSError:
         return None
+
+
+def _named_pipe(pid: int, call: Call) -> str:
+    """Return the path of the named pipe that a process opens; empty if it opens anything else."""
+    at = call.arguments[OPENS[call.name][0]]
+    path = peek(pid, at, min(4096 - at % 4096, 1024)).partition(b"\0")[0].decode(errors="replace")
+    with suppress(OSError):
+        place = os.path.join(f"/proc/{pid}/cwd", path) if not path.startswith("/") else f"/proc/{pid}/root{path}"
+        if stat.S_ISFIFO(os.stat(place).st_mode):
+            return path
+    return ""
 
 
 def _children(pid: int) -> tuple[int, ...]:

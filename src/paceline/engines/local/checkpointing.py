@@ -35,6 +35,8 @@ from paceline.parameters.worker_state import WorkerState, copied
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.splits.slicing import assembled
 
+#: Seconds without an update after which a run that a signal is to end does so without a checkpoint.
+PATIENCE = 30.0
 MARGIN = 2  # updates from the furthest worker to the update after which all write their state
 
 
@@ -56,6 +58,8 @@ class CheckpointCoordinator:
         self.signals = Signals()
         #: Grows when a worker has passed the requested update before it saw the request.
         self.margin = MARGIN
+        #: What the workers were doing when that last changed, or when the signal came that ends the run.
+        self._moved: tuple[list[int], float] = ([], 0.0)
         self.writer = Writer(self._write)
         arena.control[TAKEN] = self.last
         if request.start is not None:
@@ -88,6 +92,15 @@ class CheckpointCoordinator:
         if self.arena.desk is not None:
             return self._cut(self.arena.desk)
         return self._take_in_step(finished)
+
+    @property
+    def stuck(self) -> float:
+        """Seconds without an update of a run that a signal is to end, if it should not be waited for any longer."""
+        doing, now = list(self.arena.doing), time.monotonic()
+        if not self.signals.ending or doing != self._moved[0]:
+            self._moved = doing, now
+        still = now - self._moved[1]
+        return still if still > PATIENCE else 0.0
 
     def _take_in_step(self, finished: set[int]) -> Checkpoint | None:
         """Take a checkpoint after the newest update at which every worker has written its state."""

@@ -180,6 +180,8 @@ class WorkerPool:
                 self.observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
                 if due is not None:
                     self._write_checkpoint(due)
+                elif self.checkpoints is not None and (waited := self.checkpoints.stuck):
+                    raise self._stopped(self.checkpoints.last, waited)
             if not self.finished:
                 raise RunFailed("every worker died; nothing was left to finish the run")
             if self.checkpoints is not None and self.observer.writer is not None:
@@ -206,10 +208,16 @@ class WorkerPool:
         self.checkpoints.writer.offer(due, writer.sync)
         if self.checkpoints.signals.ending:
             self.checkpoints.writer.flush()
-            _, losses = writer.so_far().loss_curve()
-            loss = float(losses[-1]) if len(losses) else math.nan
-            run = str(self.checkpoints.request.run)
-            raise RunStopped(self.checkpoints.signals.ending, due.updates, self.setup.agenda.updates, loss, run)
+            raise self._stopped(due.updates)
+
+    def _stopped(self, updates: int, waited: float = 0.0) -> RunStopped:
+        """Return what a signal has made of the run, of which the last checkpoint is that after so many updates."""
+        assert self.checkpoints is not None
+        assert self.observer.writer is not None
+        _, losses = self.observer.writer.so_far().loss_curve()
+        loss = float(losses[-1]) if len(losses) else math.nan
+        ending, run = self.checkpoints.signals.ending, str(self.checkpoints.request.run)
+        return RunStopped(ending, updates, self.setup.agenda.updates, loss, run, waited)
 
     def values(self) -> list[Tensor]:
         """Return the trainable parameters in the module's order, then the moving buffers."""
