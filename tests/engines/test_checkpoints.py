@@ -292,7 +292,9 @@ def test_sigterm_ends_a_run_that_no_longer_moves(
     told: list[None] = []
     monkeypatch.setattr(checkpointing, "PATIENCE", 2.0)
     with pytest.raises(RunStopped, match=r"no update was finished in .* it has no checkpoint yet") as stopped:
-        pl.train(job_of(job_file).with_(loss=wait_for_ever), "ring", 2, folder=tmp_path, progress=stop)
+        pl.train(
+            job_of(job_file).with_(loss=wait_for_ever), "ring", 2, folder=tmp_path, progress=stop, checkpoint_every=0
+        )
     assert stopped.value.exit_code == 143
 
 

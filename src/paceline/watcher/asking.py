@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from paceline.watcher.coroutines import Task
+from paceline.watcher.holders import file_of
 from paceline.watcher.interpreter import Interpreter
 from paceline.watcher.polling import loop_of
 from paceline.watcher.samples import CLOSED, OPEN_FILE_LOCK, Stack, Thread, Wait
@@ -30,7 +31,7 @@ def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
         closed = not thread.loop.ready and untimed.kind in CLOSED
         return wait._replace(by=untimed.by, on="what its tasks wait for", polls="asks") if closed else wait
     if thread.lock_file:
-        by = waits.holders.of_file(os.path.join(f"/proc/{pid}/cwd", thread.lock_file))
+        by = waits.holders.of_file(file_of(pid, thread.lock_file))
         return wait._replace(by=by, on=f"the lock on {thread.lock_file}", polls="asks") if by else wait
     if call.name in SLEEPS and not _sleeps(pid, stack):  # C code that sleeps between two attempts, as SQLite's
         return _locked(waits, pid, wait)
@@ -86,7 +87,7 @@ def _sleeps(pid: int, stack: Stack) -> bool:
 
 
 def _source(pid: int, file: str) -> str:
-    path = f"/proc/{pid}/root{os.path.abspath(file)}"
+    path = file_of(pid, file)
     try:
         return _read(os.path.realpath(path), os.stat(path).st_mtime_ns)
     except OSError:

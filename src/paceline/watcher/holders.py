@@ -148,6 +148,11 @@ class Holders:
         return self._mapped[pid]
 
 
+def file_of(pid: int, path: str) -> str:
+    """Return where this process finds a file that another one names, relative to its folder or within its root."""
+    return f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}"
+
+
 def _mode(pid: int, fd: str) -> int:
     """Return how a descriptor was opened; for reading and writing if that cannot be known."""
     with suppress(OSError):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.watcher.asking import asked, tasks_of
+from paceline.watcher.holders import file_of
 from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Work
 from paceline.watcher.waits import Waits
 
@@ -111,7 +112,7 @@ def _process(pid: int, waits: Waits) -> Process | None:
 
 def _text_of(pid: int, frame: Frame) -> str:
     """Return the source line of a frame, which names the function of C that it calls."""
-    return linecache.getline(f"/proc/{pid}/root{os.path.abspath(frame.file)}", frame.line).strip()
+    return linecache.getline(file_of(pid, frame.file), frame.line).strip()
 
 
 def caught_signals(pid: int) -> int:

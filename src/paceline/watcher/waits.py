@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from paceline.watcher.holders import Holders
+from paceline.watcher.holders import Holders, file_of
 from paceline.watcher.interpreter import Interpreter, read_interpreter
 from paceline.watcher.memory import peek
 from paceline.watcher.mutex import owner_of_mutex
@@ -186,8 +186,7 @@ def _named_pipe(pid: int, call: Call) -> str:
     at = call.arguments[OPENS[call.name][0]]
     path = peek(pid, at, min(4096 - at % 4096, 1024)).partition(b"\0")[0].decode(errors="replace")
     with suppress(OSError):
-        place = os.path.join(f"/proc/{pid}/cwd", path) if not path.startswith("/") else f"/proc/{pid}/root{path}"
-        if stat.S_ISFIFO(os.stat(place).st_mode):
+        if stat.S_ISFIFO(os.stat(file_of(pid, path)).st_mode):
             return path
     return ""
 
