@@ -44,8 +44,11 @@ def test_the_page_tells_of_every_row_of_the_data(tmp_path: Path) -> None:
         {"sensor": rows}, rows=100,
     )  # fmt: skip
     for data, told in (
-        (Shards(tmp_path / "prepared"), ["rows.csv:9 7,&lt;b&gt;abc", "399 samples of", "<td>24.5</td>"]),
-        (Stream(tmp_path / "grown"), ["sensor:8 7,&lt;b&gt;abc", "Population stability index", "<td>sensor</td>"]),
+        (Shards(tmp_path / "prepared"), ["rows.csv:9 7,&lt;b&gt;abc", "399 samples of", ">24.5</td>"]),
+        (
+            Stream(tmp_path / "grown"),
+            ["sensor:8 7,&lt;b&gt;abc", "Population stability index", "<th scope=row>sensor</th>"],
+        ),
     ):
         run = _trained(data, tmp_path / "runs" / type(data).__name__)
         (page,) = write([run])
@@ -53,7 +56,7 @@ def test_the_page_tells_of_every_row_of_the_data(tmp_path: Path) -> None:
         for part in (
             "400 rows = 399 kept + 1 rejected",
             "v is not a float",
-            "<td>worker 0</td><td>399</td><td>8</td><td>0-7</td>",
+            '<th scope=row>worker 0</th><td data-label="samples">399</td><td data-label="batches">8</td>',
             *told,
         ):
             assert part in text, part

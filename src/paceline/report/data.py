@@ -115,9 +115,16 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], whole
     if not rows:
         return ""
     heads = "".join(f"<th scope=col>{escape(each)}</th>" for each in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        f"<tr><th scope=row>{escape(first)}</th>"
+        + "".join(
+            f'<td data-label="{escape(name)}">{escape(cell)}</td>' for name, cell in zip(head[1:], rest, strict=True)
+        )
+        + "</tr>"
+        for first, *rest in rows
+    )
     more = f"<p class=note>{whole - len(rows):,} more are in the manifest.</p>" if whole > len(rows) else ""
     return (
-        f'<h3>{title}</h3><div class=scroll tabindex="0"><table><thead><tr>{heads}</tr></thead>'
+        f'<h3>{title}</h3><div class=scroll tabindex="0"><table class="cards rows"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>{more}"
     )
