@@ -23,6 +23,7 @@ from paceline.errors import DataError
 from paceline.preparation.ingest import ingest
 from paceline.preparation.recipe import Recipe, Words
 from paceline.preparation.sources import Csv, JsonLines
+from paceline.shards.drift import MOVED
 from paceline.shards.sealed import Note, Sealed, SealedList, has_writer, note_position
 from paceline.shards.verify import damaged_stream
 
@@ -75,13 +76,15 @@ def test_bad_lines_are_set_aside_with_their_line_in_the_source(tmp_path: Path) -
 
 
 def test_a_column_that_moves_is_told_by_its_drift(tmp_path: Path) -> None:
-    given = [*lines(0, 1000), *lines(1000, 1500, scale=3)]
+    given = [*lines(0, 1000), *lines(1000, 1500, scale=3), b"1500,5", b"1501,20", b"1502,35"]
     ingest(RECIPE, tmp_path / "s", {"a": given}, rows=500)
-    first, same, moved = (shard.drift["v"] for shard in SealedList(tmp_path / "s").shards)
+    first, same, moved, few = (shard.drift["v"] for shard in SealedList(tmp_path / "s").shards)
     for drift in (first, same):
         assert drift.population_stability < 0.05
         assert drift.kolmogorov_smirnov < 0.05
     assert moved.moved
+    assert few.population_stability > MOVED
+    assert not few.moved
     assert moved.kolmogorov_smirnov == pytest.approx(0.66, abs=0.02)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ BINS = 10
 MOST_PLACES = 64
 #: A population stability index above this one is commonly called a major change.
 MOVED = 0.25
+#: Of shards that have not moved, the share whose distance is taken for more than chance.
+FALSE_ALARMS = 0.01
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,12 @@ class Drift:
 
     population_stability: float
     kolmogorov_smirnov: float
+    chance: float = 0.0  # the Kolmogorov-Smirnov distance that shards of so many rows may have by chance
 
     @property
     def moved(self) -> bool:
-        return self.population_stability > MOVED
+        """Whether the column has changed much, and by more than few rows do by chance."""
+        return self.population_stability > MOVED and self.kolmogorov_smirnov > self.chance
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Reference:
         return Drift(
             max(population_stability(first, now) for first, now in pairs),
             max(kolmogorov_smirnov(first, now) for first, now in pairs),
+            chance(self.quantiles.shape[1], len(pairs[0][1]), len(pairs)),
         )
 
 
@@ -66,6 +72,14 @@ def kolmogorov_smirnov(first: Floats, now: Floats) -> float:
     points = np.concatenate([first, now])
     before = np.searchsorted(first, points, side="right") / len(first)
     return float(np.abs(before - np.searchsorted(now, points, side="right") / len(now)).max())
+
+
+def chance(first: int, now: int, places: int) -> float:
+    """Return the distance that the worst of several places exceeds in `FALSE_ALARMS` of cases if nothing has moved.
+
+    It is the asymptotic bound of the two-sample test, with the error divided among the places.
+    """
+    return math.sqrt(-math.log(FALSE_ALARMS / places / 2) / 2 * (1 / first + 1 / now))
 
 
 def as_lists(references: Mapping[str, Reference]) -> dict[str, list[list[float]]]:
