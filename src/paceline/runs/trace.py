@@ -291,6 +291,12 @@ class Trace:
         sums = np.bincount(place, np.where(finite, samples * loss, 0.0), len(updates))
         return updates, np.where(weights > 0, sums / np.maximum(weights, 1), math.nan)
 
+    @property
+    def newest_loss(self) -> float:
+        """The loss of the last update; NaN if there is none yet."""
+        _, losses = self.loss_curve()
+        return float(losses[-1]) if len(losses) else math.nan
+
     def not_finite(self) -> int:
         """Count the gradients that came from a loss of NaN or infinity."""
         (losses,) = self._computed("value")

@@ -6,7 +6,6 @@ workers hold the same after every update, the state of one of them is enough.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -54,8 +53,7 @@ class Checkpoints:
         self.writer.offer(checkpoint, observer.writer.sync)
         if self.signals.ending:
             self.writer.flush()
-            _, losses = observer.writer.so_far().loss_curve()
-            loss = float(losses[-1]) if len(losses) else math.nan
+            loss = observer.writer.so_far().newest_loss
             run, updates = str(self.request.run), self.setup.agenda.updates
             raise RunStopped(self.signals.ending, checkpoint.updates, updates, loss, run)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import shutil
 import tempfile
@@ -214,8 +213,7 @@ class WorkerPool:
         """Return what a signal has made of the run, of which the last checkpoint is that after so many updates."""
         assert self.checkpoints is not None
         assert self.observer.writer is not None
-        _, losses = self.observer.writer.so_far().loss_curve()
-        loss = float(losses[-1]) if len(losses) else math.nan
+        loss = self.observer.writer.so_far().newest_loss
         ending, run = self.checkpoints.signals.ending, str(self.checkpoints.request.run)
         return RunStopped(ending, updates, self.setup.agenda.updates, loss, run, waited)
 
