@@ -32,6 +32,7 @@ from paceline.kernels.ir import (
     RunningStatistic,
     Scatter,
     Statement,
+    Tokens,
     at,
     leaves,
 )
@@ -133,7 +134,8 @@ class Adjoint:
                 self._adds(into, ())
                 return [MaxPoolGradient(statement, self._gradient(target), into, statement.layer)]
             case Lookup(loops=loops, target=target, table=table, padding=padding) if table in self.trained:
-                return [Scatter(loops, self._gradient(target), self._buffer(table), padding, statement.layer)]
+                gradient, into = self._gradient(target), self._buffer(table)
+                return [Scatter(loops, gradient, into, padding, statement.layer, statement.numbers)]
             case BatchSum(target=target, source=source) if self._wants(source):
                 shape = self.program.shape(source)
                 whole = Ref(self._buffer(source), at(*(f"q{d}" for d in range(len(shape)))))
@@ -224,10 +226,12 @@ def touches(statement: Statement) -> tuple[list[str], str]:
             return [source.buffer], target.buffer
         case MaxPoolGradient(forward=forward, gradient=gradient, into=into):
             return [forward.source.buffer, forward.target.buffer, gradient.buffer], into.buffer
-        case Lookup(target=target, table=table):
-            return [table], target.buffer
-        case Scatter(gradient=gradient, table=table):
-            return [gradient.buffer], table
+        case Lookup(target=target, table=table, numbers=numbers):
+            return [table, *([numbers] if numbers else [])], target.buffer
+        case Scatter(gradient=gradient, table=table, numbers=numbers):
+            return [gradient.buffer, *([numbers] if numbers else [])], table
+        case Tokens(target=name):
+            return [], name
         case BatchSum(target=target, source=source):
             return [source], target
         case RunningStatistic(value=value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from paceline.kernels.ir import Lookup
+from paceline.kernels.ir import Lookup, Loss
 from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.plan import Plan
 
@@ -43,14 +43,29 @@ def check_samples(plan: Plan, labels: bool, x: Tensor, y: Tensor, order: Tensor)
         raise CannotFuse(f"{len(x)} samples, {len(y)} targets and an order of {order.numel()}: nothing to train on")
     if int(order.min()) < 0 or int(order.max()) >= len(x):
         raise CannotFuse(f"an order from {int(order.min())} to {int(order.max())}, of {len(x)} samples")
-    rows = [s.rows for s in plan.program.forward if isinstance(s, Lookup)]
-    if rows and x.numel() and not (int(x.min()) >= 0 and int(x.max()) < min(rows)):
-        raise CannotFuse(f"tokens from {int(x.min())} to {int(x.max())}, for an embedding of {min(rows)} rows")
-    if labels and y.numel() and not (int(y.min()) >= 0 and int(y.max()) < plan.program.outputs):
-        raise CannotFuse(
-            f"class numbers from {int(y.min())} to {int(y.max())}, for a network of {plan.program.outputs} outputs"
-        )
-    if labels and y.dim() != 1:
-        raise CannotFuse(f"targets of shape {tuple(y.shape)}: cross entropy has a kernel for one class per sample")
-    if not labels and tuple(y.shape[1:]) != plan.program.result:
-        raise CannotFuse(f"targets of shape {tuple(y.shape[1:])}, for outputs of shape {plan.program.result}")
+    for it in (s for s in plan.program.forward if isinstance(s, Lookup)):
+        _check_rows(it, x.reshape(len(x), -1)[:, list(it.columns)] if it.numbers else x)
+    program = plan.program
+    if labels:
+        ignored = next(s.ignored for s in program.forward if isinstance(s, Loss))
+        counted = y if y.numel() and 0 <= int(y.min()) else y[y != ignored]
+        if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < program.outputs):
+            raise CannotFuse(
+                f"class numbers from {int(counted.min())} to {int(counted.max())}, for a network of {program.outputs} outputs"
+            )
+        if tuple(y.shape[1:]) != program.places:
+            wanted = "one class per sample" if not program.places else f"classes of shape {program.places} per sample"
+            raise CannotFuse(f"targets of shape {tuple(y.shape)}: this network and its loss want {wanted}")
+    elif tuple(y.shape[1:]) != program.result:
+        raise CannotFuse(f"targets of shape {tuple(y.shape[1:])}, for outputs of shape {program.result}")
+
+
+def _check_rows(it: Lookup, numbers: Tensor) -> None:
+    """Refuses numbers that an embedding has no row for."""
+    if not numbers.numel():
+        return
+    least, most = float(numbers.min()), float(numbers.max())
+    if least < 0 or most >= it.rows:
+        raise CannotFuse(f"tokens from {least:.0f} to {most:.0f}, for an embedding of {it.rows} rows")
+    if numbers.is_floating_point() and not torch.equal(numbers, numbers.round()):
+        raise CannotFuse(f"{it.layer}: an embedding gets numbers that are not whole")

@@ -83,8 +83,11 @@ def canonical(graph: Graph, model: nn.Module) -> Graph:
     """Tied parameters by one name: the first that the module gives them."""
     named = {id(t): name for name, t in [*model.named_buffers(), *model.named_parameters()]}
 
+    def own(path: str) -> str:
+        return path if path in graph.numbers else named[id(_tensor(model, path.lstrip(".")))]
+
     def renamed(layer: Layer) -> Layer:
-        found = {word: named[id(_tensor(model, path.lstrip(".")))] for word, path in layer.weights.items()}
+        found = {word: own(path) for word, path in layer.weights.items()}
         return replace(layer, weights=found)
 
     return replace(graph, layers=tuple(map(renamed, graph.layers)))
@@ -99,7 +102,8 @@ def _tensor(model: nn.Module, path: str) -> Tensor:
 
 def tensors_of(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers that a graph's layers read, by name."""
-    return {name: _tensor(model, name) for layer in graph.layers for name in layer.weights.values()}
+    names = [name for layer in graph.layers for name in layer.weights.values()]
+    return {name: graph.numbers[name] if name in graph.numbers else _tensor(model, name) for name in names}
 
 
 def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: LossText, target: Target) -> Plan:

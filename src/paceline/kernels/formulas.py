@@ -40,6 +40,48 @@ def _hardsigmoid(x: Expression) -> Expression:
     return Op("*", Op("-", _relu(x, -3.0), _relu(x, 3.0)), Number(1 / 6))
 
 
+def _abs(x: Expression) -> Expression:
+    return Op("+", _relu(x), _relu(Op("*", x, Number(-1.0))))
+
+
+def _softplus(x: Expression, beta: float = 1.0) -> Expression:
+    scaled = x if beta == 1 else Op("*", x, Number(beta))
+    tail = Call("log", Op("+", Call("exp", Op("*", _abs(scaled), Number(-1.0))), Number(1.0)))
+    whole = Op("+", _relu(scaled), tail)
+    return whole if beta == 1 else Op("*", whole, Number(1 / beta))
+
+
+def _log_sigmoid(x: Expression) -> Expression:
+    return Op("*", _softplus(Op("*", x, Number(-1.0))), Number(-1.0))
+
+
+def _threshold(x: Expression, threshold: float, value: float) -> Expression:
+    above = Call("step", Op("-", x, Number(threshold)))
+    return Op("+", Op("*", above, Op("-", x, Number(value))), Number(value))
+
+
+def _beyond(x: Expression, size: float) -> Expression:
+    """What is left of a number whose size is above the limit; nothing of the others."""
+    return Op("*", x, Call("step", Op("-", _abs(x), Number(size))))
+
+
+def _shrunk(x: Expression, size: float) -> Expression:
+    return Op("-", _relu(x, size), _relu(Op("*", x, Number(-1.0)), size))
+
+
+def power(x: Expression, exponent: float) -> Expression:
+    """A power by a whole number as products, another one by logarithms."""
+    if exponent < 0:
+        return Call("reciprocal", power(x, -exponent))
+    if exponent == 0.5:
+        return Call("root", x)
+    if exponent != int(exponent) or exponent > 16:
+        return Call("exp", Op("*", Call("log", x), Number(exponent)))
+    half = Number(1.0) if exponent < 2 else power(x, exponent // 2)
+    square: Expression = half if exponent < 2 else Op("*", half, half)
+    return square if exponent % 2 == 0 else x if exponent == 1 else Op("*", square, x)
+
+
 FORMULAS: dict[str, Callable[..., Expression]] = {
     "leaky_relu": _leaky_relu,
     "elu": _elu,
@@ -48,6 +90,15 @@ FORMULAS: dict[str, Callable[..., Expression]] = {
     "hardtanh": _clipped,
     "hardsigmoid": _hardsigmoid,
     "hardswish": lambda x: Op("*", x, _hardsigmoid(x)),
+    "abs": _abs,
+    "softplus": _softplus,
+    "mish": lambda x: Op("*", x, Call("tanh", _softplus(x))),
+    "log_sigmoid": _log_sigmoid,
+    "softsign": lambda x: Op("*", x, Call("reciprocal", Op("+", Number(1.0), _abs(x)))),
+    "tanhshrink": lambda x: Op("-", x, Call("tanh", x)),
+    "softshrink": _shrunk,
+    "hardshrink": _beyond,
+    "threshold": _threshold,
 }
 
 

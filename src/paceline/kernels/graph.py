@@ -16,10 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from paceline.kernels.layers import MODULES, of_function
+from paceline.kernels.ir import FORBIDDEN
+from paceline.kernels.layers import COMPARISONS, MODULES, of_function
 from paceline.kernels.layers.base import BATCH, CannotFuse, Found, Graph, Held, Layer, Seen, Shape
-from paceline.kernels.layers.encoders import FORWARDS
+from paceline.kernels.layers.combined import materialised
+from paceline.kernels.layers.expansions import FORWARDS, FUNCTIONS, allowed
+from paceline.kernels.layers.shapes import pieces
 
+WORDS = ("cpu", "cuda", "none", "tanh", "sum", "mean")  # among arguments, that are no layers' names
 DEPENDS = object()  # in place of a value that is not known before there are samples
 
 
@@ -53,6 +57,11 @@ class _Reader:
         self.graph, self.constants = _traced(module)
         self.layers: dict[str, Layer] = {}
         self.shapes: dict[str, Shape] = {"input": inputs}
+        #: The dimension of the samples in what a layer gives; None where it depends on parameters alone.
+        self.axes: dict[str, int | None] = {"input": 0}
+        #: Tensors that do not depend on samples or parameters, by the name that the program has for them.
+        self.numbers: dict[str, Tensor] = {}
+        self.truths: set[str] = set()  # layers that give 1 and 0 for true and false
         self.made: dict[fx.Node, Any] = {}
         self.inputs, self.tokens = inputs, tokens
 
@@ -62,7 +71,9 @@ class _Reader:
                 result = self._value(node.args[0])
                 if not isinstance(result, str):
                     raise CannotFuse("the model returns more than one tensor; compute='autograd' trains it")
-                return Graph(tuple(self.layers.values()), self.inputs, self.tokens, result)
+                if self.axes[result] != 0:
+                    raise CannotFuse("the model's result has to have a row for each sample; compute='autograd' trains it")
+                return Graph(_reached(self.layers, result), self.inputs, self.tokens, result, self.numbers)
             self.made[node] = self._given(node)
         raise AssertionError("a traced graph ends in its output")
 
@@ -76,7 +87,7 @@ class _Reader:
             return self._held(str(node.target))
         args = [self._value(arg) for arg in node.args]
         given = {key: self._value(value) for key, value in node.kwargs.items()}
-        if node.op != "call_module":
+        if node.op != "call_module" and node.target is not allowed:
             known = self._known(node, args, given)
             if known is not DEPENDS:
                 return known
@@ -92,30 +103,48 @@ class _Reader:
             return self.constants[name]
         owner, _, last = name.rpartition(".")
         tensor: Tensor = getattr(self.module.get_submodule(owner), last)
+        if not tensor.is_floating_point():
+            return tensor
         return Held(name, tuple(tensor.shape), tensor)
 
     def _known(self, node: fx.Node, args: list[Any], given: dict[str, Any]) -> Any:
         """What does not depend on the samples, such as their shape; `DEPENDS` where it does."""
-        target = node.target
-        if target == "size" or (target is getattr and args[1:] == ["shape"]):
-            if not isinstance(args[0], str):
-                return DEPENDS
-            whole, one = (BATCH, *self.shapes[args[0]]), [*args[1:], *given.values()]
-            return whole[one[0]] if target == "size" and one else whole
-        if target is getattr and args[1:] in (["device"], ["dtype"]):
-            return getattr(torch.empty(0), args[1])
-        first = args[0] if args else None
-        if target in (operator.getitem, "getitem"):
-            if isinstance(first, tuple):
-                return first[args[1]]
-            if isinstance(first, Held):
-                return _rows(first, args[1])
+        target, first = node.target, args[0] if args else None
+        if target in ("size", "dim", "ndim") or (target is getattr and args[1] in ("shape", "ndim", "device", "dtype")):
+            word = args[1] if target is getattr else target
+            return self._property(str(word), first, [*(() if target is getattr else args[1:]), *given.values()])
+        if target is getattr:
+            if isinstance(first, tuple):  # of a maximum and its place
+                return first[0]
+            if args[1] in ("T", "mT"):
+                return self._layer(node, [first], {}, "mT")
+        if target in (operator.getitem, "getitem") and isinstance(first, tuple):
+            return first[args[1]]
         if isinstance(first, States):
             return self._state(node, first, args)
+        if target in (torch.zeros_like, torch.ones_like) and isinstance(first, str):
+            value = float(target is torch.ones_like)
+            return torch.full([1, *self.shapes[first]], value)
         if _depends([args, given]):
-            return DEPENDS
+            if isinstance(first, Held) and (changed := _changed(first, target, args[1:])) is not None:
+                return changed
+            if target not in ALONE or _depends([args, given], BATCH):
+                return DEPENDS
+        args, given = _without_samples([args, given])
         function: Callable[..., Any] = target if callable(target) else getattr(type(first), str(target))
         return function(*args, **given)
+
+    def _property(self, word: str, value: Any, more: list[Any]) -> Any:
+        """The shape of a value, or one of its sizes; where it lies, and of which type."""
+        if word in ("device", "dtype"):
+            return getattr(next(self.module.parameters(), torch.empty(0)), word)
+        whole: tuple[Any, ...]
+        if isinstance(value, str):
+            whole, axis = self.shapes[value], self.axes[value]
+            whole = whole if axis is None else (*whole[:axis], BATCH, *whole[axis:])
+        else:
+            whole = tuple(value.shape)
+        return len(whole) if word in ("dim", "ndim") else whole[more[0]] if more else whole
 
     def _state(self, node: fx.Node, states: States, args: list[Any]) -> str:
         """One of the last states of a recurrent layer: h[-1], or h.squeeze(0) where there is one."""
@@ -131,79 +160,277 @@ class _Reader:
         options = {"layer": which // states.directions, "direction": which % states.directions}
         return self._add(node.name, "state", (states.source,), (states.hidden,), options, {})
 
-    def _layer(self, node: fx.Node, args: list[Any], given: dict[str, Any]) -> Any:
+    def _layer(self, node: fx.Node, args: list[Any], given: dict[str, Any], target: Any = None) -> Any:
         """The layer that a node is."""
-        flat = [a for arg in args for a in (arg if isinstance(arg, tuple | list) else (arg,))]
+        target = target or node.target
+        if target in PIECES:
+            return self._pieces(node, target, args, given)
+        if target is allowed:
+            target, args = self._allowed(args)
+        if node.op == "call_module" and isinstance(self.parts[str(node.target)], nn.Embedding):
+            if isinstance(args[0], Tensor):
+                seen = Seen(node.name, f"layer {node.target}", str(node.target), ())
+                return _positions(seen, self.parts[str(node.target)], args[0])
+        elif target in JOINED or node.op == "call_module" or not any(
+            isinstance(a, str) and a in self.shapes for a in _flat([args, given])
+        ):
+            args = [self._given_by_layer(arg) for arg in args]
+        if node.op == "call_module":
+            args, given = self._without_zeros(self.parts[str(node.target)], args), _as_numbers(given)
+        args, given = self._held_numbers([args, given])
+        args, given = self._aligned([args, given])
+        flat = _flat([args, given])
         if any(a is None or isinstance(a, States) for a in flat[:1]):
             raise CannotFuse(
                 f"{node} uses the last cells of an LSTM, or all last states of a recurrent layer; take one of these by "
                 "its number: h[-1]"
             )
         sources = tuple(a for a in flat if isinstance(a, str) and a in self.shapes)
-        name, what, path = node.name, f"{node.op} {node.target}", ""
+        name, what, path = node.name, f"{node.op} {_called(target)}", ""
         if node.op == "call_module":
             path = str(node.target)
             name, what = path or "model", f"layer {path or 'model'} ({self.parts[path]})"
-        seen = Seen(name, what, path, tuple(self.shapes[s] for s in sources), sources, given)
+        seen = Seen(name, what, path, tuple(self.shapes[s] for s in sources), sources, given, self._axis(sources, what))
         if node.op == "call_module":
             part = self.parts[path]
-            if isinstance(part, nn.Embedding) and isinstance(args[0], Tensor):
-                return _positions(seen, part, args[0])
             row = next((row for kind, row in MODULES.items() if isinstance(part, kind)), None)
             found: Found | None = row(part, seen) if row is not None else None
         else:
-            found = of_function(node.target, args, seen)
+            found = of_function(target, args, seen)
         if found is None:
-            raise CannotFuse(
-                f"{seen.what} has no kernel; compute='autograd' (PyTorch) trains it. Kernels exist of: "
-                + ", ".join(kind.__name__ for kind in MODULES)
-            )
+            raise CannotFuse(f"{seen.what} has no kernel; compute='autograd' (PyTorch) trains it; {KINDS}")
+        return self._made(seen, found, what)
+
+    def _made(self, seen: Seen, found: Found, what: str) -> Any:
+        """Add what was found; what a node of its kind gives."""
         kind, shape, options, weights = found
         if kind == "same":
-            return sources[0]
+            return seen.inputs[0]
         if min(shape, default=1) < 1:
             raise CannotFuse(f"{what} makes {'x'.join(map(str, shape))} of {seen.shapes[0]}: there is nothing in it")
-        names = weights if isinstance(weights, dict) else {word: f"{path}.{word}" for word in weights}
-        computed = [word for word, held in names.items() if held.removeprefix(".") not in self.held]
+        names = weights if isinstance(weights, dict) else {word: f"{seen.path}.{word}" for word in weights}
+        computed = [word for word, held in names.items() if held.removeprefix(".") not in {**self.held, **self.numbers}]
         if computed:
             raise CannotFuse(
                 f"{what}: its {computed[0]} is computed from other parameters (a parametrization, weight_norm or a "
                 "mask); compute='autograd' trains it"
             )
-        name = self._add(name, kind, sources[:1] if kind == "attention" else sources, shape, options, names)
-        if kind in ("lstm", "gru"):
+        axis = options.pop("axis", seen.axis)
+        inputs = options.pop("inputs", seen.inputs)
+        name = self._add(seen.name, kind, inputs, shape, options, names, axis)
+        if seen.what.split()[-1] in COMPARISONS:
+            self.truths.add(name)
+        if kind in ("lstm", "gru", "rnn"):
             states = States(name, options["layers"], options["directions"], shape[1] // options["directions"])
             return (name, (states, None) if kind == "lstm" else states)
+        if kind == "highest" and seen.what.split()[-1] == "max":
+            return (name, None)
         return (name, None) if kind == "attention" else name
+
+    def _without_zeros(self, part: nn.Module, args: list[Any]) -> list[Any]:
+        """The arguments of a layer; of a recurrent one, without initial states, which have to be zeros."""
+        if not isinstance(part, nn.RNNBase) or len(args) < 2:
+            return args
+        given = [self.layers[a] if isinstance(a, str) and a in self.layers else a for a in _flat(args[1:])]
+        held = [one.weights["0"] for one in given if isinstance(one, Layer) and one.kind == "combined" and not one.inputs]
+        if len(held) != len(given) or any(name not in self.numbers or self.numbers[name].any() for name in held):
+            raise CannotFuse(f"{part} begins with states of its own; zeros have a kernel")
+        return args[:1]
+
+    def _aligned(self, values: Any) -> Any:
+        """Arguments; what depends on parameters alone without a dimension for the samples."""
+        layers = [v for v in _flat(values) if isinstance(v, str) and v in self.shapes]
+        rank = max((len(self.shapes[v]) for v in layers if self.axes[v] is not None), default=None)
+        axis = next((self.axes[v] for v in layers if self.axes[v] is not None), None)
+        if rank is None or axis is None:
+            return values
+
+        def one(value: Any) -> Any:
+            if isinstance(value, tuple | list):
+                return type(value)(map(one, value))
+            if isinstance(value, dict):
+                return {key: one(each) for key, each in value.items()}
+            if not isinstance(value, str) or self.axes.get(value, 0) is not None:
+                return value
+            shape = self.shapes[value]
+            if len(shape) != rank + 1 or shape[axis] != 1:
+                return value
+            return self._add(value, "reshape", (value,), (*shape[:axis], *shape[axis + 1 :]), {}, {}, axis)
+
+        return one(values)
+
+    def _axis(self, sources: tuple[str, ...], what: str) -> int | None:
+        """The samples' dimension in what layers give."""
+        found = {self.axes[s] for s in sources} - {None}
+        if len(found) > 1:
+            raise CannotFuse(f"{what} combines batches whose samples are different dimensions; transpose one of them")
+        return found.pop() if found else None
+
+    def _held_numbers(self, values: Any) -> Any:
+        """Tensors among arguments as parameters that nobody trains."""
+        if isinstance(values, tuple | list):
+            return type(values)(map(self._held_numbers, values))
+        if isinstance(values, dict):
+            return {key: self._held_numbers(value) for key, value in values.items()}
+        if not isinstance(values, Tensor):
+            return values
+        if not values.dim():
+            return values.item()
+        name, dtype = f"number_{len(self.numbers)}", next(self.module.parameters()).dtype
+        self.numbers[name] = values.detach().to(dtype).clamp(min=FORBIDDEN).contiguous()
+        return Held(name, tuple(values.shape), self.numbers[name])
+
+    def _given_by_layer(self, value: Any) -> Any:
+        """A parameter as a layer that copies it; several in a list likewise."""
+        if isinstance(value, tuple | list):
+            return [self._given_by_layer(one) for one in value]
+        value = self._held_numbers(value)
+        if not isinstance(value, Held):
+            return value
+        kind, shape, options, weights = materialised(value)
+        assert isinstance(weights, dict)
+        return self._add(f"{value.name}.given", kind, (), shape, options, weights, None)
+
+    def _pieces(self, node: fx.Node, target: Any, args: list[Any], given: dict[str, Any]) -> tuple[Any, ...]:
+        """Each piece of what is cut along a dimension."""
+        given = dict(zip(PIECES[target], args[1:], strict=False)) | given
+        source = self._given_by_layer(args[0])
+        seen = Seen(node.name, f"{node.op} {_called(target)}", "", (self.shapes[source],), (source,), {}, self.axes[source])
+        lengths = next((given[w] for w in ("split_size_or_sections", "split_size", "chunks") if w in given), None)
+        cuts = pieces(seen, lengths, given.get("dim", 0), "chunks" in given)
+        return tuple(self._layer(node, [source, cut], {}, operator.getitem) for cut in cuts)
+
+    def _allowed(self, args: list[Any]) -> tuple[Any, list[Any]]:
+        """Scores of attention and their mask, as a function that has a row."""
+        scores, mask = args
+        values = mask.tensor if isinstance(mask, Held) and not isinstance(mask.tensor, nn.Parameter) else mask
+        if isinstance(values, Tensor):
+            return operator.add, [scores, torch.where(values, 0.0, FORBIDDEN) if values.dtype == torch.bool else values]
+        if mask in self.truths:
+            mask = self._layer(next(iter(self.graph.nodes)), [mask], {}, "logical_not")
+            return "masked_fill", [scores, mask, FORBIDDEN]
+        return operator.add, [scores, mask]
 
     def _add(
         self, name: str, kind: str, sources: tuple[str, ...], shape: Shape, options: dict[str, Any],
-        names: dict[str, str],
+        names: dict[str, str], axis: int | None = 0,
     ) -> str:  # fmt: skip
         while name in self.layers:
             name += "_"
         self.layers[name] = Layer(name, kind, sources, shape, options, names)
-        self.shapes[name] = shape
+        self.shapes[name], self.axes[name] = shape, axis
         return name
 
 
-def _depends(given: Any) -> bool:
-    """Whether anything in these arguments depends on the samples, or on how many there are."""
+#: What all layers with a kernel are called, as messages say.
+KINDS = "kernels exist of " + ", ".join(kind.__name__ for kind in MODULES)
+#: Functions that cut a tensor into several, and their arguments after the first.
+PIECES: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys((torch.split, "split"), ("split_size_or_sections", "dim")),
+    **dict.fromkeys((torch.chunk, "chunk"), ("chunks", "dim")),
+    **dict.fromkeys((torch.unbind, "unbind"), ("dim",)),
+}
+JOINED = (torch.cat, torch.concat)
+#: Functions that are the same for all samples, whatever they say of the number of samples.
+ALONE = (torch.zeros, torch.ones, torch.full, "expand", "repeat", "expand_as", "new_zeros", "new_ones", "new_full")
+
+
+def _reached(layers: dict[str, Layer], result: str) -> tuple[Layer, ...]:
+    """The layers that the result depends on, in their order."""
+    wanted, found = {result}, []
+    for layer in reversed(list(layers.values())):
+        if layer.name in wanted:
+            found.append(layer)
+            wanted |= set(layer.inputs)
+    return tuple(reversed(found))
+
+
+def _as_numbers(given: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of an attention, a mask of truth values among them as what is added to scores."""
+    return {
+        key: torch.where(value, FORBIDDEN, 0.0) if isinstance(value, Tensor) and value.dtype == torch.bool else value
+        for key, value in given.items()
+    }
+
+
+def _flat(values: Any) -> list[Any]:
+    """All arguments, those in lists among them."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    return [v for each in values for v in _flat(each)] if isinstance(values, tuple | list) else [values]
+
+
+def _called(target: Any) -> str:
+    """What a traced function is called."""
+    return str(getattr(target, "__name__", target))
+
+
+def _without_samples(values: Any) -> Any:
+    """Arguments, with 1 in place of the number of samples and buffers as the tensors that they are."""
+    if isinstance(values, tuple | list):
+        return type(values)(map(_without_samples, values))
+    if isinstance(values, dict):
+        return {key: _without_samples(value) for key, value in values.items()}
+    return 1 if values is BATCH else values.tensor if isinstance(values, Held) else values
+
+
+def _depends(given: Any, *besides: Any) -> bool:
+    """Whether anything in these arguments depends on the samples, on how many there are, or on what is trained."""
     if isinstance(given, tuple | list):
-        return any(map(_depends, given))
+        return any(_depends(each, *besides) for each in given)
     if isinstance(given, dict):
-        return any(map(_depends, given.values()))
-    return given is BATCH or isinstance(given, str | Held | States)
+        return any(_depends(each, *besides) for each in given.values())
+    if isinstance(given, slice):
+        return _depends([given.start, given.stop, given.step], *besides)
+    if isinstance(given, Held):
+        return isinstance(given.tensor, nn.Parameter)
+    return (given is BATCH and BATCH not in besides) or isinstance(given, States) or (
+        isinstance(given, str) and given not in WORDS
+    )
 
 
-def _rows(held: Held, place: Any) -> Held:
-    """The first rows of a parameter: p[:, :n]."""
-    cuts = place if isinstance(place, tuple) else (place,)
-    simple = all(isinstance(cut, slice) and not cut.start and cut.step in (None, 1) for cut in cuts)
-    if not simple or len(cuts) > len(held.shape):
-        raise CannotFuse(f"{held.name}[{place}]: of a parameter, the first rows have a kernel: p[:, :n]")
-    ends = [n if cut.stop is None else min(n, cut.stop) for cut, n in zip(cuts, held.shape, strict=False)]
-    return Held(held.name, (*ends, *held.shape[len(ends) :]), held.tensor)
+def _changed(held: Held, target: Any, args: list[Any]) -> Held | None:
+    """A parameter in another shape or order, or its first rows; None where that is another function of it."""
+    shape, plain = held.shape, held.view is None and held.order is None
+    if target in (operator.getitem, "getitem"):
+        cuts = args[0] if isinstance(args[0], tuple) else (args[0],)
+        if held.view is None and all(isinstance(cut, slice) and not cut.start and cut.step in (None, 1) for cut in cuts):
+            ends = [n if cut.stop is None else min(n, cut.stop) for cut, n in zip(cuts, shape, strict=False)]
+            if all(isinstance(end, int) for end in ends) and held.order is None:
+                return Held(held.name, (*ends, *shape[len(ends) :]), held.tensor)
+        if plain and held.whole and all(cut is None or cut == slice(None) for cut in cuts):
+            left = iter(shape)
+            view = (*(1 if cut is None else next(left) for cut in cuts), *left)
+            return Held(held.name, view, held.tensor, view)
+        return None
+    if target == "expand":
+        sizes = _flat(args)
+        whole = (*[1] * (len(sizes) - len(shape)), *shape)
+        if any(size not in (-1, n) and not (size is BATCH and n == 1) for size, n in zip(sizes, whole, strict=True)):
+            return None
+        return held if whole == shape else Held(held.name, whole, held.tensor, whole) if held.whole else None
+    if target in ("view", "reshape", "unsqueeze", "flatten") and held.whole:
+        view = tuple(getattr(held.tensor, str(target))(*_without_samples(args)).shape)
+        return Held(held.name, view, held.tensor, view)
+    if target in ("t", "transpose", "permute", "mT") and (held.view is None or held.order is None):
+        order = getattr(torch.arange(len(shape)).expand(1, -1), "flatten")().tolist()
+        turned = torch.empty(shape, device="meta")
+        turned = turned.mT if target == "mT" else getattr(turned, str(target))(*args)
+        one = "t" if target in ("t", "mT") else target
+        places = {"t": lambda: [*order[:-2], order[-1], order[-2]],
+                  "transpose": lambda: _exchanged(order, *args),
+                  "permute": lambda: [n % len(order) for n in _flat(args)]}[str(one)]()  # fmt: skip
+        before = held.order or tuple(order)
+        if not held.whole and held.view is None:
+            return None
+        return Held(held.name, tuple(turned.shape), held.tensor, held.view, tuple(before[p] for p in places))
+    return None
+
+
+def _exchanged(order: list[int], one: int, other: int) -> list[int]:
+    order = list(order)
+    order[one], order[other] = order[other], order[one]
+    return order
 
 
 def _positions(seen: Seen, part: nn.Embedding, tokens: Tensor) -> Held:
@@ -218,6 +445,15 @@ def _positions(seen: Seen, part: nn.Embedding, tokens: Tensor) -> Held:
 
 class _Tracer(fx.Tracer):
     """Follows a module down to the layers that have a row in the table."""
+
+    proxy_buffer_attributes = True
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **given: Any) -> fx.Proxy:
+        """Some functions are traced as what they are made of."""
+        if kind in ("call_function", "call_method") and target in FUNCTIONS:
+            found: fx.Proxy = FUNCTIONS[target](*args, **kwargs)
+            return found
+        return super().create_proxy(kind, target, args, kwargs, *more, **given)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, tuple(MODULES)) or (

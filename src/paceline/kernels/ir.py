@@ -7,6 +7,7 @@ vector: a buffer of kind SAMPLE has one number per lane and place, a WEIGHT has 
     Apply             target[..] (+)= expression                                activations, gates, padding
     MaxPool           target[..]  = max of source[..] over a window             its way back is MaxPoolGradient
     Lookup            target[..]  = table[number[..], ..]                       embedding; its way back is Scatter
+    Tokens            target[..]  = number[..]                                  columns of numbers, masks
     DropoutMask       target[..]  = 0 or 1 / (1 - p), by chance                 dropout
     CausalMask        target[t][s] = 0, or FORBIDDEN where s is after t         attention
     BatchSum          target[..]  = sum of source[..] over the whole batch      batch-norm; its own way back
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
+from typing import Any
 
 
 class Kind(Enum):
@@ -227,6 +229,16 @@ class Lookup:
     rows: int
     padding: int | None  # the row that gets no gradient
     layer: str = ""
+    numbers: str = ""  # the buffer of the rows' numbers; where it is empty, these are the sample's tokens
+    columns: tuple[int, ...] = ()  # the places of the input that these numbers are
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A sample's tokens as numbers like others."""
+
+    target: str
+    layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -238,6 +250,7 @@ class Scatter:
     table: str
     padding: int | None
     layer: str = ""
+    numbers: str = ""
 
 
 @dataclass(frozen=True)
@@ -293,6 +306,10 @@ class Loss:
     number: float = 0.0  # the loss's own
     labels: bool = False  # of class numbers, or of a target for each score
     layer: str = "loss"
+    places: int = 1  # of a sample, that have a class each
+    weights: tuple[float, ...] = ()  # how much each class counts; nothing where all count the same
+    ignored: int = -100  # the class that does not count
+    own: tuple[Expression, Expression] | None = None  # of a loss that has no name: its value and its slope
 
 
 @dataclass(frozen=True)
@@ -306,7 +323,7 @@ class Repeat:
 
 
 Statement = (
-    Apply | Contract | MaxPool | MaxPoolGradient | Lookup | Scatter | DropoutMask | CausalMask | BatchSum
+    Apply | Contract | MaxPool | MaxPoolGradient | Lookup | Tokens | Scatter | DropoutMask | CausalMask | BatchSum
     | RunningStatistic | Loss | Repeat
 )  # fmt: skip
 
@@ -320,9 +337,13 @@ class Program:
     backward: list[Statement] = field(default_factory=list)
     zeroed: list[str] = field(default_factory=list)  # gradients that are added to
     inputs: tuple[int, ...] = ()
+    #: Buffers that are some of the input's numbers: their places in it.
+    columns: dict[str, Any] = field(default_factory=dict)
     tokens: bool = False  # the input is whole numbers
-    outputs: int = 0
+    outputs: int = 0  # how many targets a sample has, or how many classes
+    places: tuple[int, ...] = ()  # of a sample that have a class each
     result: tuple[int, ...] = ()  # how the outputs lie
+    numbers: dict[str, Any] = field(default_factory=dict)  # tensors that nobody trains and the module has not, by name
     batch_norm: str = ""  # a layer that needs a batch of at least two samples
 
     def new(self, name: str, shape: tuple[int, ...], kind: Kind = Kind.SAMPLE) -> str:

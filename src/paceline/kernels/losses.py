@@ -1,4 +1,8 @@
-"""The losses that have a kernel: each a mean over samples, and over the numbers of a sample."""
+"""The losses that have a kernel: each a mean over samples, and over the numbers of a sample.
+
+A loss is one of PyTorch's, a function of (output, target) that calls one, such as cross entropy of all steps of a sequence,
+or an expression of each output and its target, averaged.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from paceline.kernels.formulas import applied
+from paceline.kernels.functions import partials
+from paceline.kernels.ir import Expression, Number, Op, Ref
 from paceline.kernels.layers.base import CannotFuse
+from paceline.kernels.layers.combined import EXPRESSIONS
+
+IGNORED = -100  # the class that PyTorch's losses leave out
+SCORE, TARGET = Ref("score", ()), Ref("target", ())
+WAY_OUT = "compute='autograd' takes any loss"
 
 
 class LossText(NamedTuple):
@@ -20,6 +33,22 @@ class LossText(NamedTuple):
     labels: bool = False
     #: Whether the model's last layer has to be a log-softmax, which the loss contains.
     of_logarithms: bool = False
+    #: Whether the scores of a place's classes are the last dimension, instead of the first of a sample.
+    last: bool = False
+    #: How much each class counts; nothing where all count the same.
+    weights: tuple[float, ...] = ()
+    ignored: int = IGNORED
+    #: What an own loss computes of SCORE and TARGET.
+    expression: Expression | None = None
+
+    def slope(self) -> Expression:
+        """The slope of an own loss by the score."""
+        assert self.expression is not None
+        found: Expression = Number(0.0)
+        for leaf, value in partials(self.expression, self.expression, Number(1.0)):
+            if leaf == SCORE:
+                found = Op("+", found, value)
+        return found
 
 
 @dataclass(frozen=True)
@@ -32,40 +61,170 @@ class Row:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-LABELS = {"weight": None, "ignore_index": -100, "reduction": "mean"}
 MEAN = {"reduction": "mean"}
+PLAIN = {**MEAN, "weight": None}
 
 LOSSES: dict[type[nn.Module], Row] = {
-    nn.CrossEntropyLoss: Row(LossText("cross_entropy", labels=True), F.cross_entropy, "label_smoothing", LABELS),
-    nn.NLLLoss: Row(LossText("cross_entropy", labels=True, of_logarithms=True), F.nll_loss, settings=LABELS),
-    nn.MSELoss: Row(LossText("squared_error"), F.mse_loss, settings=MEAN),
-    nn.L1Loss: Row(LossText("absolute_error"), F.l1_loss, settings=MEAN),
+    nn.CrossEntropyLoss: Row(LossText("cross_entropy", labels=True), F.cross_entropy, "label_smoothing", MEAN),
+    nn.NLLLoss: Row(LossText("cross_entropy", labels=True, of_logarithms=True), F.nll_loss, settings=MEAN),
+    nn.MSELoss: Row(LossText("squared_error"), F.mse_loss, settings=PLAIN),
+    nn.L1Loss: Row(LossText("absolute_error"), F.l1_loss, settings=PLAIN),
     nn.SmoothL1Loss: Row(LossText("smooth_error", 1.0), F.smooth_l1_loss, "beta", MEAN),
-    nn.HuberLoss: Row(LossText("huber_error", 1.0), F.huber_loss, "delta", MEAN),
+    nn.HuberLoss: Row(LossText("huber_error", 1.0), F.huber_loss, "delta", PLAIN),
+    nn.BCELoss: Row(LossText("share_entropy"), F.binary_cross_entropy, settings=PLAIN),
     nn.BCEWithLogitsLoss: Row(
-        LossText("binary_cross_entropy"), F.binary_cross_entropy_with_logits,
-        settings={**MEAN, "weight": None, "pos_weight": None},
+        LossText("binary_cross_entropy"), F.binary_cross_entropy_with_logits, settings={**PLAIN, "pos_weight": None}
     ),
-}  # fmt: skip
+}
 
 
 def loss_kind(loss: Callable[..., Any]) -> LossText:
     """What the loss is called in a text."""
     for kind, row in LOSSES.items():
         if isinstance(loss, kind) or loss is row.function:
-            given = {key: getattr(loss, key, value) for key, value in row.settings.items()}
-            changed = [f"{key}={value!r}" for key, value in given.items() if value is not row.settings[key]
-                       and value != row.settings[key]]  # fmt: skip
-            if changed:
-                raise CannotFuse(
-                    f"{kind.__name__} with {', '.join(changed)} has no kernel, only the plain mean has; "
-                    "compute='autograd' takes any loss"
-                )
-            number = float(getattr(loss, row.number, row.text.number)) if row.number else row.text.number
-            if kind is nn.SmoothL1Loss and number == 0:
-                return LOSSES[nn.L1Loss].text
-            return row.text._replace(number=number)
-    raise CannotFuse(
-        f"the loss {getattr(loss, '__name__', loss)} has no kernel; {', '.join(k.__name__ for k in LOSSES)} have; "
-        "compute='autograd' takes any loss"
-    )
+            return _text(kind, vars(loss) | dict(getattr(loss, "_buffers", {})) if isinstance(loss, kind) else {})
+    found = None if isinstance(loss, nn.modules.loss._Loss) else _followed(loss)
+    if found is None:
+        raise CannotFuse(
+            f"the loss {getattr(loss, '__name__', loss)} has no kernel; {', '.join(k.__name__ for k in LOSSES)} have, "
+            f"functions of (output, target) that call one of these, and means of an expression of both; {WAY_OUT}"
+        )
+    return found
+
+
+def _text(kind: type[nn.Module], given: Mapping[str, Any]) -> LossText:
+    """The text of one of PyTorch's losses with these settings."""
+    row = LOSSES[kind]
+    if kind is nn.BCEWithLogitsLoss and isinstance(more := given.get("pos_weight"), Tensor) and more.numel() == 1:
+        given = {**given, "pos_weight": None}
+        row = Row(LossText("own_error", expression=_weighed_entropy(float(more))), row.function, settings=row.settings)
+    changed = [f"{key}={given[key]!r}" for key, value in row.settings.items() if given.get(key, value) not in (value, None)]
+    if changed:
+        raise CannotFuse(f"{kind.__name__} with {', '.join(changed)} has no kernel, the plain mean has; {WAY_OUT}")
+    number = float(given.get(row.number, row.text.number)) if row.number else row.text.number
+    if kind is nn.SmoothL1Loss and number == 0:
+        return LOSSES[nn.L1Loss].text
+    if not row.text.labels:
+        return row.text._replace(number=number)
+    weights, ignored = given.get("weight"), given.get("ignore_index", IGNORED)
+    if weights is not None and number:
+        raise CannotFuse(f"{kind.__name__} with weight= and label_smoothing= has no kernel, one of both has; {WAY_OUT}")
+    shares = () if weights is None else tuple(map(float, weights.detach().tolist()))
+    return row.text._replace(number=number, weights=shares, ignored=int(ignored))
+
+
+def _weighed_entropy(more: float) -> Expression:
+    """Binary cross entropy in which a 1 counts `more` times: (1 - y) s + (1 + (more - 1) y) softplus(-s)."""
+    rest = Op("*", Op("-", Number(1.0), TARGET), SCORE)
+    counts = Op("+", Number(1.0), Op("*", TARGET, Number(more - 1)))
+    return Op("+", rest, Op("*", counts, applied("softplus", Op("*", SCORE, Number(-1.0)))))
+
+
+# --- functions of (output, target) ----------------------------------------------------------------------------------
+
+
+class _Tracer(fx.Tracer):
+    """Follows a loss into the modules that it calls."""
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+
+class _Pair(nn.Module):
+    """A loss as a module, so that it can be traced."""
+
+    def __init__(self, loss: Callable[..., Any]) -> None:
+        super().__init__()
+        self.__dict__["loss"] = loss
+
+    def forward(self, output: Any, target: Any) -> Any:
+        return self.loss(output, target)
+
+
+def _followed(loss: Callable[..., Any]) -> LossText | None:
+    """What a function of (output, target) computes, or None where that is neither of the two forms."""
+    root = _Pair(loss)
+    try:
+        graph = _Tracer().trace(root)
+    except Exception:  # whatever the user's code does with what it does not expect
+        return None
+    end: Any = next(node for node in graph.nodes if node.op == "output").args[0]
+    if not isinstance(end, fx.Node):
+        return None
+    constants = {name: value for name, value in vars(root).items() if isinstance(value, Tensor)}
+    row = next((kind for kind, row in LOSSES.items() if end.target is row.function), None)
+    return _averaged(end) if row is None else _called(row, end, constants)
+
+
+#: The arguments of PyTorch's losses after output and target, by place.
+ARGUMENTS = {
+    nn.CrossEntropyLoss: ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"),
+    nn.NLLLoss: ("weight", "size_average", "ignore_index", "reduce", "reduction"),
+}
+#: Methods that leave the numbers in their order, and conversions.
+VIEWS = (
+    "view", "reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "float", "double", "long", "to", "view_as", "type_as",
+    "reshape_as", torch.flatten, torch.squeeze, torch.unsqueeze, torch.reshape,
+)  # fmt: skip
+
+
+def _called(kind: type[nn.Module], node: fx.Node, constants: Mapping[str, Tensor]) -> LossText | None:
+    """One of PyTorch's losses, called with views of output and target."""
+    words = ("input", "target", *ARGUMENTS.get(kind, ()))
+    given: dict[str, Any] = {**dict(zip(words, node.args, strict=False)), **node.kwargs}
+    output, target = given.pop("input", None), given.pop("target", None)
+    for word, value in given.items():
+        if isinstance(value, fx.Node):
+            given[word] = constants.get(str(value.target))
+            if given[word] is None:
+                return None
+    text = _text(kind, given)
+    last, source = _source(output)
+    if source != "output" or _source(target)[1] != "target":
+        return None
+    return text._replace(last=last) if text.labels else (None if last is None else text)
+
+
+def _source(value: Any) -> tuple[bool, str]:
+    """(whether the last dimension becomes the classes', which of both arguments a value is a view of)"""
+    last = False
+    while isinstance(value, fx.Node) and value.op != "placeholder":
+        rows = value.args[1:] if value.target in ("view", "reshape") else ()
+        sizes = rows[0] if len(rows) == 1 and isinstance(rows[0], tuple | list) else rows
+        if value.target in ("transpose", torch.transpose) and {*value.args[1:]} in ({1, 2}, {1, -1}):
+            last = True
+        elif value.target in ("permute", torch.permute) and _flat(value.args[1:]) in ([0, 2, 1], [0, 3, 1, 2]):
+            last = True
+        elif value.target not in VIEWS:
+            return False, ""
+        elif value.target in ("flatten", torch.flatten):
+            last = last or tuple(value.args[1:]) in ((0, 1), (0, -2))
+        elif len(sizes) == 2 and sizes[0] == -1:
+            last = True
+        value = value.args[0]
+    return last, value.name if isinstance(value, fx.Node) else ""
+
+
+def _flat(args: Any) -> list[Any]:
+    return [n for arg in args for n in (arg if isinstance(arg, tuple | list) else (arg,))]
+
+
+def _averaged(node: fx.Node) -> LossText | None:
+    """The mean of an expression of each output and its target."""
+    if node.target not in ("mean", torch.mean) or len(node.args) != 1 or node.kwargs:
+        return None
+    try:
+        expression = _expression(node.args[0])
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return LossText("own_error", expression=expression)
+
+
+def _expression(value: Any) -> Expression:
+    """A node as an expression; KeyError where it is none."""
+    if isinstance(value, int | float):
+        return Number(float(value))
+    if value.op == "placeholder":
+        return {"output": SCORE, "target": TARGET}[value.name]
+    args = list(map(_expression, value.args))
+    return EXPRESSIONS[value.target](*args, **{key: _expression(each) for key, each in value.kwargs.items()})

@@ -5,43 +5,94 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+import torch
+
 from paceline.kernels.adjoint import derive
-from paceline.kernels.ir import Kind, Loss, Program
-from paceline.kernels.layers import LOWER
+from paceline.kernels.ir import Apply, Kind, Loop, Loss, Program, Ref, Tokens, at
+from paceline.kernels.layers import LOWER, VIEWS
 from paceline.kernels.layers.base import CannotFuse, Graph, Layer, Shape
 from paceline.kernels.losses import LossText
 
 
 def lower(graph: Graph, weights: Mapping[str, Shape], trained: set[str], loss: LossText) -> Program:
     """The program of a graph. `weights` are the module's parameters and moving buffers, by name."""
-    program = Program(inputs=graph.inputs, tokens=graph.tokens)
+    program = Program(inputs=graph.inputs, tokens=graph.tokens, numbers=dict(graph.numbers))
     program.new("input", graph.inputs)
     for name, shape in weights.items():
         program.new(name, shape, Kind.WEIGHT)
     values = {"input": "input"}
+    begin(program)
     for number, layer in enumerate(_before_logarithms(graph, loss)):
-        values[layer.name] = LOWER[layer.kind](program, layer, [values[name] for name in layer.inputs], number)
-    ends = next((layer.inputs[0] for layer in graph.layers if layer.kind == "log_softmax"), graph.result)
-    result = values[ends]
+        values[layer.name] = written(program, layer, values, number)
+    last = next((layer for layer in graph.layers if layer.name == graph.result), None)
+    result = values[last.inputs[0] if last is not None and graph.result not in values else graph.result]
     program.result = program.shape(result)
-    program.outputs = prod(program.result)
-    if loss.labels and len(program.result) != 1:
-        raise CannotFuse(
-            f"the model gives scores of shape {program.result}; cross entropy has a kernel for a row of them per sample"
-        )
-    scores = program.view("scores", result, (program.outputs,))
-    program.forward.append(Loss(loss.name, scores, loss.number, loss.labels))
+    program.outputs, classes = prod(program.result), program.result
+    if loss.labels:
+        if not program.result:
+            raise CannotFuse("the model gives one number for a sample; cross entropy wants a score for each class")
+        result, classes = _rows_of_classes(program, result, loss)
+        program.places, program.outputs = classes[:-1], classes[-1]
+    scores = program.view("scores", result, (prod(classes),))
+    own = None if loss.expression is None else (loss.expression, loss.slope())
+    program.forward.append(
+        Loss(loss.name, scores, loss.number, loss.labels, places=prod(program.places), weights=loss.weights,
+             ignored=loss.ignored, own=own)
+    )  # fmt: skip
     derive(program, trained)
     return program
 
 
+def begin(program: Program) -> None:
+    """Says where in the input its numbers are."""
+    program.columns["input"] = torch.arange(prod(program.inputs)).view(program.inputs)
+
+
+def written(program: Program, layer: Layer, values: Mapping[str, str], number: int) -> str:
+    """The buffer of a layer's result, its statements appended; `values` are the buffers of the layers before it."""
+    sources = [values[name] for name in layer.inputs]
+    if program.tokens and "input" in sources and layer.kind != "embedding":
+        sources = [_numbers(program) if source == "input" else source for source in sources]
+    result = LOWER[layer.kind](program, layer, sources, number)
+    if len(sources) == 1 and sources[0] in program.columns and layer.kind in VIEWS:
+        program.columns[result] = VIEWS[layer.kind](layer, program.columns[sources[0]])
+    return result
+
+
+def _numbers(program: Program) -> str:
+    """The tokens as numbers like others."""
+    name = "input.numbers"
+    if name not in program.buffers:
+        program.forward.append(Tokens(program.new(name, program.inputs)))
+        program.columns[name] = program.columns["input"]
+    return name
+
+
+def _rows_of_classes(program: Program, result: str, loss: LossText) -> tuple[str, Shape]:
+    """The scores of each place's classes side by side: (buffer, its shape)"""
+    shape = program.shape(result)
+    if len(shape) > 1 and not loss.last:
+        loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(shape))
+        source = Ref(result, at(*(loop.name for loop in loops)))
+        shape = (*shape[1:], shape[0])
+        rows = Ref(program.new("rows_of_scores", shape), (*source.index[1:], source.index[0]))
+        program.forward.append(Apply(loops, rows, source, layer="loss"))
+        result = rows.buffer
+    if loss.weights and len(loss.weights) != shape[-1]:
+        raise CannotFuse(f"the loss has weights of {len(loss.weights)} classes, and the model scores for {shape[-1]}")
+    return result, shape
+
+
 def _before_logarithms(graph: Graph, loss: LossText) -> tuple[Layer, ...]:
     """The layers, without the log-softmax at the end that a loss of logarithms wants: cross entropy contains it."""
-    ends = [layer for layer in graph.layers if layer.kind == "log_softmax"]
-    if loss.of_logarithms != bool(ends) or any(layer.name != graph.result for layer in ends):
-        raise CannotFuse(
-            "log_softmax has a kernel where a model ends in it and the loss is nn.NLLLoss, and that loss only there"
-        )
-    if any(layer.kind == "softmax" for layer in graph.layers):
-        raise CannotFuse("softmax has no kernel; let the model end in its scores, with nn.CrossEntropyLoss")
+    wanted = -1 if loss.last else 0
+    ends = [
+        layer for layer in graph.layers
+        if layer.kind == "log_softmax" and layer.name == graph.result
+        and layer.options["dimension"] == wanted % len(layer.shape)
+    ]  # fmt: skip
+    if not loss.of_logarithms:
+        return graph.layers
+    if not ends:
+        raise CannotFuse("nn.NLLLoss has a kernel where the model ends in a log-softmax; nn.CrossEntropyLoss takes scores")
     return tuple(layer for layer in graph.layers if layer not in ends)

@@ -32,6 +32,7 @@ from paceline.kernels.ir import (
     RunningStatistic,
     Scatter,
     Statement,
+    Tokens,
     at,
 )
 
@@ -190,7 +191,8 @@ class Memory:
         place = self._place(buffer.name, "weights", shape, "V" if self.target.replicas else "R", lanes)
         if gradient not in self.program.buffers:
             return
-        scattered = any(isinstance(s, Scatter) and s.table == gradient for s in self.program.backward)
+        into = [s for s in self.program.backward if touches(s)[1] == gradient]
+        scattered = bool(into) and all(isinstance(s, Scatter) for s in into)
         if self.target.direct or gradient in self.rows or scattered:
             self.places[gradient] = replace(place, region="gradient")
         else:
@@ -221,7 +223,7 @@ def used_by(statements: Sequence[Statement | Transpose]) -> set[str]:
             case Contract(target=target, then=then):
                 found |= {*touches(it)[0], *used_by(then)} - ({target.buffer} if not it.keeps else set())
                 found |= {target.buffer} if it.keeps else set()
-            case DropoutMask(target=name) | CausalMask(target=name):
+            case DropoutMask(target=name) | CausalMask(target=name) | Tokens(target=name):
                 found.add(name)
             case Loss(scores=scores):
                 found |= {scores, f"d_{scores}"}
@@ -244,7 +246,7 @@ def written_by(statement: Statement | Transpose) -> set[str]:
             return {f"d_{scores}"}
         case RunningStatistic(moving=moving):
             return {moving}
-        case DropoutMask(target=name) | CausalMask(target=name) | Transpose(target=name):
+        case DropoutMask(target=name) | CausalMask(target=name) | Tokens(target=name) | Transpose(target=name):
             return {name}
     return {touches(statement)[1]}
 

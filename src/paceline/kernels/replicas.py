@@ -94,7 +94,7 @@ class SideBySide:
         found = []
         by_lane = memory.view(-1, plan.target.lanes)
         for lane, model in enumerate(self.models):
-            tensors = tensors_by_name(model.module)
+            tensors = {**tensors_by_name(model.module), **plan.program.numbers}
             for name in weights_of(plan):
                 place = plan.places[name]
                 view = by_lane[place.start : place.start + prod(place.shape), lane].view(place.shape)

@@ -85,7 +85,7 @@ class OneModel:
         return torch.tensor(rows, dtype=torch.float64)
 
     def views(self, plan: Plan, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-        tensors = tensors_by_name(self.module)
+        tensors = {**tensors_by_name(self.module), **plan.program.numbers}
         return [(view_of(memory, plan, name, tensors[name].shape), tensors[name]) for name in weights_of(plan)]
 
     def draws(self, plan: Plan) -> dict[str, Tensor]:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.jobs.modules import NarrowAttention, Subsampling
 from paceline.kernels.ir import Program
 from paceline.kernels.layers import (
     attention,
+    combined,
     convolution,
     dense,
     elementwise,
@@ -21,14 +22,20 @@ from paceline.kernels.layers import (
     layer_norm,
     normalisation,
     pooling,
+    products,
     recurrent,
     shapes,
+    softmax,
+    transposed,
 )
 from paceline.kernels.layers.base import Found, Layer, Seen
 
 MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.Conv1d: convolution.recognise,
     nn.Conv2d: convolution.recognise,
+    nn.ConvTranspose1d: transposed.recognise,
+    nn.ConvTranspose2d: transposed.recognise,
+    nn.Upsample: transposed.upsampled,
     nn.Linear: dense.recognise,
     nn.MaxPool1d: pooling.fixed("highest", 1),
     nn.MaxPool2d: pooling.fixed("highest", 2),
@@ -52,18 +59,34 @@ MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.Hardtanh: elementwise.formula("hardtanh", "min_val", "max_val"),
     nn.Hardswish: elementwise.formula("hardswish"),
     nn.Hardsigmoid: elementwise.formula("hardsigmoid"),
-    nn.LogSoftmax: lambda part, seen: elementwise.end("log_softmax", seen, part.dim),
-    nn.Softmax: lambda part, seen: elementwise.end("softmax", seen, part.dim),
+    nn.Softplus: elementwise.formula("softplus", "beta"),
+    nn.Mish: elementwise.formula("mish"),
+    nn.LogSigmoid: elementwise.formula("log_sigmoid"),
+    nn.Softsign: elementwise.formula("softsign"),
+    nn.Tanhshrink: elementwise.formula("tanhshrink"),
+    nn.Softshrink: elementwise.formula("softshrink", "lambd"),
+    nn.Hardshrink: elementwise.formula("hardshrink", "lambd"),
+    nn.Threshold: elementwise.formula("threshold", "threshold", "value"),
+    nn.PReLU: combined.prelu_module,
+    nn.LogSoftmax: lambda part, seen: softmax.recognise("log_softmax", part.dim, seen),
+    nn.Softmax: lambda part, seen: softmax.recognise("softmax", part.dim, seen),
     nn.BatchNorm1d: normalisation.recognise(0),
     nn.BatchNorm2d: normalisation.recognise(2),
     nn.LayerNorm: layer_norm.recognise,
     nn.RMSNorm: layer_norm.recognise,
+    nn.GroupNorm: layer_norm.grouped,
+    nn.InstanceNorm1d: layer_norm.instances(1),
+    nn.InstanceNorm2d: layer_norm.instances(2),
     nn.Dropout: elementwise.dropout,
+    nn.Dropout1d: elementwise.dropout_of_channels,
+    nn.Dropout2d: elementwise.dropout_of_channels,
+    nn.AlphaDropout: elementwise.no_dropout,
     nn.MultiheadAttention: attention.recognise,
     NarrowAttention: attention.recognise,
     nn.Embedding: embedding.recognise,
     nn.LSTM: recurrent.recognise("lstm"),
     nn.GRU: recurrent.recognise("gru"),
+    nn.RNN: recurrent.recognise("rnn"),
     nn.Flatten: elementwise.flatten,
     nn.Unflatten: elementwise.unflatten,
     nn.Identity: elementwise.same,
@@ -76,19 +99,20 @@ NAMED: dict[Any, str] = {
     F.gelu: "gelu", F.silu: "silu",
 }  # fmt: skip
 
-ENDS: dict[Any, str] = {
-    F.log_softmax: "log_softmax", torch.log_softmax: "log_softmax", "log_softmax": "log_softmax",
-    F.softmax: "softmax", torch.softmax: "softmax", "softmax": "softmax",
-}  # fmt: skip
-
+#: Functions that have a kind of their own where both operands are what layers give, of one shape.
 SIGNS: dict[Any, str] = {
     operator.add: "+", operator.iadd: "+", torch.add: "+", "add": "+", "add_": "+",
     operator.sub: "-", torch.sub: "-", "sub": "-",
     operator.mul: "*", torch.mul: "*", "mul": "*", operator.truediv: "/", torch.div: "/", "div": "/",
 }  # fmt: skip
 
+#: Functions that give truth values, by name.
+COMPARISONS = ("gt", "lt", "ge", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "invert", "and_", "or_")
+
 LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
     "convolution": convolution.lower,
+    "transposed_convolution": transposed.lower,
+    "upsampling": transposed.lower_upsampled,
     "linear": dense.lower,
     "subsampling": pooling.lower_trainable,
     "average_pooling": pooling.lower_average,
@@ -106,18 +130,34 @@ LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
     "attention": attention.lower,
     "lstm": recurrent.lower(recurrent.lstm),
     "gru": recurrent.lower(recurrent.gru),
+    "rnn": recurrent.lower(recurrent.rnn),
     "state": recurrent.lower_state,
-    "shift": shapes.lower_shift,
+    "combined": combined.lower,
+    "matrix_product": products.lower,
+    "softmax": softmax.lower,
+    "log_softmax": softmax.lower_logarithm,
     "mean": shapes.lower_mean,
+    "highest": shapes.lower_highest,
+    "slice": shapes.lower_sliced,
     "cat": shapes.lower_joined,
     "turn": shapes.lower_turned,
     "scale": elementwise.lower_scale,
 }
 
 
+#: Kinds of layers that give some of their numbers in another order: where in the input these are.
+VIEWS: dict[str, Callable[[Layer, Tensor], Tensor]] = {
+    "reshape": lambda layer, places: places.reshape(layer.shape),
+    "turn": lambda layer, places: places.permute(layer.options["places"]),
+    "step": lambda layer, places: places[layer.options["step"]],
+    "slice": shapes.sliced_places,
+}
+
+
 #: Functions that are a layer without parameters, made from their other arguments.
 FUNCTIONAL: dict[Any, type[nn.Module]] = {
     F.max_pool1d: nn.MaxPool1d, F.max_pool2d: nn.MaxPool2d, F.avg_pool1d: nn.AvgPool1d, F.avg_pool2d: nn.AvgPool2d,
+    F.interpolate: nn.Upsample,
     F.leaky_relu: nn.LeakyReLU, F.elu: nn.ELU, F.selu: nn.SELU, F.celu: nn.CELU, F.relu6: nn.ReLU6,
     F.hardtanh: nn.Hardtanh, F.hardswish: nn.Hardswish, F.hardsigmoid: nn.Hardsigmoid,
     F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
@@ -127,35 +167,99 @@ FUNCTIONAL: dict[Any, type[nn.Module]] = {
 
 def of_function(target: Any, args: list[Any], seen: Seen) -> Found | None:
     """What a traced function of these arguments is, or None if it has no kernel."""
+    if target in SIGNS and (found := elementwise.operation(SIGNS[target], args, seen)) is not None:
+        return found
+    if target in combined.EXPRESSIONS:
+        return combined.expressed(combined.EXPRESSIONS[target], args, seen, **seen.given)
+    if target in ROWS:
+        return ROWS[target](args, seen)
+    given, others = seen.given, args[1:]
     if not seen.shapes:
         return None
-    given, others = seen.given, args[1:]
     if target in NAMED:
         name = "gelu_tanh" if given.get("approximate") == "tanh" else NAMED[target]
         return "activation", seen.shapes[0], {"function": name}, ()
     if target in FUNCTIONAL:
         kind = FUNCTIONAL[target]
         return MODULES[kind](kind(*others, **given), seen)
-    if target in (F.dropout, "dropout"):
-        return elementwise.dropout_function(seen, *others, **given)
-    if target in ENDS:
-        return elementwise.end(ENDS[target], seen, others[0] if others else given.get("dim"))
-    if target in SIGNS:
-        return elementwise.operation(SIGNS[target], args, seen)
-    if target in (torch.flatten, "flatten"):
-        return "reshape", elementwise.flat(seen, *others, **{"start_dim": 0, **given} if not others else given), {}, ()
-    if target in ("squeeze", torch.squeeze):
-        return shapes.squeezed(seen, others[0] if others else given.get("dim"))
-    if target in ("view", "reshape", torch.reshape):
-        return shapes.reshaped(seen, others[0] if isinstance(others[0], tuple | list) else others)
-    if target in ("transpose", torch.transpose, "permute", torch.permute):
-        return shapes.turned(seen, others if target in ("transpose", torch.transpose) else None, others)
-    if target in (torch.mean, "mean"):
-        return shapes.mean(seen, others[0] if others else given.get("dim"), bool(given.get("keepdim", False)))
-    if target in (torch.cat, torch.concat) and isinstance(args[0], tuple | list):
-        return shapes.joined(seen, others[0] if others else given.get("dim", 0))
-    if target in ("contiguous", "float"):
-        return "same", seen.shapes[0], {}, ()
-    if target is operator.getitem:
-        return elementwise.step(args[1], seen)
     return None
+
+
+def _option(args: list[Any], seen: Seen, word: str, default: Any = None, place: int = 1) -> Any:
+    """An argument of a traced function, by its place or its name."""
+    return args[place] if len(args) > place else seen.given.get(word, default)
+
+
+def _spread(args: list[Any]) -> list[Any]:
+    """The arguments after the first, which may stand in a tuple: x.view(2, 3), x.view((2, 3))."""
+    others = args[1:]
+    return list(others[0]) if len(others) == 1 and isinstance(others[0], tuple | list) else others
+
+
+def _reduced(average: bool) -> Callable[[list[Any], Seen], Found | None]:
+    return lambda args, seen: shapes.reduced(
+        seen, _option(args, seen, "dim"), bool(_option(args, seen, "keepdim", False, 2)), average
+    )
+
+
+def _highest(args: list[Any], seen: Seen) -> Found | None:
+    return shapes.highest(seen, _option(args, seen, "dim"), bool(_option(args, seen, "keepdim", False, 2)))
+
+
+def _flattened(args: list[Any], seen: Seen) -> Found | None:
+    first, last = _option(args, seen, "start_dim", 0), _option(args, seen, "end_dim", -1, 2)
+    return "reshape", elementwise.flat(seen, first, last), {}, ()
+
+
+def _narrowed(args: list[Any], seen: Seen) -> Found | None:
+    dim, start, length = (_option(args, seen, word, None, k + 1) for k, word in enumerate(("dim", "start", "length")))
+    whole = len(seen.shapes[0]) + (seen.axis is not None)
+    return shapes.sliced(seen, (*[slice(None)] * (dim % whole), slice(start, start + length)))
+
+
+def _chosen(args: list[Any], seen: Seen) -> Found | None:
+    dim, index = _option(args, seen, "dim"), _option(args, seen, "index", None, 2)
+    whole = len(seen.shapes[0]) + (seen.axis is not None)
+    return shapes.sliced(seen, (*[slice(None)] * (dim % whole), index))
+
+
+def _joined(args: list[Any], seen: Seen) -> Found | None:
+    return shapes.joined(seen, _option(args, seen, "dim", 0)) if isinstance(args[0], tuple | list) else None
+
+
+def _same(args: list[Any], seen: Seen) -> Found | None:
+    return "same", seen.shapes[0], {}, ()
+
+
+def _row(make: Callable[[list[Any], Seen], Found | None], *targets: Any) -> dict[Any, Any]:
+    """A function for all of these names."""
+    return dict.fromkeys(targets, make)
+
+
+#: Functions that are neither an expression nor a layer, a row each.
+ROWS: dict[Any, Callable[[list[Any], Seen], Found | None]] = {
+    **_row(lambda args, seen: elementwise.dropout_function(seen, *args[1:], **seen.given), F.dropout, "dropout"),
+    **_row(lambda args, seen: softmax.recognise("softmax", _option(args, seen, "dim"), seen),
+           F.softmax, torch.softmax, "softmax"),
+    **_row(lambda args, seen: softmax.recognise("log_softmax", _option(args, seen, "dim"), seen),
+           F.log_softmax, torch.log_softmax, "log_softmax"),
+    **_row(products.product, operator.matmul, torch.matmul, "matmul", torch.bmm, "bmm", torch.mm, "mm"),
+    **_row(products.linear, F.linear),
+    **_row(_flattened, torch.flatten, "flatten"),
+    **_row(lambda args, seen: shapes.squeezed(seen, _option(args, seen, "dim")), "squeeze", torch.squeeze),
+    **_row(lambda args, seen: shapes.unsqueezed(seen, _option(args, seen, "dim")), "unsqueeze", torch.unsqueeze),
+    **_row(lambda args, seen: shapes.reshaped(seen, _spread(args)), "view", "reshape", torch.reshape),
+    **_row(lambda args, seen: elementwise.unflattened(seen, args[1], args[2]), "unflatten", torch.unflatten),
+    **_row(lambda args, seen: shapes.turned(seen, args[1:3], ()), "transpose", torch.transpose, "swapaxes"),
+    **_row(lambda args, seen: shapes.turned(seen, None, _spread(args)), "permute", torch.permute),
+    **_row(lambda args, seen: shapes.turned(seen, (-2, -1), ()), "t", "mT"),
+    **_row(_reduced(True), torch.mean, "mean"),
+    **_row(_reduced(False), torch.sum, "sum"),
+    **_row(_highest, torch.amax, "amax", torch.max, "max"),
+    **_row(_joined, torch.cat, torch.concat),
+    **_row(_narrowed, torch.narrow, "narrow"),
+    **_row(_chosen, torch.select, "select"),
+    **_row(lambda args, seen: combined.expanded(seen, _spread(args)), "expand"),
+    **_row(_same, "contiguous", "float", "double", "to", "type", "type_as", "clone", torch.clone, "long", "int"),
+    operator.getitem: lambda args, seen: shapes.sliced(seen, args[1]),
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Attention of a sequence to itself.
+"""Attention of a sequence to itself, or to another one.
 
 Vaswani et al., "Attention Is All You Need", NeurIPS 2017:
 
@@ -7,21 +7,19 @@ Vaswani et al., "Attention Is All You Need", NeurIPS 2017:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.jobs.modules import NarrowAttention
 from paceline.kernels.ir import (
+    FORBIDDEN,
     Apply,
-    Call,
     CausalMask,
     Contract,
     Expression,
-    MaxPool,
     Number,
     Op,
     Program,
@@ -34,36 +32,52 @@ from paceline.kernels.layers.base import (
     Held,
     Layer,
     Seen,
+    Shape,
     dropped,
     loops_of,
     start_of,
     trains,
     weights_of,
 )
+from paceline.kernels.layers.softmax import shares
 
 
 def recognise(part: nn.MultiheadAttention | NarrowAttention, seen: Seen) -> Found:
     """What an attention is, if it has a kernel."""
-    if not part.batch_first or len(seen.shapes[0]) != 2 or seen.shapes[0][1] != part.embed_dim:
+    query, *others = seen.shapes[:3]
+    if seen.axis != (0 if part.batch_first else 1) or any(len(s) != 2 or s[1] != part.embed_dim for s in (query, *others)):
         raise CannotFuse(
-            f"{seen.what} gets samples of shape {seen.shapes[0]}; it wants steps x {part.embed_dim}, and batch_first"
+            f"{seen.what} gets samples of shape {query}, dimension {seen.axis} being the samples'; it wants steps x "
+            f"{part.embed_dim}, and batch_first={part.batch_first}"
         )
-    if len(set(seen.inputs)) > 1:
-        raise CannotFuse(f"{seen.what}: there is a kernel of a sequence that attends to itself, not to another one")
     if part.in_proj_weight is None or part.bias_k is not None or part.add_zero_attn:
         raise CannotFuse(f"{seen.what}: kdim=, vdim=, add_bias_kv= and add_zero_attn= have no kernel")
-    if seen.given.get("key_padding_mask") is not None:
-        raise CannotFuse(f"{seen.what}: key_padding_mask= has no kernel; sequences of one length have")
     if part.dropout:
         trains(part, seen)
+    itself = len(set(seen.inputs[:3])) == 1
+    pairs = (query[0], others[0][0] if others else query[0])
+    mask, padding = seen.given.get("attn_mask"), seen.given.get("key_padding_mask")
+    causal = _causal(mask, pairs)
     options = {
-        "heads": part.num_heads,
-        "size": part.head_dim,
-        "causal": _causal(seen, seen.given),
-        "rate": part.dropout,
-    }
+        "heads": part.num_heads, "size": part.head_dim, "steps": pairs, "causal": causal, "rate": part.dropout,
+        "inputs": (*(seen.inputs[:1] if itself else seen.inputs[:3]), *([padding] if isinstance(padding, str) else [])),
+    }  # fmt: skip
     words = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
-    return "attention", seen.shapes[0], options, tuple(w for w in words if _has(part, w))
+    names = {w: f"{seen.path}.{w}" for w in words if _has(part, w)}
+    if mask is not None and not causal:
+        if not isinstance(mask, Held) or mask.shape != pairs or not mask.whole:
+            raise CannotFuse(f"{seen.what}: a mask of {pairs[0]} x {pairs[1]} steps, the same for all samples, has a kernel")
+        names["mask"] = mask.name
+    return "attention", query, options, names
+
+
+def _causal(mask: Any, pairs: Shape) -> bool:
+    """Whether a mask says that no step looks at a later one."""
+    if not isinstance(mask, Held) or mask.shape != pairs or pairs[0] != pairs[1]:
+        return False
+    later = torch.ones(pairs, dtype=torch.bool).triu(1)
+    values = mask.tensor.cpu()
+    return bool((values[later] <= FORBIDDEN).all() and not values[~later].any())
 
 
 def _has(part: nn.Module, word: str) -> bool:
@@ -71,42 +85,22 @@ def _has(part: nn.Module, word: str) -> bool:
     return bool(weights_of(part.get_submodule(".".join(owner)), name))
 
 
-def _causal(seen: Seen, given: Mapping[str, Any]) -> bool:
-    """Whether no step looks at a later one; of the masks, the one that says so has a kernel."""
-    mask = given.get("attn_mask")
-    if mask is None:
-        return False
-    mask = mask.tensor if isinstance(mask, Held) else mask
-    steps = seen.shapes[0][0]
-    later = torch.ones(steps, steps, dtype=torch.bool).triu(1)
-    if isinstance(mask, Tensor) and mask.shape == later.shape:
-        found = mask if mask.dtype == torch.bool else mask == -torch.inf
-        if torch.equal(found, later) and (mask.dtype == torch.bool or not mask[~later].any()):
-            return True
-    raise CannotFuse(f"{seen.what}: of masks, the causal one for {steps} steps has a kernel, as a buffer of the module")
-
-
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
     """Projections of all steps, scores of all pairs of steps, their softmax, and the means that it weighs."""
     name, (steps, width), heads = layer.name, layer.shape, layer.options["heads"]
-    code, pairs, size = program.forward, (heads, steps, steps), layer.options["size"]
-    inner = heads * size
-    projected = Ref(program.new(f"{name}.projected", (steps, 3 * inner)), at("t", "g"))
-    weight, source = Ref(layer.weights["in_proj_weight"], at("g", "i")), Ref(sources[0], at("t", "i"))
-    loops = loops_of("t g i", (steps, 3 * inner, width))
-    code.append(Contract(loops, projected, weight, source, start_of(layer, "in_proj_bias", "g"), layer=name))
-    parts = program.view(f"{name}.heads", projected.buffer, (steps, 3, heads, size))
+    code, size, seen = program.forward, layer.options["size"], layer.options["steps"][1]
+    pairs, inner = (heads, steps, seen), heads * size
+    query, key, value = _projected(program, layer, sources)
 
     products = Ref(program.new(f"{name}.products", pairs), at("h", "t", "s"))
-    query, key = Ref(parts, at("t", 0, "h", "d")), Ref(parts, at("s", 1, "h", "d"))
     code.append(Contract(loops_of("h t s d", (*pairs, size)), products, query, key, layer=name))
-    shares = _softmax(program, layer, products, pairs)
+    padding = sources[-1] if len(sources) in (2, 4) else ""
+    weighed = _shares(program, layer, products, pairs, padding)
     if layer.options["rate"]:
-        shares = Ref(dropped(program, layer, shares.buffer, f"{name}.kept", number), shares.index)
+        weighed = Ref(dropped(program, layer, weighed.buffer, f"{name}.kept", number), weighed.index)
 
     mixed = Ref(program.new(f"{name}.mixed", (steps, heads, size)), at("t", "h", "d"))
-    value = Ref(parts, at("s", 2, "h", "d"))
-    code.append(Contract(loops_of("t h d s", (steps, heads, size, steps)), mixed, shares, value, layer=name))
+    code.append(Contract(loops_of("t h d s", (steps, heads, size, seen)), mixed, weighed, value, layer=name))
     joined = Ref(program.view(f"{name}.joined", mixed.buffer, (steps, inner)), at("t", "i"))
     target, weight = (
         Ref(program.new(name, layer.shape), at("t", "o")),
@@ -117,25 +111,43 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     return name
 
 
-def _softmax(program: Program, layer: Layer, products: Ref, pairs: tuple[int, int, int]) -> Ref:
-    """How much each step looks at each: the scores' powers, divided by their sum."""
-    name, steps, place = layer.name, pairs[-1], at("h", "t", "s")
-    code, loops, rows = program.forward, loops_of("h t s", pairs), loops_of("h t", pairs[:2])
-    scores = Ref(program.new(f"{name}.scores", pairs), place)
-    value: Expression = Op("*", products, Number(1 / sqrt(program.shape(f"{name}.heads")[-1])))
+def _projected(program: Program, layer: Layer, sources: list[str]) -> tuple[Ref, Ref, Ref]:
+    """Query, key and value by head: of one sequence all at once, of several each by its own rows of the weights."""
+    name, heads, size, width = layer.name, layer.options["heads"], layer.options["size"], layer.shape[1]
+    inner, itself = heads * size, len(sources) < 3
+    weight, bias = layer.weights["in_proj_weight"], layer.weights.get("in_proj_bias")
+    found = []
+    for part, (word, index) in enumerate((("all", "t"), ("key", "s"), ("value", "s"))):
+        if itself and part:
+            break
+        count = 3 if itself else 1
+        steps, rows = program.shape(sources[part])[0], ("g", 1, part * inner)
+        projected = Ref(program.new(f"{name}.{word}", (steps, count * inner)), at("t", "g"))
+        start = None if bias is None else Ref(bias, at(rows))
+        loops = loops_of("t g i", (steps, count * inner, width))
+        source = Ref(sources[part], at("t", "i"))
+        program.forward.append(Contract(loops, projected, Ref(weight, at(rows, "i")), source, start, layer=name))
+        view = program.view(f"{name}.{word}.heads", projected.buffer, (steps, count, heads, size))
+        found.append((view, index))
+    if itself:
+        view = found[0][0]
+        return Ref(view, at("t", 0, "h", "d")), Ref(view, at("s", 1, "h", "d")), Ref(view, at("s", 2, "h", "d"))
+    query, key, value = (Ref(view, at(index, 0, "h", "d")) for view, index in found)
+    return query, key, value
+
+
+def _shares(program: Program, layer: Layer, products: Ref, pairs: Shape, padding: str) -> Ref:
+    """How much each step looks at each: the softmax of the products, those with later steps left out."""
+    name, loops = layer.name, loops_of("h t s", pairs)
+    scores = Ref(program.new(f"{name}.scores", pairs), products.index)
+    value: Expression = Op("*", products, Number(1 / sqrt(layer.options["size"])))
     if layer.options["causal"]:
-        forbidden = program.new(f"{name}.causal", (steps, steps))
-        code.append(CausalMask(forbidden, name))
+        forbidden = program.new(f"{name}.causal", pairs[1:])
+        program.forward.append(CausalMask(forbidden, name))
         value = Op("+", value, Ref(forbidden, at("t", "s")))
-    code.append(Apply(loops, scores, value, layer=name))
-    highest = Ref(program.new(f"{name}.highest", pairs[:2]), at("h", "t"))
-    code.append(MaxPool(rows, loops[2:], highest, scores, name, constant=True))
-    powers = Ref(program.new(f"{name}.powers", pairs), place)
-    code.append(Apply(loops, powers, Call("exp", Op("-", scores, highest)), layer=name))
-    total = Ref(program.new(f"{name}.total", pairs[:2]), at("h", "t"))
-    code.append(Contract(loops, total, None, powers, layer=name))
-    part = Ref(program.new(f"{name}.part", pairs[:2]), at("h", "t"))
-    code.append(Apply(rows, part, Call("reciprocal", total), layer=name))
-    shares = Ref(program.new(f"{name}.shares", pairs), place)
-    code.append(Apply(loops, shares, Op("*", powers, part), layer=name))
-    return shares
+    if "mask" in layer.weights:
+        value = Op("+", value, Ref(layer.weights["mask"], at("t", "s")))
+    if padding:
+        value = Op("+", value, Op("*", Ref(padding, at("s")), Number(FORBIDDEN)))
+    program.forward.append(Apply(loops, scores, value, layer=name))
+    return shares(program, name, scores, loops, 2, f"{name}.shares")

@@ -50,6 +50,7 @@ class Graph:
     inputs: Shape
     tokens: bool  # the input is whole numbers
     result: str
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)  # constants, as layers' weights name them
 
     def __str__(self) -> str:
         return "\n".join([f"input: {'x'.join(map(str, self.inputs))}", *map(str, self.layers)])
@@ -57,11 +58,21 @@ class Graph:
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter or buffer of the module, or the first rows of one, that a function is given."""
+    """A parameter, buffer or constant that a function is given: all of it, or its first rows, in another shape or order.
+
+    Its dimension d is dimension `order[d]` of the tensor in the shape `view`.
+    """
 
     name: str
     shape: Shape
     tensor: Tensor = field(compare=False)
+    view: Shape | None = None
+    order: tuple[int, ...] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the tensor as it is."""
+        return self.view is None and self.order is None and self.shape == tuple(self.tensor.shape)
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,20 @@ class Seen:
     shapes: tuple[Shape, ...]
     inputs: tuple[str, ...] = ()  # the layers that they come from
     given: Mapping[str, Any] = field(default_factory=dict)  # by keyword
+    axis: int | None = 0  # the dimension of the samples in a batch; None where there is none: a function of parameters
+
+    def dimension(self, number: Any, count: int | None = None) -> int:
+        """A dimension of a batch as one of its samples; that of the samples is refused."""
+        count = len(self.shapes[0]) if count is None else count
+        axis = count if self.axis is None else self.axis
+        whole = count + (self.axis is not None)
+        if not isinstance(number, int) or not -whole <= number < whole or number % whole == axis:
+            raise CannotFuse(f"{self.what} goes over dimension {number}, the samples': kernels know one sample at a time")
+        return number % whole - (number % whole > axis)
+
+    def without(self, gone: set[int]) -> int | None:
+        """The samples' dimension where these dimensions of a sample are gone."""
+        return None if self.axis is None else self.axis - sum(d < self.axis for d in gone)
 
 
 def trains(part: nn.Module, seen: Seen) -> None:
@@ -137,7 +162,8 @@ def everywhere(program: Program, name: str) -> tuple[Loops, Ref]:
 def dropped(program: Program, layer: Layer, source: str, target: str, number: int) -> str:
     """What dropout leaves of a buffer, in another one: a product with a mask that every update draws."""
     loops, place = everywhere(program, source)
-    mask = Ref(program.new(f"{target}.mask", program.shape(source)), place.index)
+    count = 1 if layer.options.get("channels") else len(loops)
+    mask = Ref(program.new(f"{target}.mask", program.shape(source)[:count]), place.index[:count])
     program.forward.append(DropoutMask(mask.buffer, layer.options["rate"], number, layer.name))
     kept = Ref(program.new(target, program.shape(source)), place.index)
     program.forward.append(Apply(loops, kept, Op("*", place, mask), layer=layer.name))

@@ -11,7 +11,6 @@ from torch import nn
 from paceline.kernels import formulas
 from paceline.kernels.ir import Apply, Loop, Number, Op, Program, Ref, at
 from paceline.kernels.layers.base import CannotFuse, Found, Held, Layer, Seen, Shape, dropped, everywhere, trains
-from paceline.kernels.layers.shapes import shifted
 
 
 def function(name: str) -> Callable[[Any, Seen], Found]:
@@ -47,6 +46,19 @@ def dropout(part: nn.Dropout, seen: Seen) -> Found:
     return "dropout", seen.shapes[0], {"rate": part.p}, ()
 
 
+def dropout_of_channels(part: Any, seen: Seen) -> Found:
+    """Dropout of whole channels."""
+    kind, shape, options, weights = dropout(part, seen)
+    return kind, shape, {**options, "channels": True} if kind == "dropout" else options, weights
+
+
+def no_dropout(part: Any, seen: Seen) -> Found:
+    """A layer of dropout that has a kernel only where it drops nothing."""
+    if part.p:
+        raise CannotFuse(f"{seen.what} has no kernel; nn.Dropout has")
+    return same(part, seen)
+
+
 def flatten(part: nn.Flatten, seen: Seen) -> Found:
     """A reshape."""
     return "reshape", flat(seen, part.start_dim, part.end_dim), {}, ()
@@ -55,6 +67,8 @@ def flatten(part: nn.Flatten, seen: Seen) -> Found:
 def flat(seen: Seen, start_dim: int = 0, end_dim: int = -1) -> Shape:
     """The shape that results when dimensions `start_dim` to `end_dim` become one."""
     shape = seen.shapes[0]
+    if seen.axis != 0:
+        raise CannotFuse(f"{seen.what} flattens numbers whose samples are not the first dimension; transpose them")
     last = end_dim if end_dim >= 0 else len(shape) + 1 + end_dim
     if start_dim < 1:
         raise CannotFuse(f"{seen.what} mixes samples; flatten from dimension 1 on")
@@ -62,26 +76,20 @@ def flat(seen: Seen, start_dim: int = 0, end_dim: int = -1) -> Shape:
 
 
 def operation(sign: str, args: list[Any], seen: Seen) -> Found | None:
-    """A sum, difference or product of two branches, or of a branch and a number or parameter."""
+    """A sum, difference or product of two branches of one shape, or of a branch and a number; None if it is another."""
     if seen.given or len(args) != 2:
         return None
-    shape = seen.shapes[0]
-    held = next((arg for arg in args if isinstance(arg, Held)), None)
-    if held is not None:
-        return shifted(seen, held) if sign == "+" else None
+    shape, held = seen.shapes[0], any(isinstance(arg, Held) for arg in args)
     number = next((arg for arg in args if isinstance(arg, int | float)), None)
-    if number is not None:
+    if number is not None and not held and not (sign == "/" and args[0] is number):
         first, value = args[0] is number, float(number)
         factor, shift = {
             "+": (1.0, value), "-": (-1.0, value) if first else (1.0, -value), "*": (value, 0.0),
-            "/": (0.0 if first else 1 / value, 0.0),
+            "/": (1 / value if value else 0.0, 0.0),
         }[sign]  # fmt: skip
-        return None if sign == "/" and first else ("scale", shape, {"factor": factor, "shift": shift}, ())
-    if sign == "/" or len(seen.shapes) != 2:
+        return "scale", shape, {"factor": factor, "shift": shift}, ()
+    if sign == "/" or held or len(seen.shapes) != 2 or shape != seen.shapes[1]:
         return None
-    if shape != seen.shapes[1]:
-        word = {"+": "adds", "-": "subtracts", "*": "multiplies"}[sign]
-        raise CannotFuse(f"{seen.what} {word} samples of {shape} and {seen.shapes[1]}: not of one shape")
     return {"+": "add", "-": "difference", "*": "product"}[sign], shape, {}, ()
 
 
@@ -90,31 +98,21 @@ def dropout_function(seen: Seen, p: float = 0.5, training: bool = True, inplace:
     return dropout(nn.Dropout(p), seen) if training else same(nn.Identity(), seen)
 
 
-def end(kind: str, seen: Seen, dim: int | None) -> Found:
-    """A log-softmax or softmax: what the scores of a model may end in."""
-    if dim not in (1, -1) or len(seen.shapes[0]) != 1:
-        raise CannotFuse(f"{seen.what}: there is a kernel over a row of scores per sample, with dim=1")
-    return kind, seen.shapes[0], {}, ()
-
-
 def unflatten(part: nn.Unflatten, seen: Seen) -> Found:
     """A reshape."""
-    shape, dimension = seen.shapes[0], part.dim if part.dim >= 0 else len(seen.shapes[0]) + 1 + part.dim
-    if not isinstance(dimension, int) or dimension < 1:
-        raise CannotFuse(f"{seen.what}: the first dimension is the samples'")
-    sizes = list(part.unflattened_size)
+    if not isinstance(part.dim, int):
+        raise CannotFuse(f"{seen.what}: named dimensions have no kernel")
+    return unflattened(seen, part.dim, part.unflattened_size)
+
+
+def unflattened(seen: Seen, dim: int, sizes: Any) -> Found:
+    """One dimension as several."""
+    shape, d, sizes = seen.shapes[0], seen.dimension(dim), list(sizes)
+    if any(not isinstance(n, int) for n in sizes):
+        raise CannotFuse(f"{seen.what} asks for a size that is not known")
     if -1 in sizes:
-        sizes[sizes.index(-1)] = shape[dimension - 1] // -prod(sizes)
-    return "reshape", (*shape[: dimension - 1], *sizes, *shape[dimension:]), {}, ()
-
-
-def step(place: Any, seen: Seen) -> Found | None:
-    """One step of a sequence: x[:, -1]."""
-    shape = seen.shapes[0]
-    place = place[:2] if isinstance(place, tuple) and all(p == slice(None) for p in place[2:]) else place
-    if not isinstance(place, tuple) or len(place) != 2 or place[0] != slice(None) or not isinstance(place[1], int):
-        return None
-    return "step", shape[1:], {"step": place[1] % shape[0]}, ()
+        sizes[sizes.index(-1)] = shape[d] // -prod(sizes)
+    return "reshape", (*shape[:d], *sizes, *shape[d + 1 :]), {"axis": seen.axis and seen.axis + (d < seen.axis) * (len(sizes) - 1)}, ()
 
 
 def lower_activation(program: Program, layer: Layer, sources: list[str], number: int) -> str:

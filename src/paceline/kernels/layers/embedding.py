@@ -17,9 +17,15 @@ def recognise(part: nn.Embedding, seen: Seen) -> Found:
 
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
-    """One lookup."""
+    """One lookup, by the sample's tokens or by other numbers of the input."""
     loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(layer.shape))
     target = Ref(program.new(layer.name, layer.shape), at(*(loop.name for loop in loops)))
-    rows, padding = layer.options["rows"], layer.options["padding"]
-    program.forward.append(Lookup(loops, target, layer.weights["weight"], rows, padding, layer.name))
+    rows, padding, source = layer.options["rows"], layer.options["padding"], sources[0]
+    if source not in program.columns:
+        raise CannotFuse(f"{layer.name}: of an embedding whose rows' numbers are computed there is no kernel")
+    columns = tuple(program.columns[source].flatten().tolist())
+    numbers = "" if source == "input" and program.tokens else source
+    program.forward.append(
+        Lookup(loops, target, layer.weights["weight"], rows, padding, layer.name, numbers, columns)
+    )
     return layer.name

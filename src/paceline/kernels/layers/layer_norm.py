@@ -1,14 +1,16 @@
-"""Layer norm, and RMS norm, which takes no mean away: over the last dimensions of each sample."""
+"""Norms within a sample: of its last dimensions (RMS norm takes no mean away), of groups of channels, of each channel."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.kernels.ir import Apply, Call, Contract, Expression, Number, Op, Program, Ref
-from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, everywhere, weights_of
+from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, everywhere, image_shape, weights_of
 
 
 def recognise(part: nn.LayerNorm | nn.RMSNorm, seen: Seen) -> Found:
@@ -23,16 +25,44 @@ def recognise(part: nn.LayerNorm | nn.RMSNorm, seen: Seen) -> Found:
     return "layer_norm", shape, options, weights_of(part, "weight", "bias")
 
 
+def grouped(part: nn.GroupNorm, seen: Seen) -> Found:
+    """What a norm of groups of channels is."""
+    return _of_channels(seen, part.num_groups, part.num_channels, part.eps, weights_of(part, "weight", "bias"))
+
+
+def instances(count: int) -> Callable[[Any, Seen], Found]:
+    """A row for a norm of each channel of images of so many dimensions."""
+
+    def row(part: Any, seen: Seen) -> Found:
+        if part.track_running_stats:
+            raise CannotFuse(f"{seen.what}: track_running_stats=True has no kernel")
+        channels = image_shape(seen, count)[0]
+        return _of_channels(seen, channels, channels, part.eps, weights_of(part, "weight", "bias"))
+
+    return row
+
+
+def _of_channels(seen: Seen, groups: int, channels: int, epsilon: float, weights: tuple[str, ...]) -> Found:
+    shape = seen.shapes[0]
+    if seen.axis != 0 or not shape or shape[0] != channels:
+        raise CannotFuse(f"{seen.what} gets samples of shape {shape}; it wants {channels} channels first")
+    return "layer_norm", shape, {"epsilon": epsilon, "groups": groups, "centres": True}, weights
+
+
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
     """Mean and variance of each run of numbers, and the numbers in units of the deviation."""
-    name, code = layer.name, program.forward
-    loops, place = everywhere(program, sources[0])
-    cut = len(loops) - layer.options["dimensions"]
-    runs, run, inner = loops[:cut], place.index[:cut], place.index[cut:]
+    name, code, groups = layer.name, program.forward, layer.options.get("groups", 0)
+    source = sources[0]
+    if groups:  # each is a row of its own
+        source = program.view(f"{name}.rows", source, (groups, prod(layer.shape) // groups))
+    loops, place = everywhere(program, source)
+    cut = 1 if groups else len(loops) - layer.options["dimensions"]
+    whole_shape = program.shape(source)
+    runs, run = loops[:cut], place.index[:cut]
     shape, share = tuple(loop.extent for loop in runs), 1 / prod(loop.extent for loop in loops[cut:])
 
     def whole(word: str, value: Expression) -> Ref:
-        target = Ref(program.new(f"{name}.{word}", layer.shape), place.index)
+        target = Ref(program.new(f"{name}.{word}", whole_shape), place.index)
         code.append(Apply(loops, target, value, layer=name))
         return target
 
@@ -48,7 +78,11 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     scale = Ref(program.new(f"{name}.scale", shape), run)
     inside = Op("+", variance, Number(layer.options["epsilon"]))
     code.append(Apply(runs, scale, Call("reciprocal_root", inside), layer=name))
-    result: Expression = whole("normal", Op("*", centred, scale))
+    normal = whole("normal", Op("*", centred, scale)).buffer
+    normal = program.view(f"{name}.normal.shaped", normal, layer.shape) if groups else normal
+    loops, place = everywhere(program, normal)
+    inner = place.index[:1] if groups else place.index[cut:]
+    result: Expression = place
     if "weight" in layer.weights:
         result = Op("*", result, Ref(layer.weights["weight"], inner))
     if "bias" in layer.weights:

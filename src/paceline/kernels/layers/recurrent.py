@@ -27,14 +27,17 @@ def recognise(kind: str) -> Callable[[Any, Seen], Found]:
     """A row for a recurrent layer of this kind."""
 
     def row(part: Any, seen: Seen) -> Found:
-        if getattr(part, "proj_size", 0) or not part.batch_first:
-            raise CannotFuse(f"{seen.what}: there is a kernel with batch_first=True and without proj_size=")
+        if getattr(part, "proj_size", 0):
+            raise CannotFuse(f"{seen.what}: proj_size= has no kernel; a dense layer after it has")
+        if seen.axis != (0 if part.batch_first else 1):
+            raise CannotFuse(f"{seen.what}: batch_first={part.batch_first}, and samples are dimension {seen.axis}")
         if len(seen.shapes[0]) != 2 or seen.shapes[0][1] != part.input_size:
             raise CannotFuse(f"{seen.what} gets samples of shape {seen.shapes[0]}, and wants steps x {part.input_size}")
         if part.dropout:
             trains(part, seen)
         directions = 2 if part.bidirectional else 1
         options = {"layers": part.num_layers, "directions": directions, "rate": part.dropout}
+        options |= {"function": part.nonlinearity} if kind == "rnn" else {}
         words = [f"{w}{suffix(k, d)}" for k in range(part.num_layers) for d in range(directions) for w in WORDS]
         shape = (seen.shapes[0][0], directions * part.hidden_size)
         return kind, shape, options, weights_of(part, *words)
@@ -130,6 +133,14 @@ def lstm(it: Direction, source: str) -> str:
     body.append(it.set(squashed, Call("tanh", Ref(cells, it.after))))
     body.append(it.set(Ref(states, it.after), Op("*", leave, squashed)))
     it.repeat(*body)
+    return states
+
+
+def rnn(it: Direction, source: str) -> str:
+    """A function of the input's part and of the state before."""
+    given, states, step = it.gates(source, 1)
+    both = Op("+", Ref(given, _part(0, it.hidden)), Ref(step.target.buffer, _part(0, it.hidden)))
+    it.repeat(step, it.set(Ref(states, it.after), Call(it.layer.options["function"], both)))
     return states
 
 

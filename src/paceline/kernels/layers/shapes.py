@@ -1,4 +1,4 @@
-"""Functions of whole samples: means over dimensions, branches side by side, parameters that are added."""
+"""Functions of whole samples: other shapes and orders, parts of them, means over dimensions, branches side by side."""
 
 from __future__ import annotations
 
@@ -6,33 +6,49 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from paceline.kernels.ir import Apply, Contract, Number, Op, Program, Ref, at
-from paceline.kernels.layers.base import BATCH, CannotFuse, Found, Held, Layer, Seen, everywhere
+import torch
+from torch import Tensor
 
-
-def dimension(seen: Seen, number: Any, count: int) -> int:
-    """A dimension of a batch as one of its samples; that of the samples is refused."""
-    if not isinstance(number, int) or not number % (count + 1) >= 1:
-        raise CannotFuse(f"{seen.what} goes over dimension {number}; the first dimension is the samples'")
-    return number % (count + 1) - 1
+from paceline.kernels.ir import Apply, Contract, Loop, MaxPool, Number, Op, Program, Ref, at
+from paceline.kernels.layers.base import BATCH, CannotFuse, Found, Layer, Seen, everywhere
 
 
 def squeezed(seen: Seen, number: Any) -> Found:
     """A view without a dimension of one number: x.squeeze(1)."""
     shape = seen.shapes[0]
     if number is None:
-        raise CannotFuse(f"{seen.what}: squeeze without a dimension may take away that of the samples; give its number")
-    gone = dimension(seen, number, len(shape))
-    return "reshape", shape if shape[gone] != 1 else (*shape[:gone], *shape[gone + 1 :]), {}, ()
+        if seen.axis != 0 or any(n == 1 for n in shape[:-1]):
+            raise CannotFuse(f"{seen.what}: squeeze without a dimension may take away the samples'; give its number")
+        number = -1
+        if not shape:
+            return "same", shape, {}, ()
+    gone = seen.dimension(number)
+    if shape[gone] != 1:
+        return "same", shape, {}, ()
+    return "reshape", (*shape[:gone], *shape[gone + 1 :]), {"axis": seen.without({gone})}, ()
 
 
-def mean(seen: Seen, dimensions: Any, keeps: bool) -> Found:
-    """The mean over some dimensions: x.mean(1)."""
+def unsqueezed(seen: Seen, number: Any) -> Found:
+    """A view with one dimension more, of one number: x.unsqueeze(1)."""
+    shape, axis = seen.shapes[0], seen.axis
+    place = number % (len(shape) + (axis is not None) + 1)
+    before = axis is not None and place <= axis
+    at = place if before or axis is None else place - 1
+    moved = axis + 1 if axis is not None and before else axis
+    return "reshape", (*shape[:at], 1, *shape[at:]), {"axis": moved}, ()
+
+
+def reduced(seen: Seen, dimensions: Any, keeps: bool, average: bool) -> Found:
+    """The mean or the sum over some dimensions: x.mean(1)."""
     shape = seen.shapes[0]
     given = dimensions if isinstance(dimensions, tuple | list) else (dimensions,)
-    gone = sorted({dimension(seen, number, len(shape)) for number in given})
+    if dimensions is None:
+        raise CannotFuse(f"{seen.what} goes over all samples; give the dimensions of one: x.mean(1)")
+    gone = sorted({seen.dimension(number) for number in given})
     left = tuple(1 if d in gone else n for d, n in enumerate(shape) if keeps or d not in gone)
-    return "mean", left, {"dimensions": tuple(gone)}, ()
+    share = 1 / prod(shape[d] for d in gone) if average else 1.0
+    axis = seen.axis if keeps else seen.without(set(gone))
+    return "mean", left, {"dimensions": tuple(gone), "share": share, "axis": axis}, ()
 
 
 def lower_mean(program: Program, layer: Layer, sources: list[str], number: int) -> str:
@@ -43,16 +59,116 @@ def lower_mean(program: Program, layer: Layer, sources: list[str], number: int) 
     shape, index = tuple(loops[d].extent for d in left), tuple(place.index[d] for d in left)
     total = Ref(program.new(f"{layer.name}.total", shape), index)
     program.forward.append(Contract(loops, total, None, place, layer=layer.name))
+    if layer.options["share"] == 1:
+        return program.view(layer.name, total.buffer, layer.shape)
     target = Ref(program.new(f"{layer.name}.mean", shape), index)
-    share = Number(1 / prod(loops[d].extent for d in gone))
+    share = Number(layer.options["share"])
     program.forward.append(Apply(tuple(loops[d] for d in left), target, Op("*", total, share), layer=layer.name))
     return program.view(layer.name, target.buffer, layer.shape)
 
 
+def highest(seen: Seen, dimensions: Any, keeps: bool) -> Found:
+    """The highest number along one dimension: x.max(1), x.amax(1)."""
+    if not isinstance(dimensions, int):
+        raise CannotFuse(f"{seen.what}: there is a kernel for the highest number along one dimension: x.amax(1)")
+    shape, gone = seen.shapes[0], seen.dimension(dimensions)
+    left = (*shape[:gone], *((1,) if keeps else ()), *shape[gone + 1 :])
+    return "highest", left, {"dimension": gone, "axis": seen.axis if keeps else seen.without({gone})}, ()
+
+
+def lower_highest(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A maximum over a window as long as the dimension."""
+    loops, place = everywhere(program, sources[0])
+    gone = layer.options["dimension"]
+    rows, run = (*loops[:gone], *loops[gone + 1 :]), (*place.index[:gone], *place.index[gone + 1 :])
+    target = Ref(program.new(f"{layer.name}.highest", tuple(loop.extent for loop in rows)), run)
+    program.forward.append(MaxPool(rows, (loops[gone],), target, place, layer.name))
+    return program.view(layer.name, target.buffer, layer.shape)
+
+
+def sliced(seen: Seen, place: Any) -> Found | None:
+    """Some places of each dimension: x[:, 1:], x[:, -1], x[..., 0], x[:, None]."""
+    shape, axis = seen.shapes[0], seen.axis
+    place = list(place) if isinstance(place, tuple) else [place]
+    whole = len(shape) + (axis is not None)
+    named = sum(p is not None and p is not Ellipsis for p in place)
+    if Ellipsis in place:
+        k = place.index(Ellipsis)
+        place[k : k + 1] = [slice(None)] * (whole - named)
+    place += [slice(None)] * (whole - sum(p is not None for p in place))
+    cuts: list[tuple[int, int]] = []  # of each dimension of a sample: where it begins, how far the next place is
+    sizes: list[int] = []  # of the dimensions that are left
+    kept: list[int | None] = []  # the dimension of the source that each of the result is; None for a new one
+    moved, at = axis, 0
+    for p in place:
+        if p is None:
+            if axis is not None and at <= axis:
+                moved = moved + 1 if moved is not None else None
+            sizes.append(1)
+            kept.append(None)
+            continue
+        if at == axis:
+            if p != slice(None):
+                raise CannotFuse(f"{seen.what} takes some samples of a batch; kernels know one sample at a time")
+            at += 1
+            continue
+        d = at - (axis is not None and at > axis)
+        at += 1
+        if isinstance(p, int):
+            if not -shape[d] <= p < shape[d]:
+                raise CannotFuse(f"{seen.what} takes number {p} of {shape[d]}")
+            cuts.append((p % shape[d], 0))
+            if axis is not None and d < axis and moved is not None:
+                moved -= 1
+        elif isinstance(p, slice) and all(v is None or isinstance(v, int) for v in (p.start, p.stop, p.step)):
+            rounds = range(*p.indices(shape[d]))
+            cuts.append((rounds.start, rounds.step))
+            sizes.append(len(rounds))
+            kept.append(d)
+        else:
+            return None
+    if tuple(kept) == tuple(range(len(shape))) and tuple(sizes) == shape and all(cut == (0, 1) for cut in cuts):
+        return "same", shape, {}, ()
+    if cuts and cuts[0][1] == 0 and axis == 0 and kept == list(range(1, len(shape))) and tuple(sizes) == shape[1:] \
+            and all(cut == (0, 1) for cut in cuts[1:]):
+        return "step", shape[1:], {"step": cuts[0][0]}, ()
+    return "slice", tuple(sizes), {"cuts": tuple(cuts), "kept": tuple(kept), "axis": moved}, ()
+
+
+def lower_sliced(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A copy of these places."""
+    loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(layer.shape))
+    names = {d: f"q{k}" for k, d in enumerate(layer.options["kept"]) if d is not None}
+    index = at(*((names[d], step, first) if d in names else first for d, (first, step) in enumerate(layer.options["cuts"])))
+    target = Ref(program.new(layer.name, layer.shape), at(*(loop.name for loop in loops)))
+    program.forward.append(Apply(loops, target, Ref(sources[0], index), layer=layer.name))
+    return layer.name
+
+
+def pieces(seen: Seen, lengths: Any, number: int, count: bool) -> list[Any]:
+    """The places of pieces along a dimension: x.chunk(3, -1), x.split(16, 1), x.unbind(1)."""
+    shape, d = seen.shapes[0], seen.dimension(number)
+    size, whole = shape[d], len(shape) + (seen.axis is not None)
+    if lengths is None:
+        cuts: list[Any] = list(range(size))
+    else:
+        if count:
+            lengths = -(-size // lengths)
+        if isinstance(lengths, int):
+            lengths = [min(lengths, size - first) for first in range(0, size, lengths)]
+        ends = [sum(lengths[: k + 1]) for k in range(len(lengths))]
+        cuts = [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
+    return [(*[slice(None)] * (number % whole), cut) for cut in cuts]
+
+
 def reshaped(seen: Seen, sizes: Sequence[Any]) -> Found:
     """The same numbers in another shape, sample by sample: x.view(len(x), -1)."""
+    if seen.axis is None:
+        sizes = (BATCH, *sizes)
+    elif seen.axis != 0:
+        raise CannotFuse(f"{seen.what} mixes samples, whose dimension is number {seen.axis}; transpose them to the front")
     first, *rest = sizes
-    known = prod(n for n in rest if n != -1)
+    known = prod(n for n in rest if isinstance(n, int) and n != -1)
     if any(not isinstance(n, int) for n in rest) or rest.count(-1) > 1 or (first is not BATCH and first != -1):
         raise CannotFuse(f"{seen.what} mixes samples, or asks for a size that is not known: x.view(x.size(0), ...)")
     whole = prod(seen.shapes[0])
@@ -64,21 +180,25 @@ def reshaped(seen: Seen, sizes: Sequence[Any]) -> Found:
 
 def turned(seen: Seen, pair: Sequence[Any] | None, order: Sequence[Any]) -> Found:
     """Dimensions in another order: `pair` is exchanged, or all come in an `order`."""
-    count = len(seen.shapes[0])
+    whole = len(seen.shapes[0]) + (seen.axis is not None)
     if pair is not None:
-        places = list(range(count))
-        one, other = (dimension(seen, number, count) for number in pair)
-        places[one], places[other] = other, one
+        dims = list(range(whole))
+        one, other = (number % whole for number in pair)
+        dims[one], dims[other] = dims[other], dims[one]
     else:
         given = order[0] if isinstance(order[0], tuple | list) else order
-        if given[0] != 0:
-            raise CannotFuse(f"{seen.what} moves the first dimension, which is the samples'")
-        places = [dimension(seen, number, count) for number in given[1:]]
-    return "turn", tuple(seen.shapes[0][p] for p in places), {"places": tuple(places)}, ()
+        dims = [number % whole for number in given]
+    axis = None if seen.axis is None else dims.index(seen.axis)
+    places = tuple(seen.dimension(d) for d in dims if d != seen.axis)
+    if places == tuple(range(len(places))):
+        return "turn", seen.shapes[0], {"places": places, "axis": axis, "moves": False}, ()
+    return "turn", tuple(seen.shapes[0][p] for p in places), {"places": places, "axis": axis, "moves": True}, ()
 
 
 def lower_turned(program: Program, layer: Layer, sources: list[str], number: int) -> str:
-    """A copy in another order."""
+    """A copy in another order, or nothing where only the samples' dimension is another one."""
+    if not layer.options["moves"]:
+        return program.view(layer.name, sources[0], layer.shape)
     loops, place = everywhere(program, sources[0])
     target = Ref(program.new(layer.name, layer.shape), tuple(place.index[p] for p in layer.options["places"]))
     program.forward.append(Apply(loops, target, place, layer=layer.name))
@@ -87,7 +207,7 @@ def lower_turned(program: Program, layer: Layer, sources: list[str], number: int
 
 def joined(seen: Seen, number: Any) -> Found:
     """Branches side by side along one dimension: torch.cat."""
-    along = dimension(seen, number, len(seen.shapes[0]))
+    along = seen.dimension(number)
     first, *others = seen.shapes
     if any((*s[:along], *s[along + 1 :]) != (*first[:along], *first[along + 1 :]) for s in others):
         raise CannotFuse(f"{seen.what} joins samples of shapes {', '.join(map(str, seen.shapes))}, which do not fit")
@@ -107,25 +227,10 @@ def lower_joined(program: Program, layer: Layer, sources: list[str], number: int
     return layer.name
 
 
-def shifted(seen: Seen, held: Held) -> Found:
-    """A parameter that is added to every sample, such as an embedding of positions."""
-    shape = seen.shapes[0]
-    extra = len(held.shape) - len(shape)
-    sizes = (1,) * -extra + held.shape[max(extra, 0) :]
-    if any(n != 1 for n in held.shape[: max(extra, 0)]) or any(
-        n not in (1, m) for n, m in zip(sizes, shape, strict=True)
-    ):
-        raise CannotFuse(f"{seen.what} adds {held.name} of shape {held.shape} to samples of shape {shape}")
-    return "shift", shape, {"shape": held.shape}, {"held": held.name}
-
-
-def lower_shift(program: Program, layer: Layer, sources: list[str], number: int) -> str:
-    """A sum; where the parameter has one number for a dimension, all places get it."""
-    loops, place = everywhere(program, sources[0])
-    shape = layer.options["shape"]
-    first = len(loops) - len(shape)  # the loop that the parameter's first dimension goes with
-    index = at(*(0 if n == 1 else loops[first + d].name for d, n in enumerate(shape)))
-    held = Ref(layer.weights["held"], (*at(*[0] * (len(program.shape(layer.weights["held"])) - len(index))), *index))
-    target = Ref(program.new(layer.name, layer.shape), place.index)
-    program.forward.append(Apply(loops, target, Op("+", place, held), layer=layer.name))
-    return layer.name
+def sliced_places(layer: Layer, places: Tensor) -> Tensor:
+    """Of numbers that lie at these places of the input, those that a slice takes."""
+    for d, (first, step) in enumerate(layer.options["cuts"]):
+        kept = layer.options["kept"]
+        count = layer.shape[kept.index(d)] if d in kept else 1
+        places = places.index_select(d, torch.arange(count) * step + first)
+    return places.reshape(layer.shape)

@@ -11,7 +11,7 @@ from paceline.kernels.plan import Plan
 from paceline.kernels.printers.words import shifted, written
 
 Lines = Iterator[str]
-NAMES = {"tanh": "tanh_", "exp": "exp_"}  # where C++ has a function of that name already
+NAMES = {word: f"{word}_" for word in ("tanh", "exp", "log", "sin", "cos")}  # where C++ has a function of that name already
 
 
 class Access:
@@ -81,6 +81,10 @@ class Access:
 
     def _is_wide(self, ref: Ref) -> bool:
         return bool(self._wide[0] and self.plan.at(ref).of(self._wide[0]))
+
+    def token(self, numbers: str, lane: str) -> str:
+        """Which row of a table place q of the sample in a lane asks for."""
+        return f"(int64_t)lane({self.name(numbers)}[q], {lane})" if numbers else f"g.tokens[{lane}][q]"
 
     # --- expressions ---
 

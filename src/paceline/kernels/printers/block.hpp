@@ -21,10 +21,14 @@ FUNCTION void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t
     g.tokens[0] = TOKENS ? in_device(c.tokens) + sample * INPUTS : nullptr;
     g.targets[0] = c.targets + sample * OUTPUTS;
     g.position[0] = (uint32_t)k;
-    g.label = c.labels ? R(c.labels[sample]) : R(0);
+    g.labels[0] = c.labels ? c.labels + sample * PLACES : nullptr;
     g.valid = R(1);
     g.share = g.weight = R(1) / R(n);
     g.loss[0] = 0;
+    R sum = 0;
+    for (int64_t k = first; c.labels && k < first + n; k++)
+        for (int p = 0; p < PLACES; p++) sum += weight_of(c.labels[c.order[k] * PLACES + p]);
+    g.counted = R(1) / sum;
 }
 
 FUNCTION void copy(const R* from, R* to, int count) {
@@ -44,16 +48,21 @@ INLINE R first_lane(V v) { return v; }
 // --- losses, with their gradients by the scores: every thread makes the sums for itself, in the same order ---
 
 template <int N> FUNCTION void cross_entropy(Group& g, const V* scores, V* gradient, R smoothing) {
-    R best = scores[0], sum = 0, total = 0;
-    for (int k = 1; k < N; k++) best = larger(scores[k], best);
-    for (int k = THREAD; k < N; k += THREADS) gradient[k] = exp_(scores[k] - best);
-    SYNC;
-    for (int k = 0; k < N; k++) sum += gradient[k], total += scores[k];
-    SYNC;
-    const R share = g.weight / sum, wanted = g.weight * (1 - smoothing), spread = g.weight * (smoothing / N);
-    for (int k = THREAD; k < N; k += THREADS) gradient[k] = gradient[k] * share - (R(k) == g.label ? wanted : R(0)) - spread;
-    const double mean = (1 - (double)smoothing) * scores[(int)g.label] + (double)smoothing / N * total;
-    if (THREAD == 0) g.loss[0] += (double)g.weight * ((double)best - mean + (double)std::log(sum));
+    for (int p = 0; p < PLACES; p++, scores += N, gradient += N) {
+        R best = scores[0], sum = 0, total = 0;
+        for (int k = 1; k < N; k++) best = larger(scores[k], best);
+        for (int k = THREAD; k < N; k += THREADS) gradient[k] = exp_(scores[k] - best);
+        SYNC;
+        for (int k = 0; k < N; k++) sum += gradient[k], total += scores[k];
+        SYNC;
+        const int64_t label = g.labels[0][p];
+        const R weight = weight_of(label) * g.counted;
+        const R share = weight / sum, wanted = weight * (1 - smoothing), spread = weight * (smoothing / N);
+        for (int k = THREAD; k < N; k += THREADS) gradient[k] = gradient[k] * share - (k == label ? wanted : R(0)) - spread;
+        const R chosen = label < 0 ? R(0) : scores[label];
+        const double mean = (1 - (double)smoothing) * chosen + (double)smoothing / N * total;
+        if (THREAD == 0) g.loss[0] += (double)weight * ((double)best - mean + (double)std::log(sum));
+    }
 }
 
 template <int N, class LOSS> FUNCTION void errors(Group& g, const V* scores, V* gradient, R number) {

@@ -79,13 +79,13 @@ class BlockThreads:
 
     def scatter(self, it: Scatter, indent: str) -> Lines:
         """A thread has its column of the table, since a token may occur twice."""
-        name = self.access.name
+        name, token = self.access.name, self.access.token(it.numbers, "0")
         rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
         yield f"{indent}for (int d = THREAD; d < {width}; d += THREADS) for (int q = 0; q < {rows}; q++) {{"
         if it.padding is not None:
-            yield f"{indent}    if (g.tokens[0][q] == {it.padding}) continue;"
+            yield f"{indent}    if ({token} == {it.padding}) continue;"
         value = f"{name(it.gradient.buffer)}[q * {width} + d]"
-        yield f"{indent}    {name(it.table)}[g.tokens[0][q] * {width} + d] += {value};"
+        yield f"{indent}    {name(it.table)}[{token} * {width} + d] += {value};"
         yield f"{indent}}}"
 
 

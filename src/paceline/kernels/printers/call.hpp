@@ -55,7 +55,9 @@ struct Group {
     const R* rows[LANES];
     const int64_t* tokens[LANES];
     const R* targets[LANES];
-    V label, weight, valid, share;
+    const int64_t* labels[LANES];
+    V weight, valid, share;
+    R counted; // 1 / how much all classes of the batch count together
     uint32_t position[LANES];
     uint32_t seed;
 #if REPLICAS

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
+from paceline.kernels.ir import Loss
+from paceline.kernels.losses import SCORE, TARGET
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import CHUNKS, Plan
@@ -39,7 +41,7 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
     lines += [part("prelude"), part("call"), part("functions")]
     if target.pixels:
         lines += _wide_functions(target)
-    lines += [part("errors"), _butterfly(target.lanes), part("group"), part("update")]
+    lines += [*losses(plan, printer), _butterfly(target.lanes), part("group"), part("update")]
     lines += printer.functions(plan)
     lines += phases(plan, printer)
     lines.append(f"static void (*const STEPS[])(Group&) = {{{', '.join(step.name for step in plan.steps())}}};")
@@ -64,8 +66,27 @@ def constants(plan: Plan, rule: Rule) -> dict[str, object]:
         "REPLICAS": int(target.replicas), "PHASES": len(plan.phases), "ARENA": plan.sizes["arena"],
         "NUMBERS": plan.sizes["weights"], "INPUTS": prod(plan.program.inputs),
         "TOKENS": int(plan.program.tokens), "OUTPUTS": plan.program.outputs, "STATES": rule.states,
-        "SETTINGS": len(rule.settings),
+        "SETTINGS": len(rule.settings), "PLACES": prod(plan.program.places),
     }  # fmt: skip
+
+
+def losses(plan: Plan, printer: Printer) -> Iterator[str]:
+    """The losses, an own one among them, and how much each class counts."""
+    yield part("errors")
+    for it in plan.program.forward:
+        if not isinstance(it, Loss):
+            continue
+        if it.own is not None:
+            known = {SCORE: "s", TARGET: "y"}
+            value, slope = (printer.access.expression(each, {}, known) for each in it.own)
+            yield f"struct {it.loss} {{"
+            yield f"    INLINE V value(V s, V y, R) {{ return V{{}} + {value}; }}"
+            yield f"    INLINE V slope(V s, V y, R) {{ return V{{}} + {slope}; }}"
+            yield "};"
+        if it.weights:
+            yield f"CONSTANT R CLASS_WEIGHTS[] = {{{', '.join(map(repr, it.weights))}}};"
+        counts = "CLASS_WEIGHTS[label]" if it.weights else "R(1)"
+        yield f"FUNCTION R weight_of(int64_t label) {{ return label == {it.ignored} ? R(0) : {counts}; }}"
 
 
 def part(name: str) -> str:

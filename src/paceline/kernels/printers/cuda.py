@@ -9,7 +9,7 @@ from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.access import Access
 from paceline.kernels.printers.block import CALL, BlockNests, BlockThreads, DeviceThreads, Own
-from paceline.kernels.printers.cpp import constants, part, phases
+from paceline.kernels.printers.cpp import constants, losses, part, phases
 from paceline.kernels.printers.printer import Printer
 from paceline.kernels.printers.study import PublishedNests
 
@@ -21,7 +21,7 @@ END = "}  // namespace paceline"
 def text(plan: Plan, rule: Rule, threads: int, own: Own) -> str:
     """Fused: all layers of a sample by one block."""
     printer = blockwise(plan, threads, own)
-    lines = _head(plan, rule, own, threads)
+    lines = _head(plan, rule, own, threads, printer)
     lines += [
         "#define THREAD ((int)threadIdx.x)\n#define THREADS THREADS_OF_BLOCK\n#define OWN_ARENA blockIdx.x",
         part("block"),
@@ -34,7 +34,7 @@ def text(plan: Plan, rule: Rule, threads: int, own: Own) -> str:
 def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
     """The published form: a kernel per layer, dealt out to all threads of the device, one sample after the other."""
     printer = layerwise(plan, keeps)
-    lines = _head(plan, rule, Own(), THREADS)
+    lines = _head(plan, rule, Own(), THREADS, printer)
     lines += ["#define THREAD GRID_THREAD\n#define THREADS GRID_THREADS\n#define OWN_ARENA 0", part("block")]
     lines += printer.functions(plan)
     begin, end = plan.zeroed
@@ -44,14 +44,14 @@ def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
     return "\n".join([*lines, END])
 
 
-def _head(plan: Plan, rule: Rule, own: Own, threads: int) -> list[str]:
+def _head(plan: Plan, rule: Rule, own: Own, threads: int, printer: Printer) -> list[str]:
     words = constants(plan, rule) | {
         "CHUNKS": CHUNKS, "THREADS_OF_BLOCK": threads, "SYNC": "__syncthreads()",
         "OWN_CALL": CALL, "OWN_NUMBERS": int(own.arena), "OWN_WEIGHTS": int(own.weights),
     }  # fmt: skip
     return [
         *(f"#define {name} {value}" for name, value in words.items()),
-        *(part(name) for name in ("device", "call", "functions", "errors", "update")),
+        *(part(name) for name in ("device", "call", "functions")), *losses(plan, printer), part("update"),
     ]
 
 

@@ -4,7 +4,7 @@ typedef int int32_t;
 typedef long long int64_t;
 typedef unsigned int uint32_t;
 namespace std {
-using ::exp, ::tanh, ::erf, ::sqrt, ::pow, ::log, ::memcpy;
+using ::exp, ::tanh, ::erf, ::sqrt, ::pow, ::log, ::sin, ::cos, ::memcpy;
 }
 #else
 #include <cmath>
@@ -17,6 +17,7 @@ using ::exp, ::tanh, ::erf, ::sqrt, ::pow, ::log, ::memcpy;
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS_OF_BLOCK, 1)
 #define FUNCTION static __device__
+#define CONSTANT static __device__ const
 #define INLINE static __device__ __forceinline__
 #define __restrict  // others write what is read here, in the same kernel: no promise that nobody does
 

@@ -37,3 +37,9 @@ struct binary_cross_entropy {
     }
     INLINE V slope(V s, V y, R) { return sigmoid(s) - y; }
 };
+// Of shares from 0 to 1; a logarithm counts as no less than -100, as in PyTorch.
+struct share_entropy {
+    INLINE V part(V x) { return larger(each(x, [](R a) { return std::log(a); }), all(-100)); }
+    INLINE V value(V s, V y, R) { return -(y * part(s) + (all(1) - y) * part(all(1) - s)); }
+    INLINE V slope(V s, V y, R) { return (s - y) / larger(s * (all(1) - s), all(R(1e-12))); }
+};

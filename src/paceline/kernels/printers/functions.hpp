@@ -107,6 +107,10 @@ INLINE V erf_(V x) {
 
 INLINE V relu(V x) { return larger(x, all(0)); }
 INLINE V step(V x) { return x > all(0) ? all(1) : all(0); }
+INLINE V log_(V x) { return each(x, [](R a) { return std::log(a); }); }
+INLINE V sin_(V x) { return each(x, [](R a) { return std::sin(a); }); }
+INLINE V cos_(V x) { return each(x, [](R a) { return std::cos(a); }); }
+INLINE V root(V x) { return each(x, [](R a) { return std::sqrt(a); }); }
 INLINE V reciprocal_root(V x) { return each(x, [](R a) { return R(1) / std::sqrt(a); }); }
 INLINE V silu(V x) { return x * sigmoid(x); }
 INLINE V silu_slope(V x) {

@@ -51,21 +51,29 @@ INLINE R first_lane(V v) { return lane(v, 0); }
 // --- losses, with their gradients by the scores ---
 
 template <int N> INLINE void cross_entropy(Group& g, const V* scores, V* gradient, R smoothing) {
-    V best = scores[0];
-    for (int k = 1; k < N; k++) best = larger(scores[k], best);
-    V sum = V{}, chosen = V{}, total = V{};
-    for (int k = 0; k < N; k++) {
-        const V power = exp_(scores[k] - best);
-        gradient[k] = power;
-        sum += power;
-        chosen += g.label == all(R(k)) ? scores[k] : V{};
-        total += scores[k];
-    }
-    const V share = g.weight / sum, wanted = g.weight * (1 - smoothing), spread = g.weight * (smoothing / N);
-    for (int k = 0; k < N; k++) gradient[k] = gradient[k] * share - (g.label == all(R(k)) ? wanted : V{}) - spread;
-    for (int l = 0; l < LANES; l++) {
-        const double mean = (1 - (double)smoothing) * lane(chosen, l) + (double)smoothing / N * lane(total, l);
-        g.loss[l] += (double)lane(g.weight, l) * ((double)lane(best, l) - mean + std::log((double)lane(sum, l)));
+    for (int p = 0; p < PLACES; p++, scores += N, gradient += N) {
+        V label, weight;
+        for (int l = 0; l < LANES; l++) {
+            set_lane(label, l, R(g.labels[l][p]));
+            set_lane(weight, l, weight_of(g.labels[l][p]));
+        }
+        weight *= g.valid * g.counted;
+        V best = scores[0];
+        for (int k = 1; k < N; k++) best = larger(scores[k], best);
+        V sum = V{}, chosen = V{}, total = V{};
+        for (int k = 0; k < N; k++) {
+            const V power = exp_(scores[k] - best);
+            gradient[k] = power;
+            sum += power;
+            chosen += label == all(R(k)) ? scores[k] : V{};
+            total += scores[k];
+        }
+        const V share = weight / sum, wanted = weight * (1 - smoothing), spread = weight * (smoothing / N);
+        for (int k = 0; k < N; k++) gradient[k] = gradient[k] * share - (label == all(R(k)) ? wanted : V{}) - spread;
+        for (int l = 0; l < LANES; l++) {
+            const double mean = (1 - (double)smoothing) * lane(chosen, l) + (double)smoothing / N * lane(total, l);
+            g.loss[l] += (double)lane(weight, l) * ((double)lane(best, l) - mean + std::log((double)lane(sum, l)));
+        }
     }
 }
 

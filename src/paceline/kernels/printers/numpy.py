@@ -36,7 +36,11 @@ from paceline.kernels.ir import (
     RunningStatistic,
     Scatter,
     Statement,
+    Tokens,
+    replaced,
 )
+
+from paceline.kernels.losses import SCORE, TARGET
 
 Lines = Iterator[str]
 WORD = 0xFFFFFFFF  # of 32 bits
@@ -75,9 +79,11 @@ def _lines(program: Program, it: Statement, indent: str) -> Lines:
             for inner in body:
                 yield from _lines(program, inner, indent + "    ")
         case Lookup(target=target, table=table):
-            yield f"{indent}b[{target.buffer!r}][:] = lookup(b[{table!r}], tokens)"
+            yield f"{indent}b[{target.buffer!r}][:] = lookup(b[{table!r}], {_rows_named(it.numbers)})"
         case Scatter(gradient=gradient, table=table, padding=padding):
-            yield f"{indent}scatter(b[{table!r}], tokens, b[{gradient.buffer!r}], {padding})"
+            yield f"{indent}scatter(b[{table!r}], {_rows_named(it.numbers)}, b[{gradient.buffer!r}], {padding})"
+        case Tokens(target=target):
+            yield f"{indent}b[{target!r}][:] = moveaxis(tokens, 0, -1)"
         case DropoutMask(target=target, rate=rate, number=number):
             yield f"{indent}noise(b[{target!r}], {rate}, {number})"
         case CausalMask(target=target):
@@ -88,7 +94,22 @@ def _lines(program: Program, it: Statement, indent: str) -> Lines:
             grown = f"(n * {it.places} / (n * {it.places} - 1))" if it.unbiased else "1"
             yield f"{indent}b[{moving!r}] += {momentum} * (b[{value!r}][..., 0] * {grown} - b[{moving!r}])"
         case Loss(loss=loss, scores=scores):
-            yield f"{indent}loss = {loss}(b[{scores!r}], b[{'d_' + scores!r}], wanted, {it.number!r})"
+            more = f", {it.places}, {it.weights}, {it.ignored}" if it.labels else ""
+            if it.own is not None:
+                value, slope = map(_own, it.own)
+                loss = f"errors(lambda s, y, _: {value}, lambda s, y, _: 0 * s + {slope})"
+            yield f"{indent}loss = {loss}(b[{scores!r}], b[{'d_' + scores!r}], wanted, {it.number!r}{more})"
+
+
+def _rows_named(numbers: str) -> str:
+    """The numbers of a table's rows, a sample in each row."""
+    return f"moveaxis(b[{numbers!r}], -1, 0).astype(int)" if numbers else "tokens"
+
+
+def _own(value: Expression) -> str:
+    return _value(replaced(value, {SCORE: Ref("s", ()), TARGET: Ref("y", ())})).replace("b['s'][()]", "s").replace(
+        "b['y'][()]", "y"
+    )
 
 
 def _contract(program: Program, it: Contract, indent: str) -> Lines:
@@ -115,7 +136,7 @@ def _window(program: Program, it: MaxPool, indent: str) -> Generator[str, None, 
     deep = yield from _open(it.window, indent)
     extents = program.shape(it.source.buffer)
     tests = [f"0 <= {_index(i)} < {n}" for i, n in zip(it.source.index[1:], extents[1:], strict=True)]
-    yield f"{deep}if not ({' and '.join(tests)}): continue"
+    yield f"{deep}if not ({' and '.join(tests) or True}): continue"
     return deep
 
 
@@ -168,14 +189,22 @@ def run(
     return float(words["loss"]), found
 
 
-def _cross_entropy(scores: np.ndarray, gradient: np.ndarray, y: np.ndarray, smoothing: float) -> float:
-    classes, n = scores.shape
-    powers = np.exp(scores - scores.max(0))
-    shares = powers / powers.sum(0)
-    wanted = np.full((classes, n), smoothing / classes)
-    wanted[y, np.arange(n)] += 1 - smoothing
-    gradient[:] = (shares - wanted) / n
-    return float(-(wanted * np.log(shares)).sum(0).mean())
+def _cross_entropy(
+    scores: np.ndarray, gradient: np.ndarray, y: np.ndarray, smoothing: float, places: int, weights: tuple[float, ...],
+    ignored: int,
+) -> float:  # fmt: skip
+    n = scores.shape[-1]
+    rows = scores.reshape(places, -1, n)
+    classes, labels = rows.shape[1], y.reshape(n, places).T
+    powers = np.exp(rows - rows.max(1, keepdims=True))
+    shares = powers / powers.sum(1, keepdims=True)
+    counts = np.where(labels == ignored, 0.0, np.array(weights or [1.0] * classes)[labels % classes])
+    wanted = np.full(rows.shape, smoothing / classes)
+    where = np.arange(places)[:, None], labels % classes, np.arange(n)[None, :]
+    wanted[where] += 1 - smoothing
+    counts = counts[:, None, :] / counts.sum()
+    gradient[:] = (counts * (shares - wanted)).reshape(gradient.shape)
+    return float(-(counts * wanted * np.log(shares)).sum())
 
 
 def _errors(value: Any, slope: Any) -> Any:
@@ -200,6 +229,10 @@ LOSSES: dict[str, Any] = {
     "huber_error": _errors(
         lambda s, y, k: np.where(abs(s - y) < k, (s - y) ** 2 / 2, k * (abs(s - y) - k / 2)),
         lambda s, y, k: np.clip(s - y, -k, k),
+    ),
+    "share_entropy": _errors(
+        lambda s, y, _: -(y * np.maximum(np.log(s), -100) + (1 - y) * np.maximum(np.log(1 - s), -100)),
+        lambda s, y, _: (s - y) / np.maximum(s * (1 - s), 1e-12),
     ),
     "binary_cross_entropy": _errors(
         lambda s, y, _: np.maximum(s, 0) - s * y + np.log1p(np.exp(-abs(s))), lambda s, y, _: 1 / (1 + np.exp(-s)) - y
@@ -279,9 +312,9 @@ FUNCTIONS: dict[str, Any] = {
     "inf": np.inf, "maximum": np.maximum, "where": np.where,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "exp": np.exp, "reciprocal": lambda x: 1 / x,
     "silu": lambda x: x / (1 + np.exp(-x)), "silu_slope": _silu_slope,
-    "causal": _causal, "relu": lambda x: np.maximum(x, 0),
+    "log": np.log, "sin": np.sin, "cos": np.cos, "root": np.sqrt, "causal": _causal, "relu": lambda x: np.maximum(x, 0),
     "step": lambda x: (x > 0).astype(float), "reciprocal_root": lambda x: 1 / np.sqrt(x),
     "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))), "gelu_slope": _gelu_slope,
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(_inner(x))), "gelu_tanh_slope": _gelu_tanh_slope,
-    **LOSSES, "lookup": _lookup, "scatter": _scatter,
+    **LOSSES, "errors": _errors, "moveaxis": np.moveaxis, "lookup": _lookup, "scatter": _scatter,
 }  # fmt: skip

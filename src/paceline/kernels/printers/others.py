@@ -17,6 +17,7 @@ from paceline.kernels.ir import (
     RunningStatistic,
     Scatter,
     Statement,
+    Tokens,
 )
 from paceline.kernels.memory import Transpose
 from paceline.kernels.printers.access import Access, Lines
@@ -43,6 +44,8 @@ class Others:
                 return self._causal(statement, indent)
             case Lookup():
                 return self._lookup(statement, indent)
+            case Tokens():
+                return self._tokens(statement, indent)
             case Scatter():
                 return self.threads.scatter(statement, indent)
             case BatchSum():
@@ -102,7 +105,8 @@ class Others:
             f"{written(i, 0)} < 0 || {written(i, 0)} >= {n}"
             for i, n in zip(it.source.index[1:], shape[1:], strict=True)
         ]
-        yield f"{deep}if ({' || '.join(tests)}) continue;"
+        if tests:
+            yield f"{deep}if ({' || '.join(tests)}) continue;"
         yield from (deep + line for line in inside)
         for _ in it.window:
             deep = deep[:-4]
@@ -131,9 +135,15 @@ class Others:
         rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
         yield f"{indent}{self.threads.each(rows)} for (int d = 0; d < {width}; d++)"
         yield f"{indent}    for (int l = 0; l < LANES; l++)"
-        table = f"{self.access.name(it.table)}[g.tokens[l][q] * {width} + d]"
+        table = f"{self.access.name(it.table)}[{self.access.token(it.numbers, 'l')} * {width} + d]"
         value = f"lane({table}, l)" if self.plan.target.replicas else table
         yield f"{indent}        set_lane({self.access.name(it.target.buffer)}[q * {width} + d], l, {value});"
+
+    def _tokens(self, it: Tokens, indent: str) -> Lines:
+        """The tokens of each lane."""
+        yield f"{indent}{self.threads.each(prod(self.plan.places[it.target].shape))}"
+        yield f"{indent}    for (int l = 0; l < LANES; l++)"
+        yield f"{indent}        set_lane({self.access.name(it.target)}[q], l, R(g.tokens[l][q]));"
 
     # --- the batch, the loss ---
 
@@ -163,7 +173,7 @@ class Others:
     def _score(self, it: Loss, indent: str) -> Lines:
         scores, gradient = self.access.name(it.scores), self.access.name(f"d_{it.scores}")
         count = prod(self.plan.places[it.scores].shape)
-        function = f"{it.loss}<{count}>" if it.labels else f"errors<{count}, {it.loss}>"
+        function = f"{it.loss}<{count // it.places}>" if it.labels else f"errors<{count}, {it.loss}>"
         yield f"{indent}{function}(g, {scores}, {gradient}, R({it.number!r}));"
 
     def _turn(self, it: Transpose, indent: str) -> Lines:

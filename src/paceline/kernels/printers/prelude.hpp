@@ -13,6 +13,7 @@
 #include <time.h>
 
 #define FUNCTION static
+#define CONSTANT static const
 #define INLINE static inline __attribute__((always_inline))
 
 // --- threads ---

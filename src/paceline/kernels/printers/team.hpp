@@ -8,6 +8,14 @@ static int64_t chunks_of(int64_t groups) {
     return chunks < CHUNKS ? chunks : CHUNKS;
 }
 
+// 1 / how much the classes of a batch count together: those of all its samples and places.
+static R counted(const Call& c, int64_t first, int64_t n) {
+    R sum = 0;
+    for (int64_t k = first; k < first + n; k++)
+        for (int p = 0; p < PLACES; p++) sum += weight_of(c.labels[c.order[k] * PLACES + p]);
+    return R(1) / sum;
+}
+
 static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t number, int64_t groups, V* arenas, int64_t own) {
     g.number = number;
     g.groups = groups;
@@ -30,10 +38,11 @@ static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t n
         g.targets[l] = c.targets + sample * OUTPUTS;
         g.position[l] = (uint32_t)in_batch;
         g.loss[l] = 0;
-        set_lane(g.label, l, c.labels ? R(c.labels[sample]) : R(0));
+        g.labels[l] = c.labels ? c.labels + sample * PLACES : nullptr;
         set_lane(g.valid, l, real ? R(1) : R(0));
     }
     g.weight = g.valid * g.share;
+    g.counted = c.labels ? counted(c, REPLICAS ? number : first, n) : R(0);
 }
 
 // What update u draws from. Those of a leg draw what each would draw alone: a function of seed, update and chunk, as

@@ -52,15 +52,17 @@ class OneThread:
         return f"for (int q = 0; q < {size}; q++)"
 
     def scatter(self, it: Scatter, indent: str) -> Lines:
-        name, replicas = self.access.name, self.access.plan.target.replicas
+        name, table = self.access.name, self.access.plan.places[it.table]
+        in_lanes = self.access.plan.target.replicas or table.region == "lanes"
         rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
         yield f"{indent}for (int q = 0; q < {rows}; q++) for (int l = 0; l < LANES; l++) {{"
+        yield f"{indent}    const int64_t row = {self.access.token(it.numbers, 'l')};"
         if it.padding is not None:
-            yield f"{indent}    if (g.tokens[l][q] == {it.padding}) continue;"
+            yield f"{indent}    if (row == {it.padding}) continue;"
         yield f"{indent}    for (int d = 0; d < {width}; d++) {{"
-        place = f"{name(it.table)}[g.tokens[l][q] * {width} + d]"
+        place = f"{name(it.table)}[row * {width} + d]"
         value = f"lane({name(it.gradient.buffer)}[q * {width} + d], l)"
-        if replicas:
+        if in_lanes:
             yield f"{indent}        set_lane({place}, l, lane({place}, l) + {value});"
         else:
             yield f"{indent}        {place} += {value};"

@@ -1,10 +1,9 @@
 // --- for optimizers, on any machine ---
 
-INLINE R root(R x) { return std::sqrt(x); }
 INLINE R sign(R x) { return R(x > 0) - R(x < 0); }
 INLINE R power(R x, int64_t n) { return R(std::pow((double)x, (double)n)); }
 #if LANES > 1
-INLINE V root(V x) { return each(x, [](R a) { return std::sqrt(a); }); }
+INLINE R root(R x) { return std::sqrt(x); }
 INLINE V sign(V x) { return (x > all(0) ? all(1) : V{}) - (x < all(0) ? all(1) : V{}); }
 INLINE V power(V x, int64_t n) { return each(x, [n](R a) { return power(a, n); }); }
 #endif

@@ -1,0 +1,150 @@
+"""What modules and functions are made of, written in functions that have a row in the table, without branches.
+
+PyTorch's own encoders, attention as a function, norms of groups, gates. A row is traced in place of its module or function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from paceline.kernels.layers.base import CannotFuse
+
+# --- encoders -------------------------------------------------------------------------------------------------------
+
+
+def encoder(part: nn.TransformerEncoder, src: Any, mask: Any = None, **given: Any) -> Any:
+    """All layers, one upon another."""
+    for layer in part.layers:
+        src = layer(src, src_mask=mask, **given)
+    return src if part.norm is None else part.norm(src)
+
+
+def encoder_layer(part: nn.TransformerEncoderLayer, src: Any, src_mask: Any = None, **given: Any) -> Any:
+    """Attention and two dense layers, each beside a way around it; the norms come before them, or after."""
+    padding = given.get("src_key_padding_mask")
+
+    def attended(x: Any) -> Any:
+        found = part.self_attn(x, x, x, attn_mask=src_mask, key_padding_mask=padding, need_weights=False)
+        return part.dropout1(found[0])
+
+    def transformed(x: Any) -> Any:
+        return part.dropout2(part.linear2(part.dropout(part.activation(part.linear1(x)))))
+
+    if part.norm_first:
+        src = src + attended(part.norm1(src))
+        return src + transformed(part.norm2(src))
+    src = part.norm1(src + attended(src))
+    return part.norm2(src + transformed(src))
+
+
+def allowed(scores: Any, mask: Any) -> Any:
+    """Scores where a mask of truth values allows them; numbers are added. The graph's reader knows which of both it is."""
+    raise AssertionError("this function is traced, not called")
+
+
+# --- gates ----------------------------------------------------------------------------------------------------------
+
+
+def gated(x: Any, dim: int = -1) -> Any:
+    """F.glu: one half of the numbers, as far as the other half lets them through."""
+    halves = x.chunk(2, dim)
+    return halves[0] * torch.sigmoid(halves[1])
+
+
+# --- attention as a function ----------------------------------------------------------------------------------------
+
+
+def attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """F.scaled_dot_product_attention."""
+    if enable_gqa:
+        raise CannotFuse("scaled_dot_product_attention: enable_gqa= has no kernel; repeat the heads of keys and values")
+    scores = (query @ key.transpose(-2, -1)) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        allowed = torch.tril(torch.ones((query.size(-2), key.size(-2)), dtype=torch.bool))
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores.tracer.create_proxy("call_function", allowed, (scores, attn_mask), {})
+    shares = torch.softmax(scores, -1)
+    return (F.dropout(shares, dropout_p) if dropout_p else shares) @ value
+
+
+# --- sums and spreads -----------------------------------------------------------------------------------------------
+
+
+def stacked(tensors: Any, dim: int = 0) -> Any:
+    """torch.stack."""
+    return torch.cat([x.unsqueeze(dim) for x in tensors], dim)
+
+
+def normalised(x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
+    """F.normalize by Euclid's length."""
+    if p != 2:
+        raise CannotFuse(f"normalize(p={p}) has no kernel; p=2 has")
+    return x / torch.sqrt((x * x).sum(dim, keepdim=True)).clamp(min=eps)
+
+
+def length(x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
+    """The Euclidean length along a dimension: x.norm(dim=1)."""
+    if p not in (2, 2.0, "fro", None):
+        raise CannotFuse(f"norm(p={p}) has no kernel; p=2 has")
+    return torch.sqrt((x * x).sum(dim, keepdim=keepdim))
+
+
+def variance(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: int | None = None) -> Any:
+    """The variance along a dimension."""
+    gap = x - x.mean(dim, keepdim=True)
+    taken = int(unbiased) if correction is None else correction
+    count = x.size(dim) if isinstance(dim, int) else _product([x.size(d) for d in dim])
+    return (gap * gap).sum(dim, keepdim=keepdim) / (count - taken)
+
+
+def _product(numbers: Any) -> Any:
+    whole = numbers[0]
+    for number in numbers[1:]:
+        whole = whole * number
+    return whole
+
+
+def deviation(x: Any, *args: Any, **given: Any) -> Any:
+    """The standard deviation along a dimension."""
+    return torch.sqrt(variance(x, *args, **given))
+
+
+def log_of_powers(x: Any, dim: int, keepdim: bool = False) -> Any:
+    """torch.logsumexp."""
+    whole = x.narrow(dim, 0, 1) - F.log_softmax(x, dim).narrow(dim, 0, 1)
+    return whole if keepdim else whole.squeeze(dim)
+
+
+#: What is traced in place of a module's own forward.
+FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
+    nn.TransformerEncoder: encoder,
+    nn.TransformerEncoderLayer: encoder_layer,
+    nn.GLU: lambda part, x: gated(x, part.dim),
+}
+
+#: What is traced in place of a function.
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    F.glu: gated,
+    F.scaled_dot_product_attention: attention,
+    torch.stack: stacked,
+    F.normalize: normalised,
+    torch.norm: length,
+    "norm": length,
+    torch.linalg.vector_norm: length,
+    torch.linalg.norm: lambda x, ord=2, dim=None, keepdim=False: length(x, ord, dim, keepdim),
+    torch.var: variance,
+    "var": variance,
+    torch.std: deviation,
+    "std": deviation,
+    torch.logsumexp: log_of_powers,
+    "logsumexp": log_of_powers,
+}
