@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="how much longer the long training is, by the kernels"
     )
-    parser.add_argument("--networks", nargs="+", default=["mnist-cnn", "mnist-dnn"])
+    parser.add_argument("--networks", nargs="+", default=["mnist-cnn", "mnist-dnn"], choices=[n.name for n in NETWORKS])
     parser.add_argument("--plans", nargs="+", default=PLANS)
     parser.add_argument("--compute", default="fused")
     parser.add_argument("--pytorch", type=float, default=0.0, help="seconds for each mode of PyTorch; 0 leaves it out")
@@ -188,7 +188,7 @@ def main() -> None:
     warnings.simplefilter("ignore", JobWarning)
     figures: dict[str, Any] = {}
     for network in NETWORKS:
-        if network.name.partition(" ")[0].strip(",") not in options.networks or network.batch == 1:
+        if network.name not in options.networks:
             continue
         rows = measure(network, plans, options.rounds, options.seconds, options.compute)
         if options.pytorch:

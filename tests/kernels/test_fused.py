@@ -206,14 +206,13 @@ class Branching(nn.Module):
         (lambda: nn.Conv2d(2, 2, 1), (1, 3, 3), "gets 1 channels, and wants 2"),
         (lambda: nn.Linear(4, 0), (4,), "has no features"),
         (lambda: nn.Linear(4, 2), (5,), "gets 5 features, and wants 4"),
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softplus()), (4,), "layer 1 .Softplus.*has no kernel.*autograd"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.RReLU()), (4,), "layer 1 .RReLU.*has no kernel.*autograd"),
         (lambda: nn.Sequential(nn.Linear(4, 4), Branching()), (4,), "cannot be followed"),
         (lambda: nn.Conv2d(1024, 1024, 5), (1024, 5, 5), "kernels are for small networks"),
-        (lambda: nn.LSTM(4, 3, 2), (5, 4), "batch_first=True"),
+        (lambda: nn.LSTM(4, 3, 2), (5, 4), "batch_first=False, and samples are dimension 0"),
         (lambda: nn.LayerNorm(3), (5, 4), r"the last dimensions to be \(3,\)"),
         (lambda: nn.MultiheadAttention(4, 2), (5, 4), "and batch_first"),
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.LogSoftmax(dim=1)), (4,), "ends in it and the loss is nn.NLLLoss"),
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=1)), (4,), "let the model end in its scores"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=0)), (4,), "goes over dimension 0, the samples'"),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), (4,), "is computed from other parameters"),
     ],
 )
@@ -229,8 +228,12 @@ def test_what_has_no_kernel_is_named(make: Callable[[], nn.Module], shape: tuple
 def test_losses_and_optimizers_without_a_kernel_are_named() -> None:
     with pytest.raises(CannotFuse, match=r"the loss PoissonNLLLoss.* has no kernel; CrossEntropyLoss, .* have"):
         fuse(nn.Linear(2, 2), nn.PoissonNLLLoss(), None, 4)
-    with pytest.raises(CannotFuse, match="CrossEntropyLoss with weight="):
-        fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(weight=torch.ones(2)), None, 4)
+    with pytest.raises(CannotFuse, match="CrossEntropyLoss with weight= and label_smoothing="):
+        fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(weight=torch.ones(2), label_smoothing=0.1), None, 4)
+    with pytest.raises(CannotFuse, match="MSELoss with reduction='sum'"):
+        fuse(nn.Linear(2, 2), nn.MSELoss(reduction="sum"), None, 4)
+    with pytest.raises(CannotFuse, match="NLLLoss has a kernel where the model ends in a log-softmax"):
+        fuse(nn.Linear(2, 2), nn.NLLLoss(), None, 4).prepare(torch.zeros(1, 2))
     with pytest.raises(CannotFuse, match="Adadelta"):
         fuse(nn.Linear(2, 2), nn.MSELoss(), torch.optim.Adadelta, 4).prepare(torch.zeros(1, 2))
     with pytest.raises(CannotFuse, match="class numbers from 0 to 7"):

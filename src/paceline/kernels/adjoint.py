@@ -26,6 +26,7 @@ from paceline.kernels.ir import (
     Loss,
     MaxPool,
     MaxPoolGradient,
+    Number,
     Program,
     Ref,
     Repeat,
@@ -55,13 +56,15 @@ class Adjoint:
         self.program, self.trained = program, trained
         self.moved: set[str] = set()  # samples' buffers that depend on a trained weight
         self.written: set[str] = set()  # gradients that hold something by now
+        self.fresh: list[str] = []  # gradients that the next statements add to, before anything was written to them
         self.around: tuple[Loop, ...] = ()  # the steps of a sequence that we are within
 
     def derive(self) -> None:
         """Appends the way back to the program."""
         self._follow(self.program.forward)
         for statement in reversed(self.program.forward):
-            self.program.backward += self._adjoint(statement)
+            found = self._adjoint(statement)
+            self.program.backward += [*self._emptied(), *found]
 
     def _follow(self, statements: list[Statement] | tuple[Statement, ...]) -> None:
         """Collects the buffers that depend on what is trained; in a sequence also by way of an earlier step."""
@@ -114,11 +117,20 @@ class Adjoint:
         self.written.add(base)
         if self.around or self.program.buffers[base].kind is Kind.GRADIENT:
             return True
-        if fresh and _covers(target, loops, self.program.shape(target.buffer)):
+        if fresh and covers(target, loops, self.program.shape(target.buffer)):
             return False
         if fresh:
-            self.program.zeroed.append(base)
+            self.fresh.append(base)
         return True
+
+    def _emptied(self) -> list[Statement]:
+        """Zeros for the gradients that the next statements add to for the first time."""
+        found: list[Statement] = []
+        for name in self.fresh:
+            loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(self.program.shape(name)))
+            found.append(Apply(loops, Ref(name, at(*(loop.name for loop in loops))), Number(0.0), layer="zeros"))
+        self.fresh = []
+        return found
 
     # --- adjoints ---
 
@@ -134,8 +146,8 @@ class Adjoint:
                 self._adds(into, ())
                 return [MaxPoolGradient(statement, self._gradient(target), into, statement.layer)]
             case Lookup(loops=loops, target=target, table=table, padding=padding) if table in self.trained:
-                gradient, into = self._gradient(target), self._buffer(table)
-                return [Scatter(loops, gradient, into, padding, statement.layer, statement.numbers)]
+                given = self._gradient(target)
+                return [Scatter(loops, given, self._buffer(table), padding, statement.layer, statement.numbers)]
             case BatchSum(target=target, source=source) if self._wants(source):
                 shape = self.program.shape(source)
                 whole = Ref(self._buffer(source), at(*(f"q{d}" for d in range(len(shape)))))
@@ -241,7 +253,7 @@ def touches(statement: Statement) -> tuple[list[str], str]:
     return [], ""
 
 
-def _covers(target: Ref, loops: Loops, shape: tuple[int, ...]) -> bool:
+def covers(target: Ref, loops: Loops, shape: tuple[int, ...]) -> bool:
     """Whether these loops visit each place of the target exactly once (for each round of the loops summed over)."""
     extents = {loop.name: loop.extent for loop in loops}
     for index, extent in zip(target.index, shape, strict=True):

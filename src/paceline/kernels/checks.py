@@ -48,10 +48,11 @@ def check_samples(plan: Plan, labels: bool, x: Tensor, y: Tensor, order: Tensor)
     program = plan.program
     if labels:
         ignored = next(s.ignored for s in program.forward if isinstance(s, Loss))
-        counted = y if y.numel() and 0 <= int(y.min()) else y[y != ignored]
+        counted = y if y.numel() and int(y.min()) >= 0 else y[y != ignored]
         if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < program.outputs):
             raise CannotFuse(
-                f"class numbers from {int(counted.min())} to {int(counted.max())}, for a network of {program.outputs} outputs"
+                f"class numbers from {int(counted.min())} to {int(counted.max())}, for a network of {program.outputs} "
+                "outputs"
             )
         if tuple(y.shape[1:]) != program.places:
             wanted = "one class per sample" if not program.places else f"classes of shape {program.places} per sample"

@@ -10,18 +10,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from paceline.kernels.held import changed, flat, positions, without_samples
 from paceline.kernels.ir import FORBIDDEN
 from paceline.kernels.layers import COMPARISONS, MODULES, of_function
 from paceline.kernels.layers.base import BATCH, CannotFuse, Found, Graph, Held, Layer, Seen, Shape
 from paceline.kernels.layers.combined import materialised
-from paceline.kernels.layers.expansions import FORWARDS, FUNCTIONS, allowed
+from paceline.kernels.layers.expansions import allowed
 from paceline.kernels.layers.shapes import pieces
+from paceline.kernels.tracing import traced
 
 WORDS = ("cpu", "cuda", "none", "tanh", "sum", "mean")  # among arguments, that are no layers' names
 DEPENDS = object()  # in place of a value that is not known before there are samples
@@ -54,7 +55,7 @@ class _Reader:
         self.held = dict(
             (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         )
-        self.graph, self.constants = _traced(module)
+        self.graph, self.constants = traced(module)
         self.layers: dict[str, Layer] = {}
         self.shapes: dict[str, Shape] = {"input": inputs}
         #: The dimension of the samples in what a layer gives; None where it depends on parameters alone.
@@ -72,7 +73,9 @@ class _Reader:
                 if not isinstance(result, str):
                     raise CannotFuse("the model returns more than one tensor; compute='autograd' trains it")
                 if self.axes[result] != 0:
-                    raise CannotFuse("the model's result has to have a row for each sample; compute='autograd' trains it")
+                    raise CannotFuse(
+                        "the model's result has to have a row for each sample; compute='autograd' trains it"
+                    )
                 return Graph(_reached(self.layers, result), self.inputs, self.tokens, result, self.numbers)
             self.made[node] = self._given(node)
         raise AssertionError("a traced graph ends in its output")
@@ -126,11 +129,11 @@ class _Reader:
             value = float(target is torch.ones_like)
             return torch.full([1, *self.shapes[first]], value)
         if _depends([args, given]):
-            if isinstance(first, Held) and (changed := _changed(first, target, args[1:])) is not None:
-                return changed
+            if isinstance(first, Held) and (other := changed(first, target, args[1:])) is not None:
+                return other
             if target not in ALONE or _depends([args, given], BATCH):
                 return DEPENDS
-        args, given = _without_samples([args, given])
+        args, given = without_samples([args, given])
         function: Callable[..., Any] = target if callable(target) else getattr(type(first), str(target))
         return function(*args, **given)
 
@@ -170,22 +173,24 @@ class _Reader:
         if node.op == "call_module" and isinstance(self.parts[str(node.target)], nn.Embedding):
             if isinstance(args[0], Tensor):
                 seen = Seen(node.name, f"layer {node.target}", str(node.target), ())
-                return _positions(seen, self.parts[str(node.target)], args[0])
-        elif target in JOINED or node.op == "call_module" or not any(
-            isinstance(a, str) and a in self.shapes for a in _flat([args, given])
+                return positions(seen, self.parts[str(node.target)], args[0])
+        elif (
+            target in JOINED
+            or node.op == "call_module"
+            or not any(isinstance(a, str) and a in self.shapes for a in flat([args, given]))
         ):
             args = [self._given_by_layer(arg) for arg in args]
         if node.op == "call_module":
             args, given = self._without_zeros(self.parts[str(node.target)], args), _as_numbers(given)
         args, given = self._held_numbers([args, given])
         args, given = self._aligned([args, given])
-        flat = _flat([args, given])
-        if any(a is None or isinstance(a, States) for a in flat[:1]):
+        given_all = flat([args, given])
+        if any(a is None or isinstance(a, States) for a in given_all[:1]):
             raise CannotFuse(
                 f"{node} uses the last cells of an LSTM, or all last states of a recurrent layer; take one of these by "
                 "its number: h[-1]"
             )
-        sources = tuple(a for a in flat if isinstance(a, str) and a in self.shapes)
+        sources = tuple(a for a in given_all if isinstance(a, str) and a in self.shapes)
         name, what, path = node.name, f"{node.op} {_called(target)}", ""
         if node.op == "call_module":
             path = str(node.target)
@@ -231,15 +236,17 @@ class _Reader:
         """The arguments of a layer; of a recurrent one, without initial states, which have to be zeros."""
         if not isinstance(part, nn.RNNBase) or len(args) < 2:
             return args
-        given = [self.layers[a] if isinstance(a, str) and a in self.layers else a for a in _flat(args[1:])]
-        held = [one.weights["0"] for one in given if isinstance(one, Layer) and one.kind == "combined" and not one.inputs]
+        given = [self.layers[a] if isinstance(a, str) and a in self.layers else a for a in flat(args[1:])]
+        held = [
+            one.weights["0"] for one in given if isinstance(one, Layer) and one.kind == "combined" and not one.inputs
+        ]
         if len(held) != len(given) or any(name not in self.numbers or self.numbers[name].any() for name in held):
             raise CannotFuse(f"{part} begins with states of its own; zeros have a kernel")
         return args[:1]
 
     def _aligned(self, values: Any) -> Any:
         """Arguments; what depends on parameters alone without a dimension for the samples."""
-        layers = [v for v in _flat(values) if isinstance(v, str) and v in self.shapes]
+        layers = [v for v in flat(values) if isinstance(v, str) and v in self.shapes]
         rank = max((len(self.shapes[v]) for v in layers if self.axes[v] is not None), default=None)
         axis = next((self.axes[v] for v in layers if self.axes[v] is not None), None)
         if rank is None or axis is None:
@@ -295,7 +302,9 @@ class _Reader:
         """Each piece of what is cut along a dimension."""
         given = dict(zip(PIECES[target], args[1:], strict=False)) | given
         source = self._given_by_layer(args[0])
-        seen = Seen(node.name, f"{node.op} {_called(target)}", "", (self.shapes[source],), (source,), {}, self.axes[source])
+        seen = Seen(
+            node.name, f"{node.op} {_called(target)}", "", (self.shapes[source],), (source,), {}, self.axes[source]
+        )
         lengths = next((given[w] for w in ("split_size_or_sections", "split_size", "chunks") if w in given), None)
         cuts = pieces(seen, lengths, given.get("dim", 0), "chunks" in given)
         return tuple(self._layer(node, [source, cut], {}, operator.getitem) for cut in cuts)
@@ -353,25 +362,9 @@ def _as_numbers(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _flat(values: Any) -> list[Any]:
-    """All arguments, those in lists among them."""
-    if isinstance(values, dict):
-        values = list(values.values())
-    return [v for each in values for v in _flat(each)] if isinstance(values, tuple | list) else [values]
-
-
 def _called(target: Any) -> str:
     """What a traced function is called."""
     return str(getattr(target, "__name__", target))
-
-
-def _without_samples(values: Any) -> Any:
-    """Arguments, with 1 in place of the number of samples and buffers as the tensors that they are."""
-    if isinstance(values, tuple | list):
-        return type(values)(map(_without_samples, values))
-    if isinstance(values, dict):
-        return {key: _without_samples(value) for key, value in values.items()}
-    return 1 if values is BATCH else values.tensor if isinstance(values, Held) else values
 
 
 def _depends(given: Any, *besides: Any) -> bool:
@@ -384,119 +377,8 @@ def _depends(given: Any, *besides: Any) -> bool:
         return _depends([given.start, given.stop, given.step], *besides)
     if isinstance(given, Held):
         return isinstance(given.tensor, nn.Parameter)
-    return (given is BATCH and BATCH not in besides) or isinstance(given, States) or (
-        isinstance(given, str) and given not in WORDS
+    return (
+        (given is BATCH and BATCH not in besides)
+        or isinstance(given, States)
+        or (isinstance(given, str) and given not in WORDS)
     )
-
-
-def _changed(held: Held, target: Any, args: list[Any]) -> Held | None:
-    """A parameter in another shape or order, or its first rows; None where that is another function of it."""
-    shape, plain = held.shape, held.view is None and held.order is None
-    if target in (operator.getitem, "getitem"):
-        cuts = args[0] if isinstance(args[0], tuple) else (args[0],)
-        if held.view is None and all(isinstance(cut, slice) and not cut.start and cut.step in (None, 1) for cut in cuts):
-            ends = [n if cut.stop is None else min(n, cut.stop) for cut, n in zip(cuts, shape, strict=False)]
-            if all(isinstance(end, int) for end in ends) and held.order is None:
-                return Held(held.name, (*ends, *shape[len(ends) :]), held.tensor)
-        if plain and held.whole and all(cut is None or cut == slice(None) for cut in cuts):
-            left = iter(shape)
-            view = (*(1 if cut is None else next(left) for cut in cuts), *left)
-            return Held(held.name, view, held.tensor, view)
-        return None
-    if target == "expand":
-        sizes = _flat(args)
-        whole = (*[1] * (len(sizes) - len(shape)), *shape)
-        if any(size not in (-1, n) and not (size is BATCH and n == 1) for size, n in zip(sizes, whole, strict=True)):
-            return None
-        return held if whole == shape else Held(held.name, whole, held.tensor, whole) if held.whole else None
-    if target in ("view", "reshape", "unsqueeze", "flatten") and held.whole:
-        view = tuple(getattr(held.tensor, str(target))(*_without_samples(args)).shape)
-        return Held(held.name, view, held.tensor, view)
-    if target in ("t", "transpose", "permute", "mT") and (held.view is None or held.order is None):
-        order = getattr(torch.arange(len(shape)).expand(1, -1), "flatten")().tolist()
-        turned = torch.empty(shape, device="meta")
-        turned = turned.mT if target == "mT" else getattr(turned, str(target))(*args)
-        one = "t" if target in ("t", "mT") else target
-        places = {"t": lambda: [*order[:-2], order[-1], order[-2]],
-                  "transpose": lambda: _exchanged(order, *args),
-                  "permute": lambda: [n % len(order) for n in _flat(args)]}[str(one)]()  # fmt: skip
-        before = held.order or tuple(order)
-        if not held.whole and held.view is None:
-            return None
-        return Held(held.name, tuple(turned.shape), held.tensor, held.view, tuple(before[p] for p in places))
-    return None
-
-
-def _exchanged(order: list[int], one: int, other: int) -> list[int]:
-    order = list(order)
-    order[one], order[other] = order[other], order[one]
-    return order
-
-
-def _positions(seen: Seen, part: nn.Embedding, tokens: Tensor) -> Held:
-    """The rows of an embedding that every sample gets: those of its positions."""
-    count = tokens.shape[-1] if tokens.dim() else 0
-    if tokens.numel() != count or not torch.equal(tokens.flatten().cpu(), torch.arange(count)):
-        raise CannotFuse(f"{seen.what} gets numbers that are the same for all samples, but not 0, 1, 2, ...")
-    if count > part.num_embeddings:
-        raise CannotFuse(f"{seen.what} has {part.num_embeddings} rows, and gets {count} positions")
-    return Held(f"{seen.path}.weight", (*tokens.shape, part.embedding_dim), part.weight)
-
-
-class _Tracer(fx.Tracer):
-    """Follows a module down to the layers that have a row in the table."""
-
-    proxy_buffer_attributes = True
-
-    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **given: Any) -> fx.Proxy:
-        """Some functions are traced as what they are made of."""
-        if kind in ("call_function", "call_method") and target in FUNCTIONS:
-            found: fx.Proxy = FUNCTIONS[target](*args, **kwargs)
-            return found
-        return super().create_proxy(kind, target, args, kwargs, *more, **given)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, tuple(MODULES)) or (
-            not isinstance(m, tuple(FORWARDS)) and super().is_leaf_module(m, module_qualified_name)
-        )
-
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What PyTorch's own layers compute is written without branches that cannot be followed."""
-        written = next((f for kind, f in FORWARDS.items() if isinstance(m, kind)), None)
-        return super().call_module(m, partial(written, m) if written is not None else forward, args, kwargs)
-
-
-class _Root(nn.Module):
-    """A module around another, so that a layer can be traced from above."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Any) -> Any:
-        return self.body(x)
-
-
-def _traced(module: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
-    """The nodes of a module, and the tensors that its forward makes for itself.
-
-    A module that is itself a layer is traced from above.
-    """
-    root: nn.Module = _Root(module) if isinstance(module, (*MODULES, *FORWARDS)) else module
-    before = set(vars(root))
-    try:
-        graph = _Tracer().trace(root)
-    except CannotFuse:
-        raise
-    except Exception as error:
-        raise CannotFuse(
-            f"the model's forward cannot be followed ({type(error).__name__}: {error}); a Sequential, or a forward "
-            "without branches on the data, can; compute='autograd' trains any"
-        ) from error
-    finally:  # tracing leaves them in the module
-        constants = {name: vars(root).pop(name) for name in set(vars(root)) - before}
-    if root is not module:
-        for node in graph.nodes:
-            if node.op in ("call_module", "get_attr"):
-                node.target = str(node.target).removeprefix("body").removeprefix(".")
-    return graph, constants

@@ -276,6 +276,15 @@ class CausalMask:
 
 
 @dataclass(frozen=True)
+class Transpose:
+    """A sample per row: turned[.., lane, q] holds places q * lanes ... of the source's last dimension."""
+
+    source: str
+    target: str
+    layer: str = ""
+
+
+@dataclass(frozen=True)
 class BatchSum:
     """A sum over all samples of the batch, which ends a phase."""
 

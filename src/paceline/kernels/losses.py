@@ -1,7 +1,7 @@
 """The losses that have a kernel: each a mean over samples, and over the numbers of a sample.
 
-A loss is one of PyTorch's, a function of (output, target) that calls one, such as cross entropy of all steps of a sequence,
-or an expression of each output and its target, averaged.
+A loss is one of PyTorch's; a function of (output, target) that calls one, such as cross entropy of all steps of a
+sequence; or an expression of each output and its target, averaged.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def _text(kind: type[nn.Module], given: Mapping[str, Any]) -> LossText:
     if kind is nn.BCEWithLogitsLoss and isinstance(more := given.get("pos_weight"), Tensor) and more.numel() == 1:
         given = {**given, "pos_weight": None}
         row = Row(LossText("own_error", expression=_weighed_entropy(float(more))), row.function, settings=row.settings)
-    changed = [f"{key}={given[key]!r}" for key, value in row.settings.items() if given.get(key, value) not in (value, None)]
+    changed = [
+        f"{key}={given[key]!r}" for key, value in row.settings.items() if given.get(key, value) not in (value, None)
+    ]
     if changed:
         raise CannotFuse(f"{kind.__name__} with {', '.join(changed)} has no kernel, the plain mean has; {WAY_OUT}")
     number = float(given.get(row.number, row.text.number)) if row.number else row.text.number
@@ -135,10 +137,10 @@ class _Pair(nn.Module):
 
     def __init__(self, loss: Callable[..., Any]) -> None:
         super().__init__()
-        self.__dict__["loss"] = loss
+        self.__dict__["called"] = loss  # no part of this module: its tensors are not traced
 
     def forward(self, output: Any, target: Any) -> Any:
-        return self.loss(output, target)
+        return vars(self)["called"](output, target)
 
 
 def _followed(loss: Callable[..., Any]) -> LossText | None:
@@ -163,8 +165,8 @@ ARGUMENTS = {
 }
 #: Methods that leave the numbers in their order, and conversions.
 VIEWS = (
-    "view", "reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "float", "double", "long", "to", "view_as", "type_as",
-    "reshape_as", torch.flatten, torch.squeeze, torch.unsqueeze, torch.reshape,
+    "view", "reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "float", "double", "long", "to", "view_as",
+    "type_as", "reshape_as", torch.flatten, torch.squeeze, torch.unsqueeze, torch.reshape,
 )  # fmt: skip
 
 
@@ -191,9 +193,9 @@ def _source(value: Any) -> tuple[bool, str]:
     while isinstance(value, fx.Node) and value.op != "placeholder":
         rows = value.args[1:] if value.target in ("view", "reshape") else ()
         sizes = rows[0] if len(rows) == 1 and isinstance(rows[0], tuple | list) else rows
-        if value.target in ("transpose", torch.transpose) and {*value.args[1:]} in ({1, 2}, {1, -1}):
-            last = True
-        elif value.target in ("permute", torch.permute) and _flat(value.args[1:]) in ([0, 2, 1], [0, 3, 1, 2]):
+        if (value.target in ("transpose", torch.transpose) and {*value.args[1:]} in ({1, 2}, {1, -1})) or (
+            value.target in ("permute", torch.permute) and _flat(value.args[1:]) in ([0, 2, 1], [0, 3, 1, 2])
+        ):
             last = True
         elif value.target not in VIEWS:
             return False, ""

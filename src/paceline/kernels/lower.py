@@ -94,5 +94,7 @@ def _before_logarithms(graph: Graph, loss: LossText) -> tuple[Layer, ...]:
     if not loss.of_logarithms:
         return graph.layers
     if not ends:
-        raise CannotFuse("nn.NLLLoss has a kernel where the model ends in a log-softmax; nn.CrossEntropyLoss takes scores")
+        raise CannotFuse(
+            "nn.NLLLoss has a kernel where the model ends in a log-softmax; nn.CrossEntropyLoss takes scores"
+        )
     return tuple(layer for layer in graph.layers if layer not in ends)

@@ -32,7 +32,7 @@ def x86() -> bool:
 def target(real: str = "float") -> Target:
     """This machine's widest vectors, of float or double."""
     width, registers = vector()
-    return Target(width, real, registers)
+    return Target(width, real, registers, shares=True)
 
 
 def cores(given: Collection[int] | None = None) -> int:

@@ -33,8 +33,10 @@ from paceline.kernels.ir import (
     Scatter,
     Statement,
     Tokens,
+    Transpose,
     at,
 )
+from paceline.kernels.lifetimes import lives, places
 
 LONG = 24  # sums over so many places are made in the lanes, shorter ones by rows
 
@@ -50,6 +52,7 @@ class Target:
     scalar: bool = False  # one sample at a time
     apart: bool = False  # nothing is fused: every layer is computed alone
     pixels: bool = False  # one sample at a time, vectors of its neighbouring numbers
+    shares: bool = False  # numbers that are not read any more leave their memory to others
 
     @property
     def lanes(self) -> int:
@@ -79,15 +82,6 @@ class Address:
     @property
     def size(self) -> int:
         return prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Transpose:
-    """A sample per row: turned[.., lane, q] holds places q * lanes ... of the source's last dimension."""
-
-    source: str
-    target: str
-    layer: str = ""
 
 
 @dataclass
@@ -171,8 +165,7 @@ class Memory:
         program, lanes = self.program, self.target.lanes
         used = {program.base(name) for name in used_by(statements)}
         samples = [b for b in program.buffers.values() if b.kind is Kind.SAMPLE and not b.base and b.name in used]
-        for buffer in [b for b in samples if b.name not in program.zeroed]:
-            self._place(buffer.name, "arena", buffer.shape, "V")
+        self._share([b for b in samples if b.name not in program.zeroed], statements)
         begin = self.sizes["arena"]
         for name in [name for name in program.zeroed if name in used]:
             self._place(name, "arena", program.shape(name), "V")
@@ -182,6 +175,18 @@ class Memory:
         self.sizes["gradient"] = self.sizes["weights"]
         for buffer in [b for b in program.buffers.values() if b.base and b.base in self.places]:
             self.places[buffer.name] = self._view(buffer, lanes)
+
+    def _share(self, buffers: Sequence[Buffer], statements: Sequence[Statement | Transpose]) -> None:
+        """Places a sample's numbers, those that are never needed at once over each other."""
+        touched = [used_by([statement]) for statement in statements]
+        life = lives(self.program, touched, statements) if self.target.shares else {}
+        sizes = {b.name: prod(b.shape) for b in buffers if b.name in life}
+        begin, self.sizes["arena"] = places(sizes, life)
+        for buffer in buffers:
+            if buffer.name in begin:
+                self.places[buffer.name] = Address("arena", begin[buffer.name], buffer.shape, "V")
+            else:
+                self._place(buffer.name, "arena", buffer.shape, "V")
 
     def _weight(self, buffer: Buffer, lanes: int) -> None:
         """Places a parameter and its gradient."""

@@ -10,8 +10,21 @@ from math import prod
 
 from paceline.kernels.blocks import Block, Nest, choose, collide
 from paceline.kernels.fusion import fused
-from paceline.kernels.ir import BatchSum, Call, Contract, Expression, Index, Op, Program, Ref, Repeat, Statement, offset
-from paceline.kernels.memory import Address, Memory, Target, Transpose
+from paceline.kernels.ir import (
+    BatchSum,
+    Call,
+    Contract,
+    Expression,
+    Index,
+    Op,
+    Program,
+    Ref,
+    Repeat,
+    Statement,
+    Transpose,
+    offset,
+)
+from paceline.kernels.memory import Address, Memory, Target
 
 CHUNKS = 8  # gradients of a batch that are summed apart, for any number of threads
 

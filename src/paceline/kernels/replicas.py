@@ -22,7 +22,7 @@ from paceline.kernels.cpu import Cpu, Form, replica_target
 from paceline.kernels.fused import Fused
 from paceline.kernels.ir import DropoutMask
 from paceline.kernels.layers.base import CannotFuse
-from paceline.kernels.losses import loss_kind
+from paceline.kernels.losses import IGNORED, loss_kind
 from paceline.kernels.optimizers import Rule, numbers, rule_of_groups
 from paceline.kernels.plan import Plan
 from paceline.kernels.runner import Runner
@@ -45,8 +45,12 @@ def fuse_replicas(
     if len(factories) != len(models):
         raise CannotFuse(f"{len(models)} models and {len(factories)} optimizers: give one for all, or one for each")
     weights = SideBySide(models, factories)
-    cpu = Cpu(threads or machine.cores(), Form(target=replica_target))
-    return Replicas(weights, Fused(weights, loss_kind(loss), batch_size, Runner(cpu)))
+    cpu, kind = Cpu(threads or machine.cores(), Form(target=replica_target)), loss_kind(loss)
+    if kind.weights or kind.ignored != IGNORED:
+        raise CannotFuse(
+            "weight= and ignore_index= of a loss have no kernel for models side by side; fuse(...) has one"
+        )
+    return Replicas(weights, Fused(weights, kind, batch_size, Runner(cpu)))
 
 
 class SideBySide:

@@ -45,7 +45,9 @@ from paceline.kernels.layers.softmax import shares
 def recognise(part: nn.MultiheadAttention | NarrowAttention, seen: Seen) -> Found:
     """What an attention is, if it has a kernel."""
     query, *others = seen.shapes[:3]
-    if seen.axis != (0 if part.batch_first else 1) or any(len(s) != 2 or s[1] != part.embed_dim for s in (query, *others)):
+    if seen.axis != (0 if part.batch_first else 1) or any(
+        len(s) != 2 or s[1] != part.embed_dim for s in (query, *others)
+    ):
         raise CannotFuse(
             f"{seen.what} gets samples of shape {query}, dimension {seen.axis} being the samples'; it wants steps x "
             f"{part.embed_dim}, and batch_first={part.batch_first}"
@@ -66,7 +68,9 @@ def recognise(part: nn.MultiheadAttention | NarrowAttention, seen: Seen) -> Foun
     names = {w: f"{seen.path}.{w}" for w in words if _has(part, w)}
     if mask is not None and not causal:
         if not isinstance(mask, Held) or mask.shape != pairs or not mask.whole:
-            raise CannotFuse(f"{seen.what}: a mask of {pairs[0]} x {pairs[1]} steps, the same for all samples, has a kernel")
+            raise CannotFuse(
+                f"{seen.what}: a mask of {pairs[0]} x {pairs[1]} steps, the same for all samples, has a kernel"
+            )
         names["mask"] = mask.name
     return "attention", query, options, names
 

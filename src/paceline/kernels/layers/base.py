@@ -58,7 +58,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter, buffer or constant that a function is given: all of it, or its first rows, in another shape or order.
+    """A parameter, buffer or constant that a function is given: all of it or its first rows, in some shape and order.
 
     Its dimension d is dimension `order[d]` of the tensor in the shape `view`.
     """
@@ -93,7 +93,9 @@ class Seen:
         axis = count if self.axis is None else self.axis
         whole = count + (self.axis is not None)
         if not isinstance(number, int) or not -whole <= number < whole or number % whole == axis:
-            raise CannotFuse(f"{self.what} goes over dimension {number}, the samples': kernels know one sample at a time")
+            raise CannotFuse(
+                f"{self.what} goes over dimension {number}, the samples': kernels know one sample at a time"
+            )
         return number % whole - (number % whole > axis)
 
     def without(self, gone: set[int]) -> int | None:

@@ -60,9 +60,11 @@ def _filled(value: Expression, mask: Expression, number: Expression) -> Expressi
     return _where(mask, number, value)
 
 
-def _clamped(value: Expression, min: Number | None = None, max: Number | None = None) -> Expression:
-    value = value if min is None else _larger(value, min)
-    return value if max is None else _smaller(value, max)
+def _clamped(value: Expression, *bounds: Number | None, **named: Number | None) -> Expression:
+    """torch.clamp: its bounds are called min and max."""
+    least, most = (named.get(word, bound) for word, bound in zip(("min", "max"), (*bounds, None, None), strict=False))
+    value = value if least is None else _larger(value, least)
+    return value if most is None else _smaller(value, most)
 
 
 def _sum(sign: str) -> Callable[..., Expression]:
@@ -157,7 +159,9 @@ def combined(value: Expression, operands: Sequence[str | Held], seen: Seen) -> F
     try:
         shape = tuple(torch.broadcast_shapes(*found))
     except RuntimeError:
-        raise CannotFuse(f"{seen.what} combines samples of shapes {', '.join(map(str, found))}: not of one shape") from None
+        raise CannotFuse(
+            f"{seen.what} combines samples of shapes {', '.join(map(str, found))}: not of one shape"
+        ) from None
     held = {str(k): (o, found[k]) for k, o in enumerate(operands) if isinstance(o, Held)}
     options = {"value": value, "held": held, "layers": [str(k) for k, o in enumerate(operands) if isinstance(o, str)]}
     return "combined", shape, options, {word: o.name for word, (o, _) in held.items()}
@@ -188,7 +192,7 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
 
 
 def spread(shape: Shape, whole: Shape) -> tuple[Any, ...]:
-    """The place of an operand of this shape, by the loops of the whole; the first loop of a longer shape is left out."""
+    """The place of an operand of this shape, by the loops of the whole."""
     extra = len(whole) - len(shape)
     return at(*(0 if n == 1 else f"q{extra + d}" for d, n in enumerate(shape)))
 

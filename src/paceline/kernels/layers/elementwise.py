@@ -112,7 +112,12 @@ def unflattened(seen: Seen, dim: int, sizes: Any) -> Found:
         raise CannotFuse(f"{seen.what} asks for a size that is not known")
     if -1 in sizes:
         sizes[sizes.index(-1)] = shape[d] // -prod(sizes)
-    return "reshape", (*shape[:d], *sizes, *shape[d + 1 :]), {"axis": seen.axis and seen.axis + (d < seen.axis) * (len(sizes) - 1)}, ()
+    return (
+        "reshape",
+        (*shape[:d], *sizes, *shape[d + 1 :]),
+        {"axis": seen.axis and seen.axis + (d < seen.axis) * (len(sizes) - 1)},
+        (),
+    )
 
 
 def lower_activation(program: Program, layer: Layer, sources: list[str], number: int) -> str:

@@ -25,7 +25,5 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
         raise CannotFuse(f"{layer.name}: of an embedding whose rows' numbers are computed there is no kernel")
     columns = tuple(program.columns[source].flatten().tolist())
     numbers = "" if source == "input" and program.tokens else source
-    program.forward.append(
-        Lookup(loops, target, layer.weights["weight"], rows, padding, layer.name, numbers, columns)
-    )
+    program.forward.append(Lookup(loops, target, layer.weights["weight"], rows, padding, layer.name, numbers, columns))
     return layer.name

@@ -1,6 +1,6 @@
 """What modules and functions are made of, written in functions that have a row in the table, without branches.
 
-PyTorch's own encoders, attention as a function, norms of groups, gates. A row is traced in place of its module or function.
+PyTorch's own encoders, attention as a function, gates, lengths. A row is traced in place of its module or function.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def encoder_layer(part: nn.TransformerEncoderLayer, src: Any, src_mask: Any = No
 
 
 def allowed(scores: Any, mask: Any) -> Any:
-    """Scores where a mask of truth values allows them; numbers are added. The graph's reader knows which of both it is."""
+    """Scores where a mask of truth values allows them; numbers are added. The graph's reader knows which it is."""
     raise AssertionError("this function is traced, not called")
 
 
@@ -68,8 +68,8 @@ def attention(
         raise CannotFuse("scaled_dot_product_attention: enable_gqa= has no kernel; repeat the heads of keys and values")
     scores = (query @ key.transpose(-2, -1)) * (query.size(-1) ** -0.5 if scale is None else scale)
     if is_causal:
-        allowed = torch.tril(torch.ones((query.size(-2), key.size(-2)), dtype=torch.bool))
-        scores = scores.masked_fill(~allowed, -torch.inf)
+        earlier = torch.tril(torch.ones((query.size(-2), key.size(-2)), dtype=torch.bool))
+        scores = scores.masked_fill(~earlier, -torch.inf)
     elif attn_mask is not None:
         scores = scores.tracer.create_proxy("call_function", allowed, (scores, attn_mask), {})
     shares = torch.softmax(scores, -1)
@@ -84,21 +84,23 @@ def stacked(tensors: Any, dim: int = 0) -> Any:
     return torch.cat([x.unsqueeze(dim) for x in tensors], dim)
 
 
-def normalised(x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
+def normalised(x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **_: Any) -> Any:
     """F.normalize by Euclid's length."""
     if p != 2:
         raise CannotFuse(f"normalize(p={p}) has no kernel; p=2 has")
     return x / torch.sqrt((x * x).sum(dim, keepdim=True)).clamp(min=eps)
 
 
-def length(x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
+def length(x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, **_: Any) -> Any:
     """The Euclidean length along a dimension: x.norm(dim=1)."""
     if p not in (2, 2.0, "fro", None):
         raise CannotFuse(f"norm(p={p}) has no kernel; p=2 has")
     return torch.sqrt((x * x).sum(dim, keepdim=keepdim))
 
 
-def variance(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: int | None = None) -> Any:
+def variance(
+    x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, correction: int | None = None
+) -> Any:
     """The variance along a dimension."""
     gap = x - x.mean(dim, keepdim=True)
     taken = int(unbiased) if correction is None else correction
@@ -140,7 +142,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.norm: length,
     "norm": length,
     torch.linalg.vector_norm: length,
-    torch.linalg.norm: lambda x, ord=2, dim=None, keepdim=False: length(x, ord, dim, keepdim),
+    torch.linalg.norm: length,
     torch.var: variance,
     "var": variance,
     torch.std: deviation,

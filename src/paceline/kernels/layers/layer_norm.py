@@ -1,4 +1,4 @@
-"""Norms within a sample: of its last dimensions (RMS norm takes no mean away), of groups of channels, of each channel."""
+"""Norms within a sample: of its last dimensions (RMS norm takes no mean away), of groups of channels."""
 
 from __future__ import annotations
 

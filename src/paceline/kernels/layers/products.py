@@ -17,7 +17,11 @@ def linear(args: list[Any], seen: Seen) -> Found | None:
     """F.linear of parameters: a dense layer."""
     given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **seen.given}
     weight, bias = given.get("weight"), given.get("bias")
-    if not isinstance(weight, Held) or not weight.whole or not (bias is None or isinstance(bias, Held) and bias.whole):
+    if (
+        not isinstance(weight, Held)
+        or not weight.whole
+        or not (bias is None or (isinstance(bias, Held) and bias.whole))
+    ):
         return None
     *rest, size = seen.shapes[0] or (0,)
     if size != weight.shape[1]:

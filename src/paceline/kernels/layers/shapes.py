@@ -129,8 +129,14 @@ def sliced(seen: Seen, place: Any) -> Found | None:
             return None
     if tuple(kept) == tuple(range(len(shape))) and tuple(sizes) == shape and all(cut == (0, 1) for cut in cuts):
         return "same", shape, {}, ()
-    if cuts and cuts[0][1] == 0 and axis == 0 and kept == list(range(1, len(shape))) and tuple(sizes) == shape[1:] \
-            and all(cut == (0, 1) for cut in cuts[1:]):
+    if (
+        cuts
+        and cuts[0][1] == 0
+        and axis == 0
+        and kept == list(range(1, len(shape)))
+        and tuple(sizes) == shape[1:]
+        and all(cut == (0, 1) for cut in cuts[1:])
+    ):
         return "step", shape[1:], {"step": cuts[0][0]}, ()
     return "slice", tuple(sizes), {"cuts": tuple(cuts), "kept": tuple(kept), "axis": moved}, ()
 
@@ -139,7 +145,9 @@ def lower_sliced(program: Program, layer: Layer, sources: list[str], number: int
     """A copy of these places."""
     loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(layer.shape))
     names = {d: f"q{k}" for k, d in enumerate(layer.options["kept"]) if d is not None}
-    index = at(*((names[d], step, first) if d in names else first for d, (first, step) in enumerate(layer.options["cuts"])))
+    index = at(
+        *((names[d], step, first) if d in names else first for d, (first, step) in enumerate(layer.options["cuts"]))
+    )
     target = Ref(program.new(layer.name, layer.shape), at(*(loop.name for loop in loops)))
     program.forward.append(Apply(loops, target, Ref(sources[0], index), layer=layer.name))
     return layer.name
@@ -166,7 +174,9 @@ def reshaped(seen: Seen, sizes: Sequence[Any]) -> Found:
     if seen.axis is None:
         sizes = (BATCH, *sizes)
     elif seen.axis != 0:
-        raise CannotFuse(f"{seen.what} mixes samples, whose dimension is number {seen.axis}; transpose them to the front")
+        raise CannotFuse(
+            f"{seen.what} mixes samples, whose dimension is number {seen.axis}; transpose them to the front"
+        )
     first, *rest = sizes
     known = prod(n for n in rest if isinstance(n, int) and n != -1)
     if any(not isinstance(n, int) for n in rest) or rest.count(-1) > 1 or (first is not BATCH and first != -1):

@@ -1,4 +1,4 @@
-"""Images that grow: transposed convolutions, the way back of a convolution; and upsampling, which repeats each number."""
+"""Images that grow: transposed convolutions, and upsampling, which repeats each number."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     height, width = (1, *sizes) if flat else sizes
     source = program.view(f"{layer.name}.image", sources[0], (channels, height, width))
     outputs, groups = layer.shape[0], options["groups"]
-    weight = program.view(f"{layer.weights['weight']}.maps", layer.weights["weight"], (channels, outputs // groups, ky, kx))
+    weight = program.view(
+        f"{layer.weights['weight']}.maps", layer.weights["weight"], (channels, outputs // groups, ky, kx)
+    )
     tall, wide = ((n - 1) * s + d * (k - 1) + 1 + m for n, s, d, k, m in
                   ((height, sy, dy, ky, my), (width, sx, dx, kx, mx)))  # fmt: skip
     larger = program.new(f"{layer.name}.larger", (outputs, tall, wide))
@@ -72,7 +74,9 @@ def upsampled(part: Any, seen: Seen) -> Found:
     shape = seen.shapes[0]
     count = len(shape) - 1
     if part.mode != "nearest" or not 1 <= count <= 2 or seen.axis != 0:
-        raise CannotFuse(f"{seen.what}: there is a kernel with mode='nearest', of images; nn.ConvTranspose2d learns one")
+        raise CannotFuse(
+            f"{seen.what}: there is a kernel with mode='nearest', of images; nn.ConvTranspose2d learns one"
+        )
     if part.size is not None:
         factors = [wanted / n for wanted, n in zip(pair(part.size, count), shape[1:], strict=True)]
     else:

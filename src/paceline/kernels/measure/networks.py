@@ -63,6 +63,28 @@ class Encoder(nn.Module):
         return scores
 
 
+class Residual(nn.Module):
+    """Two convolutions with batch-norm, and a way around them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.body(x))
+
+
+def residual() -> nn.Module:
+    """The network of the built-in job cifar-resnet."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), Residual(16), Residual(16),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
 def categories() -> nn.Module:
     """A dense network on the embeddings of ten categories."""
     return nn.Sequential(
@@ -111,4 +133,5 @@ NETWORKS = (
     Network("LSTM 32, 50 steps", lambda: LastState(8, 32), (50, 8), 64, 10_000),
     Network("encoder 64, 64 steps", lambda: Encoder(1000, 64, 64), (64,), 32, 2_000, 1000),
     Network("10 categories, embedded", categories, (10,), 32, 60_000, 500),
+    Network("residual CNN 16", residual, (3, 32, 32), 32, 2_000),
 )

@@ -14,10 +14,10 @@ import paceline.kernels.machine as machine
 from paceline.kernels.compiled import Compiled
 from paceline.kernels.cpu import Cpu, Form
 from paceline.kernels.fused import Fused
-from paceline.kernels.ir import Contract, Repeat, Statement
+from paceline.kernels.ir import Contract, Repeat, Statement, Transpose
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.measure.networks import SGD, Network
-from paceline.kernels.memory import Target, Transpose, used_by
+from paceline.kernels.memory import Target, used_by
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan, flops
 from paceline.kernels.printers.cpp import text

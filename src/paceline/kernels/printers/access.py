@@ -11,7 +11,9 @@ from paceline.kernels.plan import Plan
 from paceline.kernels.printers.words import shifted, written
 
 Lines = Iterator[str]
-NAMES = {word: f"{word}_" for word in ("tanh", "exp", "log", "sin", "cos")}  # where C++ has a function of that name already
+NAMES = {
+    word: f"{word}_" for word in ("tanh", "exp", "log", "sin", "cos")
+}  # where C++ has a function of that name already
 
 
 class Access:

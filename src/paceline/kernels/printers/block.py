@@ -18,8 +18,8 @@ from itertools import product
 from math import prod
 
 from paceline.kernels.blocks import Block, collide
-from paceline.kernels.ir import Apply, Contract, Index, Loop, Loops, Ref, Scatter, Statement
-from paceline.kernels.memory import Transpose, used_by, written_by
+from paceline.kernels.ir import Apply, Contract, Index, Loop, Loops, Ref, Scatter, Statement, Transpose
+from paceline.kernels.memory import used_by, written_by
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.access import Access, Lines, flattened
 from paceline.kernels.printers.deal import Deal, Seen, Span, deal, spans_of

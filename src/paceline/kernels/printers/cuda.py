@@ -51,7 +51,9 @@ def _head(plan: Plan, rule: Rule, own: Own, threads: int, printer: Printer) -> l
     }  # fmt: skip
     return [
         *(f"#define {name} {value}" for name, value in words.items()),
-        *(part(name) for name in ("device", "call", "functions")), *losses(plan, printer), part("update"),
+        *(part(name) for name in ("device", "call", "functions")),
+        *losses(plan, printer),
+        part("update"),
     ]
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.kernels.blocks import Block
-from paceline.kernels.ir import Apply, Contract, Index, Kind, Loops, Ref, Statement, leaves
-from paceline.kernels.memory import Transpose, used_by
+from paceline.kernels.ir import Apply, Contract, Index, Kind, Loops, Ref, Statement, Transpose, leaves
+from paceline.kernels.memory import used_by
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.access import Access, Lines, flattened
 from paceline.kernels.printers.printer import Printer

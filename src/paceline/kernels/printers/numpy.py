@@ -39,7 +39,6 @@ from paceline.kernels.ir import (
     Tokens,
     replaced,
 )
-
 from paceline.kernels.losses import SCORE, TARGET
 
 Lines = Iterator[str]
@@ -107,8 +106,10 @@ def _rows_named(numbers: str) -> str:
 
 
 def _own(value: Expression) -> str:
-    return _value(replaced(value, {SCORE: Ref("s", ()), TARGET: Ref("y", ())})).replace("b['s'][()]", "s").replace(
-        "b['y'][()]", "y"
+    return (
+        _value(replaced(value, {SCORE: Ref("s", ()), TARGET: Ref("y", ())}))
+        .replace("b['s'][()]", "s")
+        .replace("b['y'][()]", "y")
     )
 
 

@@ -18,8 +18,8 @@ from paceline.kernels.ir import (
     Scatter,
     Statement,
     Tokens,
+    Transpose,
 )
-from paceline.kernels.memory import Transpose
 from paceline.kernels.printers.access import Access, Lines
 from paceline.kernels.printers.threads import Threads
 from paceline.kernels.printers.words import opening, written

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.kernels.blocks import Block
-from paceline.kernels.ir import Apply, Contract, Repeat, Statement
-from paceline.kernels.memory import Transpose, used_by
+from paceline.kernels.ir import Apply, Contract, Repeat, Statement, Transpose
+from paceline.kernels.memory import used_by
 from paceline.kernels.plan import Plan, Step
 from paceline.kernels.printers.access import Access, Lines
 from paceline.kernels.printers.nests import Nests

@@ -42,7 +42,7 @@ static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t n
         set_lane(g.valid, l, real ? R(1) : R(0));
     }
     g.weight = g.valid * g.share;
-    g.counted = c.labels ? counted(c, REPLICAS ? number : first, n) : R(0);
+    g.counted = c.labels ? counted(c, first, n) : R(0);
 }
 
 // What update u draws from. Those of a leg draw what each would draw alone: a function of seed, update and chunk, as

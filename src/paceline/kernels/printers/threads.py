@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Protocol
 
-from paceline.kernels.ir import Loops, Ref, Scatter, Statement
-from paceline.kernels.memory import Transpose
+from paceline.kernels.ir import Loops, Ref, Scatter, Statement, Transpose
 from paceline.kernels.printers.access import Access, Lines
 from paceline.kernels.printers.words import opening
 

@@ -1,0 +1,64 @@
+"""Networks as people write them have PyTorch's gradients, to rounding in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.kernels import CannotFuse, cpu, fuse
+from tests.kernels.networks import Case
+from tests.kernels.programs import PROGRAMS
+from tests.kernels.test_gradients import check
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_are_those_of_pytorch(name: str) -> None:
+    check(_drawn(name).double(), 1e-10)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_of_samples_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "FEW", 1000)
+    check(_drawn(name).double(), 1e-10)
+    check(_drawn(name), 1e-3)
+
+
+def _drawn(name: str) -> Case:
+    torch.manual_seed(0)
+    model, x, y, loss = PROGRAMS[name]()
+    if isinstance(loss, nn.Module):
+        loss = loss.double()
+    return Case(model, x, y, loss)  # type: ignore[arg-type]
+
+
+class Reversed(nn.Module):
+    """An embedding of numbers that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.table(4 - x).mean(1)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "message"),
+    [
+        (Reversed(), torch.zeros(4, 2, dtype=torch.long), "whose rows' numbers are computed"),
+        (nn.Sequential(nn.Embedding(3, 2)), torch.full((4, 2), 3), "tokens from 3 to 3, for an embedding of 3 rows"),
+        (nn.GRU(2, 3), torch.zeros(4, 2, 2), "batch_first=False"),
+        (nn.Upsample(scale_factor=1.5), torch.zeros(4, 2, 4), "no whole numbers of times"),
+    ],
+)
+def test_what_has_no_kernel_says_what_has(model: nn.Module, x: Tensor, message: str) -> None:
+    if not list(model.parameters()):
+        model = nn.Sequential(nn.Conv1d(2, 2, 1), model)
+    with pytest.raises(CannotFuse, match=message):
+        fuse(copy.deepcopy(model), nn.MSELoss(), None, 4).loss_and_gradients(x, torch.zeros(4, 2))
