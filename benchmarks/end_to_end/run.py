@@ -186,7 +186,6 @@ def main() -> None:
     if any("workers=" in plan for plan in plans) and CEILING not in plans:
         parser.error(f"plans of two workers are compared with {CEILING}; name it among --plans")
     warnings.simplefilter("ignore", JobWarning)
-    figures: dict[str, Any] = {}
     for network in NETWORKS:
         if network.name not in options.networks:
             continue
@@ -194,9 +193,9 @@ def main() -> None:
         if options.pytorch:
             modes = best_pytorch(network, 2, options.pytorch)
             rows["pytorch"] = {"mode": min(modes, key=modes.__getitem__), "seconds": min(modes.values())}
-        figures[network.name] = {plan: row | {"load": os.getloadavg()[0]} for plan, row in rows.items()}
-    keep(figures, vars(options))
-    print(table(figures))
+        figures = {network.name: {plan: row | {"load": os.getloadavg()[0]} for plan, row in rows.items()}}
+        keep(figures, vars(options))
+        print(table(figures))
 
 
 if __name__ == "__main__":

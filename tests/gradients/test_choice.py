@@ -35,6 +35,11 @@ def job(**changes: object) -> pl.Job:
     ).with_(**changes)  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _every_training_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "WORTH", 0.0)
+
+
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds of an update by each way, in place of what a clock would say."""
@@ -93,7 +98,17 @@ def test_it_is_measured_once_for_the_rounds_of_a_comparison(monkeypatch: pytest.
     mine = job()
     for plan in ("sequential", "ring:workers=2"):
         pl.train(mine, plan, engine="virtual", folder=None, max_updates=2)
-    assert timed == ["fused", "autograd"]
+    assert timed == ["autograd", "fused"]
+
+
+def test_nothing_is_compiled_for_a_training_of_a_few_seconds(
+    monkeypatch: pytest.MonkeyPatch, measured: dict[str, float]
+) -> None:
+    monkeypatch.setattr(choice, "WORTH", 5.0)
+    monkeypatch.setattr(choice, "check_fusible", lambda *_: pytest.fail("code was made"))
+    run = pl.train(job(), "sequential", engine="virtual", folder=None)
+    assert run.summary()["compute"] == "autograd"
+    assert "PyTorch makes all 6 updates in about 0.0 s" in run.record.notes[-1]
 
 
 def test_a_real_measurement_takes_one_of_both(monkeypatch: pytest.MonkeyPatch) -> None:

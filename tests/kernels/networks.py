@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from paceline.jobs.modules import Subsampling
 
@@ -40,7 +43,7 @@ class Case:
     model: nn.Module
     x: Tensor
     y: Tensor
-    loss: nn.Module
+    loss: Callable[..., Any]
 
     def double(self) -> Case:
         x = self.x if not self.x.is_floating_point() else self.x.double()
@@ -217,6 +220,72 @@ def encoders(draw: st.DrawFn) -> Case:
     norm = draw(st.sampled_from((nn.LayerNorm, nn.RMSNorm)))(heads)
     y = torch.rand(batch, classes)
     return Case(Gated(size, heads, classes, norm), torch.randn(batch, size), y, draw(st.sampled_from(LOSSES)))
+
+
+STEPS: dict[str, Callable[..., Tensor]] = {
+    "sines": lambda it, x: torch.sin(x) * torch.cos(0.5 * x),
+    "roots": lambda it, x: torch.sqrt(x.square() + 1) / (1 + x.abs()),
+    "powers": lambda it, x: (x.clamp(-2, 2) ** 3 - x.pow(2)) / (1.5 + torch.exp(-x)),
+    "logarithms": lambda it, x: torch.log(F.softplus(x) + 1) + F.mish(x),
+    "largest": lambda it, x: torch.maximum(x, it.row) - torch.where(x > 0, it.column, 0.1 * x),
+    "spread": lambda it, x: x * it.row + it.column.unsqueeze(0) - it.one,
+    "shares": lambda it, x: torch.softmax(x, dim=1) + F.log_softmax(x, dim=-1),
+    "lengths": lambda it, x: F.normalize(x, dim=-1) + x.std(1, keepdim=True),
+    "turned": lambda it, x: x + it.steps(x.transpose(1, 2)).transpose(1, 2),
+    "halves": lambda it, x: torch.cat([x[:, 1:], 2 * x.narrow(1, 0, 1)], dim=1) * torch.stack([x, -x], 2).sum(2).exp(),
+    "kept": lambda it, x: torch.stack([x, it.same(x)], dim=1)[:, 1] + x[:, :1] * x[:, -1:, :],
+    "paired": lambda it, x: x + torch.tanh(x @ x.transpose(1, 2)) @ it.same(x),
+    "masked": lambda it, x: torch.softmax((x @ x.mT / 3).masked_fill(it.later, -torch.inf), -1) @ x,
+    "attended": lambda it, x: F.scaled_dot_product_attention(x, it.same(x), x, is_causal=True),
+    "product": lambda it, x: x @ it.square + F.linear(x, it.square, it.row),
+    "dense": lambda it, x: torch.relu(it.same(x)),
+    "highest": lambda it, x: x - x.amax(1, keepdim=True) + x.max(2, keepdim=True)[0],
+}  # fmt: skip
+
+
+class Operations(nn.Module):
+    """Operations on steps x features, one after another, and a dense layer on what is left of the steps."""
+
+    later: Tensor
+
+    def __init__(self, names: list[str], steps: int, features: int, outputs: int, end: str) -> None:
+        super().__init__()
+        self.names, self.end = names, end
+        self.row, self.one = nn.Parameter(torch.randn(features)), nn.Parameter(torch.randn(()))
+        self.column, self.square = nn.Parameter(torch.randn(steps, 1)), nn.Parameter(torch.randn(features, features))
+        self.steps, self.same = nn.Linear(steps, steps), nn.Linear(features, features)
+        self.register_buffer("later", torch.ones(steps, steps, dtype=torch.bool).triu(1))
+        self.head = nn.Linear(features, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.names:
+            x = 0.5 * x + STEPS[name](self, x)
+        ends = {
+            "mean": lambda: x.mean(1), "sum": lambda: x.sum(dim=1), "last": lambda: x[:, -1],
+            "highest": lambda: x.amax(1),
+        }  # fmt: skip
+        used = self.row.sum() + self.one + self.column.sum() + self.square.sum() + self.steps.bias.sum()
+        scores: Tensor = self.head(self.same(ends[self.end]())) + 0.01 * (used + self.steps.weight.sum())
+        return scores
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> Case:
+    """Functions of whole tensors, with parameters in all shapes; losses with weights, and own ones."""
+    torch.manual_seed(draw(st.integers(0, 10_000)))
+    steps, features, outputs = (draw(st.integers(2, most)) for most in (6, 7, 5))
+    names = draw(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4))
+    end, batch = draw(st.sampled_from(["mean", "sum", "last", "highest"])), draw(st.sampled_from([1, 5, 16, 33]))
+    model, x = Operations(names, steps, features, outputs, end), torch.randn(batch, steps, features)
+    if draw(st.booleans()):
+        labels = torch.randint(outputs, (batch,))
+        loss: Any = nn.CrossEntropyLoss(
+            weight=torch.rand(outputs).double() + 0.5, ignore_index=draw(st.integers(-1, 0))
+        )
+        labels[0] = 1
+        return Case(model, x, labels, loss)
+    own = draw(st.sampled_from((lambda s, y: ((s - y) ** 2).mean(), lambda s, y: torch.log1p((s - y).abs()).mean())))
+    return Case(model, x, torch.randn(batch, outputs), own)
 
 
 def examples(count: int) -> settings:

@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 
 from paceline.kernels import Fused, cpu, fuse
-from tests.kernels.networks import Case, drawn, encoders, examples, images, sequences
+from tests.kernels.networks import Case, drawn, encoders, examples, images, operations, sequences
 
 
 @pytest.mark.usefixtures("quickly_compiled")
@@ -71,8 +71,15 @@ def test_encoders_one_by_one(case: Case) -> None:
     check_one_by_one(case.double(), 1e-10)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(6)
+@given(operations())
+def test_operations(case: Case) -> None:
+    check(case.double(), 1e-10)
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("strategy", [images, sequences, encoders])
+@pytest.mark.parametrize("strategy", [images, sequences, encoders, operations])
 def test_many_networks(strategy: Callable[[], SearchStrategy[Case]]) -> None:
     """In both precisions, side by side and one by one."""
     for case in drawn(strategy(), 40):

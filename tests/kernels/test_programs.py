@@ -33,7 +33,7 @@ def _drawn(name: str) -> Case:
     model, x, y, loss = PROGRAMS[name]()
     if isinstance(loss, nn.Module):
         loss = loss.double()
-    return Case(model, x, y, loss)  # type: ignore[arg-type]
+    return Case(model, x, y, loss)
 
 
 class Reversed(nn.Module):

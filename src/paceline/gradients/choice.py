@@ -1,8 +1,10 @@
 """compute="auto": generated code where the network has it and a measurement on the job's own batch says that it pays.
 
+an update of the first batch by PyTorch, timed     the whole training takes a few seconds ──▶ PyTorch
+    │ longer than code takes to be made
 layers, loss, optimizer and data have kernels?     no ──▶ PyTorch, and why
     │ yes
-an update of the first batch, timed both ways      slower, or hardly faster ──▶ PyTorch
+the same update by generated code, timed           slower, or hardly faster ──▶ PyTorch
     │ faster
 generated code
 """
@@ -30,6 +32,7 @@ from paceline.jobs.job import Job
 from paceline.parameters.layout import sha256
 
 PAYS = 1.1  # times as fast as PyTorch, from which on generated code is chosen: both are timed only briefly
+WORTH = 5.0  # seconds that a training has to take by PyTorch: compiling takes from one to more than ten
 SECONDS = 0.02  # of each timing, of which the best of ROUNDS counts
 ROUNDS = 3
 
@@ -52,7 +55,7 @@ def choose(job: Job, module: nn.Module, source: Source, refused: str = "") -> Ch
     """Choose how to compute the gradients of a job on the CPU; `refused` is why it cannot be by generated code."""
     if refused:
         return Choice("autograd", refused)
-    settings = replace(job, data=None, test=None, metrics={}, evaluate=None, evaluate_every=None, epochs=1, seed=0)
+    settings = replace(job, data=None, test=None, metrics={}, evaluate=None, evaluate_every=None, seed=0)
     given = tuple(repr(getattr(settings, each.name)) for each in fields(settings))
     key = (sha256(module), str(module), given, len(source), torch.get_num_threads())
     if key not in _known:
@@ -63,12 +66,16 @@ def choose(job: Job, module: nn.Module, source: Source, refused: str = "") -> Ch
 def _measured(job: Job, module: nn.Module, source: Source) -> Choice:
     """Time an update by generated code and by PyTorch."""
     fused = job.with_(compute="fused", device="cpu", on_nan="ignore")
+    by_pytorch = _seconds(fused.with_(compute="autograd"), module, source, lambda _: AUTOGRAD)
+    updates = -(-len(source) // job.batch_size) * job.epochs
+    if by_pytorch * updates < WORTH:
+        whole = f"PyTorch makes all {updates:,} updates in about {by_pytorch * updates:.1f} s"
+        return Choice("autograd", f"{whole}, and making code for this network takes as long")
     try:
         check_fusible(fused, module, source)
         by_kernels = _seconds(fused, module, source, lambda copied: FusedGradients(fused, copied))
     except JobError as error:
         return Choice("autograd", str(error))
-    by_pytorch = _seconds(fused.with_(compute="autograd"), module, source, lambda _: AUTOGRAD)
     said = f"an update takes {by_kernels * 1e6:,.0f} µs in generated code and {by_pytorch * 1e6:,.0f} µs in PyTorch"
     return Choice("fused" if by_pytorch > PAYS * by_kernels else "autograd", said)
 
