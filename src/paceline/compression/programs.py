@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from paceline.compression.network import CannotEmit
 from paceline.kernels.compiled import canonical, tensors_of
-from paceline.kernels.ir import Apply, Kind, Op, Program, Ref, at
-from paceline.kernels.layers import LOWER
+from paceline.kernels.ir import Apply, Kind, Lookup, Op, Program, Ref, Tokens, at, functions_of
 from paceline.kernels.layers.base import Graph, Layer, everywhere
+from paceline.kernels.lower import begin, written
 
 #: What a model may end in without another order of its results; the C file gives the scores before it.
 ENDS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -66,29 +66,44 @@ def program_of(module: nn.Module, graph: Graph, why: str) -> LayerProgram:
     weights = {name: tensor.detach().float() for name, tensor in tensors_of(graph, module).items()}
     program = Program(inputs=graph.inputs, tokens=graph.tokens)
     program.new("input", graph.inputs)
+    begin(program)
     for name, tensor in weights.items():
         program.new(name, tuple(tensor.shape), Kind.WEIGHT)
     values = {"input": "input"}
     for number, layer in enumerate(graph.layers):
-        sources = [values[name] for name in layer.inputs]
-        values[layer.name] = _lowered(program, weights, layer, sources, number, graph)
+        values[layer.name] = _lowered(program, weights, layer, values, number, graph)
+    _refuse_unknown(program)
     last = next(layer for layer in graph.layers if layer.name == graph.result)
     end = last.kind if last.kind in ENDS else ""
     return LayerProgram(program, weights, values[graph.result], graph.inputs, last.shape, why, end)
 
 
 def _lowered(
-    program: Program, weights: dict[str, Tensor], layer: Layer, sources: list[str], number: int, graph: Graph
+    program: Program, weights: dict[str, Tensor], layer: Layer, values: dict[str, str], number: int, graph: Graph
 ) -> str:
     """Add a layer's statements and return the buffer of its result."""
     refuse_within(layer, graph)
     if layer.kind in {"dropout", *ENDS}:
-        return sources[0]
+        return values[layer.inputs[0]]
     if layer.kind == "batch_norm":
-        return _batch_norm(program, weights, layer, sources[0])
+        return _batch_norm(program, weights, layer, values[layer.inputs[0]])
     if layer.options.get("rate"):
         layer = replace(layer, options={**layer.options, "rate": 0.0})
-    return LOWER[layer.kind](program, layer, sources, number)
+    return written(program, layer, values, number)
+
+
+#: Functions of one number that there are in C.
+IN_C = ("sigmoid", "tanh", "relu", "gelu", "gelu_tanh", "silu", "exp", "reciprocal", "reciprocal_root")
+
+
+def _refuse_unknown(program: Program) -> None:
+    """Raise for statements and functions that have no form in C."""
+    for it in program.forward:
+        if isinstance(it, Tokens) or (isinstance(it, Lookup) and it.numbers):
+            raise CannotEmit(f"layer {it.layer or 'input'} reads columns of numbers as rows of a table; no form in C")
+        unknown = [f for f in (functions_of(it.value) if isinstance(it, Apply) else ()) if f not in IN_C]
+        if unknown:
+            raise CannotEmit(f"layer {it.layer} has the function {unknown[0]}, which has no form in C")
 
 
 def refuse_within(layer: Layer, graph: Graph) -> None:

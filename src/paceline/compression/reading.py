@@ -48,6 +48,11 @@ def function_of(name: str) -> Callable[[Tensor], Tensor]:
 
 
 ARGUMENT = Ref("x", ())
+#: What the formulas of activations call.
+CALLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu, "exp": torch.exp, "log": torch.log, "tanh": torch.tanh, "reciprocal": torch.reciprocal,
+    "step": lambda x: (x > 0).to(x.dtype),
+}  # fmt: skip
 SIGNS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div}
 
 
@@ -58,7 +63,7 @@ def _evaluated(value: Expression, x: Tensor) -> Tensor:
         case Op(sign, left, right):
             return SIGNS[sign](_evaluated(left, x), _evaluated(right, x))
         case Call(function, argument):
-            return {"relu": torch.relu, "exp": torch.exp}[function](_evaluated(argument, x))
+            return CALLED[function](_evaluated(argument, x))
     return x
 
 
@@ -207,7 +212,7 @@ def _mean(reader: _Reader, layer: Layer) -> Step:
 
 def is_over_pixels(layer: Layer, shape: tuple[int, ...]) -> bool:
     """Whether a mean over samples of this shape is one of all pixels of each channel."""
-    return len(shape) > 1 and layer.options["dimensions"] == tuple(range(1, len(shape)))
+    return len(shape) > 1 and layer.options["share"] != 1 and layer.options["dimensions"] == tuple(range(1, len(shape)))
 
 
 def _scale(reader: _Reader, layer: Layer) -> Step:

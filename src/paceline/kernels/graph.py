@@ -9,33 +9,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from paceline.kernels.held import changed, flat, positions, without_samples
+from paceline.kernels.arguments import States, as_numbers, called, depends, finite, flat, is_whole, without_samples
+from paceline.kernels.held import changed, positions
 from paceline.kernels.ir import FORBIDDEN
 from paceline.kernels.layers import COMPARISONS, MODULES, of_function
 from paceline.kernels.layers.base import BATCH, CannotFuse, Found, Graph, Held, Layer, Seen, Shape
-from paceline.kernels.layers.combined import materialised
+from paceline.kernels.layers.combined import EXPRESSIONS, materialised
 from paceline.kernels.layers.expansions import allowed
 from paceline.kernels.layers.shapes import pieces
 from paceline.kernels.tracing import traced
 
-WORDS = ("cpu", "cuda", "none", "tanh", "sum", "mean")  # among arguments, that are no layers' names
 DEPENDS = object()  # in place of a value that is not known before there are samples
-
-
-@dataclass(frozen=True)
-class States:
-    """The last states of a recurrent layer: one for each of its layers and directions."""
-
-    source: str
-    layers: int
-    directions: int
-    hidden: int
 
 
 def describe(module: nn.Module, inputs: Shape, tokens: bool = False) -> Graph:
@@ -106,7 +95,9 @@ class _Reader:
             return self.constants[name]
         owner, _, last = name.rpartition(".")
         tensor: Tensor = getattr(self.module.get_submodule(owner), last)
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or (
+            not isinstance(tensor, nn.Parameter) and bool((tensor == -torch.inf).any())
+        ):
             return tensor
         return Held(name, tuple(tensor.shape), tensor)
 
@@ -128,10 +119,10 @@ class _Reader:
         if target in (torch.zeros_like, torch.ones_like) and isinstance(first, str):
             value = float(target is torch.ones_like)
             return torch.full([1, *self.shapes[first]], value)
-        if _depends([args, given]):
+        if depends([args, given]):
             if isinstance(first, Held) and (other := changed(first, target, args[1:])) is not None:
                 return other
-            if target not in ALONE or _depends([args, given], BATCH):
+            if target not in ALONE or depends([args, given], BATCH):
                 return DEPENDS
         args, given = without_samples([args, given])
         function: Callable[..., Any] = target if callable(target) else getattr(type(first), str(target))
@@ -168,6 +159,12 @@ class _Reader:
         target = target or node.target
         if target in PIECES:
             return self._pieces(node, target, args, given)
+        if (target in ("long", "int") or (target in ("to", "type") and is_whole(args[1:], given))) and not self._rows(
+            node
+        ):
+            raise CannotFuse(
+                f"{node} makes whole numbers that are no rows of an nn.Embedding; there is a kernel of those"
+            )
         if target is allowed:
             target, args = self._allowed(args)
         if node.op == "call_module" and isinstance(self.parts[str(node.target)], nn.Embedding):
@@ -181,7 +178,7 @@ class _Reader:
         ):
             args = [self._given_by_layer(arg) for arg in args]
         if node.op == "call_module":
-            args, given = self._without_zeros(self.parts[str(node.target)], args), _as_numbers(given)
+            args, given = self._without_zeros(self.parts[str(node.target)], args), as_numbers(given)
         args, given = self._held_numbers([args, given])
         args, given = self._aligned([args, given])
         given_all = flat([args, given])
@@ -191,16 +188,18 @@ class _Reader:
                 "its number: h[-1]"
             )
         sources = tuple(a for a in given_all if isinstance(a, str) and a in self.shapes)
-        name, what, path = node.name, f"{node.op} {_called(target)}", ""
+        name, what, path = node.name, f"{node.op} {called(target)}", ""
         if node.op == "call_module":
             path = str(node.target)
             name, what = path or "model", f"layer {path or 'model'} ({self.parts[path]})"
-        seen = Seen(name, what, path, tuple(self.shapes[s] for s in sources), sources, given, self._axis(sources, what))
+        axis = self._axis(sources, what, node.op == "call_module" and isinstance(self.parts[path], AT_ANY_AXIS))
+        seen = Seen(name, what, path, tuple(self.shapes[s] for s in sources), sources, given, axis)
         if node.op == "call_module":
             part = self.parts[path]
             row = next((row for kind, row in MODULES.items() if isinstance(part, kind)), None)
             found: Found | None = row(part, seen) if row is not None else None
         else:
+            self._check_ranks(target, sources, what)
             found = of_function(target, args, seen)
         if found is None:
             raise CannotFuse(f"{seen.what} has no kernel; compute='autograd' (PyTorch) trains it; {KINDS}")
@@ -266,12 +265,30 @@ class _Reader:
 
         return one(values)
 
-    def _axis(self, sources: tuple[str, ...], what: str) -> int | None:
-        """The samples' dimension in what layers give."""
-        found = {self.axes[s] for s in sources} - {None}
-        if len(found) > 1:
+    def _rows(self, node: fx.Node) -> bool:
+        """Whether what a node gives, or parts of it, go to embeddings only."""
+        return all(
+            isinstance(self.parts.get(str(user.target)), nn.Embedding) if user.op == "call_module"
+            else user.target in PARTS and self._rows(user)
+            for user in node.users
+        )  # fmt: skip
+
+    def _check_ranks(self, target: Any, sources: tuple[str, ...], what: str) -> None:
+        """Refuses expressions in which a dimension of one operand would meet the samples of another."""
+        ranks = {len(self.shapes[s]) for s in sources if self.axes[s] is not None}
+        if target in EXPRESSIONS and len(ranks) > 1:
+            shapes = ", ".join(str(self.shapes[s]) for s in sources)
+            raise CannotFuse(f"{what} combines samples of shapes {shapes}; give both the same number of dimensions")
+
+    def _axis(self, sources: tuple[str, ...], what: str, anywhere: bool) -> int | None:
+        """The samples' dimension in what layers give; `anywhere` says that a layer knows it not only as the first."""
+        found = {self.axes[s] for s in sources}
+        axis = next((axis for axis in found if axis is not None), None)
+        if len(found - {None}) > 1 or (axis and None in found):
             raise CannotFuse(f"{what} combines batches whose samples are different dimensions; transpose one of them")
-        return found.pop() if found else None
+        if axis and what.startswith("layer") and not (anywhere and axis < min(len(self.shapes[s]) for s in sources)):
+            raise CannotFuse(f"{what} gets batches whose samples are dimension {axis}; transpose them to the front")
+        return axis
 
     def _held_numbers(self, values: Any) -> Any:
         """Tensors among arguments as parameters that nobody trains."""
@@ -284,7 +301,7 @@ class _Reader:
         if not values.dim():
             return values.item()
         name, dtype = f"number_{len(self.numbers)}", next(self.module.parameters()).dtype
-        self.numbers[name] = values.detach().to(dtype).clamp(min=FORBIDDEN).contiguous()
+        self.numbers[name] = finite(values.detach().to(dtype)).contiguous()
         return Held(name, tuple(values.shape), self.numbers[name])
 
     def _given_by_layer(self, value: Any) -> Any:
@@ -303,7 +320,7 @@ class _Reader:
         given = dict(zip(PIECES[target], args[1:], strict=False)) | given
         source = self._given_by_layer(args[0])
         seen = Seen(
-            node.name, f"{node.op} {_called(target)}", "", (self.shapes[source],), (source,), {}, self.axes[source]
+            node.name, f"{node.op} {called(target)}", "", (self.shapes[source],), (source,), {}, self.axes[source]
         )
         lengths = next((given[w] for w in ("split_size_or_sections", "split_size", "chunks") if w in given), None)
         cuts = pieces(seen, lengths, given.get("dim", 0), "chunks" in given)
@@ -333,12 +350,35 @@ class _Reader:
 
 #: What all layers with a kernel are called, as messages say.
 KINDS = "kernels exist of " + ", ".join(kind.__name__ for kind in MODULES)
+#: Layers that take samples in the second dimension, too: what they compute goes along others.
+AT_ANY_AXIS = (
+    nn.Linear,
+    nn.Embedding,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.Dropout,
+    nn.ReLU,
+    nn.GELU,
+    nn.Tanh,
+    nn.LayerNorm,
+)
 #: Functions that cut a tensor into several, and their arguments after the first.
 PIECES: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys((torch.split, "split"), ("split_size_or_sections", "dim")),
     **dict.fromkeys((torch.chunk, "chunk"), ("chunks", "dim")),
     **dict.fromkeys((torch.unbind, "unbind"), ("dim",)),
 }
+PARTS = (
+    operator.getitem,
+    "select",
+    torch.select,
+    "narrow",
+    torch.narrow,
+    "squeeze",
+    "unsqueeze",
+    "contiguous",
+    *PIECES,
+)
 JOINED = (torch.cat, torch.concat)
 #: Functions that are the same for all samples, whatever they say of the number of samples.
 ALONE = (torch.zeros, torch.ones, torch.full, "expand", "repeat", "expand_as", "new_zeros", "new_ones", "new_full")
@@ -354,31 +394,6 @@ def _reached(layers: dict[str, Layer], result: str) -> tuple[Layer, ...]:
     return tuple(reversed(found))
 
 
-def _as_numbers(given: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of an attention, a mask of truth values among them as what is added to scores."""
-    return {
-        key: torch.where(value, FORBIDDEN, 0.0) if isinstance(value, Tensor) and value.dtype == torch.bool else value
-        for key, value in given.items()
-    }
-
-
-def _called(target: Any) -> str:
-    """What a traced function is called."""
-    return str(getattr(target, "__name__", target))
-
-
-def _depends(given: Any, *besides: Any) -> bool:
-    """Whether anything in these arguments depends on the samples, on how many there are, or on what is trained."""
-    if isinstance(given, tuple | list):
-        return any(_depends(each, *besides) for each in given)
-    if isinstance(given, dict):
-        return any(_depends(each, *besides) for each in given.values())
-    if isinstance(given, slice):
-        return _depends([given.start, given.stop, given.step], *besides)
-    if isinstance(given, Held):
-        return isinstance(given.tensor, nn.Parameter)
-    return (
-        (given is BATCH and BATCH not in besides)
-        or isinstance(given, States)
-        or (isinstance(given, str) and given not in WORDS)
-    )
+def finite(values: Tensor) -> Tensor:
+    """Numbers, a finite one in place of minus infinity: what is added to scores that do not count."""
+    return torch.where(values == -torch.inf, FORBIDDEN, values)

@@ -1,4 +1,4 @@
-"""Parameters that a forward gives in another shape or order, and other arguments that no sample changes."""
+"""Parameters that a forward takes in another shape or order, or by their first rows."""
 
 from __future__ import annotations
 
@@ -8,23 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.kernels.arguments import flat, without_samples
 from paceline.kernels.layers.base import BATCH, CannotFuse, Held, Seen
-
-
-def flat(values: Any) -> list[Any]:
-    """All arguments, those in lists among them."""
-    if isinstance(values, dict):
-        values = list(values.values())
-    return [v for each in values for v in flat(each)] if isinstance(values, tuple | list) else [values]
-
-
-def without_samples(values: Any) -> Any:
-    """Arguments, with 1 in place of the number of samples and buffers as the tensors that they are."""
-    if isinstance(values, tuple | list):
-        return type(values)(map(without_samples, values))
-    if isinstance(values, dict):
-        return {key: without_samples(value) for key, value in values.items()}
-    return 1 if values is BATCH else values.tensor if isinstance(values, Held) else values
 
 
 def changed(held: Held, target: Any, args: list[Any]) -> Held | None:

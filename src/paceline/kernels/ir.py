@@ -147,6 +147,17 @@ def leaves(expression: Expression) -> Iterator[Ref]:
             yield from leaves(argument)
 
 
+def functions_of(expression: Expression) -> Iterator[str]:
+    """The functions that an expression calls."""
+    match expression:
+        case Op(_, left, right):
+            yield from functions_of(left)
+            yield from functions_of(right)
+        case Call(function, argument):
+            yield function
+            yield from functions_of(argument)
+
+
 def replaced(expression: Expression, found: Mapping[Ref, Expression]) -> Expression:
     """An expression with other expressions in place of some references."""
     match expression:

@@ -33,6 +33,7 @@ from paceline.kernels.ir import (
     Ref,
     Repeat,
     Statement,
+    functions_of,
     offset,
 )
 
@@ -133,16 +134,7 @@ def _called(statement: Statement) -> Iterator[str]:
         for inner in statement.body:
             yield from _called(inner)
     elif isinstance(statement, Apply):
-        yield from _functions(statement.value)
-
-
-def _functions(value: Expression) -> Iterator[str]:
-    if isinstance(value, Call):
-        yield value.function
-        yield from _functions(value.argument)
-    elif isinstance(value, Op):
-        yield from _functions(value.left)
-        yield from _functions(value.right)
+        yield from functions_of(statement.value)
 
 
 def _lines(writer: LoopsWriter, it: Statement, indent: str) -> Lines:

@@ -28,7 +28,7 @@ from paceline.kernels.layers import (
     softmax,
     transposed,
 )
-from paceline.kernels.layers.base import Found, Layer, Seen
+from paceline.kernels.layers.base import Found, Held, Layer, Seen
 
 MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.Conv1d: convolution.recognise,
@@ -203,6 +203,8 @@ def _reduced(average: bool) -> Callable[[list[Any], Seen], Found | None]:
 
 
 def _highest(args: list[Any], seen: Seen) -> Found | None:
+    if len(args) == 2 and isinstance(args[1], str | Held):
+        return combined.expressed(combined.EXPRESSIONS[torch.maximum], args, seen)
     return shapes.highest(seen, _option(args, seen, "dim"), bool(_option(args, seen, "keepdim", False, 2)))
 
 
@@ -255,11 +257,11 @@ ROWS: dict[Any, Callable[[list[Any], Seen], Found | None]] = {
     **_row(lambda args, seen: shapes.turned(seen, (-2, -1), ()), "t", "mT"),
     **_row(_reduced(True), torch.mean, "mean"),
     **_row(_reduced(False), torch.sum, "sum"),
-    **_row(_highest, torch.amax, "amax", torch.max, "max"),
     **_row(_joined, torch.cat, torch.concat),
     **_row(_narrowed, torch.narrow, "narrow"),
     **_row(_chosen, torch.select, "select"),
     **_row(lambda args, seen: combined.expanded(seen, _spread(args)), "expand"),
     **_row(_same, "contiguous", "float", "double", "to", "type", "type_as", "clone", torch.clone, "long", "int"),
+    **_row(_highest, torch.amax, "amax", torch.max, "max"),
     operator.getitem: lambda args, seen: shapes.sliced(seen, args[1]),
 }  # fmt: skip

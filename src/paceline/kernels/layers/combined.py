@@ -55,7 +55,7 @@ def _where(mask: Expression, one: Expression, other: Expression) -> Expression:
 
 
 def _filled(value: Expression, mask: Expression, number: Expression) -> Expression:
-    if isinstance(number, Number) and number.value < FORBIDDEN:  # minus infinity times nothing would be no number
+    if number == Number(-torch.inf):  # times nothing it would be no number
         number = Number(FORBIDDEN)
     return _where(mask, number, value)
 
@@ -147,7 +147,10 @@ def expressed(make: Callable[..., Expression], args: Sequence[Any], seen: Seen, 
 
     if not all(isinstance(arg, str | Held | int | float) or arg is None for arg in (*args, *given.values())):
         return None
-    value = make(*(arg if arg is None else word(arg) for arg in args), **{k: word(v) for k, v in given.items()})
+    try:
+        value = make(*(arg if arg is None else word(arg) for arg in args), **{k: word(v) for k, v in given.items()})
+    except (TypeError, AttributeError):  # another form of this function, such as a power with a tensor as exponent
+        return None
     return combined(value, operands, seen)
 
 
@@ -169,12 +172,14 @@ def combined(value: Expression, operands: Sequence[str | Held], seen: Seen) -> F
 
 def _of_sample(shape: Shape, dimensions: int, seen: Seen) -> Shape:
     """A parameter's shape beside samples of so many dimensions: without one for the samples, if it has that."""
-    if len(shape) == dimensions + 1 and seen.axis is not None:
-        axis = seen.axis
-        if shape[axis] != 1:
-            raise CannotFuse(f"{seen.what}: a parameter of shape {shape} has a number for each sample of a batch")
-        return (*shape[:axis], *shape[axis + 1 :])
-    return shape
+    if seen.axis is None:
+        return shape
+    axis = seen.axis - (dimensions + 1 - len(shape))  # of the samples, in the parameter
+    if axis < 0:
+        return shape
+    if shape[axis] != 1:
+        raise CannotFuse(f"{seen.what}: a parameter of shape {shape} has a number for each sample of a batch")
+    return (*shape[:axis], *shape[axis + 1 :])
 
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:

@@ -18,6 +18,10 @@ def recognise(part: nn.LayerNorm | nn.RMSNorm, seen: Seen) -> Found:
     wanted, shape = tuple(part.normalized_shape), seen.shapes[0]
     if shape[len(shape) - len(wanted) :] != wanted:
         raise CannotFuse(f"{seen.what} gets samples of shape {shape}; it wants the last dimensions to be {wanted}")
+    if seen.axis and len(wanted) > 1:
+        raise CannotFuse(
+            f"{seen.what} gets batches whose samples are dimension {seen.axis}; transpose them to the front"
+        )
     epsilon = part.eps
     if epsilon is None:
         epsilon = torch.finfo(part.weight.dtype if part.weight is not None else torch.get_default_dtype()).eps

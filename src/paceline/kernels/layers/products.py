@@ -39,6 +39,10 @@ def product(args: list[Any], seen: Seen) -> Found | None:
     samples = all(isinstance(arg, str) for arg in args)
     if len(other) < 2 or not one or (samples and len(one) < 2) or (isinstance(args[0], Held) and len(one) < 2):
         raise CannotFuse(f"{seen.what}: a product of {one} and {other} has no kernel; one of matrices has")
+    if seen.axis and samples:
+        raise CannotFuse(
+            f"{seen.what} gets batches whose samples are dimension {seen.axis}; transpose them to the front"
+        )
     if one[-1] != other[-2]:
         raise CannotFuse(f"{seen.what} multiplies {one} by {other}, which do not fit")
     rows = one[-2:-1]
