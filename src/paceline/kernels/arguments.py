@@ -46,6 +46,11 @@ def is_whole(args: list[Any], given: dict[str, Any]) -> bool:
     return any(not t.is_floating_point for t in types)
 
 
+def finite(values: Tensor) -> Tensor:
+    """Numbers, a finite one in place of minus infinity: what is added to scores that do not count."""
+    return torch.where(values == -torch.inf, FORBIDDEN, values)
+
+
 def as_numbers(given: dict[str, Any]) -> dict[str, Any]:
     """Keywords of an attention, a mask of truth values among them as what is added to scores."""
     return {

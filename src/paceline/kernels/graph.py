@@ -392,8 +392,3 @@ def _reached(layers: dict[str, Layer], result: str) -> tuple[Layer, ...]:
             found.append(layer)
             wanted |= set(layer.inputs)
     return tuple(reversed(found))
-
-
-def finite(values: Tensor) -> Tensor:
-    """Numbers, a finite one in place of minus infinity: what is added to scores that do not count."""
-    return torch.where(values == -torch.inf, FORBIDDEN, values)
