@@ -6,6 +6,7 @@ sequence; or an expression of each output and its target, averaged.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ class LossText(NamedTuple):
     #: How much each class counts; nothing where all count the same.
     weights: tuple[float, ...] = ()
     ignored: int = IGNORED
+    #: How many classes the loss expects; 0 where it takes any number.
+    classes: int = 0
     #: What an own loss computes of SCORE and TARGET.
     expression: Expression | None = None
 
@@ -181,30 +184,58 @@ def _called(kind: type[nn.Module], node: fx.Node, constants: Mapping[str, Tensor
             if given[word] is None:
                 return None
     text = _text(kind, given)
-    last, source = _source(output)
-    if source != "output" or _source(target)[1] != "target":
+    scores, targets = _view(output, "output"), _view(target, "target")
+    if scores is None or targets is None or targets.turned or (scores.turned and not text.labels):
         return None
-    return text._replace(last=last) if text.labels else (None if last is None else text)
+    return text._replace(last=scores.last, classes=scores.classes) if text.labels else text
 
 
-def _source(value: Any) -> tuple[bool, str]:
-    """(whether the last dimension becomes the classes', which of both arguments a value is a view of)"""
-    last = False
+class View(NamedTuple):
+    """An argument in another shape: where its classes are, as the loss was given them."""
+
+    last: bool = False  # the classes are the last dimension of the argument, instead of its second
+    classes: int = 0  # how many there are, where a view says it
+    turned: bool = False
+
+
+def _view(value: Any, argument: str) -> View | None:
+    """How a value is a view of an argument of the loss; None where it is something else."""
+    view = View()
     while isinstance(value, fx.Node) and value.op != "placeholder":
-        rows = value.args[1:] if value.target in ("view", "reshape") else ()
-        sizes = rows[0] if len(rows) == 1 and isinstance(rows[0], tuple | list) else rows
-        if (value.target in ("transpose", torch.transpose) and {*value.args[1:]} in ({1, 2}, {1, -1})) or (
-            value.target in ("permute", torch.permute) and _flat(value.args[1:]) in ([0, 2, 1], [0, 3, 1, 2])
-        ):
-            last = True
-        elif value.target not in VIEWS:
-            return False, ""
-        elif value.target in ("flatten", torch.flatten):
-            last = last or tuple(value.args[1:]) in ((0, 1), (0, -2))
-        elif len(sizes) == 2 and sizes[0] == -1:
-            last = True
-        value = value.args[0]
-    return last, value.name if isinstance(value, fx.Node) else ""
+        found = _before(value, view)
+        if found is None:
+            return None
+        value, view = value.args[0], found
+    return view if isinstance(value, fx.Node) and value.name == argument else None
+
+
+def _before(node: fx.Node, view: View) -> View | None:
+    """The view before one of its steps, from the last to the first."""
+    target, args = node.target, _flat(node.args[1:])
+    order = args if target in ("permute", torch.permute) else None
+    if target in ("transpose", torch.transpose) and {*args} in ({1, 2}, {1, -1}):
+        order = [0, 2, 1]
+    if order is not None:
+        known = {(0, 2, 1): not view.last, (0, 3, 1, 2): True, (0, 2, 3, 1): False}.get(tuple(order))
+        return None if known is None or known == view.last else view._replace(last=known, turned=True)
+    if target not in VIEWS:
+        return None
+    if target in ("flatten", torch.flatten) and tuple(args) in ((0, 1), (0, -2)):
+        return view._replace(last=True)
+    if target in ("view", "reshape", torch.reshape) and len(args) == 2 and args[0] == -1:
+        count = 0 if _is_last_size(args[1], node.args[0]) else args[1]
+        return view._replace(last=True, classes=count) if isinstance(count, int) else None
+    return view
+
+
+def _is_last_size(value: Any, of: Any) -> bool:
+    """Whether a size is that of a node's last dimension: x.size(-1), x.shape[-1]."""
+    if not isinstance(value, fx.Node) or tuple(value.args[1:]) != (-1,):
+        return False
+    if value.target == "size":
+        return value.args[0] is of
+    shape = value.args[0]
+    return value.target is operator.getitem and isinstance(shape, fx.Node) and shape.args[:2] == (of, "shape")
 
 
 def _flat(args: Any) -> list[Any]:

@@ -78,8 +78,9 @@ def _rows_of_classes(program: Program, result: str, loss: LossText) -> tuple[str
         rows = Ref(program.new("rows_of_scores", shape), (*source.index[1:], source.index[0]))
         program.forward.append(Apply(loops, rows, source, layer="loss"))
         result = rows.buffer
-    if loss.weights and len(loss.weights) != shape[-1]:
-        raise CannotFuse(f"the loss has weights of {len(loss.weights)} classes, and the model scores for {shape[-1]}")
+    wanted = len(loss.weights) or loss.classes or shape[-1]
+    if wanted != shape[-1]:
+        raise CannotFuse(f"the loss is one of {wanted} classes, and the model gives scores of {shape[-1]}")
     return result, shape
 
 
