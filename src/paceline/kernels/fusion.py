@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from paceline.kernels.adjoint import touches
+from paceline.kernels.adjoint import covers, touches
 from paceline.kernels.blocks import collide
 from paceline.kernels.ir import (
     Apply,
@@ -71,6 +71,8 @@ def _restated(program: Program, contract: Contract, apply: Apply) -> Apply | Non
     refs = {apply.target, *leaves(apply.value)}
     held = next((ref for ref in (target, *(a.target for a in contract.then)) if _same(program, ref, mine[0])), target)
     shape = program.shape(held.buffer)
+    if not covers(held, contract.fixed(), shape):  # it was written in several parts, of which this is one
+        return None
     if extents == shape:
         places = dict(zip(names, held.index, strict=True))
         found: Mapping[Ref, Expression] = {ref: Ref(ref.buffer, _moved(ref.index, places)) for ref in refs}
