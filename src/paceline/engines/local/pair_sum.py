@@ -31,6 +31,7 @@ from paceline.parameters.store import LocalStore
 class Met(NamedTuple):
     """What both workers have of one update."""
 
+    number: int
     mine: Payload
     theirs: Tensor
     waited: int
@@ -56,7 +57,9 @@ class PairSum:
     ) -> None:
         self.link, self.payloads, self.bytes, self.store = link, sums.payloads, sums.bytes, store
         self._whole = [Span(turn, 0, len(link.vectors[turn])) for turn in range(TURNS)]
-        self._views = layout.shards[0].parameter_views
+        vectors, tail = link.shared_with(1 - link.rank).vectors, len(self.payloads[0].tail)
+        #: The other worker's gradients, and the tail behind them, in each of its vectors.
+        self._theirs = [(layout.shards[0].parameter_views(vector), vector[-tail:]) for vector in vectors]
         self._sum = Payload(layout, torch.zeros_like(link.vectors[0]))
         stepper = store.stepper if isinstance(store.stepper, NativeStep) and store.stepper.adds() else None
         changed = job.gradient_clip_norm is not None or job.loss_denominator is not None or job.on_nan == "skip"
@@ -69,7 +72,7 @@ class PairSum:
         self.payloads[turn].write(computed)
         link.offer(1 - link.rank, self._whole[turn])
         theirs = link.take(1 - link.rank, self._whole[turn])
-        return Met(self.payloads[turn], theirs, link.waited - before)
+        return Met(number, self.payloads[turn], theirs, link.waited - before)
 
     def add(self, met: Met, samples: int) -> GradientSum:
         """Return the sum."""
@@ -80,8 +83,9 @@ class PairSum:
         """Step by the sum without making it, and return the mean loss; None where it has to be made."""
         if not self._at_once:
             return None
-        *present, loss, weight = (met.mine.tail + met.theirs[-len(met.mine.tail) :]).tolist()
+        theirs, tail = self._theirs[met.number % TURNS]
+        *present, loss, weight = (met.mine.tail + tail).tolist()
         if not all(present):
             return None
-        self.store.step(met.mine.gradients, self._views(met.theirs))
+        self.store.step(met.mine.gradients, theirs)
         return float(loss / weight)
