@@ -50,7 +50,7 @@ def paired(sums: Sums, layout: Layout, job: Job, store: LocalStore) -> PairSum |
 
 
 class PairSum:
-    """Adds up the gradients of this worker and the only other one."""
+    """Sums the gradients of this worker and the only other one."""
 
     def __init__(
         self, sums: PayloadReduction, link: SharedMemoryLink, layout: Layout, job: Job, store: LocalStore
