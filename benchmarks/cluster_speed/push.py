@@ -84,8 +84,10 @@ def main() -> None:
     mine, desk = (Address(*each.getsockname()[:2]) for each in listeners)
     child = os.fork()
     if child == 0:
-        push(layout, mine, listeners[1], options.pushes)
-        os._exit(0)
+        try:
+            push(layout, mine, listeners[1], options.pushes)
+        finally:
+            os._exit(0)
     server = ShardProcess(
         SERVER.number, 0, TIMING, lambda place: hub(SERVER, listeners[0], place), desk, mine.host,
         lambda number: ShardState(job, layout, number, Plain()), 1,

@@ -37,6 +37,8 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "server, one backup": (["--plan", "downpour", "--backups", "1"], 100),
     "server, TLS": ([*ALONE, "--keys", "KEYS"], 100),
     "ring": (["--plan", "ring"], 200),
+    "server, generated code": ([*ALONE, "--compute", "fused"], 100),
+    "ring, generated code": (["--plan", "ring", "--compute", "fused"], 200),
 }
 PEERS = {"DDP over gloo": "ddp.py", "Ray parameter server": "ray_server.py"}
 
@@ -51,7 +53,7 @@ def trained(command: list[str], hidden: int, batch: int) -> Callable[[int], floa
                 subprocess.run(
                     [sys.executable, "-m", "paceline", "keys", f"{folder}/keys"], check=True, capture_output=True
                 )
-            given = [*words, "--updates", str(updates), "--runs", folder, "--json", "--quiet"]
+            given = [*words, "--max-updates", str(updates), "--runs", folder, "--json", "--quiet"]
             environ = os.environ | {"HIDDEN": str(hidden), "BATCH": str(batch), "OMP_NUM_THREADS": "1"}
             ran = subprocess.run(
                 [*LAUNCH, str(FOLDER / "job.py"), *given], env=environ, capture_output=True, text=True, check=False
