@@ -8,10 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.core.rules import Averaging, Memory, Rule
-from paceline.parameters.optimizers import LRSchedule, Optimizer, ScheduleStepper, bare_step, forget
 from paceline.parameters.layout import FlatViews
+from paceline.parameters.optimizers import LRSchedule, Optimizer, ScheduleStepper, bare_step, forget
 from paceline.parameters.row_copier import RowCopier
 from paceline.parameters.shard_version import ShardVersion
+from paceline.parameters.whole_step import WholeStep
 from paceline.parameters.worker_state import (
     WorkerState,
     restore_memories,
@@ -19,7 +20,6 @@ from paceline.parameters.worker_state import (
     state_of_memories,
     state_of_optimizer,
 )
-from paceline.parameters.whole_step import WholeStep
 
 
 class LocalStore:

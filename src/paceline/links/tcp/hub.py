@@ -163,8 +163,8 @@ class Hub:
     ) -> bool:
         """Send a frame to a peer without waiting.
 
-        The buffers may be changed afterwards; with copy=False only after `copy_queues`. Returns False if the peer is not
-        connected. True is no promise either: only an answer is.
+        The buffers may be changed afterwards; with copy=False only after `copy_queues`. Returns False if the peer is
+        not connected. True is no promise either: only an answer is.
         """
         if (member := self._members.get(peer)) is None:
             return False
