@@ -132,7 +132,7 @@ class Connection:
         """Copy what waits in the queue, so that the buffers of `post` may be changed from now on."""
         if self._queue:
             with self._sending:
-                self._queue = deque(memoryview(bytes(view)) for view in self._queue)
+                self._queue = deque(memoryview(bytes(view)) for view in list(self._queue))
 
     def finish(self) -> None:
         """Tell the other end, after all that waits in the queue, that nothing more is sent."""
