@@ -123,11 +123,12 @@ def main() -> None:
         kept.unlink(missing_ok=True)
     for _ in range(options.rounds):
         for size in options.sizes.split(","):
-            members = ["ceiling", *options.members.split(";")]
-            speeds = {member: measure(member, size, options.seconds) for member in members}
+            before, speeds = kept.read_text() if kept.exists() else "", dict[str, float | None]()
+            for member in ["ceiling", *options.members.split(";")]:
+                speeds[member] = measure(member, size, options.seconds)
+                # At once: a round that is cut short keeps what it has.
+                kept.write_text(before + json.dumps({"size": size, "speeds": speeds}) + "\n")
             print(size, {name: round(value) if value else None for name, value in speeds.items()}, flush=True)
-            with kept.open("a") as file:
-                file.write(json.dumps({"size": size, "speeds": speeds}) + "\n")
     write(FOLDER, {"speeds": summary([json.loads(line) for line in kept.read_text().splitlines()])})
 
 
