@@ -296,7 +296,7 @@ def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
             inner = relevant(item.inner, at)
             if any(i.name != "else" for i in inner):
                 found.append(item._replace(inner=inner))
-        elif at.local or item.group in ("", at.group) or item.name in ("else", "break", "return"):
+        elif at.local or at.alone or item.group in ("", at.group) or item.name in ("else", "break", "return"):
             found.append(item)
     return tuple(found)
 
