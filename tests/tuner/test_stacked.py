@@ -95,12 +95,12 @@ SPACE = {"lr": [0.02, 0.1, 0.5, 1e300], "width": [4, 5, -1], "momentum": [0.0, 0
 
 
 def run(search: str, stacked: bool, tmp_path: Any) -> Study:
-    objective = JobObjective(make_job, SteppedTraining, Measure("test_loss"), each=True)
+    objective = JobObjective(make_job, SteppedTraining, Measure("test_loss"), heeds=None)
     proposals, scheduler, total = Search.parse(search).open(Space(SPACE), None, EPOCHS, 0, True)
     study = Study(proposals, scheduler, Journal(None), True, total)
     terms = Terms(0, tmp_path if scheduler.resumes else None)
 
-    def make(jobs: Any, source: Any) -> LaneStack:
+    def make(shape: str, jobs: Any, source: Any) -> LaneStack:
         return LaneStack(jobs, source, Agenda(len(source), 16, EPOCHS))
 
     drive(study, Stacked(objective, study.report, terms, make) if stacked else Here(objective, study.report, terms))

@@ -163,7 +163,9 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
         "budget": asked.budget, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
         "trials_run": asked.trials, "plan": asked.plan, "data_dir": asked.data_dir, "started": time.time(),
     }  # fmt: skip
-    objective = asked.own if make is None else objective_of(make, measure, search, asked.plan, asked.timeout)
+    objective = asked.own if make is None else objective_of(
+        make, measure, search, scheduler.heeds, asked.plan, asked.timeout
+    )
     assert objective is not None
     each = objective.plan.workers if isinstance(objective, PlannedObjective) else 1
     way = Way(objective, Terms(asked.seed), asked.workers, asked.timeout, each, local_ranks(), asked.place)

@@ -124,10 +124,10 @@ def measure_of(metric: str | None, mode: str | None, per_epoch: int, job: Job | 
 
 
 def objective_of(
-    make: Callable[[Trial], Job], measure: Measure, search: Search, plan: str | None, timeout: float | None
-) -> Objective:
-    each = search.name in ("asha", "median_stopping")
-    jobs = JobObjective(make, SteppedTraining, measure, each)
+    make: Callable[[Trial], Job], measure: Measure, search: Search, heeds: frozenset[int] | None, plan: str | None,
+    timeout: float | None,
+) -> Objective:  # fmt: skip
+    jobs = JobObjective(make, SteppedTraining, measure, heeds)
     if plan is None:
         return jobs
     planned = PlannedObjective(jobs, plan, timeout)

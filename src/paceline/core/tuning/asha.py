@@ -26,6 +26,7 @@ class Asha:
         self.reduction_factor = reduction_factor
         #: The losses that came to each rung, by its step.
         self.rungs: dict[int, list[float]] = {step: [] for step in rungs(grace_period, max_t, reduction_factor)}
+        self.heeds: frozenset[int] | None = frozenset(self.rungs)
 
     def next(self) -> Leg | None:
         return self.trials.next()

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from paceline.data.opening import open_source
 from paceline.data.source import TensorSource
 from paceline.errors import TrialFailed
-from paceline.gradients.evaluate import evaluate
+from paceline.gradients.evaluated_members import Evaluation, Figures
 from paceline.gradients.stacking import CannotStack, shape_of
 from paceline.jobs.job import Job
 from paceline.tuner.study import Assignment
@@ -45,8 +45,8 @@ class Stack(Protocol):
     def module(self, place: int) -> torch.nn.Module: ...
 
 
-#: Makes a stack of jobs of one shape with these data; raises CannotStack for what has no vectorised form.
-MakeStack = Callable[[Sequence[Job], TensorSource], Stack]
+#: Makes a stack of jobs of this shape with these data; raises CannotStack for what has no vectorised form.
+MakeStack = Callable[[str, Sequence[Job], TensorSource], Stack]
 
 
 @dataclass
@@ -67,6 +67,7 @@ class Group:
     members: list[Member]
     step: int
     began: float
+    evaluation: Evaluation
 
 
 class Stacked:
@@ -78,6 +79,8 @@ class Stacked:
         self.objective, self.report, self.terms, self.make = objective, report, terms, make
         self.given: list[Assignment] = []
         self.groups: list[Group] = []
+        #: How members are evaluated, by their shape.
+        self.evaluations = defaultdict[str, Evaluation](Evaluation)
         #: Why trials ran by themselves, and how many did.
         self.alone: dict[str, int] = {}
 
@@ -119,15 +122,15 @@ class Stacked:
                 continue
             member = Member(trial, assignment, job)
             sorted_by.setdefault((key, assignment.leg.start), []).append((member, source))
-        for (_, start), found in sorted_by.items():
-            ended += self._open([member for member, _ in found], found[0][1], start)
+        for (shape, start), found in sorted_by.items():
+            ended += self._open(shape, [member for member, _ in found], found[0][1], start)
         return ended
 
-    def _open(self, members: list[Member], source: TensorSource, start: int) -> list[Ended]:
+    def _open(self, shape: str, members: list[Member], source: TensorSource, start: int) -> list[Ended]:
         """Begin a group; without a vectorised form its members run by themselves."""
         began = time.time()
         try:
-            stack = self.make([member.job for member in members], source)
+            stack = self.make(shape, [member.job for member in members], source)
             states = [member.trial.load() for member in members] if start else []
             if all(states) and states:
                 stack.restore(states)
@@ -135,7 +138,7 @@ class Stacked:
                 stack.advance(self.objective.measure.updates(stack.agenda, start))
         except CannotStack as reason:
             return [self._alone(member.assignment, str(reason)) for member in members]
-        self.groups.append(Group(stack, members, start, began))
+        self.groups.append(Group(stack, members, start, began, self.evaluations[shape]))
         return []
 
     def _alone(self, assignment: Assignment, reason: str) -> Ended:
@@ -157,15 +160,20 @@ class Stacked:
         """Train a group by one step and return the members whose leg ended."""
         begin = time.perf_counter()
         group.step += 1
-        losses = group.stack.advance(self.objective.measure.updates(group.stack.agenda, group.step))
+        try:
+            losses = group.stack.advance(self.objective.measure.updates(group.stack.agenda, group.step))
+        except Exception as error:  # of what one of them computes: by itself, each shows whether it is the one
+            self.groups.remove(group)
+            return [self._alone(member.assignment, reason_of(error)) for member in group.members]
         ended: list[Ended] = []
         staying: list[int] = []
+        found = self._figures(group, losses)
         for place, (member, loss) in enumerate(zip(group.members, losses, strict=True)):
-            found = self._after_step(group, place, member, loss)
-            if found is None:
+            end = self._after_step(group, place, member, loss, found.get(place))
+            if end is None:
                 staying.append(place)
             else:
-                ended.append(found)
+                ended.append(end)
         spent = (time.perf_counter() - begin) / len(group.members)
         for member in group.members:
             member.seconds += spent
@@ -178,14 +186,32 @@ class Stacked:
                 self.groups.remove(group)
         return ended
 
-    def _after_step(self, group: Group, place: int, member: Member, loss: float) -> Ended | None:
-        """Evaluate and report a member; return how its leg ended, if it did."""
+    def _figures(self, group: Group, losses: Sequence[float]) -> dict[int, Figures | Exception]:
+        """Evaluate the members whose value is wanted after this step, by their places."""
+        wanted = [place for place, m in enumerate(group.members) if self.objective.wants(group.step, m.trial.stop)]
+        found: dict[int, Figures | Exception] = {place: {"train_loss": losses[place]} for place in wanted}
+        jobs = {place: group.members[place].job for place in wanted if math.isfinite(losses[place])}
+        if self.objective.measure.metric == "train_loss" or any(job.test is None for job in jobs.values()) or not jobs:
+            return found
+        last = max(group.members[place].trial.stop for place in jobs)
+        rounds = sum(self.objective.wants(step, last) for step in range(group.step + 1, last + 1))
+        modules = [group.stack.module(place) for place in jobs]
+        for place, figures in zip(jobs, group.evaluation.figures([*jobs.values()], modules, rounds), strict=True):
+            found[place] = figures if isinstance(figures, Exception) else {**figures, "train_loss": losses[place]}
+        return found
+
+    def _after_step(
+        self, group: Group, place: int, member: Member, loss: float, found: Figures | Exception | None
+    ) -> Ended | None:
+        """Report what was found of a member; return how its leg ended, if it did."""
         trial, last = member.trial, group.step == member.trial.stop
         try:
-            if self.objective.each or last:
-                trial.report(self._value(group.stack, place, member.job, loss), group.step)
-            elif not math.isfinite(loss):
+            if not math.isfinite(loss):
                 raise TrialFailed(f"the loss is {loss} after step {group.step}")
+            if isinstance(found, Exception):
+                raise found
+            if found is not None:
+                trial.report(self.objective.measure.value(found), group.step)
             if last and not trial.stopped and self.terms.states is not None:
                 trial.save(group.stack.state(place))
         except TrialFailed as error:
@@ -193,12 +219,6 @@ class Stacked:
         except Exception as error:
             return Ended(trial.number, None, reason=reason_of(error))
         return Ended(trial.number, trial.value, trial.stopped) if last or trial.stopped else None
-
-    def _value(self, stack: Stack, place: int, job: Job, loss: float) -> float:
-        figures = {"train_loss": loss}
-        if self.objective.measure.metric != "train_loss" and job.test is not None:
-            figures |= evaluate(job, stack.module(place), open_source(job.test, job.seed, "test"))
-        return self.objective.measure.value(figures)
 
     def _timed(self, ended: Ended, group: Group) -> Ended:
         member = next(m for m in group.members if m.trial.number == ended.trial)
