@@ -7,27 +7,32 @@ later connections use a descriptor of the socket itself.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
 from typing import Any
 
 # Modules that every worker needs, imported once. Optimizers import torch._dynamo, which takes half a second.
-PRELOAD = ["paceline.engines.local.process_main", "torch._dynamo", "paceline.engines.local.forkserver_exit"]
+PRELOAD = ("paceline.engines.local.process_main", "torch._dynamo")
+#: What the forkserver that runs now has loaded.
+_loaded: set[str] = set()
 
 
-def prepare() -> None:
-    """Start the forkserver, if it does not run yet.
+def prepare(preload: Sequence[str] = PRELOAD) -> None:
+    """Start the forkserver with these modules loaded, if it does not run yet.
 
-    SIGINT and SIGTERM stay blocked in it and in the workers that it starts, since a terminal sends them to all
+    One that has loaded less, and has no children, is replaced. SIGINT and SIGTERM stay blocked in it and in the workers that it starts, since a terminal sends them to all
     processes and the parent decides what they mean.
     """
-    forkserver.set_forkserver_preload(PRELOAD)
+    if PRELOAD[0] in preload and PRELOAD[0] not in _loaded and not multiprocessing.active_children():
+        _end()
+    forkserver.set_forkserver_preload([*preload, "paceline.engines.local.forkserver_exit"])
     resource_tracker.ensure_running()  # which would let the signals through again
     server: Any = forkserver._forkserver
     this: Any = process.current_process()
@@ -36,7 +41,11 @@ def prepare() -> None:
     with interrupts_wait(), tempfile.TemporaryDirectory(prefix="pymp-", dir=short_folder()) as folder:
         settings["tempdir"] = folder
         try:
+            begun = server._forkserver_pid
             server.ensure_running()
+            if server._forkserver_pid != begun:
+                _loaded.clear()
+                _loaded.update(preload)
             if str(server._forkserver_address).startswith(folder):
                 socket = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
                 server._forkserver_address = f"/proc/self/fd/{socket}"
@@ -44,6 +53,19 @@ def prepare() -> None:
             settings.pop("tempdir")
             if before is not None:
                 settings["tempdir"] = before
+
+
+def _end() -> None:
+    """End the forkserver, if it runs."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is None:
+        return
+    os.close(server._forkserver_alive_fd)
+    os.waitpid(server._forkserver_pid, 0)
+    folder, _, descriptor = str(server._forkserver_address).rpartition("/")
+    if folder == "/proc/self/fd":
+        os.close(int(descriptor))
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
 
 
 def short_folder() -> Path:
