@@ -195,7 +195,8 @@ def _run(study: Study, way: Way, asked: Asked, path: Path | None, header: dict[s
         kept = Storage(asked.storage, header["name"], tuning, asked.space, study.minimize)
         kept.teach(study.proposals)
         watchers.append(kept)
-    chosen = choose(asked.trials, way, study)
+    chosen = choose(study.way or asked.trials, way, study)
+    study.runs(chosen.name)
     spent = drive(study, chosen.trials, asked.seconds, lambda study: [each(study) for each in watchers])
     if asked.storage is not None:
         kept(study, last=True)

@@ -56,7 +56,7 @@ class Processes:
         self.shared = SharedTensors(large) if large else None
         self._oom = oom_kills()
         trains = isinstance(objective, JobObjective) or parents
-        forkserver.prepare(forkserver.PRELOAD if trains else ("paceline.tuner.trials.worker", "cloudpickle"))
+        forkserver.prepare(forkserver.PRELOAD if trains else _needed_by(objective))
         self.team = [self._begin(number) for number in range(workers)]
         #: What was not heard of yet: workers that have come.
         self._news: list[Message] = [(number, (JOINED,)) for number in range(workers)]
@@ -113,6 +113,12 @@ class Processes:
         pipe.close()
         self.team[number] = self._begin(number)
         return _how(code) + " (out of memory)" * (oom_kills() > self._oom)
+
+
+def _needed_by(objective: Objective) -> list[str]:
+    """Return the modules that workers need for a function of the user's; PyTorch is not among them."""
+    own = getattr(objective, "__module__", "__main__")
+    return ["paceline.tuner.trials.worker", "cloudpickle", *([own] if own != "__main__" else [])]
 
 
 def _kill(process: BaseProcess) -> None:
