@@ -129,6 +129,17 @@ def test_a_journal_of_another_space_is_refused(tmp_path: Path) -> None:
         opened(file, "random", seed=1)
 
 
+def test_a_tuning_goes_on_in_the_way_in_which_it_began(tmp_path: Path) -> None:
+    study = opened(tmp_path / "journal.jsonl", "grid")
+    study.runs("stacked")
+    study.journal.close()
+    again = opened(tmp_path / "journal.jsonl", "grid")
+    assert again.way == "stacked"
+    again.runs("stacked")
+    again.journal.close()
+    assert [row["row"] for row in read(tmp_path / "journal.jsonl")].count("way") == 1
+
+
 def test_a_journal_has_one_writer(tmp_path: Path) -> None:
     study = opened(tmp_path / "journal.jsonl", "random")
     with pytest.raises(TuningError, match="is not over"):

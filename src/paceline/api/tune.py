@@ -163,8 +163,8 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
         "budget": asked.budget, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
         "trials_run": asked.trials, "plan": asked.plan, "data_dir": asked.data_dir, "started": time.time(),
     }  # fmt: skip
-    objective = asked.own if make is None else objective_of(
-        make, measure, search, scheduler.heeds, asked.plan, asked.timeout
+    objective = (
+        asked.own if make is None else objective_of(make, measure, search, scheduler.heeds, asked.plan, asked.timeout)
     )
     assert objective is not None
     each = objective.plan.workers if isinstance(objective, PlannedObjective) else 1

@@ -74,4 +74,3 @@ class CoreStack(Members):
     def module(self, place: int) -> nn.Module:
         """Return a member's module as it is now."""
         return self.modules[place]
-

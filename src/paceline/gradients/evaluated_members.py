@@ -38,7 +38,10 @@ class Evaluation:
         """Return each member's figures, or what its evaluation raised. `rounds` more evaluations may follow."""
         if not all(map(_apart, jobs)):  # a metric's object may be shared
             return [self._one(job, module) for job, module in zip(jobs, modules, strict=True)]
-        with one_thread(), ThreadPoolExecutor(machine.cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with (
+            one_thread(),
+            ThreadPoolExecutor(machine.cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool,
+        ):
             found: list[Figures | Exception] = []
             if not self._looked:
                 begin = time.perf_counter()

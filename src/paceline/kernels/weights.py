@@ -53,8 +53,8 @@ class Weights(Protocol):
 class OneModel:
     """One module and its optimizer; None where only gradients are wanted.
 
-    `beside` are the optimizers of other modules that the same text trains: it has the terms that any of them uses, since
-    a decay or a momentum of 0 changes nothing.
+    `beside` are the optimizers of other modules that the same text trains: it has the terms that any of them uses. A
+    decay or a momentum of 0 changes nothing.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ def tensors_by_name(module: nn.Module) -> dict[str, Tensor]:
 
 
 def remembered(made: Compiled, weights: Weights) -> list[dict[str, list[Tensor]]]:
-    """Views of what the optimizer remembers of each model: by torch's name, a tensor for each of the model's weights."""
+    """Views of what the optimizer remembers of each model: by torch's name, a tensor for each of its weights."""
     count, memory = len(weights_of(made.plan)), made.memory["weights"]
     found: list[dict[str, list[Tensor]]] = [{} for _ in range(len(weights.views(made.plan, memory)) // count)]
     for name, part in zip(made.rule.states, made.memory["state"].split(memory.numel()), strict=False):

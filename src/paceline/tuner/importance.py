@@ -41,7 +41,9 @@ def shares(trials: Sequence[TrialRecord], space: Mapping[str, Any]) -> dict[str,
             params = {name: trial.configuration[name] for name in names}
             study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=trial.value))
     with contextlib.suppress(ValueError, RuntimeError):  # of a parameter that has one value only
-        return dict(optuna.importance.get_param_importances(study, evaluator=FanovaImportanceEvaluator(n_trees=TREES, seed=0)))
+        return dict(
+            optuna.importance.get_param_importances(study, evaluator=FanovaImportanceEvaluator(n_trees=TREES, seed=0))
+        )
     return None
 
 

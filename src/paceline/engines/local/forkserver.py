@@ -20,17 +20,19 @@ from typing import Any
 
 # Modules that every worker needs, imported once. Optimizers import torch._dynamo, which takes half a second.
 PRELOAD = ("paceline.engines.local.process_main", "torch._dynamo")
-#: What the forkserver that runs now has loaded.
-_loaded: set[str] = set()
+#: The process that started the forkserver with less than that, if one did.
+_light: int | None = None
 
 
 def prepare(preload: Sequence[str] = PRELOAD) -> None:
     """Start the forkserver with these modules loaded, if it does not run yet.
 
-    One that has loaded less, and has no children, is replaced. SIGINT and SIGTERM stay blocked in it and in the workers that it starts, since a terminal sends them to all
-    processes and the parent decides what they mean.
+    One that was started with less than PRELOAD, and has no children, is replaced when that is needed. SIGINT and
+    SIGTERM stay blocked in it and in the workers that it starts, since a terminal sends them to all processes and the
+    parent decides what they mean.
     """
-    if PRELOAD[0] in preload and PRELOAD[0] not in _loaded and not multiprocessing.active_children():
+    global _light
+    if preload is PRELOAD and _light == os.getpid() and not multiprocessing.active_children():
         _end()
     forkserver.set_forkserver_preload([*preload, "paceline.engines.local.forkserver_exit"])
     resource_tracker.ensure_running()  # which would let the signals through again
@@ -44,8 +46,7 @@ def prepare(preload: Sequence[str] = PRELOAD) -> None:
             begun = server._forkserver_pid
             server.ensure_running()
             if server._forkserver_pid != begun:
-                _loaded.clear()
-                _loaded.update(preload)
+                _light = None if preload is PRELOAD else os.getpid()
             if str(server._forkserver_address).startswith(folder):
                 socket = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
                 server._forkserver_address = f"/proc/self/fd/{socket}"
@@ -56,10 +57,8 @@ def prepare(preload: Sequence[str] = PRELOAD) -> None:
 
 
 def _end() -> None:
-    """End the forkserver, if it runs."""
+    """End the forkserver."""
     server: Any = forkserver._forkserver
-    if server._forkserver_pid is None:
-        return
     os.close(server._forkserver_alive_fd)
     os.waitpid(server._forkserver_pid, 0)
     folder, _, descriptor = str(server._forkserver_address).rpartition("/")

@@ -6,7 +6,6 @@ import os
 import time
 from typing import NamedTuple
 
-
 from paceline.data.source import TensorSource
 from paceline.gradients.evaluated_members import one_thread
 from paceline.gradients.fastest_stack import Forms
