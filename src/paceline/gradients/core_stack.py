@@ -25,12 +25,15 @@ from paceline.kernels.weights import remember, remembered
 class CoreStack(Members):
     """Trains each member on a core of its own."""
 
-    def __init__(self, jobs: Sequence[Job], source: TensorSource, agenda: Agenda) -> None:
+    def __init__(self, jobs: Sequence[Job], source: TensorSource, agenda: Agenda, beside: Sequence[Job] = ()) -> None:
+        """`beside` are jobs of this shape that will be trained by the same text later."""
         super().__init__(jobs, source, agenda)
         loss = jobs[0].loss
         assert loss is not None
         makers = [partial(job.make_optimizer, module) for job, module in zip(jobs, self.modules, strict=True)]
-        self.fused = fuse_alike(self.modules, loss, makers, jobs[0].batch_size, self.x[:1])
+        first = self.modules[0]
+        others = [job.make_optimizer(first, list(first.parameters())) for job in beside]
+        self.fused = fuse_alike(self.modules, loss, makers, jobs[0].batch_size, self.x[:1], others)
 
     def advance(self, updates: int) -> list[float]:
         """Train until so many updates are made; return the mean loss of the new ones for each member."""

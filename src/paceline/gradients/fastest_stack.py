@@ -75,7 +75,7 @@ class Forms:
         known = self.known.setdefault(shape, {})
         if CoreStack not in known:
             cores = [jobs[0]] * machine.cores()  # one text, since each would have to be compiled
-            known[CoreStack] = _pace(lambda: CoreStack(cores, source, _agenda(jobs, source)), len(cores))
+            known[CoreStack] = _pace(lambda: CoreStack(cores, source, _agenda(jobs, source), jobs), len(cores))
         on_cores = known[CoreStack].of(members, updates) + COMPILING * (len({_rates(job) for job in jobs}) - 1)
         if LaneStack not in known and on_cores > WORTH * COMPILING:
             some = jobs[: machine.target("float").lanes]

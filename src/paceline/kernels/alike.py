@@ -24,13 +24,17 @@ def fuse_alike(
     optimizers: Sequence[Callable[..., torch.optim.Optimizer]],
     batch_size: int,
     x: torch.Tensor,
+    beside: Sequence[torch.optim.Optimizer] = (),
 ) -> list[Fused]:
-    """Models of one shape, each trained by one thread, compiled for samples such as `x`."""
-    beside = [make(list(model.parameters())) for model, make in zip(models, optimizers, strict=True)]
+    """Models of one shape, each trained by one thread, compiled for samples such as `x`.
+
+    The text has the terms of `beside` too: the optimizers of models that will be trained by it later.
+    """
+    own = [make(list(model.parameters())) for model, make in zip(models, optimizers, strict=True)]
     first: dict[tuple[float, ...], Fused] = {}
     found = []
     for model, make in zip(models, optimizers, strict=True):
-        weights, rates = OneModel(model, make, beside=beside), rates_of(model)
+        weights, rates = OneModel(model, make, beside=[*own, *beside]), rates_of(model)
         made = Fused(weights, loss_kind(loss), batch_size, Runner(Cpu(1)), like=first.get(rates))
         made.prepare(x)
         first.setdefault(rates, made)
