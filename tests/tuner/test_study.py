@@ -112,12 +112,12 @@ def test_decisions_are_those_of_a_tuning_that_nobody_disturbed(search: str, tmp_
 
 def test_a_journal_with_a_changed_decision_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "journal.jsonl"
-    study = opened(file, "asha")
+    study = opened(file, "median_stopping")
     live(study, random.Random(0), 2, 10_000)
     study.journal.close()
     file.write_text(file.read_text().replace('"stop": true', '"stop": false', 1))
     with pytest.raises(TuningError, match="decides otherwise"):
-        opened(file, "asha")
+        opened(file, "median_stopping")
 
 
 def test_a_journal_of_another_space_is_refused(tmp_path: Path) -> None:

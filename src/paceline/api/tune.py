@@ -14,6 +14,7 @@ from typing import Any
 from paceline.api.trial_plans import PlannedObjective
 from paceline.api.tuning_places import Where, local_ranks, meet
 from paceline.api.tuning_setup import (
+    can_continue,
     check,
     functions,
     measure_of,
@@ -155,7 +156,8 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
     job = probe(make, asked.space, asked.seed) if make is not None else None
     measure, mode = measure_of(asked.metric, asked.mode, asked.steps_per_epoch, job)
     max_t = search.max_t or asked.max_t or (job.epochs * asked.steps_per_epoch if job else MAX_T)
-    proposals, scheduler, total = search.open(asked.space, asked.budget, max_t, asked.seed, mode == "min")
+    continues = make is not None and can_continue(asked.plan, asked.steps_per_epoch)
+    proposals, scheduler, total = search.open(asked.space, asked.budget, max_t, asked.seed, mode == "min", continues)
     header = {
         "schema": SCHEMA, "name": job.name if job and job.name != "job" else asked.name,
         "search": str(search), "seed": asked.seed,

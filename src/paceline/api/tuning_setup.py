@@ -14,6 +14,7 @@ from paceline.engines.stepping import SteppedTraining
 from paceline.errors import PacelineError, TuningError, suggest
 from paceline.jobs.job import Job
 from paceline.jobs.loading import load_maker
+from paceline.plans.plan import Plan
 from paceline.runs.folder import new_folder
 from paceline.tuner import journal as journals
 from paceline.tuner.best import maker_of
@@ -121,6 +122,11 @@ def measure_of(metric: str | None, mode: str | None, per_epoch: int, job: Job | 
         raise TuningError(f"metric={metric!r} needs test data, and the job has none; give it test=, or train_loss")
     higher = any(metric.lower().endswith(word) for word in HIGHER)
     return Measure(metric, per_epoch), mode or ("max" if higher else "min")
+
+
+def can_continue(plan: str | None, steps_per_epoch: int) -> bool:
+    """Whether a trial of a job can go on later from where it was; one that is trained by a plan needs checkpoints."""
+    return plan is None or (steps_per_epoch == 1 and not Plan.parse(plan).traits.no_checkpoints)
 
 
 def objective_of(

@@ -16,6 +16,7 @@ from paceline.tuner.training import JobObjective
 from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Objective, Terms, Trials
 from paceline.tuner.trials.here import Here
+from paceline.tuner.trials.limit import limited
 from paceline.tuner.trials.peers import Peers, Place
 from paceline.tuner.trials.processes import Processes
 from paceline.tuner.trials.stacked import Stacked
@@ -72,10 +73,14 @@ def choose(asked: str, way: Way, study: Study) -> Chosen:
         trials = Here(way.objective, study.report, way.terms)
     elif name == "stacked":
         assert isinstance(way.objective, JobObjective)
-        trials = Stacked(way.objective, study.report, way.terms, forms.stack)
+        trials = Stacked(way.objective, study.report, way.terms, forms.stack, lambda: _team(way, study), way.timeout)
     else:
-        trials = Team(_crew(way, study), study.report, way.timeout, ahead=not study.proposals.learns)
+        trials = _team(way, study)
     return Chosen(name, trials, time.perf_counter() - begin, why)
+
+
+def _team(way: Way, study: Study) -> Team:
+    return Team(_crew(way, study), study.report, way.timeout, ahead=not study.proposals.learns)
 
 
 def _crew(way: Way, study: Study) -> Crew:
@@ -99,7 +104,7 @@ def _measured(way: Way, study: Study, forms: Forms) -> tuple[str, str]:
         together, apart = _timed(way.objective, way, study, forms)
     except CannotStack as reason:
         return "processes", f"the trials are not stacked: {reason}"
-    except Exception as error:  # of the user's own job, which will fail as a trial and say why
+    except (Exception, SystemExit) as error:  # of the user's own job, which will fail as a trial and say why
         return "processes", f"the first configurations could not be stacked: {type(error).__name__}"
     times = f"stacked, a trial takes {together:.3g} s of this machine, and in processes {apart:.3g} s"
     if together < apart:
@@ -108,24 +113,49 @@ def _measured(way: Way, study: Study, forms: Forms) -> tuple[str, str]:
 
 
 def _timed(objective: JobObjective, way: Way, study: Study, forms: Forms) -> tuple[float, float]:
-    """Return the seconds of a trial of the first configurations in stacks, and those in processes."""
-    shapes: dict[str, tuple[list[Job], TensorSource]] = {}
-    for number in range(min(PREVIEWED, study.total)):
-        configuration = study.proposals.preview(number)
-        if configuration is None:
-            raise CannotStack("a configuration is known only when it begins")
-        job = objective.job(Trial(number, configuration, 0, 1, way.terms.seed))
-        key, source = shape_of(job)
-        shapes.setdefault(key, ([], source))[0].append(job)
+    """Return the seconds of a trial of the first configurations in stacks, and those in processes.
+
+    Those that cannot be stacked run in processes in either case, and are not counted.
+    """
+    shapes, reason = _shapes(objective, way, study)
     previewed = sum(len(jobs) for jobs, _ in shapes.values())
     if previewed < FEW * len(shapes):
         raise CannotStack(f"the first {previewed} configurations have {len(shapes)} architectures")
     together = apart = 0.0
     for shape, (jobs, source) in shapes.items():
         share = len(jobs) / previewed
-        together += share * forms.seconds(shape, jobs, source, max(1, int(share * study.total)))
-        apart += share * _apart(objective, jobs[0]) / way.cores
+        try:
+            with limited(way.timeout):
+                stacked = forms.seconds(shape, jobs, source, max(1, int(share * study.total)))
+                alone = _apart(objective, jobs[0]) / way.cores
+        except (Exception, SystemExit) as error:
+            reason = error
+            continue
+        together, apart = together + share * stacked, apart + share * alone
+    if not together:
+        raise reason
     return together, apart
+
+
+def _shapes(
+    objective: JobObjective, way: Way, study: Study
+) -> tuple[dict[str, tuple[list[Job], TensorSource]], Exception]:
+    """Return the first configurations' jobs by their shape, and why others have none."""
+    shapes: dict[str, tuple[list[Job], TensorSource]] = {}
+    reason: BaseException = CannotStack("no configuration is known before it begins")
+    for number in range(min(PREVIEWED, study.total)):
+        configuration = study.proposals.preview(number)
+        if configuration is None:
+            break
+        try:
+            with limited(way.timeout):
+                job = objective.job(Trial(number, configuration, 0, 1, way.terms.seed))
+                shape, source = shape_of(job)
+        except (Exception, SystemExit) as error:
+            reason = error
+            continue
+        shapes.setdefault(shape, ([], source))[0].append(job)
+    return shapes, reason
 
 
 def _apart(objective: JobObjective, job: Job) -> float:

@@ -1,4 +1,4 @@
-"""Trials side by side in one pass, grouped by what they compute; those that fit in no group run by themselves.
+"""Trials side by side in one pass, grouped by what they compute; those that fit in no group run in processes.
 
 All members of a group are trained by one step, then each is evaluated and reported, and those that are stopped, or at
 the end of their leg, leave the group.
@@ -23,7 +23,8 @@ from paceline.jobs.job import Job
 from paceline.tuner.study import Assignment
 from paceline.tuner.training import JobObjective
 from paceline.tuner.trial import Trial
-from paceline.tuner.trials import Ended, Report, Terms, reason_of, run_leg
+from paceline.tuner.trials import Ended, Report, Terms, Trials, reason_of
+from paceline.tuner.trials.limit import limited
 
 MOST = 64  # trials that are under way at once
 
@@ -75,18 +76,24 @@ class Stacked:
 
     workers = 1
 
-    def __init__(self, objective: JobObjective, report: Report, terms: Terms, make: MakeStack) -> None:
+    def __init__(
+        self, objective: JobObjective, report: Report, terms: Terms, make: MakeStack, apart: Callable[[], Trials],
+        timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        self.timeout = timeout
         self.objective, self.report, self.terms, self.make = objective, report, terms, make
         self.given: list[Assignment] = []
+        #: What runs legs that fit in no group, once there is one; those that wait for it, and how many it has.
+        self._open_apart, self._apart = apart, None  # type: Callable[[], Trials], Trials | None
+        self.left: list[Assignment] = []
+        self.out = 0
         self.groups: list[Group] = []
         #: How members are evaluated, by their shape.
         self.evaluations = defaultdict[str, Evaluation](Evaluation)
-        #: Why trials ran by themselves, and how many did.
-        self.alone: dict[str, int] = {}
 
     def free(self) -> Sequence[int]:
         """Return a place for each leg that may join; those under way are finished first, so that groups are large."""
-        return range(0 if self.groups else MOST - len(self.given))
+        return range(0 if self.groups or self.left or self.out else MOST - len(self.given))
 
     def start(self, assignment: Assignment, worker: int) -> None:
         self.given.append(assignment)
@@ -96,11 +103,23 @@ class Stacked:
         if self.given:
             found = self._form()
         while not found:
-            found = self._step(self.groups[0])
+            found = self._step(self.groups[0]) if self.groups else self._by_themselves()
         return found
 
     def close(self) -> None:
-        """There is nothing to end."""
+        if self._apart is not None:
+            self._apart.close()
+
+    def _by_themselves(self) -> list[Ended]:
+        """Give out legs that fit in no group, and return those that have ended."""
+        if self._apart is None:
+            self._apart = self._open_apart()
+        for worker in self._apart.free()[: len(self.left)]:
+            self._apart.start(self.left.pop(0), worker)
+            self.out += 1
+        found = list(self._apart.wait())
+        self.out -= len(found)
+        return found
 
     # --- groups ---
 
@@ -112,39 +131,36 @@ class Stacked:
         for assignment in given:
             trial = self._trial(assignment)
             try:
-                job = self.objective.job(trial)
-                key, source = shape_of(job)
-            except CannotStack as reason:
-                ended.append(self._alone(assignment, str(reason)))
+                with limited(self.timeout):
+                    job = self.objective.job(trial)
+                    key, source = shape_of(job)
+            except CannotStack:
+                self.left.append(assignment)
                 continue
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 ended.append(Ended(assignment.leg.trial, None, reason=reason_of(error)))
                 continue
             member = Member(trial, assignment, job)
             sorted_by.setdefault((key, assignment.leg.start), []).append((member, source))
         for (shape, start), found in sorted_by.items():
-            ended += self._open(shape, [member for member, _ in found], found[0][1], start)
+            self._open(shape, [member for member, _ in found], found[0][1], start)
         return ended
 
-    def _open(self, shape: str, members: list[Member], source: TensorSource, start: int) -> list[Ended]:
+    def _open(self, shape: str, members: list[Member], source: TensorSource, start: int) -> None:
         """Begin a group; without a vectorised form its members run by themselves."""
         began = time.time()
         try:
-            stack = self.make(shape, [member.job for member in members], source)
+            with limited(self.timeout):
+                stack = self.make(shape, [member.job for member in members], source)
             states = [member.trial.load() for member in members] if start else []
             if all(states) and states:
                 stack.restore(states)
             elif start:
                 stack.advance(self.objective.measure.updates(stack.agenda, start))
-        except CannotStack as reason:
-            return [self._alone(member.assignment, str(reason)) for member in members]
+        except (Exception, SystemExit):  # of what one of them computes: by itself, each shows whether it is the one
+            self.left += [member.assignment for member in members]
+            return
         self.groups.append(Group(stack, members, start, began, self.evaluations[shape]))
-        return []
-
-    def _alone(self, assignment: Assignment, reason: str) -> Ended:
-        self.alone[reason] = self.alone.get(reason, 0) + 1
-        number = assignment.leg.trial
-        return run_leg(self.objective, assignment, self.terms, lambda s, v: self.report(number, s, v), 0)
 
     def _trial(self, assignment: Assignment) -> Trial:
         leg, terms = assignment.leg, self.terms
@@ -162,9 +178,10 @@ class Stacked:
         group.step += 1
         try:
             losses = group.stack.advance(self.objective.measure.updates(group.stack.agenda, group.step))
-        except Exception as error:  # of what one of them computes: by itself, each shows whether it is the one
+        except (Exception, SystemExit):
             self.groups.remove(group)
-            return [self._alone(member.assignment, reason_of(error)) for member in group.members]
+            self.left += [member.assignment for member in group.members]
+            return []
         ended: list[Ended] = []
         staying: list[int] = []
         found = self._figures(group, losses)
@@ -216,7 +233,7 @@ class Stacked:
                 trial.save(group.stack.state(place))
         except TrialFailed as error:
             return Ended(trial.number, None, reason=str(error))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Ended(trial.number, None, reason=reason_of(error))
         return Ended(trial.number, trial.value, trial.stopped) if last or trial.stopped else None
 
