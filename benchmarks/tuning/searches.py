@@ -1,11 +1,12 @@
 """What searches find: python benchmarks/tuning/searches.py asha|pbt [--seeds 10] [--job mnist-dnn]
 
-asha   the full grid of 36 configurations, 27 epochs each, and ASHA on the same grid: the best test accuracy of both, and
-       their seconds
+asha   the full grid of 36 configurations, 27 epochs each, and ASHA on the same grid: the best test accuracy of both,
+       and their seconds
 pbt    population-based training and random search with as many members and epochs: the difference, with its interval
 
-The job has 4,000 of its training and 5,000 of its test samples. All trials are run in stacks. ASHA's grace period is the
-default, its reduction factor was chosen on mnist-cnn, among 4, 5 and 6. Seeds that the result file has are not run again.
+The job has 4,000 of its training and 5,000 of its test samples. All trials are run in stacks. ASHA's grace period is
+the default, its reduction factor was chosen on mnist-cnn, among 4, 5 and 6. Seeds that the result file has are not run
+again.
 """
 
 from __future__ import annotations
