@@ -29,6 +29,7 @@ from record import write
 import paceline as pl
 from jobs import DECAYS, PARTS, RATES
 from paceline.engines.stepping import SteppedTraining
+from paceline.errors import JobError
 from paceline.tuner.trial import Trial
 
 WORKERS = 2
@@ -122,7 +123,10 @@ def _difference(make: Any, found: Any) -> float:
     worst = 0.0
     for trial in found.trials[:: max(1, len(found.trials) // 4)]:
         job = make(Trial(trial.number, trial.configuration, 0, 1))
-        alone = SteppedTraining(job.with_(compute="fused") if "no kernel" not in found.why else job)
+        try:
+            alone = SteppedTraining(job.with_(compute="fused"))
+        except JobError:  # there are no kernels
+            alone = SteppedTraining(job)
         loss = alone.advance(alone.agenda.updates)
         worst = max(worst, abs(loss - trial.value) / abs(loss))
     return worst
