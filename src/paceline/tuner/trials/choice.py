@@ -139,7 +139,7 @@ def _timed(objective: JobObjective, way: Way, study: Study, forms: Forms) -> tup
 
 def _shapes(
     objective: JobObjective, way: Way, study: Study
-) -> tuple[dict[str, tuple[list[Job], TensorSource]], Exception]:
+) -> tuple[dict[str, tuple[list[Job], TensorSource]], BaseException]:
     """Return the first configurations' jobs by their shape, and why others have none."""
     shapes: dict[str, tuple[list[Job], TensorSource]] = {}
     reason: BaseException = CannotStack("no configuration is known before it begins")
