@@ -200,6 +200,8 @@ class _Tape:
         return Value(self, self._add(Recorded(function, args, kwargs), None, NO_OPERATOR), 0)
 
     def _add(self, recorded: Recorded, holder: int | None, operator: int) -> int:
+        args, kwargs = mapped((recorded.args, recorded.kwargs), Value, lambda value: value)
+        recorded = recorded._replace(args=args, kwargs=kwargs)  # a list may grow after the call
         takes = tuple(dict.fromkeys(value.call for value in recorded.values))
         if holder is None:  # it has no parameters: it is computed where the first thing that it takes is
             holder, operator = self.calls[takes[0]].holder if takes else 0, NO_OPERATOR

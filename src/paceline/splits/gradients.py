@@ -55,7 +55,7 @@ class SplitBlueprint:
         return stored_by(self.program)
 
     def bytes_sent(self, layout: Layout) -> int:
-        """Return the most bytes that a worker sends in one exchange: of a chunk, of totals, or of what is gathered."""
+        """Return the most bytes that a worker sends in one exchange: of a chunk, or of totals."""
         size = max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
         totals = {TOTALS: (2 + sum(prod(self.shapes[name]) for name in self.moving),)}
         found = largest([Step((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
@@ -63,10 +63,8 @@ class SplitBlueprint:
 
 
 def largest_of(program: Program, size: int) -> int:
-    """Return the most bytes that a worker sends in one exchange of a program, or to gather what it stores."""
-    stored = ((PARAMETER + name, placed) for name, placed in program.stored.items())
-    gathers = [Step((), value, placed, WHOLE) for value, placed in stored if placed.is_split]
-    return largest([*program.steps, *gathers], program.shapes, program.workers, size)
+    """Return the most bytes that a worker sends in one exchange of a program."""
+    return largest(program.steps, program.shapes, program.workers, size)
 
 
 class SplitReplica:
@@ -94,7 +92,7 @@ class SplitReplica:
         self.move: Callable[[Request], Tensor] = _alone
 
     def walk(self, chunk: Chunk, batch: Batch, weight: float) -> Walk:
-        """Begin a chunk: the walk asks for movements, and ends with the chunk's mean loss."""
+        """Compute a chunk: the walk seeds its chance, asks for movements, and ends with the chunk's mean loss."""
         replica = self.replica
         seen = replica.prepared(chunk, batch)
         _, tensors = Call.of(replica.loss, seen)
@@ -105,7 +103,7 @@ class SplitReplica:
                 f"the model was split for inputs of {sizes}, and some are {' and '.join(map(str, shapes))}; make all "
                 "samples of one size, or take a plan that does not split layers"
             )
-        return self.models[shapes].walk(replica, seen, tensors, weight)
+        return (yield from self.models[shapes].walk(replica, seen, tensors, weight))
 
     def idle(self) -> Walk:
         """Take part in the movements of a chunk for which this worker has no samples."""

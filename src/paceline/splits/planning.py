@@ -7,6 +7,7 @@ starts.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -29,6 +30,7 @@ from paceline.splits.exchanging import Request, kept, move_together
 from paceline.splits.gradients import Shapes, SplitBlueprint, SplitReplica
 from paceline.splits.slicing import Stored, assembled, shapes_of, sliced
 from paceline.stages.exporting import CannotExport, ExportedGraph
+from paceline.stages.memory_estimate import Live
 from paceline.stages.rehearsal import Example, fresh
 from paceline.stages.tracing import Call, Traced, export, retrace, trace
 
@@ -110,11 +112,13 @@ def _traced(twin: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
             raise JobError(f"{error}\ntorch.export does not help: {why}") from error
 
 
-def run_together(walks: Sequence[Generator[Request, Tensor, T]], draws: bool = False) -> list[T]:
+def run_together(
+    walks: Sequence[Generator[Request, Tensor, T]], draws: bool = False, lives: Sequence[Live] | None = None
+) -> list[T]:
     """Run the walks of all workers of a group in one process; return what each of them returns.
 
     With `draws` the workers draw chance outside of modules that are seeded one by one, so each goes on from where the
-    default generator was at its own last movement.
+    default generator was at its own last movement. `lives` count the bytes that each of them takes.
     """
     states = [torch.get_rng_state()] * len(walks) if draws else []
     answers: list[Tensor | None] = [None] * len(walks)
@@ -124,7 +128,10 @@ def run_together(walks: Sequence[Generator[Request, Tensor, T]], draws: bool = F
             if draws:
                 torch.set_rng_state(states[place])
             try:
-                requests.append(_next(walk, answers[place], place))
+                with lives[place] if lives else contextlib.nullcontext():
+                    answer = answers[place]
+                    answers[place] = None
+                    requests.append(_next(walk, answer.clone() if lives and answer is not None else answer, place))
             except StopIteration as ended:
                 results.append(ended.value)
             if draws:

@@ -152,14 +152,14 @@ def _there_and_back(live: Live, segment: Segment, stages: Sequence[Stage], chunk
 def _always(live: Live, stage: Stage) -> tuple[int, int]:
     """Return the bytes held all the time, and those that an update needs for a moment."""
     weights = stage.weights
-    state, moment = _step(live, weights.store.optimizer, weights.versions.masters)
+    state, moment = step_bytes(live, weights.store.optimizer, weights.versions.masters)
     values = sum(p.nbytes for p in weights.parameters) * weights.versions.copies
     for parameter in weights.parameters:
         parameter.grad = None
     return values + state + sum(b.nbytes for b in stage.moving.values), moment
 
 
-def _step(live: Live, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[int, int]:
+def step_bytes(live: Live, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[int, int]:
     """Return the bytes of the optimizer's state, and those that a step needs for a moment, by steps on copies."""
     copies = {p: nn.Parameter(p.detach().clone()) for p in parameters}
     if not copies:

@@ -51,6 +51,8 @@ def _elementwise(node: Node, found: Sequence[Placement], workers: int) -> Layout
     for other in node.shapes:
         cuts = [] if other is None else _shifted(moved, len(other) - len(shape))
         kept = tuple(cut for cut in cuts if cut.dim >= 0 and other is not None and other[cut.dim] != 1)
+        if kept and len(kept) < len(moved):
+            return None  # several workers of a grid would use the same part of it, and its gradient be their sum
         takes.append(WHOLE if other is None else Placement("split", kept) if kept else COPIED)
     return Layout(tuple(takes), Placement("split", moved), {})
 

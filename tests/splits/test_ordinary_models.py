@@ -1,0 +1,99 @@
+"""Ordinary models that once were computed wrongly, or ended in an error that was no refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.api.train import train
+from paceline.errors import PlanError
+from paceline.plans.plan import Plan
+from paceline.testing.conformance import same_numbers
+from paceline.testing.jobs import JOBS
+
+
+class _Scaled(nn.Module):
+    """Multiplies what a layer makes by a vector, which several workers of a grid need the same part of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave, self.scale = nn.Linear(12, 16), nn.Linear(16, 5), nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(torch.tanh(self.enter(x)) * self.scale)
+
+
+class _Variational(nn.Module):
+    """Draws outside of its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.spread, self.leave = nn.Linear(12, 6), nn.Linear(12, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, spread = self.mean(x), self.spread(x)
+        return self.leave(mean + torch.randn_like(spread) * torch.exp(0.5 * spread))
+
+
+class _Growing(nn.Module):
+    """Hands on a list to which it adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(12, 4), nn.Linear(16, 4), nn.Linear(20, 5)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [x]
+        for layer in self.layers:
+            found.append(torch.tanh(layer(torch.cat(found, 1))))
+        return found[-1]
+
+
+class _Language(nn.Module):
+    """The first layer is the last one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.body, self.scores = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.scores.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(torch.tanh(self.body(torch.tanh(self.words(x)))))
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        (_Scaled, "cannon:workers=4"), (_Scaled, "tensor:workers=3"), (_Variational, "zero:workers=3"),
+        (_Variational, "zero:workers=2,stage=1"), (_Variational, "tensor:workers=2"),
+        (_Growing, "ampnet:workers=2,active=1"), (_Growing, "tensor:workers=2"),
+        (_Language, "mesh:layers=2,inside=2,data=1,cuts=body"),
+    ],
+)  # fmt: skip
+def test_same_numbers(model: type[nn.Module], plan: str) -> None:
+    same_numbers(JOBS["mlp"]().with_(model=lambda: model().double()), Plan.parse(plan), "virtual", updates=6)
+
+
+def test_a_pattern_passes_over_layers_that_cannot_be_split_so() -> None:
+    """A layer that is named in full is refused instead."""
+    same_numbers(JOBS["mlp"](), Plan.parse("per_layer:workers=4,ways=*:columns"), "virtual", updates=3)
+    for ways, says in (("1:columns", "1 cannot be split by columns"), ("*:heads", "0 cannot be split by heads")):
+        with pytest.raises(PlanError, match=says):
+            train(JOBS["mlp"](), f"per_layer:ways={ways}", engine="virtual", folder=None)
+
+
+@pytest.mark.parametrize("plan", ["tensor:workers=2", "zero:workers=2", "mesh:layers=1,inside=2,data=1", "ampnet"])
+def test_evaluations_see_the_parts_that_every_worker_wrote(plan: str, tmp_path: Path) -> None:
+    job = JOBS["mlp"]()
+    job = job.with_(test=job.data, evaluate_every=5, epochs=2)
+    found = [
+        [each["test_loss"] for each in train(job, plan, engine=engine, folder=tmp_path).history]
+        for engine in ("virtual", "local")
+    ]
+    assert len(found[0]) == 2
+    if plan != "ampnet":
+        assert found[1] == pytest.approx(found[0], rel=1e-12)
+    assert all(torch.isfinite(torch.tensor(losses)).all() for losses in found)
