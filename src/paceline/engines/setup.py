@@ -40,6 +40,7 @@ from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
+from paceline.splits.fused_shares import STAGES as FUSED_STAGES
 from paceline.splits.gradients import SplitBlueprint
 from paceline.splits.optimizers import check_parts
 from paceline.splits.planning import split_blueprint
@@ -176,14 +177,19 @@ def _split(
     if not isinstance(method, SplitLayers):
         return None
     check_parts(optimizer, module)
-    if job.compute != "autograd":
-        raise PlanError(f"plan {plan.name} computes parts of layers by PyTorch's autograd, not by {job.compute!r}")
+    if job.compute != "autograd" and method.stage not in FUSED_STAGES:
+        raise PlanError(
+            f"plan {plan.name} computes parts of layers by PyTorch's autograd, not by {job.compute!r}, which takes a "
+            "whole network; zero:stage=1 and zero:stage=2 have it whole"
+        )
     examples = examples_of(job, source, agenda)
     workers = method.mesh(plan.workers).size("inside")
     with threads(plan.threads):
-        made = split_blueprint(job, module, examples, found.moving, workers, method.recipe, method.stage)
+        by_autograd = job.with_(compute="autograd")
+        made = split_blueprint(by_autograd, module, examples, found.moving, workers, method.recipe, method.stage)
         if method.memory:
-            check_fit(method.memory, peaks_of_parts(job, module, made, examples[0], chunks_each(plan, agenda)), PARTS)
+            chunks = chunks_each(plan, agenda)
+            check_fit(method.memory, peaks_of_parts(by_autograd, module, made, examples[0], chunks), PARTS)
         return made
 
 

@@ -20,6 +20,7 @@ from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import Layout
 from paceline.splits.exchanging import Request, largest
+from paceline.splits.fused_shares import FusedShares
 from paceline.splits.shares import TOTALS, Shares
 from paceline.splits.slicing import Stored, outline, stored_by
 from paceline.splits.walk import SplitModel, Walk
@@ -84,6 +85,10 @@ class SplitReplica:
             shapes: SplitModel(traced, program, place, blueprint.shapes, self.shares)
             for shapes, program in blueprint.programs.items()
         }
+        self.fused: FusedShares | None = None
+        if job.compute == "fused":
+            assert self.shares is not None
+            self.fused = FusedShares(job, module, next(iter(self.models.values())), self.shares)
         self.moving = blueprint.moving
         self.replica = Replica(job, module, blueprint.moving, gradients=self)
         assert self.replica.chance
@@ -103,6 +108,8 @@ class SplitReplica:
                 f"the model was split for inputs of {sizes}, and some are {' and '.join(map(str, shapes))}; make all "
                 "samples of one size, or take a plan that does not split layers"
             )
+        if self.fused is not None:
+            return (yield from self.fused.walk(self.models[shapes], replica, chunk, seen, weight))
         return (yield from self.models[shapes].walk(replica, seen, tensors, weight))
 
     def idle(self) -> Walk:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from paceline.core.agenda import Chunk
@@ -78,6 +78,12 @@ class Live(TorchDispatchMode):
     def _gone(self, key: int) -> None:
         self.bytes -= self._known.pop(key)
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage whose memory was given back, or taken again, while tensors still refer to it."""
+        if (key := storage._cdata) in self._known:
+            before, self._known[key] = self._known[key], storage.nbytes()
+            self._add(self._known[key] - before)
+
     def begin(self) -> int:
         """Restart the count of the most from here; return the bytes at present."""
         self.most = self.bytes
@@ -89,6 +95,14 @@ class Live(TorchDispatchMode):
         self._counts = False
         yield
         self._counts = True
+
+
+def resize(tensor: Tensor, size: int) -> None:
+    """Give a tensor's memory back (0 bytes), or take it again; a count in whose context it happens knows of it."""
+    storage = tensor.untyped_storage()
+    storage.resize_(size)
+    if isinstance(counting := _get_current_dispatch_mode(), Live):
+        counting.resized(storage)
 
 
 def needed(table: Table, weighed: Sequence[Weighed]) -> list[int]:
