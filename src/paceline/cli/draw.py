@@ -43,5 +43,7 @@ def memory_for(job: str, plan: Plan) -> str:
     from paceline.plans.methods.split_layers import SplitLayers
 
     if not isinstance(plan.method, Pipeline | SplitLayers):
-        raise UsageError(f"--job reports the memory of workers with a part of the model, and {plan.name} has none")
+        raise UsageError(
+            f"--job reports the memory of workers with parts of a model, and under plan {plan.name} each has all of it"
+        )
     return memory_line(set_up(options.open_job(job, None), plan, "virtual"))

@@ -19,6 +19,8 @@ from paceline.core.splits.catalogue import SPLITS, WAYS
 from paceline.core.splits.nodes import Node
 from paceline.errors import PlanError, suggest
 
+EVERY = "*"  # in a table with others: whatever can be split in its way
+
 
 @dataclass(frozen=True)
 class PerLayer:
@@ -61,5 +63,5 @@ class PerLayer:
                 known = suggest(pattern, list(layers)) if layers else "its code calls no module, so it stays whole"
                 raise PlanError(f"plan 'per_layer': the model has no layer {pattern!r}; {known}")
             reasons = [SPLITS[way].refusal(node, 1) for node in fits]
-            if all(reasons):
+            if all(reasons) and (pattern != EVERY or len(self.table) == 1):
                 raise PlanError(f"{fits[0].layer} cannot be split by {way}: {reasons[0]}")
