@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.api.train import train
+from paceline.engines.setup import set_up
 from paceline.errors import PlanError
 from paceline.plans.plan import Plan
 from paceline.testing.conformance import same_numbers
@@ -64,6 +65,32 @@ class _Language(nn.Module):
         return self.scores(torch.tanh(self.body(torch.tanh(self.words(x)))))
 
 
+class _Masked(nn.Module):
+    """Attention of its own, with a mask that is the same for all heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.ModuleList([nn.Linear(3, 8) for _ in range(3)])
+        self.leave, self.head = nn.Linear(8, 3), nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(-1, 4, 3)
+        q, k, v = (each(x).view(-1, 4, 2, 4).transpose(1, 2) for each in self.enter)
+        mask = (x[:, :, 0] > -2.0)[:, None, None, :]
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.head((x + self.leave(mixed.transpose(1, 2).flatten(2))).mean(1))
+
+
+def test_a_mask_for_all_heads_goes_with_each() -> None:
+    job = JOBS["mlp"]().with_(model=lambda: _Masked().double())
+    same_numbers(job, Plan.parse("tensor:workers=2"), "virtual", updates=4)
+    made = set_up(job, Plan.parse("tensor:workers=2"), "virtual").split
+    assert made is not None
+    assert made.program.ways["leave"] == "rows", "heads lie where they were made"
+    moved = [step.value for step in made.program.forward if step.movement.travels]
+    assert moved == ["leave", "head"]
+
+
 @pytest.mark.parametrize(
     ("model", "plan"),
     [
@@ -75,6 +102,29 @@ class _Language(nn.Module):
 )  # fmt: skip
 def test_same_numbers(model: type[nn.Module], plan: str) -> None:
     same_numbers(JOBS["mlp"]().with_(model=lambda: model().double()), Plan.parse(plan), "virtual", updates=6)
+
+
+class _Answer(dict[str, Tensor]):
+    """What a model of transformers returns: a dictionary with attributes."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        return self[name]
+
+
+class _Answering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor, labels: Tensor) -> _Answer:
+        scores = self.head(torch.tanh(self.body(x)))
+        return _Answer(loss=nn.functional.cross_entropy(scores, labels), scores=scores)
+
+
+@pytest.mark.parametrize("plan", ["tensor:workers=2", "zero:workers=2", "gpipe:workers=2"])
+def test_a_model_may_return_a_dictionary_of_its_own_kind(plan: str) -> None:
+    job = JOBS["mlp"]().with_(model=lambda: _Answering().double(), loss=None, step=lambda m, batch: m(*batch).loss)
+    same_numbers(job, Plan.parse(plan), "virtual", updates=4)
 
 
 def test_a_pattern_passes_over_layers_that_cannot_be_split_so() -> None:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from paceline.core.splits.derivation import Program, derive
 from paceline.core.splits.proof import prove_program
 from paceline.core.splits.recipes import SplitRecipe
-from paceline.errors import JobError
+from paceline.errors import JobError, PlanError
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
@@ -44,19 +44,28 @@ def split_blueprint(
     recipe: SplitRecipe, stage: int = 0,
 ) -> SplitBlueprint:  # fmt: skip
     """Return the blueprint; `examples` are chunks of every size, a full one first."""
+    twin = copy.deepcopy(module).train()
+    replica = Replica(job, twin, ())
+    call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
+    traced = _traced(twin, call, tensors)
+    if any(list(twin.get_submodule(path).parameters()) for path in traced.whole):  # torch.export may look into them
+        with contextlib.suppress(CannotExport, JobError, PlanError):
+            exported = export(copy.deepcopy(module).train(), call, tensors).exported
+            return _blueprint(job, module, examples, moving, workers, recipe, stage, call, exported)
+    return _blueprint(job, module, examples, moving, workers, recipe, stage, call, traced.exported)
+
+
+def _blueprint(
+    job: Job, module: nn.Module, examples: Sequence[Example], moving: tuple[str, ...], workers: int,
+    recipe: SplitRecipe, stage: int, call: Call, exported: ExportedGraph | None,
+) -> SplitBlueprint:  # fmt: skip
+    """Return the blueprint for a graph by torch.export, or by torch.fx if there is none."""
     programs: dict[Shapes, Program] = {}
-    call: Call | None = None
-    exported: ExportedGraph | None = None
     for example in examples:
         twin = copy.deepcopy(module).train()
         replica = Replica(job, twin, ())
-        found, tensors = Call.of(replica.loss, replica.prepared(*fresh(example)))
-        if call is None:
-            call = found
-            traced = _traced(twin, call, tensors)
-            exported = traced.exported
-        else:
-            traced = retrace(twin, call, exported)
+        _, tensors = Call.of(replica.loss, replica.prepared(*fresh(example)))
+        traced = retrace(twin, call, exported)
         described = describe(traced, tensors)
         recipe.check(described.nodes)
         program = derive(
@@ -70,7 +79,6 @@ def split_blueprint(
                 "give a batch_size that divides the data, or less data="
             )
         programs[tuple(tuple(t.shape) for t in tensors)] = program
-    assert call is not None
     made = SplitBlueprint(call, exported, programs, shapes_of(module), moving, stage)
     rehearsed(module, examples, lambda module, examples: _rehearse(job, module, made, examples))
     return made

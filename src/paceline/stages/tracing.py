@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_flatten, tree_leaves, tree_unflatten
 
 from paceline.errors import JobError, PacelineError, users_code, users_traceback
 from paceline.gradients.randomness import draws
@@ -286,7 +286,11 @@ class _Tracer(fx.Tracer):
 
         def run(root: nn.Module, *tensors: Any) -> Any:
             args, kwargs = self.call.filled(list(tensors))
-            return root_fn(root, *args, **kwargs)
+            result = root_fn(root, *args, **kwargs)
+            if isinstance(result, dict) and type(result) is not dict:  # torch.fx would make a plain one of it
+                _make_known(type(result))
+                return self.create_proxy("call_function", type(result), (), dict(result))
+            return result
 
         return run, [self.root, *proxies]
 
@@ -316,6 +320,16 @@ class _Tracer(fx.Tracer):
             for node in reversed(list(self.graph.nodes)[before:]):
                 self.graph.erase_node(node)
             return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+
+def _make_known(kind: type[dict[str, Any]]) -> None:
+    """Let PyTorch look for tensors in a dictionary of the user's own kind; those of transformers are known to it."""
+    if kind not in SUPPORTED_NODES:
+        register_pytree_node(
+            kind,
+            lambda given: (list(given.values()), list(given)),
+            lambda values, keys: kind(zip(keys, values, strict=True)),
+        )
 
 
 def _bound(rule: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
