@@ -6,14 +6,14 @@ that was interrupted goes on.
 
 from __future__ import annotations
 
-import json
+import random
 import warnings
 from collections.abc import Iterator
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from rows import rows_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,7 +32,6 @@ INSIDE = (
     "per_layer:ways=*:columns+*:heads+*:channels", "per_layer:ways=*:rows+*:vocabulary+*:samples",
 )  # fmt: skip
 AXES = ((2, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 2), (1, 2, 3), (3, 1, 2), (1, 2, 4), (4, 1, 2))
-ROWS = Path(__file__).parent / "rows_equal.jsonl"
 
 
 class TiedTransformer(nn.Module):
@@ -105,21 +104,21 @@ def measured(job: Job, plan: str, oracle: Any) -> dict[str, Any]:
 
 
 def measure_equal() -> dict[str, Any]:
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
-    known = {(row["kind"], row["optimizer"], row["plan"]) for row in rows}
-    with warnings.catch_warnings(), ROWS.open("a") as file:
+    jobs, oracles = dict[tuple[str, str], Job](), dict[tuple[str, str], Any]()
+    for kind, plain in kinds().items():
+        for optimizer in ("momentum", "adam", "adagrad"):
+            job = jobs[kind, optimizer] = plain.with_(optimizer=OPTIMIZERS[optimizer])
+            oracles[kind, optimizer] = cache(partial(_oracle, job))
+    keys = [[*which, plan] for plan in dict.fromkeys(plans()) for which in jobs]
+    random.Random(0).shuffle(keys)  # so that what has been measured when a run is interrupted is a sample
+
+    def measure(key: list[str]) -> dict[str, Any]:
+        kind, optimizer, plan = key
+        return measured(jobs[kind, optimizer], plan, oracles[kind, optimizer])
+
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for kind, plain in kinds().items():
-            for optimizer in ("momentum", "adam", "adagrad"):
-                job = plain.with_(optimizer=OPTIMIZERS[optimizer])
-                oracle = cache(partial(_oracle, job))
-                for plan in dict.fromkeys(plans()):
-                    if (kind, optimizer, plan) not in known:
-                        row = {"kind": kind, "optimizer": optimizer, "plan": plan, **measured(job, plan, oracle)}
-                        rows.append(row)
-                        file.write(json.dumps(row) + "\n")
-                        file.flush()
-    return table(rows)
+        return table(rows_of("equal", keys, measure))
 
 
 def _oracle(job: Job, chunks: int) -> Any:
@@ -131,12 +130,13 @@ def table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     worst: dict[str, dict[str, float]] = {}
     refused: dict[str, str] = {}
     for row in rows:
-        recipe = row["plan"].partition("workers=")[0].rstrip(":,")
+        kind, _, plan = row["key"]
+        recipe = plan.partition("workers=")[0].rstrip(":,")
         if "refused" in row:
-            refused[f"{row['plan']} on {row['kind']}"] = row["refused"]
+            refused[f"{plan} on {kind}"] = row["refused"]
             continue
         mine = worst.setdefault(recipe, {})
-        mine[row["kind"]] = max(mine.get(row["kind"], 0.0), row["difference"])
+        mine[kind] = max(mine.get(kind, 0.0), row["difference"])
     for recipe, mine in worst.items():
         print(recipe, {kind: f"{apart:.0e}" for kind, apart in mine.items()}, flush=True)
     equal = sum("difference" in row and row["difference"] <= 1e-9 for row in rows)

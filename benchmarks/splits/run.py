@@ -7,6 +7,7 @@
     python benchmarks/splits/run.py memory      peaks of workers under zero, tensor, cannon and others
     python benchmarks/splits/run.py published   numbers that Cannon's algorithm sends, against its bound
     python benchmarks/splits/run.py tables      300 random tables of ways on random networks
+    python benchmarks/splits/run.py mutants     2,000 changed derivations
     python benchmarks/splits/run.py equal       every recipe, 2 to 8 workers, six kinds of models, three optimizers
     python benchmarks/splits/run.py bounded     which plans train a net under a bound on each worker's memory
     python benchmarks/splits/run.py mixtures    experts against a dense net of equal operations
@@ -46,7 +47,7 @@ from memory import measure_memory
 from mixtures import measure_mixtures
 from published import measure_published
 from record import write
-from tables import measure_tables
+from tables import measure_mutants, measure_tables
 from trees import measure_trees
 
 HERE = Path(__file__).parent
@@ -172,7 +173,7 @@ def main() -> None:
     parts = {
         "bytes": measure_bytes, "link": measure_link, "trees": measure_trees, "kills": measure_kills,
         "tables": measure_tables, "memory": measure_memory, "published": measure_published, "equal": measure_equal,
-        "bounded": measure_bounded, "mixtures": measure_mixtures,
+        "bounded": measure_bounded, "mutants": measure_mutants, "mixtures": measure_mixtures,
     }  # fmt: skip
     for name in sys.argv[1:] or parts:
         write(HERE, parts[name](), f"result_{name}.json")
