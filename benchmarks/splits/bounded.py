@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rows import rows_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -129,13 +130,16 @@ def tried(case: Case, plan: str, bound: int, updates: int = 8) -> dict[str, Any]
 
 
 def measure_bounded() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    keys = [[name, plan] for name, case in CASES.items() for plan in case.plans]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, case in CASES.items():
-            weights = 4 * sum(p.numel() for p in case.net().parameters())
-            found[name] = {"net": case.what, "bound": case.bound, "weights": round(weights / MIB), "plans": {}}
-            for plan in case.plans:
-                found[name]["plans"][plan] = tried(case, plan, case.bound)
-                print(name, plan, found[name]["plans"][plan], flush=True)
+        rows = rows_of("bounded", keys, lambda key: tried(CASES[key[0]], key[1], CASES[key[0]].bound))
+    found: dict[str, Any] = {}
+    for name, case in CASES.items():
+        weights = 4 * sum(p.numel() for p in case.net().parameters())
+        found[name] = {"net": case.what, "bound": case.bound, "weights": round(weights / MIB), "plans": {}}
+    for row in rows:
+        name, plan = row.pop("key")
+        found[name]["plans"][plan] = row
+        print(name, plan, row)
     return found

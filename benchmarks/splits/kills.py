@@ -57,7 +57,7 @@ def survived(plan: Plan, number: int) -> list[int]:
     """Kill a worker of one replica; return who is missing at the end of a run in which no update was lost."""
     kill = Kill(number)
     with nothing_left_behind():
-        run = train(JOBS["mlp"]().with_(epochs=100), plan, folder=None, progress=kill)
+        run = train(JOBS["mlp"]().with_(epochs=40), plan, folder=None, progress=kill)
     if not kill.sent or number not in run.summary()["deaths"]:
         raise AssertionError(f"{plan}: worker {number} was not killed, or its death is not in the summary")
     no_update_lost(run)

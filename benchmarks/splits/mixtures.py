@@ -15,6 +15,7 @@ from pydoc_data import topics
 from typing import Any
 
 import torch
+from rows import rows_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -82,21 +83,27 @@ def curve(run: Run) -> list[tuple[int, float, float]]:
     return [(each["updates"], each["seconds"], each["loss"]) for each in run.history]
 
 
+def trained(key: list[Any]) -> dict[str, Any]:
+    seed, net, plan = key
+    run = paceline.train(job(EXPERTS if net == "experts" else 0, seed), plan, folder=RUNS)
+    print(key, curve(run)[-1], flush=True)
+    return {"curve": curve(run)}
+
+
 def first(found: list[tuple[int, float, float]], loss: float, what: int) -> float:
     """Return the updates (0) or seconds (1) until the loss was first as low as this."""
     return next((row[what] for row in found if row[2] <= loss), float("inf"))
 
 
 def measure_mixtures() -> dict[str, Any]:
-    found: dict[str, list[Any]] = {}
+    keys = [[seed, net, plan] for seed in range(SEEDS) for net, plans in PLANS.items() for plan in plans]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for seed in range(SEEDS):
-            for net, plans in PLANS.items():
-                for plan in plans:
-                    run = paceline.train(job(EXPERTS if net == "experts" else 0, seed), plan, folder=RUNS)
-                    found.setdefault(f"{net}, {plan}", []).append(curve(run))
-                    print(seed, net, plan, found[f"{net}, {plan}"][-1][-1], flush=True)
+        rows = rows_of("mixtures", keys, trained)
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        _, net, plan = row["key"]
+        found.setdefault(f"{net}, {plan}", []).append(row["curve"])
     return {"experts": EXPERTS, "seeds": SEEDS, **compared(found)}
 
 

@@ -39,6 +39,17 @@ class _Variational(nn.Module):
         return self.leave(mean + torch.randn_like(spread) * torch.exp(0.5 * spread))
 
 
+class _Hyper(nn.Module):
+    """A layer that is given a vector makes the weights of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed, self.make, self.leave = nn.Parameter(torch.randn(4)), nn.Linear(4, 72), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(torch.tanh(nn.functional.linear(x, self.make(self.seed).view(6, 12))))
+
+
 class _Growing(nn.Module):
     """Hands on a list to which it adds."""
 
@@ -96,6 +107,7 @@ def test_a_mask_for_all_heads_goes_with_each() -> None:
     [
         (_Scaled, "cannon:workers=4"), (_Scaled, "tensor:workers=3"), (_Variational, "zero:workers=3"),
         (_Variational, "zero:workers=2,stage=1"), (_Variational, "tensor:workers=2"),
+        (_Hyper, "cannon:workers=4"), (_Hyper, "per_layer:ways=*:rows"), (_Hyper, "tensor:workers=3"),
         (_Growing, "ampnet:workers=2,active=1"), (_Growing, "tensor:workers=2"),
         (_Language, "mesh:layers=2,inside=2,data=1,cuts=body"),
     ],

@@ -136,7 +136,9 @@ class Value:
         raise JobError(f"the model decides by the value of what an operator returned; {REMEDY}")
 
 
-READS = {"size", "dim", "numel", "item", "tolist", "numpy", "stride", "data_ptr", "backward", "detach_"}
+READS = {
+    "size", "dim", "numel", "item", "tolist", "numpy", "stride", "data_ptr", "backward", "detach_", "values", "indices",
+}  # fmt: skip
 OPERATIONS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul", "pow", "rpow", "neg",
     "getitem", "gt", "ge", "lt", "le",
@@ -173,6 +175,12 @@ class _StandIn(nn.Module):
             f"the model reads {name} of its operator {self._name} outside of a call; an operator is called as a whole, "
             "by the worker that holds it: put what needs it into one submodule"
         )
+
+    def __iter__(self) -> Any:
+        return self.__getattr__("what is in it")
+
+    def __getitem__(self, key: object) -> Any:
+        return self.__getattr__(str(key))
 
 
 class _Tape:

@@ -134,9 +134,9 @@ class SplitReplica:
     def drive(self, walk: Generator[Request, Tensor, T]) -> T:
         """Run a walk to its end together with the other workers of the group."""
         try:
-            request = next(walk)
+            answer = self.move(next(walk))  # no name for a request, which would keep its tensor while the walk goes on
             while True:
-                request = walk.send(self.move(request))
+                answer = self.move(walk.send(answer))
         except StopIteration as ended:
             found: T = ended.value
             return found

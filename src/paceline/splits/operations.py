@@ -57,7 +57,8 @@ class _AddedOnce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (g,) = gradients
-        return g, g.sum([each for each in range(ctx.dims) if each != ctx.dim]), None, None
+        others = [each for each in range(ctx.dims) if each != ctx.dim]
+        return g, g.sum(others) if others else g, None, None  # torch sums over all dimensions where none is given
 
 
 def added_once(summand: Tensor, bias: Tensor, dim: int, place: int) -> Tensor:

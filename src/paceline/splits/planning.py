@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_map
 from paceline.core.splits.derivation import Program, derive
 from paceline.core.splits.proof import prove_program
 from paceline.core.splits.recipes import SplitRecipe
-from paceline.errors import JobError, PlanError
+from paceline.errors import JobError, JobWarning, PlanError
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
@@ -48,10 +49,15 @@ def split_blueprint(
     replica = Replica(job, twin, ())
     call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
     traced = _traced(twin, call, tensors)
-    if any(list(twin.get_submodule(path).parameters()) for path in traced.whole):  # torch.export may look into them
+    closed = {path: why for path, why in traced.whole.items() if list(twin.get_submodule(path).parameters())}
+    if closed:  # torch.export may look into them
         with contextlib.suppress(CannotExport, JobError, PlanError):
             exported = export(copy.deepcopy(module).train(), call, tensors).exported
             return _blueprint(job, module, examples, moving, workers, recipe, stage, call, exported)
+    for path, why in closed.items() if not stage else ():
+        warnings.warn(
+            f"every worker computes all of {path}, since its code cannot be followed ({why})", JobWarning, stacklevel=4
+        )
     return _blueprint(job, module, examples, moving, workers, recipe, stage, call, traced.exported)
 
 

@@ -222,9 +222,9 @@ class PipelineWorker(WorkerContext):
         """Compute together with the workers that share the stage's layers, if there are any."""
         waited, sent = self.mover.link.waited, self.mover.sent
         try:
-            request = next(moves)
+            answer = self.mover.move(next(moves))
             while True:
-                request = moves.send(self.mover.move(request))
+                answer = self.mover.move(moves.send(answer))
         except StopIteration as ended:
             self.waited += self.mover.link.waited - waited
             self.sent += self.mover.sent - sent
