@@ -39,6 +39,37 @@ class _Variational(nn.Module):
         return self.leave(mean + torch.randn_like(spread) * torch.exp(0.5 * spread))
 
 
+class _Padded(nn.Module):
+    """PyTorch's attention with a mask of what is padding, whose weights nobody asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.attend = nn.Linear(3, 8), nn.MultiheadAttention(8, 2, 0.1, batch_first=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(-1, 4, 3)
+        padding = torch.cat([torch.zeros_like(x[:, :1, 0]), x[:, 1:, 0] - 1.0], 1) > 0
+        x = self.enter(x)
+        return self.head((x + self.attend(x, x, x, key_padding_mask=padding)[0]).mean(1))
+
+
+class _InPlace(nn.Module):
+    """Changes what it has computed, and goes on with the same name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.body, self.head = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        x.mul_(0.7).tanh_()
+        y = self.body(x)
+        y += x
+        nn.functional.relu_(y)
+        return self.head(y)
+
+
 class _Hyper(nn.Module):
     """A layer that is given a vector makes the weights of another."""
 
@@ -106,9 +137,10 @@ def test_a_mask_for_all_heads_goes_with_each() -> None:
     ("model", "plan"),
     [
         (_Scaled, "cannon:workers=4"), (_Scaled, "tensor:workers=3"), (_Variational, "zero:workers=3"),
-        (_Variational, "zero:workers=2,stage=1"), (_Variational, "tensor:workers=2"),
-        (_Hyper, "cannon:workers=4"), (_Hyper, "per_layer:ways=*:rows"), (_Hyper, "tensor:workers=3"),
-        (_Growing, "ampnet:workers=2,active=1"), (_Growing, "tensor:workers=2"),
+        (_Variational, "zero:workers=2,stage=1"), (_Variational, "tensor:workers=2"), (_Padded, "tensor:workers=2"),
+        (_Padded, "zero:workers=2"), (_InPlace, "tensor:workers=2"), (_InPlace, "one_weird_trick:workers=2"),
+        (_InPlace, "gpipe:workers=2"), (_Hyper, "cannon:workers=4"), (_Hyper, "per_layer:ways=*:rows"),
+        (_Hyper, "tensor:workers=3"), (_Growing, "ampnet:workers=2,active=1"), (_Growing, "tensor:workers=2"),
         (_Language, "mesh:layers=2,inside=2,data=1,cuts=body"),
     ],
 )  # fmt: skip

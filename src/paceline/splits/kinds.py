@@ -84,7 +84,7 @@ def _module(module: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> tuple[s
     """Return the kind of a module, if it is PyTorch's own and is given one tensor."""
     kind = type(module)
     if kind is nn.MultiheadAttention:
-        return _attention(module, args, kwargs)  # type: ignore[arg-type]
+        return _attention(module, node, args, kwargs)  # type: ignore[arg-type]
     if isinstance(module, Experts):
         return _experts(module, args, kwargs)
     if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or hasattr(module, "parametrizations"):
@@ -146,11 +146,17 @@ def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._backward_hooks) or not ours
 
 
-def _attention(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[str, Facts]:
+MASKS = ("attn_mask", "key_padding_mask")
+
+
+def _attention(module: nn.MultiheadAttention, node: fx.Node, args: Any, kwargs: Any) -> tuple[str, Facts]:
     plain = module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn
-    rest = {key: value for key, value in kwargs.items() if key != "need_weights"}
+    rest = [key for key, value in kwargs.items() if value is not None and value is not False and key != "need_weights"]
+    first = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
     tensors = len(args) == 3 and all(isinstance(each, Tensor) and each.dim() == 3 for each in args)
-    if not plain or not tensors or any(rest.values()) or kwargs.get("need_weights", True) or _hooked(module):
+    alike = all(kwargs[key].dim() == 2 for key in rest if key in MASKS)  # one mask for all heads
+    weights = kwargs.get("need_weights", True) and not first  # which no worker has
+    if not plain or not tensors or not alike or weights or {*rest} - {*MASKS, "is_causal"} or _hooked(module):
         return "any", {}
     return "attention", {"heads": (module.num_heads,)}
 

@@ -372,7 +372,18 @@ def trace(module: nn.Module, call: Call) -> Traced:
     for node in reversed(list(graph.nodes)):
         if node.target in IDLE and not node.users:
             graph.erase_node(node)
+    _name_changes(graph)
     return Traced(module, graph, call, tracer.whole)
+
+
+def _name_changes(graph: fx.Graph) -> None:
+    """Let what uses a tensor after it was changed in place use the change's own result, which is the same tensor."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        word = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        changes = node.op != "call_module" and str(word).endswith("_") and not str(word).endswith("__")
+        if changes and node.args and isinstance(changed := node.args[0], fx.Node):
+            changed.replace_all_uses_with(node, lambda user, node=node: order[user] > order[node])  # type: ignore[misc]
 
 
 def modules_of(node: fx.Node) -> Iterator[str]:
