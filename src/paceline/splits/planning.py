@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from paceline.core.splits.derivation import Program, derive
 from paceline.core.splits.proof import prove_program
 from paceline.core.splits.recipes import SplitRecipe
-from paceline.errors import JobError, JobWarning, PlanError
+from paceline.errors import JobError, JobWarning
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
@@ -50,8 +50,8 @@ def split_blueprint(
     call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
     traced = _traced(twin, call, tensors)
     closed = {path: why for path, why in traced.whole.items() if list(twin.get_submodule(path).parameters())}
-    if closed:  # torch.export may look into them
-        with contextlib.suppress(CannotExport, JobError, PlanError):
+    if closed:  # torch.export may look into them; whatever goes wrong there, the graph of torch.fx serves
+        with contextlib.suppress(Exception):
             exported = export(copy.deepcopy(module).train(), call, tensors).exported
             return _blueprint(job, module, examples, moving, workers, recipe, stage, call, exported)
     for path, why in closed.items() if not stage else ():
