@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from paceline.api.train import train
+from paceline.callbacks import Callback, Training
 from paceline.engines.setup import set_up
 from paceline.errors import PlanError
 from paceline.plans.plan import Plan
+from paceline.runs.record import Evaluation
 from paceline.testing.conformance import same_numbers
 from paceline.testing.jobs import JOBS
 
@@ -191,3 +194,22 @@ def test_evaluations_see_the_parts_that_every_worker_wrote(plan: str, tmp_path: 
     if plan != "ampnet":
         assert found[1] == pytest.approx(found[0], rel=1e-12)
     assert all(torch.isfinite(torch.tensor(losses)).all() for losses in found)
+
+
+class _Told(Callback):
+    """Keeps the losses that it is told of while the run goes on."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_evaluation_end(self, training: Training, evaluation: Evaluation, model: Any) -> None:
+        self.losses.append(evaluation.metrics["test_loss"])
+
+
+@pytest.mark.parametrize("plan", ["tensor:workers=3", "zero:workers=4,data=2"])
+def test_callbacks_read_snapshots_that_all_workers_have_written(plan: str, tmp_path: Path) -> None:
+    job, told = JOBS["mlp"](), _Told()
+    job = job.with_(test=job.data, evaluate_every=1)
+    train(job, plan, folder=tmp_path, callbacks=[told])
+    wanted = [each["test_loss"] for each in train(job, plan, engine="virtual", folder=tmp_path).history]
+    assert told.losses == pytest.approx(wanted, rel=1e-12)

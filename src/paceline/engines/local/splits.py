@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter_ns as now
 
+import torch
 from torch import Tensor
 
 from paceline.core.agenda import Chunk
+from paceline.core.splits import PARTIAL, WHOLE
+from paceline.core.splits.derivation import Step
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import Arena
@@ -28,7 +31,7 @@ from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import lay_out, trainable
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.runs.trace import Kind
-from paceline.splits.exchanging import LinkMover
+from paceline.splits.exchanging import LinkMover, Request
 from paceline.splits.gradients import SplitReplica
 from paceline.splits.slicing import put
 
@@ -55,6 +58,9 @@ class SplitWorker:
         self.link = arena.link(arena.parts, number, waiter)
         self.mover = LinkMover(self.link, mesh.group(number, INSIDE), self.place)
         self.part.move = self.mover.move
+        workers = len(self.mover.group)
+        #: A sum of nothing, after which all workers of the group have come so far.
+        self.meeting = Request(Step((), "", PARTIAL, WHOLE), (workers,), torch.zeros(workers), (workers,))
         replica, order = self.part.replica, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
         self.reader = Reader(source, order, job.num_workers, die_with_parent)
         layout = lay_out(replica.module, 1, given.moving)
@@ -113,7 +119,8 @@ class SplitWorker:
         start = now()
         with self.snapshots.views(updates) as views:
             self._put(views)
-        if not self.place:  # the others have written theirs, or will before the run is over
+        self.mover.move(self.meeting)  # callbacks may read a snapshot as soon as there is a row of it
+        if not self.place:
             self.runner.record(Kind.SNAPSHOT, updates, -1, -1, -1, start, now(), 0, 0, 0, 0.0)
 
     def _put(self, views: Mapping[str, Tensor]) -> None:
