@@ -188,7 +188,7 @@ def _stage(traced: Traced, number: int, start: int, stop: int, ties: dict[str, t
 
 
 def called_with(module: nn.Module, given: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
-    """Call a module with parameters that another stage has; the mapping may be one of torch.fx that cannot be changed."""
+    """Call a module with parameters that another stage has, in a mapping that torch.fx may have made immutable."""
     return torch.func.functional_call(module, dict(given), args, dict(kwargs))
 
 
