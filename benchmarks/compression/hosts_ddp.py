@@ -24,7 +24,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     module = job.model()
-    # With several buckets the hook of PowerSGD starts their collectives in different orders on different ranks over gloo.
+    # With several buckets ranks start the collectives of PowerSGD over gloo in different orders, and the run ends.
     ddp = DistributedDataParallel(module, bucket_cap_mb=1000 if hook == "powersgd" else None)
     if hook == "half":
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)

@@ -12,7 +12,6 @@ from importlib.resources import files
 
 from torch import Tensor
 
-from paceline.core.codecs.bits import MASK
 from paceline.kernels.build import CannotCompile, NoCompiler, library
 
 #: Sums and products stay separate operations, as they are in PyTorch.
@@ -44,7 +43,7 @@ def _count(matrix: Tensor) -> ctypes.c_long:
 
 
 def _halves(chance: int) -> tuple[ctypes.c_uint32, ctypes.c_uint32]:
-    return ctypes.c_uint32(chance & MASK), ctypes.c_uint32(chance >> 32 & MASK)
+    return ctypes.c_uint32(chance), ctypes.c_uint32(chance >> 32)  # their lowest bits
 
 
 def add_owed(loops: ctypes.CDLL, owed: Tensor | None, gradient: Tensor, total: Tensor) -> bool:
