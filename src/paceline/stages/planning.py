@@ -25,7 +25,7 @@ from paceline.stages.cutting import cut_conflict, indivisible, mark_tensors, mes
 from paceline.stages.exporting import CannotExport
 from paceline.stages.rehearsal import Example, fresh, rehearse
 from paceline.stages.segment import Blueprint
-from paceline.stages.tracing import Call, Traced, export, trace
+from paceline.stages.tracing import Call, Traced, export, in_pieces, trace
 
 ROUNDS = 3  # measurements of each piece, of which the shortest counts
 CARRIED = 1e-9  # seconds to carry a byte to the next stage and its gradient back
@@ -87,14 +87,15 @@ def _traced_and_cut(
         try:
             traced = export(twin, call, tensors)
         except CannotExport as why:
-            raise type(error)(f"{error}\ntorch.export does not help: {why}") from error
+            raise type(error)(f"{error}. torch.export does not help: {why}") from error
     return traced, _places(traced, tensors, wanted)
 
 
 def _places(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tuple[int, ...]:
-    mark_tensors(traced, tensors)
-    if not wanted.cuts:
-        return _choose(traced, tensors, wanted)
+    with in_pieces():
+        mark_tensors(traced, tensors)
+        if not wanted.cuts:
+            return _choose(traced, tensors, wanted)
     places = places_of(traced, wanted.cuts)
     if why := cut_conflict(traced, places, wanted.moving):
         raise JobError(f"the model cannot be cut before {' and '.join(wanted.cuts)}: {why}")

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from paceline.errors import JobError, PacelineError, users_code, users_traceback
+from paceline.errors import JobError, PacelineError, users_place
 from paceline.gradients.randomness import draws
 from paceline.gradients.replica import Replica
 from paceline.jobs.experts import Experts
@@ -38,6 +38,7 @@ DRAWING = {
     F.gumbel_softmax, F.scaled_dot_product_attention, torch.dropout, torch.bernoulli, torch.rand_like,
     torch.randn_like, torch.normal, torch.rrelu,
 }  # fmt: skip
+UNCUT = "a plan that does not cut the model, such as ring or downpour"
 IDLE = {operator.getitem, torch.cat}  # left out where the result is not used, such as the states after the last step
 
 
@@ -104,16 +105,26 @@ class KnownResult(nn.Module):
 @contextlib.contextmanager
 def step_alone() -> Iterator[None]:
     """Raise what `step` raises without the whole model as an error that says so."""
+    with _refused("step= fails where it has only what model(...) returns", "take no gradients in step=, or "):
+        yield
+
+
+@contextlib.contextmanager
+def in_pieces() -> Iterator[None]:
+    """Raise what a model raises whose pieces are run one by one as an error that says so."""
+    with _refused("the model fails where its pieces are run one by one", ""):
+        yield
+
+
+@contextlib.contextmanager
+def _refused(where: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (PacelineError, _Called):
         raise
     except Exception as fault:
-        raise JobError(
-            f"step= fails where it has only what model(...) returns, as under a pipeline: {type(fault).__name__}: "
-            f"{fault}; take no gradients in step= and use the model in no other way, or use a plan that does not cut "
-            f"the model, such as ring or downpour\n{users_traceback(fault)}".rstrip()
-        ) from fault
+        said = f"{type(fault).__name__}: {fault}".splitlines()[0].rstrip(".")
+        raise JobError(f"{where}, as under a pipeline: {said}{users_place(fault)}; {remedy}use {UNCUT}") from fault
 
 
 def _not_whole(name: str) -> JobError:
@@ -131,6 +142,13 @@ class Argument(Enum):
 
 def _is_packed(value: Any) -> bool:
     return isinstance(value, PackedSequence)
+
+
+def _hides_tensors(leaf: Any) -> bool:
+    """Whether an object that is not a tensor itself holds some."""
+    return not isinstance(leaf, Tensor) and any(
+        isinstance(each, Tensor) for each in tree_leaves(getattr(leaf, "__dict__", None))
+    )
 
 
 @dataclass(frozen=True)
@@ -158,9 +176,25 @@ class Call:
                 "sequences with their lengths, or use a plan that divides batches, such as ring or downpour"
             )
         flat, spec = tree_flatten(asked.found)
+        if hiding := next((leaf for leaf in flat if _hides_tensors(leaf)), None):
+            kind = type(hiding).__name__
+            raise JobError(
+                f"the model is called with a {kind}, whose tensors a pipeline cannot see; pass them themselves, as in "
+                f"model(batch.x, batch.y), or use {UNCUT}"
+            )
         tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
         args, kwargs = tree_unflatten([Argument.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat], spec)
         return Call(args, kwargs), tensors
+
+    def tensors_of(self, step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> list[Tensor]:
+        """Return the tensors that `step` passes for another batch, if all else is passed as it was for the first."""
+        call, tensors = Call.of(step, batch)
+        if call != self:
+            raise JobError(
+                "the model is called with other arguments, beside tensors, than for the first batch, and is cut for "
+                f"one way of calling it; give tensors instead, or use {UNCUT}"
+            )
+        return tensors
 
     @property
     def tensors(self) -> int:
@@ -342,23 +376,29 @@ def trace(module: nn.Module, call: Call) -> Traced:
     """Return the graph of a module that is in training mode."""
     state = ModuleSnapshot(module)
     tracer = _Tracer(call, state)
-    name, remedy = type(module).__name__, "into a module of its own, which then stays whole"
-    outside = (
-        f"cutting {name}, whose own forward cannot be followed (where it branches on what a tensor holds, move that "
-        f"{remedy}; or write the model as nn.Sequential),"
-    )
     try:
-        with users_code(outside), torch.enable_grad(), functions_whole():
+        with torch.enable_grad(), functions_whole():
             graph = tracer.trace(module)
             state.check(module)
     except CannotTrace as why:
-        raise JobError(f"the forward of {name} cannot be followed: {why}; put that part {remedy}") from why
+        raise _cannot_follow(module, str(why), why) from why
+    except PacelineError:
+        raise
+    except Exception as error:  # the model's own code may raise anything for a proxy
+        raise _cannot_follow(module, f"{type(error).__name__}: {error}".splitlines()[0], error) from error
     finally:
         state.restore(module)
     for node in reversed(list(graph.nodes)):
         if node.target in IDLE and not node.users:
             graph.erase_node(node)
     return Traced(module, graph, call, tracer.whole)
+
+
+def _cannot_follow(module: nn.Module, why: str, error: Exception) -> JobError:
+    return JobError(
+        f"the forward of {type(module).__name__} cannot be followed: {why}{users_place(error)}; move that part into a "
+        f"module of its own, which then stays whole, or use {UNCUT}"
+    )
 
 
 def modules_of(node: fx.Node) -> Iterator[str]:
