@@ -23,9 +23,10 @@ from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.stages.cutting import cut_conflict, indivisible, mark_tensors, message_bytes, name_of, obstacle, places_of
 from paceline.stages.exporting import CannotExport
+from paceline.stages.refusals import in_pieces
 from paceline.stages.rehearsal import Example, fresh, rehearse
 from paceline.stages.segment import Blueprint
-from paceline.stages.tracing import Call, Traced, export, in_pieces, trace
+from paceline.stages.tracing import Call, Traced, export, trace
 
 ROUNDS = 3  # measurements of each piece, of which the shortest counts
 CARRIED = 1e-9  # seconds to carry a byte to the next stage and its gradient back

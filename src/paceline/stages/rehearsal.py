@@ -21,7 +21,8 @@ from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import trainable
 from paceline.stages.cutting import Code, cut
 from paceline.stages.exporting import check_sizes
-from paceline.stages.tracing import KnownResult, Traced, in_pieces, retrace, step_alone
+from paceline.stages.refusals import in_pieces, step_alone
+from paceline.stages.tracing import KnownResult, Traced, retrace
 
 ROUNDING = 100  # machine epsilons by which a loss may differ
 APART = 1e-4  # the share of its norm by which a gradient may differ, and a hundredth of that of all gradients

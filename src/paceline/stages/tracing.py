@@ -24,13 +24,14 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from paceline.errors import JobError, PacelineError, users_place
+from paceline.errors import JobError, PacelineError
 from paceline.gradients.randomness import draws
 from paceline.gradients.replica import Replica
 from paceline.jobs.experts import Experts
 from paceline.jobs.job import Batch
 from paceline.stages.exporting import ExportedGraph, export_graph, graph_of
 from paceline.stages.following import CannotTrace, ModuleSnapshot, functions_whole, region
+from paceline.stages.refusals import UNCUT, Called, cannot_follow, not_whole, step_alone
 from paceline.stages.unfolding import rule_of
 
 DRAWING = {
@@ -38,12 +39,7 @@ DRAWING = {
     F.gumbel_softmax, F.scaled_dot_product_attention, torch.dropout, torch.bernoulli, torch.rand_like,
     torch.randn_like, torch.normal, torch.rrelu,
 }  # fmt: skip
-UNCUT = "a plan that does not cut the model, such as ring or downpour"
 IDLE = {operator.getitem, torch.cat}  # left out where the result is not used, such as the states after the last step
-
-
-class _Called(Exception):
-    """The model was called, so its arguments are known."""
 
 
 class CallRecorder(nn.Module):
@@ -51,13 +47,13 @@ class CallRecorder(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.found = args, kwargs
-        raise _Called
+        raise Called
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            raise _not_whole(name) from None
+            raise not_whole(name) from None
 
 
 class KnownResult(nn.Module):
@@ -99,39 +95,7 @@ class KnownResult(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            raise _not_whole(name) from None
-
-
-@contextlib.contextmanager
-def step_alone() -> Iterator[None]:
-    """Raise what `step` raises without the whole model as an error that says so."""
-    with _refused("step= fails where it has only what model(...) returns", "take no gradients in step=, or "):
-        yield
-
-
-@contextlib.contextmanager
-def in_pieces() -> Iterator[None]:
-    """Raise what a model raises whose pieces are run one by one as an error that says so."""
-    with _refused("the model fails where its pieces are run one by one", ""):
-        yield
-
-
-@contextlib.contextmanager
-def _refused(where: str, remedy: str) -> Iterator[None]:
-    try:
-        yield
-    except (PacelineError, _Called):
-        raise
-    except Exception as fault:
-        said = f"{type(fault).__name__}: {fault}".splitlines()[0].rstrip(".")
-        raise JobError(f"{where}, as under a pipeline: {said}{users_place(fault)}; {remedy}use {UNCUT}") from fault
-
-
-def _not_whole(name: str) -> JobError:
-    return JobError(
-        f"step= uses model.{name}, and under a pipeline no worker has the whole model; use only what model(...) "
-        "returns, or a plan that does not cut the model"
-    )
+            raise not_whole(name) from None
 
 
 class Argument(Enum):
@@ -162,7 +126,7 @@ class Call:
     def of(step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> tuple[Call, list[Tensor]]:
         """Return how `step` calls the model for this batch, and the tensors that it passes."""
         asked = CallRecorder()
-        with contextlib.suppress(_Called):
+        with contextlib.suppress(Called):
             with step_alone():
                 step(asked, batch)
             raise JobError("step= never calls the model, so there is nothing to cut into stages")
@@ -381,24 +345,17 @@ def trace(module: nn.Module, call: Call) -> Traced:
             graph = tracer.trace(module)
             state.check(module)
     except CannotTrace as why:
-        raise _cannot_follow(module, str(why), why) from why
+        raise cannot_follow(module, str(why), why) from why
     except PacelineError:
         raise
     except Exception as error:  # the model's own code may raise anything for a proxy
-        raise _cannot_follow(module, f"{type(error).__name__}: {error}".splitlines()[0], error) from error
+        raise cannot_follow(module, f"{type(error).__name__}: {error}".splitlines()[0], error) from error
     finally:
         state.restore(module)
     for node in reversed(list(graph.nodes)):
         if node.target in IDLE and not node.users:
             graph.erase_node(node)
     return Traced(module, graph, call, tracer.whole)
-
-
-def _cannot_follow(module: nn.Module, why: str, error: Exception) -> JobError:
-    return JobError(
-        f"the forward of {type(module).__name__} cannot be followed: {why}{users_place(error)}; move that part into a "
-        f"module of its own, which then stays whole, or use {UNCUT}"
-    )
 
 
 def modules_of(node: fx.Node) -> Iterator[str]:
