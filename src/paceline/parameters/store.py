@@ -8,9 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.core.rules import Averaging, Memory, Rule
+from paceline.parameters.layout import FlatViews
 from paceline.parameters.optimizers import LRSchedule, Optimizer, ScheduleStepper, bare_step, forget
 from paceline.parameters.row_copier import RowCopier
 from paceline.parameters.shard_version import ShardVersion
+from paceline.parameters.whole_step import WholeStep
 from paceline.parameters.worker_state import (
     WorkerState,
     restore_memories,
@@ -101,6 +103,8 @@ class ShardStore:
         self.updates = 0
         self._step = bare_step(optimizer)
         self._remembers = versions[0].shape.remembers
+        #: Steps gradients that lie in one vector.
+        self._whole = WholeStep.of(optimizer) if not self._remembers else None
         #: Bytes that the last push and pull carried.
         self.bytes = 2 * versions[0].values.nbytes
 
@@ -142,9 +146,12 @@ class ShardStore:
         """Let the optimizer apply these gradients here; `updates` came before."""
         if self.rows is not None:
             self.bytes += self.rows.note(self.updates + 1, self.version, gradients)
+        self.schedule.advance(self.updates)
+        if self._whole is not None and isinstance(gradients, FlatViews):
+            self._whole.step(self.version.parameters.flat, gradients.flat)
+            return
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        self.schedule.advance(self.updates)
         if self._remembers:
             self._step_with_memory()
         else:
