@@ -55,8 +55,8 @@ class ShardLayout:
         return [flat[p.start : p.start + p.size].view(p.shape) for p in self.parameters]
 
     def flat_views(self, flat: Tensor) -> FlatViews:
-        last = self.parameters[-1]
-        return FlatViews(self.parameter_views(flat), flat[: last.start + last.size])
+        stop = max((p.start + p.size for p in self.parameters), default=0)
+        return FlatViews(self.parameter_views(flat), flat[:stop])
 
     def buffer_views(self, flat: Tensor) -> list[Tensor]:
         return [flat[p.start : p.start + p.size].view(p.shape) for p in self.buffers]
