@@ -113,7 +113,7 @@ class Adjoint:
         self.written.add(base)
         if self.around or self.program.buffers[base].kind is Kind.GRADIENT:
             return True
-        if fresh and _covers(target, loops, self.program.shape(target.buffer)):
+        if fresh and covers(target, loops, self.program.shape(target.buffer)):
             return False
         if fresh:
             self.program.zeroed.append(base)
@@ -237,7 +237,7 @@ def touches(statement: Statement) -> tuple[list[str], str]:
     return [], ""
 
 
-def _covers(target: Ref, loops: Loops, shape: tuple[int, ...]) -> bool:
+def covers(target: Ref, loops: Loops, shape: tuple[int, ...]) -> bool:
     """Whether these loops visit each place of the target exactly once (for each round of the loops summed over)."""
     extents = {loop.name: loop.extent for loop in loops}
     for index, extent in zip(target.index, shape, strict=True):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from paceline.kernels.adjoint import touches
+from paceline.kernels.adjoint import covers, touches
 from paceline.kernels.blocks import collide
 from paceline.kernels.ir import (
     Apply,
@@ -54,7 +54,7 @@ def _restated(program: Program, contract: Contract, apply: Apply) -> Apply | Non
     target = contract.target
     if contract.add or collide(target, contract.loops) or program.buffers[target.buffer].kind is not Kind.SAMPLE:
         return None
-    base, shape = program.base(target.buffer), program.shape(target.buffer)
+    base = program.base(target.buffer)
     mine = [leaf for leaf in leaves(apply.value) if program.base(leaf.buffer) == base]
     made = {program.base(a.target.buffer) for a in contract.then if not a.add}
     added = {program.base(a.target.buffer) for a in contract.then if a.add}  # their registers hold only what is added
@@ -69,14 +69,17 @@ def _restated(program: Program, contract: Contract, apply: Apply) -> Apply | Non
     if not whole or extents != program.shape(mine[0].buffer) or any(index.shift for index in mine[0].index):
         return None
     refs = {apply.target, *leaves(apply.value)}
+    held = next((ref for ref in (target, *(a.target for a in contract.then)) if _same(program, ref, mine[0])), target)
+    shape = program.shape(held.buffer)
+    if not covers(held, contract.fixed(), shape):  # it was written in several parts, of which this is one
+        return None
     if extents == shape:
-        places = dict(zip(names, target.index, strict=True))
+        places = dict(zip(names, held.index, strict=True))
         found: Mapping[Ref, Expression] = {ref: Ref(ref.buffer, _moved(ref.index, places)) for ref in refs}
     elif all(ref.index == mine[0].index and program.buffers[ref.buffer].kind is Kind.SAMPLE for ref in refs):
-        found = {ref: Ref(_viewed(program, ref.buffer, shape), target.index) for ref in refs}
+        found = {ref: Ref(_viewed(program, ref.buffer, shape), held.index) for ref in refs}
     else:
         return None
-    held = next((ref for ref in (target, *(a.target for a in contract.then)) if _same(program, ref, mine[0])), target)
     found = {**found, mine[0]: held}
     there = found[apply.target]
     assert isinstance(there, Ref)
