@@ -56,11 +56,12 @@ def validate(
     """
     if rounds < 2:
         raise UsageError(f"rounds={rounds}: give at least 2, since the noise floor is the same plan measured twice")
+    asked = [Plan.parse(text, workers) for text in plans]
     found = open_card(card, say)
     planner = planner_for(job, found, level, say=say)
     kept = table or history.default_file()
     by = history.factor(history.read(kept), found, level)
-    predictions = [history.widened(each, by) for each in _predicted(planner, plans, learning, workers, seed)]
+    predictions = [history.widened(each, by) for each in _predicted(planner, asked, learning, workers, seed)]
     runs = measured_in_rounds(job, predictions, rounds, seconds, say)
     checks = [
         check(
@@ -95,15 +96,15 @@ def _timelines(planner: Planner, predictions: Sequence[Prediction]) -> list[tupl
 
 
 def _predicted(
-    planner: Planner, plans: Sequence[str], learning: str, workers: int | None, seed: int
+    planner: Planner, plans: Sequence[Plan], learning: str, workers: int | None, seed: int
 ) -> list[Prediction]:
     """Predict the plans that are asked for, or choose which."""
     if plans:
         found = []
-        for text in plans:
-            each = planner.predict(Candidate(Plan.parse(text, workers)))
+        for plan in plans:
+            each = planner.predict(Candidate(plan))
             if each is None:
-                raise UsageError(f"the planner has no model of {text}")
+                raise UsageError(f"the planner has no model of {plan}")
             found.append(each)
         return found
     counts = numbers_of_workers(planner.card.cores, workers) if workers != 1 else []
