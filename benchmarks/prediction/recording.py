@@ -1,6 +1,6 @@
 """Measures jobs, and keeps what predictions and their check need: both can then be repeated without the machine.
 
-    paceline calibrate --card benchmarks/prediction/recorded/card.json
+    paceline calibrate --output benchmarks/prediction/recorded/card.json
     python benchmarks/prediction/recording.py --set fitted --minutes 4    the jobs that are lacking; begins none later
     python benchmarks/prediction/recording.py JOB ...                     these, unless they have been measured
 

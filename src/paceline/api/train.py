@@ -331,10 +331,11 @@ def _train(
     setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How,
     heartbeat: Heartbeat, hearer: Hearer,
 ) -> Run:  # fmt: skip
-    from paceline.engines import local, virtual
+    from paceline.engines import virtual
+    from paceline.engines.local import worker_pool
 
     if setup.engine == "local":
-        with local.train(setup, place.path, heartbeat, how.progress, how.timeout, request) as outcome:
+        with worker_pool.train(setup, place.path, heartbeat, how.progress, how.timeout, request) as outcome:
             return finish(setup, outcome, place, record, hearer)
     if how.node is not None:
         settings = (heartbeat, how.progress, how.timeout, request, how.backups)

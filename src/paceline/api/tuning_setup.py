@@ -14,6 +14,7 @@ from paceline.engines.stepping import SteppedTraining
 from paceline.errors import PacelineError, TuningError, suggest
 from paceline.jobs.job import Job
 from paceline.jobs.loading import load_maker
+from paceline.plans.plan import Plan
 from paceline.runs.folder import new_folder
 from paceline.tuner import journal as journals
 from paceline.tuner.best import maker_of
@@ -123,11 +124,16 @@ def measure_of(metric: str | None, mode: str | None, per_epoch: int, job: Job | 
     return Measure(metric, per_epoch), mode or ("max" if higher else "min")
 
 
+def can_continue(plan: str | None, steps_per_epoch: int) -> bool:
+    """Whether a trial of a job can go on later from where it was; one that is trained by a plan needs checkpoints."""
+    return plan is None or (steps_per_epoch == 1 and not Plan.parse(plan).traits.no_checkpoints)
+
+
 def objective_of(
-    make: Callable[[Trial], Job], measure: Measure, search: Search, plan: str | None, timeout: float | None
-) -> Objective:
-    each = search.name in ("asha", "median_stopping")
-    jobs = JobObjective(make, SteppedTraining, measure, each)
+    make: Callable[[Trial], Job], measure: Measure, search: Search, heeds: frozenset[int] | None, plan: str | None,
+    timeout: float | None,
+) -> Objective:  # fmt: skip
+    jobs = JobObjective(make, SteppedTraining, measure, heeds)
     if plan is None:
         return jobs
     planned = PlannedObjective(jobs, plan, timeout)

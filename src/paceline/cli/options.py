@@ -183,7 +183,7 @@ Save = Annotated[
 ]
 MemoryJob = Annotated[
     str | None,
-    typer.Option(metavar="JOB", help="For a pipeline: also report the memory that its workers need for JOB."),
+    typer.Option(metavar="JOB", help="Of workers with a part of the model: also report the memory for JOB."),
 ]
 Page = Annotated[
     Path | None, typer.Option(metavar="FILE", callback=writable, help="For a pipeline: also write the picture as HTML.")

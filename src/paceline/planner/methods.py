@@ -27,6 +27,7 @@ from paceline.planner import fitting
 from paceline.planner.card import Overhead
 from paceline.planner.costs import Costs, Guess, meeting, single
 from paceline.planner.divisions import ModelDivision, layers_share
+from paceline.planner.doubt import least_doubt
 from paceline.planner.memory import worker_memory
 from paceline.planner.pipelines import pipeline
 from paceline.planner.prediction import Prediction, Terms
@@ -104,12 +105,6 @@ FAMILIES: dict[type, str] = {
     SplitLayers: "parts",
 }  # fmt: skip
 
-#: The least half of a 90% interval, as a logarithm: what the fitted jobs of `benchmarks/prediction` were off.
-DOUBT: dict[str, dict[str, float]] = {
-    "calibrated": {"": 0.28, "meeting": 0.39, "push": 0.38, "ddp": 0.65, "stages": 0.38, "parts": 0.43},
-    "profiled": {"": 0.22, "meeting": 0.22, "push": 0.18, "ddp": 0.26, "stages": 0.28, "parts": 0.55},
-}
-CROWDED = 1.3  # times as far off with more workers than cores
 #: Families whose workers compute parts of the model: measurements correct all their terms, not only what is besides.
 DIVIDED = ("stages", "parts")
 FACTORS = 0.05, 20.0  # of an overhead
@@ -127,10 +122,10 @@ def overhead_of(plan: Plan, costs: Costs, facts: Facts, seconds: float) -> Overh
 def predict(plan: Plan, costs: Costs, facts: Facts, compute: str = "autograd") -> Prediction:
     """Predict the seconds of an update, its bytes and the memory of a worker."""
     found = PREDICT[type(plan.method)](plan, plan.method, costs, facts)
-    if family := FAMILIES.get(type(plan.method)):
+    family = FAMILIES.get(type(plan.method))
+    if family:
         found = found.corrected(costs.overhead(family, plan.workers))
-    doubt = DOUBT.get(costs.level, {}).get(FAMILIES.get(type(plan.method), ""), 0.0)
-    error = max(found.error, doubt * (CROWDED if plan.workers > costs.card.cores else 1.0))
+    error = max(found.error, least_doubt(costs.level, family or "alone", plan.workers > costs.card.cores))
     memory = worker_memory(plan, costs, facts.batch, facts.division)
     return Prediction(
         plan, compute, costs.level, facts.batch, found.terms, error, found.bytes, memory, found.staleness

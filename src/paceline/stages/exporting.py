@@ -183,6 +183,9 @@ class _Translation:
                 self._note(node)
         flat = [self._value(spec.arg) for spec in self.program.graph_signature.output_specs]
         result = tree_unflatten(flat, self.program.call_spec.out_spec)
+        if isinstance(result, dict) and type(result) is not dict:  # torch.fx would make a plain one of it
+            self.calls.append(ExportedCall("returned", "call_function", _name(type(result)), (), dict(result), ()))
+            result = ResultOf("returned")
         return ExportedGraph(tuple(inputs), tuple(self._used(result)), result, tuple(sizes))
 
     def _note(self, node: fx.Node) -> None:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from paceline.core.agenda import Chunk
+from paceline.core.agenda import Agenda, Chunk
+from paceline.data.order import Order
+from paceline.data.source import Source
 from paceline.errors import JobError
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Batch, Job
@@ -33,6 +35,15 @@ def fresh(example: Example) -> Example:
     """Return a copy of an example, which may then be changed in place."""
     chunk, batch = example
     return chunk, tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, batch)
+
+
+def examples_of(job: Job, source: Source, agenda: Agenda) -> list[Example]:
+    """Return a chunk of every size that an epoch has, a full one first."""
+    epoch = min(agenda.updates, agenda.updates_per_epoch)
+    sizes = {each.samples: each for update in (epoch - 1, 0) for each in agenda.filled(update)}
+    order = Order(len(source), job.seed, job.shuffle, agenda.cuts)
+    chunks = [sizes[samples] for samples in sorted(sizes, key=lambda samples: (samples < max(sizes), samples))]
+    return [(each, source.batch(order.indices(each), each.epoch)) for each in chunks]
 
 
 def rehearse(

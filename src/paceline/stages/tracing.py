@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_flatten, tree_leaves, tree_unflatten
 
 from paceline.errors import JobError, PacelineError, users_code, users_traceback
 from paceline.gradients.randomness import draws
@@ -286,7 +286,11 @@ class _Tracer(fx.Tracer):
 
         def run(root: nn.Module, *tensors: Any) -> Any:
             args, kwargs = self.call.filled(list(tensors))
-            return root_fn(root, *args, **kwargs)
+            result = root_fn(root, *args, **kwargs)
+            if isinstance(result, dict) and type(result) is not dict:  # torch.fx would make a plain one of it
+                _make_known(type(result))
+                return self.create_proxy("call_function", type(result), (), dict(result))
+            return result
 
         return run, [self.root, *proxies]
 
@@ -316,6 +320,16 @@ class _Tracer(fx.Tracer):
             for node in reversed(list(self.graph.nodes)[before:]):
                 self.graph.erase_node(node)
             return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+
+def _make_known(kind: type[dict[str, Any]]) -> None:
+    """Let PyTorch look for tensors in a dictionary of the user's own kind; those of transformers are known to it."""
+    if kind not in SUPPORTED_NODES:
+        register_pytree_node(
+            kind,
+            lambda given: (list(given.values()), list(given)),
+            lambda values, keys: kind(zip(keys, values, strict=True)),
+        )
 
 
 def _bound(rule: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
@@ -358,7 +372,18 @@ def trace(module: nn.Module, call: Call) -> Traced:
     for node in reversed(list(graph.nodes)):
         if node.target in IDLE and not node.users:
             graph.erase_node(node)
+    _name_changes(graph)
     return Traced(module, graph, call, tracer.whole)
+
+
+def _name_changes(graph: fx.Graph) -> None:
+    """Let what uses a tensor after it was changed in place use the change's own result, which is the same tensor."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        word = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        changes = node.op != "call_module" and str(word).endswith("_") and not str(word).endswith("__")
+        if changes and node.args and isinstance(changed := node.args[0], fx.Node):
+            changed.replace_all_uses_with(node, lambda user, node=node: order[user] > order[node])  # type: ignore[misc]
 
 
 def modules_of(node: fx.Node) -> Iterator[str]:

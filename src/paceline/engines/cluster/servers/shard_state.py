@@ -42,7 +42,7 @@ class GradientVector:
         self.raw = torch.zeros(self.size(layout, dtype, looks_back, shards), dtype=torch.uint8)
         numbers, flags = layout.length * dtype.itemsize, len(layout.parameters)
         flat = self.raw[:numbers].view(dtype)
-        self.gradients, self.moving = layout.parameter_views(flat), layout.buffer_views(flat)
+        self.gradients, self.moving = layout.flat_views(flat), layout.buffer_views(flat)
         self.present = self.raw[numbers : numbers + flags]
         #: The same bytes, which Python reads faster than a tensor.
         self._given = self.raw.numpy().data[numbers : numbers + flags]
