@@ -133,7 +133,7 @@ def piece(kind: str, workers: int, counts: Sequence[float], sizes: Sequence[floa
 
     each, byte = nnls(rows / units, wanted / scale)[0] / units
     off = spread(1.0 + (figures @ np.array([each, byte]) - wanted) / scale)
-    return Exchange(kind, workers, float(each), min(1 / byte, 1e12) if byte > 0 else 1e12, max(off, 0.1))
+    return Exchange(kind, workers, float(each), float(min(1 / byte, 1e12)) if byte > 0 else 1e12, max(off, 0.1))
 
 
 def quantiles(values: Sequence[float]) -> tuple[float, ...]:
