@@ -180,6 +180,11 @@ def _check_together(
         raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
     if keys is not None and engine == "ray":
         raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
+    if keys is not None and engine != "cluster":
+        raise UsageError(
+            "keys are for the nodes of a cluster, and this run has none; start it with torchrun, srun or "
+            "PACELINE_NODES=2 PACELINE_HEAD=HOST:PORT PACELINE_RANK=0, or leave keys out"
+        )
     if epochs is not None and resume is None:
         raise UsageError("epochs= is for a run to resume (resume=); a job has its own: Job(epochs=)")
 

@@ -58,7 +58,7 @@ def _absolute(where: str) -> str:
 
 
 def space_of(space: Space | Mapping[str, Any] | None, make: Callable[[Trial], Job] | None) -> Space:
-    """Return the space of a tuning: the given one, or what a function of a trial suggests by itself."""
+    """Return the space of a tuning: the given one, or what a function of a trial suggests."""
     if isinstance(space, Space):
         return space
     if space is not None or make is None or isinstance(make, VariedJob):
@@ -120,6 +120,8 @@ def measure_of(metric: str | None, mode: str | None, per_epoch: int, job: Job | 
         metric = "test_loss" if job is not None and job.test is not None else "train_loss" if job else "value"
     if job is not None and job.test is None and metric != "train_loss":
         raise TuningError(f"metric={metric!r} needs test data, and the job has none; give it test=, or train_loss")
+    if job is not None and metric not in (figures := ("train_loss", "test_loss", "test_accuracy", *job.metrics)):
+        raise TuningError(f"there is no figure {metric!r} to tune by; {suggest(metric, figures)}")
     higher = any(metric.lower().endswith(word) for word in HIGHER)
     return Measure(metric, per_epoch), mode or ("max" if higher else "min")
 

@@ -256,7 +256,7 @@ class Sequences:
                     yield Difference(fn, test, found, only_in(mine, other) or only_in(other, mine), "", ())
 
     def _shared(self, items: tuple[Item, ...], fn: Function, at: Condition) -> tuple[Item, ...]:
-        """Without the collectives of a group that only the one rank makes: its other members are other programs."""
+        """Leave out collectives of a group that only the one rank makes: its other members are other programs."""
         return tuple(i for i in items if not (at.alone and i.group and self._made_by_one(i.group, fn)))
 
     def _made_by_one(self, group: str, fn: Function) -> bool:

@@ -255,7 +255,7 @@ def _read(folder: Path) -> Checkpoint:
         state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that there is only one process
-            # PyTorch 2.4 finds out by itself that there is only one process.
+            # PyTorch 2.4 finds out on its own that there is only one process.
             alone = {"no_dist": True} if "no_dist" in signature(load).parameters else {}
             load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=folder, **alone)
     except (OSError, ValueError, KeyError, CheckpointException) as error:

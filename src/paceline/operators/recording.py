@@ -161,7 +161,7 @@ for _name in ("float", "int", "index", "len"):
 
 
 class _StandIn(nn.Module):
-    """In the place of an operator."""
+    """Stands in for an operator."""
 
     def __init__(self, name: str, number: int, recorder: Recorder) -> None:
         super().__init__()

@@ -88,7 +88,7 @@ class ModelCost:
 
     @property
     def layers(self) -> dict[str, dict[str, float]]:
-        """For each module that has parameters or computes: operations, bytes, and calls, forward and backward."""
+        """Return operations, bytes and calls, forward and backward, of each module that has parameters or computes."""
         found: dict[str, dict[str, float]] = {}
         for op in self.operations:
             if op.phase != UPDATE and op.kind != "view":

@@ -123,7 +123,7 @@ def _traced(twin: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
         try:
             return export(twin, call, tensors)
         except CannotExport as why:
-            raise JobError(f"{error}\ntorch.export does not help: {why}") from error
+            raise JobError(f"{error}. torch.export does not help: {why}") from error
 
 
 def run_together(

@@ -31,7 +31,8 @@ from paceline.splits.operations import Operation
 from paceline.splits.shares import Shares
 from paceline.stages.following import tensors_of
 from paceline.stages.memory_estimate import resize
-from paceline.stages.tracing import KnownResult, Traced, attribute, step_alone
+from paceline.stages.refusals import step_alone
+from paceline.stages.tracing import KnownResult, Traced, attribute
 
 KINDS = (*cannon.KINDS, *experts.KINDS)  # operations that are no piece of the model's graph
 Key = tuple[str, Placement]

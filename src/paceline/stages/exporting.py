@@ -106,7 +106,8 @@ def export_graph(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
                 preserve_module_call_signature=leaves,
             )  # fmt: skip
     except Exception as error:  # the model's own code may raise anything for a proxy
-        raise CannotExport(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        said = str(error).splitlines() or [""]  # whose first sentence says why; the others are about torch.export
+        raise CannotExport(f"{type(error).__name__}: {said[0].partition('. ')[0]}") from error
     return _Translation(program, set(leaves)).graph()
 
 

@@ -82,7 +82,8 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
 def _changed_by_itself(loop: Access, changes: list[Access]) -> Access | None:
     """A statement in the body of the loop that adds or removes a key, after which the loop goes on."""
     around = enclosing(loop.node, ast.For)
-    if not isinstance(around, ast.For) or not any(n is loop.node for n in ast.walk(around.iter)):
+    view = parent(parent(loop.node) or loop.node) if loop.kind == "view" else loop.node
+    if not isinstance(around, ast.For) or around.iter is not view:  # `for key in [key for key in d]` is over a copy
         return None
     for change in changes:
         statement = change.node

@@ -73,7 +73,7 @@ class ShardUpdates:
             self.take_buffers()
 
     def _pull(self, version: int) -> None:
-        """Under coded pulls, compute with what an answer says of this version."""
+        """Compute with what an answer says of this version, under coded pulls."""
         if self.pulled is None:
             return
         newest = self.store.version

@@ -131,7 +131,7 @@ class Hub:
 
     @property
     def delay(self) -> float:
-        """By how many seconds the threads of this process or of a peer have run too late of late."""
+        """Return by how many seconds the threads of this process or of a peer have lately run late."""
         delays = [member.connection.delay for member in self._members.values()]
         return max(self._pump.delay if self._pump is not None else 0, *delays, 0) / SECOND
 

@@ -109,7 +109,7 @@ def _measured(way: Way, study: Study, forms: Forms) -> tuple[str, str]:
     times = f"stacked, a trial takes {together:.3g} s of this machine, and in processes {apart:.3g} s"
     if together < apart:
         return "stacked", f"{times}: {apart / together:.1f} times as fast"
-    return "processes", f"{times}: stacking does not pay here"
+    return "processes", f"{times}: stacking is slower here"
 
 
 def _timed(objective: JobObjective, way: Way, study: Study, forms: Forms) -> tuple[float, float]:

@@ -37,7 +37,7 @@ from paceline.links.tcp.hub import Hub, PeerPlace, Received
 
 PUSH, REPLICATE = kind_of(Push), kind_of(Replicate)
 #: Messages with a gradient, and those after which some gradient may not be needed any longer. As tuples, since a union
-#: of types is made anew each time that it is asked for.
+#: of types is created again each time that it is used.
 GRADIENTS, RELEASING = (Push, Replicate), (Push, Replicate, Replicated, Propose)
 
 

@@ -138,7 +138,7 @@ class ShardState:
         self, job: Job, layout: Layout, number: int, rule: Rule, codec: Codec | None = None, gathers: int = 0,
         pull: Codec | None = None, ranks: int = 0,
     ) -> None:  # fmt: skip
-        """With `gathers`, so many pushes make one update; with `pull`, answers to `ranks` workers are coded."""
+        """A shard: with `gathers`, so many pushes make an update; with `pull`, answers to `ranks` workers are coded."""
         module = job.make_model()
         named, buffers = trainable(module), not_trained(module)
         shard = layout.shards[number]
