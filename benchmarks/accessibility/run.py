@@ -5,23 +5,25 @@
     python benchmarks/accessibility/run.py AXE_MIN_JS [--site site] [--only NAME]
 
 Each page is opened 1,400 and 390 pixels wide, light and dark, with everything unfolded; those of the site in two of the
-four views. All rules of axe-core apply, best practices included. A browser for each view opens one page after the
-other in a frame.
+four views. All rules of axe-core apply,
+those called best practices too.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import contextlib
 import http.server
+import itertools
 import json
-import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,101 +44,55 @@ PAGES = {
     "many runs": "report run compared -o many.html",
     "a tuning": "tune digits --space space.toml --search random --budget 6 --max-t 3 --runs tuned --quiet",
     "a choice of the planner": "choose digits --page choice.html --quiet",
-    "a check of the planner": "validate digits --plans sequential,ring --rounds 2 --page check.html --quiet",
-    "a drawn pipeline": "draw gpipe --workers 3 --page drawn.html",
 }
-HARNESS = """<!doctype html><html lang="en"><title>audit</title><body><script>
-const told = rules => rules.map(rule => ({rule: rule.id, impact: rule.impact, where: rule.nodes.length,
-  first: rule.nodes.slice(0, 3).map(node => node.target.join(" ") + ": " + (node.failureSummary || ""))}));
-async function audit(axe, address, width) {
-  const frame = document.createElement("iframe");
-  frame.width = width;
-  frame.height = 1000;
-  const loaded = new Promise(done => { frame.onload = done; });
-  frame.src = address;
-  document.body.append(frame);
-  await loaded;
-  const inside = frame.contentWindow;
-  for (const each of inside.document.querySelectorAll("details")) each.open = true;
-  await new Promise(done => setTimeout(done, 300));
-  inside.eval(axe);
-  const found = await inside.axe.run(inside.document, {resultTypes: ["violations", "passes", "incomplete"]});
-  frame.remove();
-  return {version: found.testEngine.version, violations: told(found.violations), incomplete: told(found.incomplete),
+PROBE = """<script>%s</script><script>
+for (const each of document.querySelectorAll("details")) each.open = true;
+axe.run(document, {resultTypes: ["violations", "passes", "incomplete"]}).then(found => {
+  const told = kind => found[kind].map(rule => ({rule: rule.id, impact: rule.impact, where: rule.nodes.length,
+    first: rule.nodes.slice(0, 3).map(node => node.target.join(" ") + ": " + (node.failureSummary || ""))}));
+  const pre = document.createElement("pre");
+  pre.id = "axe-found";
+  const all = {version: axe.version, violations: told("violations"), incomplete: told("incomplete"),
     passes: found.passes.length};
-}
-async function all() {
-  const axe = await (await fetch("/axe")).text();
-  for (const [address, width] of %s) {
-    let found;
-    try { found = await audit(axe, address, width); } catch (error) { found = {error: String(error)}; }
-    await fetch("/found", {method: "POST", body: JSON.stringify(found)});
-  }
-}
-all();
-</script></body></html>"""
-PATIENCE = 300  # seconds for one page
-POLICY = re.compile(rb'<meta http-equiv="Content-Security-Policy"[^>]*>')  # would keep axe-core out
+  pre.textContent = btoa(unescape(encodeURIComponent(JSON.stringify(all))));
+  document.body.append(pre);
+});
+</script></body>"""
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, axe-core and the page that opens all others; takes what is found."""
+def audit(chromium: str, axe: str, page: Path, address: str, view: tuple[int, int]) -> dict[str, Any]:
+    """Return what axe-core finds on a page at an address. A copy beside it, which allows scripts, is opened."""
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
+    copy = page.with_name(f"audit-{page.name}")
+    copy.write_text(text.replace("</body>", PROBE.replace("%s", axe.replace("</script", "<\\/script")), 1))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=120000"]
+    options += [f"--window-size={view[0]},1000", f"--blink-settings=preferredColorScheme={0 if view[1] else 1}"]
+    done = subprocess.run(
+        [chromium, *options, "--dump-dom", f"{address}/{copy.name}"], capture_output=True, timeout=180
+    )
+    copy.unlink()
+    found = re.search(rb'<pre id="axe-found">([^<]+)</pre>', done.stdout)
+    if found is None:
+        raise RuntimeError(f"axe-core did not answer on {page}")
+    told: dict[str, Any] = json.loads(base64.b64decode(found[1]))
+    return told
 
-    def __init__(self, *about: Any, texts: dict[str, str], found: queue.Queue[dict[str, Any]], **more: Any) -> None:
-        self.texts, self.found = texts, found
-        super().__init__(*about, **more)
 
-    def do_GET(self) -> None:
-        path = Path(self.translate_path(self.path))
-        if self.path in self.texts:
-            self._answer(self.texts[self.path].encode())
-        elif path.suffix == ".html" and path.is_file():
-            self._answer(POLICY.sub(b"", path.read_bytes()))
-        else:
-            super().do_GET()
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder on this machine; yield its address."""
+    handler = partial(Silent, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
-    def _answer(self, content: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
 
-    def do_POST(self) -> None:
-        self.found.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self._answer(b"")
+class Silent(http.server.SimpleHTTPRequestHandler):
+    """Logs nothing."""
 
     def log_message(self, *_: Any) -> None:
         """Log nothing."""
-
-
-def audits(chromium: str, axe: str, root: Path, pages: Sequence[Path], dark: bool, width: int) -> Iterator[Any]:
-    """Open pages below a folder in one browser; yield what axe-core finds on each."""
-    addresses = [[f"/{page.relative_to(root).as_posix()}", width] for page in pages]
-    texts, found = {"/axe": axe, "/all": HARNESS % json.dumps(addresses)}, queue.Queue[dict[str, Any]]()
-    handler = partial(Handler, directory=str(root), texts=texts, found=found)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--window-size=1500,1100",
-            "--remote-debugging-port=0",
-        ]
-        options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-        address = f"http://127.0.0.1:{server.server_port}/all"
-        with tempfile.TemporaryDirectory() as profile:
-            browser = subprocess.Popen(
-                [chromium, *options, f"--user-data-dir={profile}", address], stderr=subprocess.DEVNULL
-            )
-            try:
-                for _ in pages:
-                    yield found.get(timeout=PATIENCE)
-            finally:
-                browser.terminate()
-                browser.wait()
-                server.shutdown()
 
 
 def written(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -156,18 +112,16 @@ def _paceline(folder: Path, *words: str) -> None:
     subprocess.run([sys.executable, "-m", "paceline", *words], cwd=folder, check=True, capture_output=True)
 
 
-def audited(chromium: str, axe: str, root: Path, pages: Sequence[tuple[str, Path]], views: Sequence[str]) -> Rows:
+def audited(chromium: str, axe: str, root: Path, pages: Iterable[tuple[str, Path]], views: Sequence[str]) -> Rows:
     """Audit pages below a folder in some views, and print what is wrong."""
     rows: Rows = {}
-    for view in views:
-        width, dark = VIEWS[view]
-        found = audits(chromium, axe, root, [page for _, page in pages], bool(dark), width)
-        for (name, _), each in zip(pages, found, strict=True):
-            if "error" in each:
-                raise RuntimeError(f"axe-core did not answer on {name}: {each['error']}")
-            rows.setdefault(name, {})[view] = each
-            print(f"{name}, {view}: {len(each['violations'])} violations, {each['passes']} passes", flush=True)
-            for rule in each["violations"]:
+    with served(root) as address:
+        for (name, page), view in itertools.product(list(pages), views):
+            folder = page.parent.relative_to(root).as_posix()
+            found = audit(chromium, axe, page, f"{address}/{folder}", VIEWS[view])
+            rows.setdefault(name, {})[view] = found
+            print(f"{name}, {view}: {len(found['violations'])} violations, {found['passes']} passes", flush=True)
+            for rule in found["violations"]:
                 title = f"    {rule['rule']} ({rule['impact']}), {rule['where']} places:"
                 print(title, *rule["first"], sep="\n        ")
     return rows
@@ -192,7 +146,7 @@ def main() -> None:
         if chosen.site:
             site = Path(shutil.copytree(chosen.site, folder / "site"))
             pages = [(f"site: {page.relative_to(site)}", page) for page in sorted(site.rglob("*.html"))]
-            rows |= audited(chromium, axe, site, [each for each in pages if chosen.only in each[0]], OF_SITE)
+            rows |= audited(chromium, axe, site, (each for each in pages if chosen.only in each[0]), OF_SITE)
     if not chosen.only:
         found = [each for views in rows.values() for each in views.values()]
         totals = {"pages": len(rows), "violations": sum(len(each["violations"]) for each in found)}
