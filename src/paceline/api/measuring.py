@@ -67,7 +67,16 @@ def measure(job: Job, plan: Plan, updates: int) -> Measured:
             rows = outcome.trace.rows
             samples = setup.agenda.samples_per_update
             each = samples / found.samples_per_second if found else outcome.seconds / max(1, updates)
+            each *= _dropped(setup.plan, rows, updates)
             return _measured(setup.plan, samples, updates, each, rows, max(outcome.peak_memory, default=0))
+
+
+def _dropped(plan: Plan, rows: Columns, updates: int) -> float:
+    """How many gradients were computed for each one that was taken: servers that do not wait for all drop some."""
+    if not plan.traits.gathers:
+        return 1.0
+    taken = updates * plan.parts
+    return max(1.0, int((rows["kind"] == Kind.COMPUTE).sum()) / max(1, taken))
 
 
 def traced(job: Job, plan: Plan, updates: int) -> Trace:

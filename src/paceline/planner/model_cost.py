@@ -113,6 +113,17 @@ def cost_of(job: Job, samples: int) -> ModelCost:
         return _recorded(job, job.make_model(), batch, samples, None, why)
 
 
+def parameter_bytes(job: Job) -> int:
+    """Return the bytes of the model's trainable parameters, without memory for them; 0 where that is not possible."""
+    if isinstance(job.model, nn.Module):
+        return sum(_bytes(p) for p in trainable(job.model).values())
+    try:
+        with FakeTensorMode():
+            return sum(_bytes(p) for p in trainable(job.model()).values())
+    except Exception:
+        return 0  # it will be made for real, and fail for its own reason if it does
+
+
 def _recorded(
     job: Job, module: nn.Module, batch: Any, samples: int, mode: FakeTensorMode | None, why: str = ""
 ) -> ModelCost:
