@@ -28,6 +28,7 @@ from torch import nn
 import paceline.backend  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from neighbours import neighbours
 from record import write
 
 LENGTHS = (1_000, 55_000, 1_000_000, 10_000_000)
@@ -65,7 +66,14 @@ def agreed(do: Callable[[], Any], seconds: float) -> int:
     return int(count)
 
 
-def step_of(hidden: int, batch: int, group: Any = None) -> Callable[[], None]:
+def silent(state: None, bucket: Any) -> torch.futures.Future[Any]:
+    """DDP's hook that communicates nothing."""
+    done: torch.futures.Future[Any] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def step_of(hidden: int, batch: int, group: Any = None, hook: Callable[..., Any] | None = None) -> Callable[[], None]:
     """One step of training; by DDP over a group, or alone."""
     x, y, loss = torch.randn(batch, 784), torch.randint(10, (batch,)), nn.CrossEntropyLoss()
     model: nn.Module = nn.Sequential(
@@ -73,6 +81,8 @@ def step_of(hidden: int, batch: int, group: Any = None) -> Callable[[], None]:
     )
     if group is not None:
         model = nn.parallel.DistributedDataParallel(model, process_group=group)
+        if hook is not None:
+            model.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> None:
@@ -87,6 +97,7 @@ def speeds(groups: dict[str, Any], hidden: int, rounds: int, seconds: float) -> 
     """Samples per second, of all processes together."""
     ranks, alone = dist.get_world_size(), {}
     ways = {name: (step_of(hidden, BATCH, group), BATCH * ranks) for name, group in groups.items()}
+    ways["DDP with a hook that does nothing"] = step_of(hidden, BATCH, groups["paceline"], silent), BATCH * ranks
     ways["ceiling"] = step_of(hidden, BATCH), BATCH * ranks
     for threads in (1, 2):
         for batch in (BATCH, BATCH * ranks):
@@ -120,7 +131,8 @@ def play(rank: int, ranks: int, store: str, options: argparse.Namespace) -> dict
     if options.what == "sums":
         figures = {str(n): sums(groups, n, options.rounds, options.seconds) for n in LENGTHS}
     else:
-        figures = {name: speeds(groups, hidden, options.rounds, options.seconds) for name, hidden in SIZES.items()}
+        sizes = {name: SIZES[name] for name in options.sizes}
+        figures = {name: speeds(groups, hidden, options.rounds, options.seconds) for name, hidden in sizes.items()}
     dist.barrier()
     dist.destroy_process_group()
     return figures
@@ -143,7 +155,7 @@ def play_mpich(options: argparse.Namespace) -> dict[str, Any]:
 
 def measure(ranks: int, what: str, options: argparse.Namespace) -> dict[str, Any]:
     common = [sys.executable, __file__, "--rounds", str(options.rounds), "--seconds", str(options.seconds)]
-    common += ["--ranks", str(ranks), "--what", what]
+    common += ["--ranks", str(ranks), "--what", what, "--sizes", *options.sizes]
     if what == "mpich":
         command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks), *common, "--rank", "0"]
         return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
@@ -160,7 +172,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each way in each round")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), help="of DDP's networks")
     parser.add_argument("--what", choices=("sums", "steps", "mpich"), help="only this")
+    parser.add_argument("--neighbours", type=int, nargs="+", default=[0], help="busy processes beside DDP")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -181,7 +195,10 @@ def main() -> None:
             found[f"all_reduce with {ranks} processes, microseconds"] = figures
             print(json.dumps(figures, indent=1), flush=True)
     if options.what in (None, "steps"):
-        found["DDP with 2 processes, samples per second"] = measure(2, "steps", options)
+        for count in options.neighbours:
+            beside = f", beside {count} busy processes" if count else ""
+            with neighbours(count):
+                found[f"DDP with 2 processes, samples per second{beside}"] = measure(2, "steps", options)
     print(json.dumps(found, indent=1))
     write(Path(__file__).parent, {"load of 1 minute": os.getloadavg()[0], **found})
 

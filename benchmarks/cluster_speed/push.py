@@ -63,7 +63,7 @@ def push(layout: Layout, server: Address, listener: socket.socket, pushes: int) 
             begun, cpu = monotonic(), process_time()
         answered = False
         while not answered:  # a push that came before the view is refused, and made again
-            kind, ints = pack(Push(0, VIEW, batch, batch))
+            kind, ints = pack(Push(0, VIEW, batch, batch, VIEW))
             worker.post(there, MESSAGES + kind, ints, [vector.bytes])
             events = [event for event in worker.poll(60.0) if isinstance(event, Received)]
             answered = any(event.kind == pushed for event in events)
@@ -84,8 +84,10 @@ def main() -> None:
     mine, desk = (Address(*each.getsockname()[:2]) for each in listeners)
     child = os.fork()
     if child == 0:
-        push(layout, mine, listeners[1], options.pushes)
-        os._exit(0)
+        try:
+            push(layout, mine, listeners[1], options.pushes)
+        finally:
+            os._exit(0)
     server = ShardProcess(
         SERVER.number, 0, TIMING, lambda place: hub(SERVER, listeners[0], place), desk, mine.host,
         lambda number: ShardState(job, layout, number, Plain()), 1,

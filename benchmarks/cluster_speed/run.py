@@ -37,6 +37,8 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "server, one backup": (["--plan", "downpour", "--backups", "1"], 100),
     "server, TLS": ([*ALONE, "--keys", "KEYS"], 100),
     "ring": (["--plan", "ring"], 200),
+    "server, generated code": ([*ALONE, "--compute", "fused"], 100),
+    "ring, generated code": (["--plan", "ring", "--compute", "fused"], 200),
 }
 PEERS = {"DDP over gloo": "ddp.py", "Ray parameter server": "ray_server.py"}
 
@@ -51,7 +53,7 @@ def trained(command: list[str], hidden: int, batch: int) -> Callable[[int], floa
                 subprocess.run(
                     [sys.executable, "-m", "paceline", "keys", f"{folder}/keys"], check=True, capture_output=True
                 )
-            given = [*words, "--updates", str(updates), "--runs", folder, "--json", "--quiet"]
+            given = [*words, "--max-updates", str(updates), "--runs", folder, "--json", "--quiet"]
             environ = os.environ | {"HIDDEN": str(hidden), "BATCH": str(batch), "OMP_NUM_THREADS": "1"}
             ran = subprocess.run(
                 [*LAUNCH, str(FOLDER / "job.py"), *given], env=environ, capture_output=True, text=True, check=False
@@ -121,11 +123,12 @@ def main() -> None:
         kept.unlink(missing_ok=True)
     for _ in range(options.rounds):
         for size in options.sizes.split(","):
-            members = ["ceiling", *options.members.split(";")]
-            speeds = {member: measure(member, size, options.seconds) for member in members}
+            before, speeds = kept.read_text() if kept.exists() else "", dict[str, float | None]()
+            for member in ["ceiling", *options.members.split(";")]:
+                speeds[member] = measure(member, size, options.seconds)
+                # At once: a round that is cut short keeps what it has.
+                kept.write_text(before + json.dumps({"size": size, "speeds": speeds}) + "\n")
             print(size, {name: round(value) if value else None for name, value in speeds.items()}, flush=True)
-            with kept.open("a") as file:
-                file.write(json.dumps({"size": size, "speeds": speeds}) + "\n")
     write(FOLDER, {"speeds": summary([json.loads(line) for line in kept.read_text().splitlines()])})
 
 

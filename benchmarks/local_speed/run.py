@@ -28,6 +28,7 @@ from paceline.jobs.built_ins import IdxMissing, mnist
 from paceline.plans.plan import RECIPES, Plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from neighbours import neighbours
 from record import write
 
 BATCH = 100
@@ -115,15 +116,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a long training")
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--plans", default=",".join(MEMBERS))
+    parser.add_argument("--neighbours", type=int, default=0, help="busy processes of another program beside all")
     options = parser.parse_args()
     warnings.simplefilter("ignore", IdxMissing)
     warnings.simplefilter("ignore", JobWarning)  # sandblaster's: dropout is another loss in every evaluation
     data, _ = mnist(None)
     figures: dict[str, Any] = {}
-    for size in options.sizes.split(","):
-        figures[size] = measure(SIZES[size], data, options.rounds, options.seconds, options.plans.split(","))
-        show(size, figures[size])
-        write(Path(__file__).parent, {"rounds": options.rounds, "seconds": options.seconds, "sizes": figures})
+    file = f"result_neighbours_{options.neighbours}.json" if options.neighbours else "result.json"
+    with neighbours(options.neighbours):
+        for size in options.sizes.split(","):
+            figures[size] = measure(SIZES[size], data, options.rounds, options.seconds, options.plans.split(","))
+            show(size, figures[size])
+            write(Path(__file__).parent, {"rounds": options.rounds, "seconds": options.seconds, "sizes": figures}, file)
 
 
 def measure(hidden: int, data: Any, rounds: int, length: float, plans: list[str]) -> dict[str, Any]:

@@ -104,3 +104,33 @@ JOBS: dict[str, Callable[[], Job]] = {
     ),
     "embedding-256": lambda: _job("embedding-256", partial(_table, 30_000, 32), _words(30_000, 12), 256),
 }
+
+#: The jobs that the planner's models were worked out with; JOBS were looked at once, when these models were final.
+FITTED: dict[str, Callable[[], Job]] = {
+    "fit-mlp-32": lambda: _job("fit-mlp-32", partial(_dense, 128, 96), torch.randn(SAMPLES, 128), 32),
+    "fit-cnn-128": lambda: _job("fit-cnn-128", partial(_conv, (1, 12, 24), 20), _images(1, 20), 128),
+    "fit-transformer-64": lambda: _job(
+        "fit-transformer-64", partial(_transformer, 64, 4, 1), torch.randn(SAMPLES, 12, 16), 64
+    ),
+    "fit-embedding-64": lambda: _job("fit-embedding-64", partial(_table, 10_000, 16), _words(10_000, 8), 64, **ADAM),
+    "fit-mlp-tanh-256": lambda: _job(
+        "fit-mlp-tanh-256", partial(_dense, 400, 200, 100, act=nn.Tanh), torch.randn(SAMPLES, 400), 256, **MOMENTUM
+    ),
+    "fit-lstm-32": lambda: _job(
+        "fit-lstm-32",
+        lambda: nn.Sequential(Last(nn.LSTM(16, 64, batch_first=True)), nn.Linear(64, 10)),
+        torch.randn(SAMPLES, 12, 16),
+        32,
+    ),
+    "fit-mlp-512": lambda: _job("fit-mlp-512", partial(_dense, 768, 768), torch.randn(SAMPLES, 768), 512, **ADAM),
+    "fit-cnn-norm-16": lambda: _job(
+        "fit-cnn-norm-16", partial(_conv, (3, 8, 16, 32), 24, True), _images(3, 24), 16, **ADAM
+    ),
+    "fit-mlp-deep-64": lambda: _job(
+        "fit-mlp-deep-64", partial(_dense, 64, 64, 64, 64, 64, act=nn.GELU), torch.randn(SAMPLES, 64), 64
+    ),
+    "fit-transformer-16": lambda: _job(
+        "fit-transformer-16", partial(_transformer, 24, 2, 3), torch.randn(SAMPLES, 10, 16), 16, **ADAM
+    ),
+}
+SETS = FITTED | JOBS

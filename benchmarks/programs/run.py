@@ -2,7 +2,7 @@
 
 run.py                          all of them; writes result.json and the table of README.md
 run.py gan lstm_packed          these only; the others keep their rows
-run.py unseen [gan_own_loop]    the same of the programs in unseen/
+run.py unseen [gan_own_loop]    the same of the programs in unseen/, or in newcomer/
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ HERE = Path(__file__).parent
 PLANS = {
     ".": ("sequential", "ring", "downpour", "local_sgd", "gpipe"),
     "unseen": ("sequential", "ddp", "ring", "downpour", "gpipe"),
+    "newcomer": ("sequential", "ring", "downpour", "local_sgd", "gpipe"),
 }
 
 
@@ -111,8 +112,19 @@ def table(found: dict[str, dict[str, Any]], folder: str) -> str:
     )
 
 
+def record(found: dict[str, dict[str, Any]], folder: str) -> None:
+    """Write what was found, and its table."""
+    kinds = [next(iter(each)) for by_plan in found.values() for each in by_plan.values()]
+    counts = {kind: kinds.count(kind) for kind in ("works", "refused", "failed")}
+    found = dict(sorted(found.items()))
+    write(HERE / folder, {"plans": PLANS[folder], **counts, "programs": found})
+    readme, start, end = (HERE / "README.md").read_text(), f"<!-- {folder} -->\n", f"<!-- end of {folder} -->"
+    before, rest = readme.split(start)
+    (HERE / "README.md").write_text(before + start + "\n" + table(found, folder) + "\n" + end + rest.split(end)[1])
+
+
 def main() -> None:
-    folder, chosen = (sys.argv[1], sys.argv[2:]) if sys.argv[1:2] == ["unseen"] else (".", sys.argv[1:])
+    folder, chosen = (sys.argv[1], sys.argv[2:]) if sys.argv[1:2] and sys.argv[1] in PLANS else (".", sys.argv[1:])
     plans, result = PLANS[folder], HERE / folder / "result.json"
     programs = [path for path in sorted((HERE / folder).glob("*.py")) if path.stem != "run"]
     found: dict[str, dict[str, Any]] = json.loads(result.read_text())["programs"] if chosen else {}
@@ -124,13 +136,7 @@ def main() -> None:
             with contextlib.redirect_stdout(sys.stderr):
                 found[program.stem][plan] = each = outcome(train, plan)
             print(program.stem, plan, {key: value for key, value in each.items() if key != "notes"}, flush=True)
-    kinds = [next(iter(each)) for by_plan in found.values() for each in by_plan.values()]
-    counts = {kind: kinds.count(kind) for kind in ("works", "refused", "failed")}
-    found = dict(sorted(found.items()))
-    write(result.parent, {"plans": plans, **counts, "programs": found})
-    readme, start, end = (HERE / "README.md").read_text(), f"<!-- {folder} -->\n", f"<!-- end of {folder} -->"
-    before, rest = readme.split(start)
-    (HERE / "README.md").write_text(before + start + "\n" + table(found, folder) + "\n" + end + rest.split(end)[1])
+        record(found, folder)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """One network, one batch and one machine: plain PyTorch, DDP, Accelerate, Lightning, Ray Train and Paceline.
 
     pip install -c constraints.txt '.[train]' accelerate lightning 'ray[train]'
-    python benchmarks/side_by_side/run.py [--rounds 3] [--sizes 64,2960] [--only Lightning]
+    python benchmarks/side_by_side/run.py [--rounds 3] [--sizes 64,2960] [--more]
 
-Every program is a file of this folder, written as its documentation shows, and is started anew in every round, in turn.
+Every program is a file of this folder, written as its documentation shows, and is started anew in every round. `--more`
+adds rounds to those of the last time. The tables of the pages below are written anew.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from record import write
 HERE = Path(__file__).parent
 BATCH = 100
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+CEILING = "two independent processes (the *ceiling*)"
 #: What is measured: the file, how it is started, what it is told; and how many processes train.
 ROWS: dict[str, tuple[str, tuple[str, ...], dict[str, str], int]] = {
     "one process, 1 thread": ("one_process.py", (), {"THREADS": "1"}, 1),
     "one process, 2 threads": ("one_process.py", (), {"THREADS": "2"}, 1),
+    CEILING: ("one_process.py", TORCHRUN, {"THREADS": "1"}, 2),
     "PyTorch DDP": ("ddp.py", TORCHRUN, {"BACKEND": "gloo"}, 2),
     "Accelerate": ("accelerate_loop.py", TORCHRUN, {"PLAN": ""}, 2),
     "Lightning": ("lightning_module.py", (), {"PLAN": ""}, 2),
@@ -40,10 +43,16 @@ ROWS: dict[str, tuple[str, tuple[str, ...], dict[str, str], int]] = {
     "Paceline, `ring`": ("paceline_job.py", (), {"PLAN": "ring"}, 2),
     "Paceline, `downpour`": ("paceline_job.py", (), {"PLAN": "downpour"}, 2),
 }
-UPDATES = {64: 1500, 2960: 25}  # of each size: seconds of training for every row
+UPDATES = {64: 1500, 2960: 30}  # of each size: seconds of training for every row
 PARAMETERS = {64: "55 thousand parameters", 2960: "11 million"}
-#: The pages that show the rows, between these lines.
-PAGES = (HERE / "README.md", HERE.parents[1] / "docs" / "side-by-side.md")
+FEW = ("PyTorch DDP", "Paceline, `ring`", "Paceline, `downpour`", CEILING)  # what the first page shows
+SINGLE = ("one process, 1 thread", "one process, 2 threads")
+#: The pages that show the rows, between these lines; and which rows they show.
+PAGES: dict[Path, tuple[str, ...]] = {
+    HERE / "README.md": tuple(name for name in ROWS if name not in SINGLE),
+    HERE.parents[1] / "docs" / "side-by-side.md": tuple(name for name in ROWS if name not in SINGLE),
+    HERE.parents[1] / "README.md": FEW,
+}
 START, END = "<!-- rows -->\n", "<!-- end of rows -->"
 PEERS = ("torch", "accelerate", "lightning", "ray")
 
@@ -70,49 +79,55 @@ def speed(name: str, hidden: int) -> float:
 
 def summary(speeds: dict[str, list[float]]) -> dict[str, Any]:
     """Return the median speed of each program, and its ratio to the best single process of the same round."""
-    single = [max(both) for both in zip(*(found for name, found in speeds.items() if ROWS[name][3] == 1), strict=True)]
+    single = [max(both) for both in zip(*(speeds[name] for name in SINGLE), strict=True)]
     return {
         name: {
             "samples_per_second": round(statistics.median(found)),
-            "range": [round(min(found)), round(max(found))],
+            "rounds": [round(each) for each in found],
             "of_best_single": round(statistics.median(a / b for a, b in zip(found, single, strict=True)), 2),
         }
         for name, found in speeds.items()
     }
 
 
-def table(sizes: dict[str, dict[str, Any]]) -> str:
-    """Return the rows of all programs at all sizes, as the pages show them."""
-    heads = " | of one process | ".join(PARAMETERS[int(size)] for size in sizes)
-    lines = [f"| samples per second | {heads} | of one process |", "|---|" + "---:|---:|" * len(sizes)]
-    for name in next(iter(sizes.values())):
-        cells = [
-            f"{rows[name]['samples_per_second']:,} | {rows[name]['of_best_single']:.2f} x" for rows in sizes.values()
-        ]
+def table(sizes: dict[str, dict[str, Any]], names: tuple[str, ...]) -> str:
+    """Return the rows of some programs at all sizes, as the pages show them; first, the best single process."""
+    heads = " | ".join(f"{PARAMETERS[int(size)]} | " for size in sizes)
+    lines = [f"| samples per second, and of the best single process | {heads}|", "|---|" + "---:|---:|" * len(sizes)]
+    for name in ("one process", *names):
+        cells = []
+        for rows in sizes.values():
+            row = max((rows[each] for each in SINGLE), key=lambda row: row["samples_per_second"])
+            row = rows.get(name, row | {"of_best_single": 1.0})
+            cells.append(f"{row['samples_per_second']:,} | {row['of_best_single']:.2f} x")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def earlier() -> dict[int, dict[str, list[float]]]:
+    """Return the speeds that were measured the last time."""
+    sizes = json.loads((HERE / "result.json").read_text())["sizes"]
+    return {int(size): {name: row["rounds"] for name, row in rows.items()} for size, rows in sizes.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", default=",".join(map(str, UPDATES)))
-    parser.add_argument("--only", default="", help="rows whose name contains this, beside the single processes")
+    parser.add_argument("--more", action="store_true", help="add rounds to those of the last time")
     chosen = parser.parse_args()
-    sizes = [int(size) for size in chosen.sizes.split(",")]
-    names = [name for name, row in ROWS.items() if row[3] == 1 or chosen.only in name]
-    speeds: dict[int, dict[str, list[float]]] = {size: {name: [] for name in names} for size in sizes}
-    for number in range(chosen.rounds):
-        for size in sizes:
-            for name in names:
-                speeds[size][name].append(speed(name, size))
-                print(f"round {number}, {size} {name}: {speeds[size][name][-1]:,.0f} samples/s", flush=True)
-        versions = {name: version(name) for name in PEERS}
-        found = {str(size): summary(speeds[size]) for size in sizes}
-        write(HERE, {"versions": versions, "rounds": number + 1, "batch_per_worker": BATCH, "sizes": found})
-        for page in PAGES:
+    speeds = earlier() if chosen.more else {}
+    for _ in range(chosen.rounds):
+        for size in map(int, chosen.sizes.split(",")):
+            for name in ROWS:
+                found = speed(name, size)
+                speeds.setdefault(size, {}).setdefault(name, []).append(found)
+                print(f"{size} {name}: {found:,.0f} samples/s", flush=True)
+        sizes = {str(size): summary(found) for size, found in sorted(speeds.items())}
+        write(HERE, {"versions": {name: version(name) for name in PEERS}, "batch_per_worker": BATCH, "sizes": sizes})
+        for page, names in PAGES.items():
             before, rest = page.read_text().split(START)
-            page.write_text(f"{before}{START}\n{table(found)}\n{END}{rest.split(END)[1]}")
+            page.write_text(f"{before}{START}\n{table(sizes, names)}\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from paceline.api.train import train
 from paceline.errors import WorkerDied
 from paceline.plans.plan import Plan
 from paceline.runs.progress import Progress
+from paceline.testing.conformance import no_update_lost
 from paceline.testing.jobs import JOBS
 from paceline.testing.killing import worker_processes
 from paceline.testing.leaks import nothing_left_behind
@@ -19,23 +20,32 @@ PLANS = (
     "tensor", "redundant", "per_layer:ways=0:columns", "zero", "experts", "cannon", "one_weird_trick", "ampnet",
     "mesh:data=1,layers=2,inside=2,balance=operations", "mesh:data=2,layers=2,inside=1,balance=operations",
 )  # fmt: skip
+REPLICAS = (
+    "distbelief:data=2,layers=2,inside=1,balance=operations", "distbelief:data=2,layers=1,inside=2,balance=operations",
+)  # fmt: skip
 AFTER = 0.2  # seconds of training
 
 
+class Kill:
+    """Kills a worker while it trains, and notes when."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.sent = number, 0.0
+
+    def __call__(self, state: Progress) -> None:
+        if not self.sent and state.seconds >= AFTER:
+            self.sent = time.monotonic()
+            worker_processes()[self.number].send_signal(signal.SIGKILL)
+
+
 def killed(plan: Plan, number: int) -> float:
-    """Kill a worker while it trains; return the seconds until `train` raises, every process being gone."""
-    sent: list[float] = []
-
-    def progress(state: Progress) -> None:
-        if not sent and state.seconds >= AFTER:
-            sent.append(time.monotonic())
-            worker_processes()[number].send_signal(signal.SIGKILL)
-
+    """Kill a worker; return the seconds until `train` raises, every process being gone."""
+    kill = Kill(number)
     with nothing_left_behind():
         try:
-            train(JOBS["mlp"]().with_(epochs=100_000), plan, folder=None, progress=progress)
+            train(JOBS["mlp"]().with_(epochs=100_000), plan, folder=None, progress=kill)
         except WorkerDied as died:
-            seconds, blamed = time.monotonic() - sent[0], died.failure.worker
+            seconds, blamed = time.monotonic() - kill.sent, died.failure.worker
         else:
             raise AssertionError(f"{plan}: nobody noticed that worker {number} was killed")
     if blamed != number:
@@ -43,12 +53,28 @@ def killed(plan: Plan, number: int) -> float:
     return seconds
 
 
+def survived(plan: Plan, number: int) -> list[int]:
+    """Kill a worker of one replica; return who is missing at the end of a run in which no update was lost."""
+    kill = Kill(number)
+    with nothing_left_behind():
+        run = train(JOBS["mlp"]().with_(epochs=40), plan, folder=None, progress=kill)
+    if not kill.sent or number not in run.summary()["deaths"]:
+        raise AssertionError(f"{plan}: worker {number} was not killed, or its death is not in the summary")
+    no_update_lost(run)
+    return sorted(run.summary()["deaths"])
+
+
 def measure_kills() -> dict[str, Any]:
     found: dict[str, list[float]] = {}
+    missing: dict[str, list[list[int]]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for text in PLANS:
             plan = Plan.parse(text)
             found[text] = [round(killed(plan, number), 3) for number in range(plan.workers)]
             print(f"{text}: reported after {', '.join(f'{seconds:.3f}' for seconds in found[text])} s", flush=True)
-    return {"seconds until reported": found, "worst": max(map(max, found.values()))}
+        for text in REPLICAS:
+            plan = Plan.parse(text)
+            missing[text] = [survived(plan, number) for number in range(plan.workers)]
+            print(f"{text}: goes on without {missing[text]}", flush=True)
+    return {"seconds until reported": found, "worst": max(map(max, found.values())), "goes on without": missing}

@@ -7,6 +7,10 @@
     python benchmarks/splits/run.py memory      peaks of workers under zero, tensor, cannon and others
     python benchmarks/splits/run.py published   numbers that Cannon's algorithm sends, against its bound
     python benchmarks/splits/run.py tables      300 random tables of ways on random networks
+    python benchmarks/splits/run.py mutants     2,000 changed derivations
+    python benchmarks/splits/run.py equal       every recipe, 2 to 8 workers, six kinds of models, three optimizers
+    python benchmarks/splits/run.py bounded     which plans train a net under a bound on each worker's memory
+    python benchmarks/splits/run.py mixtures    experts against a dense net of equal operations
 
 Every part writes its figures to result_PART.json.
 """
@@ -36,11 +40,14 @@ from paceline.splits.exchanging import LinkMover
 from paceline.stages.tracing import Call, trace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from bounded import measure_bounded
+from equal import measure_equal
 from kills import measure_kills
 from memory import measure_memory
+from mixtures import measure_mixtures
 from published import measure_published
 from record import write
-from tables import measure_tables
+from tables import measure_mutants, measure_tables
 from trees import measure_trees
 
 HERE = Path(__file__).parent
@@ -165,7 +172,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     parts = {
         "bytes": measure_bytes, "link": measure_link, "trees": measure_trees, "kills": measure_kills,
-        "tables": measure_tables, "memory": measure_memory, "published": measure_published,
+        "tables": measure_tables, "memory": measure_memory, "published": measure_published, "equal": measure_equal,
+        "bounded": measure_bounded, "mutants": measure_mutants, "mixtures": measure_mixtures,
     }  # fmt: skip
     for name in sys.argv[1:] or parts:
         write(HERE, parts[name](), f"result_{name}.json")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rows import rows_of
 
 import paceline
 from paceline.runs.run import Run
@@ -35,18 +36,22 @@ def seconds_to(run: Run) -> float:
     return float("inf")
 
 
-def measure_trees() -> dict[str, Any]:
-    runs = Path(tempfile.gettempdir()) / "paceline-splits"
+def trained(key: list[Any]) -> dict[str, Any]:
     made = job.with_(epochs=EPOCHS, test=None, metrics={}, evaluate=None)
-    found: dict[str, dict[str, list[float]]] = {p: {"to the loss": [], "in all": [], "last": []} for p in PLANS}
+    run = paceline.train(made, key[1], folder=Path(tempfile.gettempdir()) / "paceline-splits")
+    last = float(np.mean(run.trace.loss_curve()[1][-25:]))
+    print(key, seconds_to(run), run.summary()["seconds"], last, flush=True)
+    return {"to the loss": seconds_to(run), "in all": run.summary()["seconds"], "last": last}
+
+
+def measure_trees() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(ROUNDS):
-            for plan, mine in found.items():
-                run = paceline.train(made, plan, folder=runs)
-                mine["to the loss"].append(seconds_to(run))
-                mine["in all"].append(run.summary()["seconds"])
-                mine["last"].append(float(np.mean(run.trace.loss_curve()[1][-25:])))
+        rows = rows_of("trees", [[turn, plan] for turn in range(ROUNDS) for plan in PLANS], trained)
+    found: dict[str, dict[str, list[float]]] = {p: {"to the loss": [], "in all": [], "last": []} for p in PLANS}
+    for row in rows:
+        for name, values in found[row["key"][1]].items():
+            values.append(row[name])
     for plan, mine in found.items():
         print(plan, {name: round(statistics.median(values), 3) for name, values in mine.items()}, flush=True)
     return {"target": TARGET, "rounds": ROUNDS, "seconds": found}

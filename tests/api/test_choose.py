@@ -15,7 +15,7 @@ from torch import nn
 from paceline.api.choose import choose
 from paceline.api.simulate import simulate
 from paceline.api.validate import validate
-from paceline.errors import UsageError
+from paceline.errors import PlanError, UsageError
 from paceline.jobs.job import Job
 from paceline.planner import history
 from tests.planner.cards import CARD
@@ -141,3 +141,19 @@ def test_a_validation_measures_what_was_predicted(tmp_path: Path) -> None:
     assert len(history.read(table)) == 2
     with pytest.raises(UsageError, match="at least 2"):
         validate(_job(), rounds=1, card=CARD)
+
+
+def test_a_model_that_fits_nowhere_is_refused_before_it_is_made() -> None:
+    giant = _job().with_(model=lambda: nn.Embedding(10**11, 64))
+    with pytest.raises(UsageError, match="no plan fits"):
+        choose(giant, level="calibrated", card=CARD)
+
+
+def test_prices_without_machines_are_refused() -> None:
+    with pytest.raises(UsageError, match="cluster="):
+        choose(_job(), level="calibrated", card=CARD, prices="prices.csv")
+
+
+def test_a_plan_that_does_not_exist_is_refused_before_anything_is_measured() -> None:
+    with pytest.raises(PlanError, match="did you mean 'ring'"):
+        validate(_job(), ["rinng"], card=CARD)

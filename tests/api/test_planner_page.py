@@ -37,7 +37,7 @@ def test_it_says_where_more_workers_stop_paying() -> None:
     (found,) = scalings(choose([*fast, slow], "time", 8 << 30))
     assert found.workers == (2, 4)
     assert found.stops == 2
-    assert found.sentence.startswith("ring pays up to 2 workers")
+    assert found.sentence.startswith("ring gains from up to 2 workers")
 
 
 def test_predicted_and_measured_timelines_have_one_scale() -> None:

@@ -34,7 +34,7 @@ def leg(states: Path, number: int, rate: float, start: int, source: int | None =
 
 @pytest.mark.parametrize("plan", ["ring:workers=2", "ssp:workers=1"])
 def test_a_member_goes_on_from_what_another_one_has_learned(plan: str, tmp_path: Path) -> None:
-    jobs = JobObjective(make_job, SteppedTraining, Measure("test_loss"), each=False)
+    jobs = JobObjective(make_job, SteppedTraining, Measure("test_loss"), heeds=frozenset())
     planned = PlannedObjective(jobs, plan, None)
     planned(leg(tmp_path, 0, 0.02, 0))
     exploited = planned(leg(tmp_path, 1, 0.08, 1, source=0))
@@ -49,4 +49,4 @@ def test_a_member_goes_on_from_what_another_one_has_learned(plan: str, tmp_path:
 
 def test_plans_without_checkpoints_are_refused_under_pbt() -> None:
     with pytest.raises(TuningError, match="keeps no checkpoints"):
-        objective_of(make_job, Measure("train_loss"), Search.parse("pbt"), "pipedream:workers=2", None)
+        objective_of(make_job, Measure("train_loss"), Search.parse("pbt"), frozenset(), "pipedream:workers=2", None)

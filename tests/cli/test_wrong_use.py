@@ -38,7 +38,7 @@ def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
         (["draw", "ring", "-w", "40"], "draw at most 26"),
         (["draw", "runs/none"], "neither a plan nor a run's folder"),
         (["draw", "gpipe", "--page", "nowhere/page.html"], "--page nowhere/page.html: nowhere does not exist"),
-        (["draw", "ring", "--job", "digits"], "plan ring is no pipeline"),
+        (["draw", "ring", "--job", "digits"], "under plan ring each has all of it"),
         (["replay", "run", "--save", "."], "--save .: it is a folder"),
         (["check", ".", "--write-baseline", "nowhere/known"], "nowhere does not exist or is not writable"),
         (["bench", "kernels", "--parts", "study", "--picture", "roof.svg"], "draws the steps of part layers"),

@@ -15,11 +15,12 @@ from tests.errors.happening import happen
 from tests.errors.test_failures import PAGE
 
 HEAD = """\
-# What goes wrong, and what is said
+# What goes wrong, and what Paceline prints
 
-One block: who failed first, at what, on which samples; who are only victims; what to do; and the command that goes
-back there. Exit code 1 means that a run was started and did not finish, 2 that nothing was started. Nothing hangs and
-nothing is left: no process, no shared memory, no file outside the run's folder.
+A failure is reported as one block: which worker failed first, in which update and on which samples; which workers are
+only victims; what to do; and the command that goes back to that point. Exit code 1 means that a run was started and
+did not finish, 2 that nothing was started. Nothing hangs and nothing is left: no process, no shared memory, no file
+outside the run's folder.
 
 ```text
 WorkerFailed: worker 1 failed first: ValueError: too hot
@@ -32,21 +33,19 @@ Traceback (most recent call last):
 
 `paceline replay RUN --until failure` trains up to there in one process, to the same bits. In Python,
 `paceline.replay(run, until="failure")` has the model as that worker had it in `.model`, and the batch in
-`.guilty_batch`: call one on the other, in a debugger.
+`.guilty_batch`: call the model on the batch in a debugger.
 
-| a wait | names whom it waits for, after `--timeout` seconds (120), and what that process does meanwhile |
+| situation | what Paceline does |
 |---|---|
-| `on_nan="stop"` | the job's default: a loss that is not finite ends the run |
-| `on_nan="skip"` | a batch whose loss or gradient is not finite is left out, and counted |
-| `on_nan="ignore"` | trains on; `paceline replay RUN --until nan` stops before the first |
+| a worker waits for `--timeout` seconds (120) | names the worker and what its process does, and ends the run |
+| a loss is not finite, `on_nan="stop"` (the default) | ends the run |
+| the same, `on_nan="skip"` | leaves out batches whose loss or gradient is not finite, and counts them |
+| the same, `on_nan="ignore"` | continues; `paceline replay RUN --until nan` stops before the first such update |
+| Ctrl-C | writes a checkpoint and ends the run; `paceline train --resume RUN` continues it; exit code 130 |
+| a second Ctrl-C | ends everything at once; exit code 130 |
 
-| Ctrl-C | |
-|---|---|
-| once | a checkpoint is written and the run ends: `paceline train --resume RUN` goes on; exit code 130 |
-| twice | everything ends at once; exit code 130 |
-
-What follows is what each of {count} failures prints, written by `python -m tests.errors`, which lets each of them
-happen with real processes; the same cases are part of `make test`.
+What follows is what each of {count} failures prints, written by `python -m tests.errors`, which provokes each of
+them with real processes; the same cases are part of `make test`.
 """
 
 

@@ -56,7 +56,7 @@ def test_once_a_clean_end_that_can_go_on(plan: str, folder: Path) -> None:
     assert re.search(
         r"stopped after [\d,]+ of [\d,]+ updates, with train loss [\d.]+; a checkpoint is written", said
     ), said
-    go_on = re.search(r"go on   paceline train --resume (\S+)", said)
+    go_on = re.search(r"resume  paceline train --resume (\S+)", said)
     assert go_on, said
     look = subprocess.run(
         [sys.executable, "-m", "paceline", "report", go_on[1]], cwd=folder, capture_output=True, text=True, timeout=300

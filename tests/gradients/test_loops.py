@@ -11,6 +11,11 @@ from paceline.core.codecs.catalogue import parse
 from paceline.gradients.loops import Loops
 from paceline.kernels.codecs import native
 
+TEXTS = [
+    "half", "bfloat16", "int8", "qsgd:2", "qsgd", "qsgd:8", "ternary", "onebit", "threshold:1.5", "topk:0.1", "topk:1",
+    "topk",
+]  # fmt: skip
+CHANCE = 0x9E3779B97F4A7C15
 SHAPES = [(1, 1), (3, 17), (64, 784), (7, 1000), (2, 16), (5, 31)]
 
 
@@ -20,7 +25,7 @@ def room(codec: Codec, shape: tuple[int, int]) -> list[Tensor]:
 
 
 @pytest.mark.skipif(native.native() is None, reason="there is no compiler")
-@pytest.mark.parametrize("text", ["half", "bfloat16", "int8", "onebit", "threshold:1.5", "topk:0.1", "topk:1", "topk"])
+@pytest.mark.parametrize("text", TEXTS)
 def test_native_loops_have_the_bits_of_the_codec(text: str) -> None:
     codec = parse(text)
     assert codec is not None
@@ -33,8 +38,8 @@ def test_native_loops_have_the_bits_of_the_codec(text: str) -> None:
             1e30 * torch.randn(shape),
         ):
             (one, first), (two, second) = ((gradient.clone(), room(codec, shape)) for _ in range(2))
-            codec.encode(one, first, 1, None)
-            loops.encode(two, second, 1, None)
+            codec.encode(one, first, CHANCE, None)
+            loops.encode(two, second, CHANCE, None)
             assert torch.equal(one, two)
             for a, b in zip(first, second, strict=True):
                 assert torch.equal(a, b)
@@ -42,3 +47,18 @@ def test_native_loops_have_the_bits_of_the_codec(text: str) -> None:
             codec.decode(first, here, 1)
             loops.decode(second, there, 1)
             assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("owed", [None, torch.full((3, 17), 0.5)])
+def test_a_gradient_that_is_not_finite_is_noticed(owed: Tensor | None) -> None:
+    codec = parse("int8")
+    assert codec is not None
+    loops, total = Loops(codec, torch.float32), torch.empty(3, 17)
+    gradient = torch.randn(3, 17)
+    assert loops.add_owed(owed, gradient, total)
+    assert torch.equal(total, gradient if owed is None else gradient + owed)
+    assert loops.add_owed(owed, torch.full((3, 17), 3e38), total)  # finite, though its sum is not
+    for wrong in (float("nan"), float("inf"), -float("inf")):
+        gradient[2, 16] = wrong
+        assert not loops.add_owed(owed, gradient, total)
+        assert not loops.add_owed(owed, gradient.t().clone().t(), total)

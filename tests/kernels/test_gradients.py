@@ -78,6 +78,38 @@ def test_operations(case: Case) -> None:
     check(case.double(), 1e-10)
 
 
+class Turned(nn.Module):
+    """What a dense layer gives, with steps and features exchanged, is added to what it got."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.head = nn.Linear(7, 7), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(x + self.steps(x.transpose(1, 2)).transpose(1, 2)).mean(1)
+        return scores
+
+
+class Joined(nn.Module):
+    """A function of two branches side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.head = nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(torch.tanh(torch.cat([self.one(x), self.other(x)], dim=-1))).mean(1)
+        return scores
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize("make", [Turned, Joined])
+def test_what_follows_a_dense_layer_may_lie_elsewhere(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    case = Case(make(), torch.randn(18, 7, 5), torch.randint(3, (18,)), nn.CrossEntropyLoss())
+    check(case.double(), 1e-10)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", [images, sequences, encoders, operations])
 def test_many_networks(strategy: Callable[[], SearchStrategy[Case]]) -> None:

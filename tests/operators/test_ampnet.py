@@ -124,6 +124,24 @@ class Bare(TreeNet):
         self.scale = nn.Parameter(torch.ones(()))
 
 
+class Looping(TreeNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.ones(1)])
+
+    def state(self, tree: Tree) -> Tensor:
+        found = super().state(tree)
+        for scale in self.scales:
+            found = found * scale
+        return found
+
+
+class Greatest(TreeNet):
+    def state(self, tree: Tree) -> Tensor:
+        found = super().state(tree)
+        return found + found.max(dim=-1, keepdim=True).values
+
+
 class Reading(TreeNet):
     def state(self, tree: Tree) -> Tensor:
         return super().state(tree) * self.branch.weight.sum()
@@ -134,6 +152,8 @@ REFUSED: list[tuple[type[nn.Module], dict[str, Any], str, type[PacelineError], s
     (Sharing, {}, "ampnet", PlanError, "heads.0 and heads.1 share a parameter"),
     (Bare, {}, "ampnet", PlanError, "parameter scale belongs to the model itself"),
     (Reading, {}, "ampnet", JobError, "reads weight of its operator branch"),
+    (Looping, {}, "ampnet", JobError, "reads what is in it of its operator scales"),
+    (Greatest, {}, "ampnet", JobError, "reads .values of what an operator returned"),
     (TreeNet, {}, "ampnet:workers=5", PlanError, "has 4 operators with parameters"),
     (TreeNet, {}, "ampnet:on=0+1", PlanError, "for each of the 4 operators"),
     (TreeNet, {}, "ampnet:on=a", PlanError, "is not a worker for each operator"),

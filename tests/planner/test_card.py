@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import UsageError
-from paceline.planner.card import Card, of_data_sheet
+from paceline.planner.card import Card, Exchange, Overhead, of_data_sheet
 from tests.planner.cards import CARD
 
 
@@ -54,3 +54,18 @@ def test_a_data_sheet_makes_a_card_with_a_wide_interval() -> None:
     card = of_data_sheet(100.0, 20.0, 8, 16 << 30)
     assert card.level == "card"
     assert card.fit(1, 1)[0].error > 1.0
+
+
+def test_seconds_of_an_exchange_lie_between_those_that_were_measured() -> None:
+    found = Exchange("push", 2, 1e-5, 1e9, 0.1, points=((1e3, 1e-5), (1e6, 1e-4), (1e7, 2e-3)))
+    for size, seconds in ((10, 1e-5), (1e6, 1e-4), (5.5e6, 1.05e-3), (1.9e7, 3.9e-3)):
+        latency, bandwidth = found.at(size)
+        assert latency + size / bandwidth == pytest.approx(seconds)
+    assert dataclasses.replace(found, points=()).at(1e6) == (1e-5, 1e9)
+
+
+def test_the_nearest_overhead_is_the_larger_of_two() -> None:
+    known = [Overhead("push", 2, 1.1, 0.2), Overhead("push", 4, 1.5, 0.2), Overhead("ddp", 3, 2.0, 0.2)]
+    assert Overhead.nearest(known, "push", 3) is known[1]
+    assert Overhead.nearest(known, "push", 2) is known[0]
+    assert Overhead.nearest(known, "stages", 2) is None

@@ -64,3 +64,16 @@ def test_the_spread_covers_the_share() -> None:
     ratios = [math.exp((n - 500) / 1000) for n in range(1001)]
     width = math.exp(fitting.spread(ratios, 0.9))
     assert sum(1 / width <= ratio <= width for ratio in ratios) == pytest.approx(901, abs=2)
+
+
+def test_an_exchange_keeps_what_was_measured_and_never_falls_with_size() -> None:
+    found = fitting.exchange("meeting", 2, [1e3, 1e5, 1e6], [4e-5, 3e-5, 2e-4], Ring())
+    assert found.points == ((500.0, 2e-5), (5e4, 2e-5), (5e5, 1e-4))
+
+
+def test_pieces_and_bytes_are_distinguished() -> None:
+    counts, sizes = [10.0, 10.0, 20.0], [1e4, 1e6, 1e5]
+    seconds = [3e-5 * n + 1e-9 * size for n, size in zip(counts, sizes, strict=True)]
+    found = fitting.piece("stage", 2, counts, sizes, seconds, [10 * s for s in seconds])
+    assert found.latency == pytest.approx(3e-5)
+    assert found.bandwidth == pytest.approx(1e9)

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from paceline.jobs.job import Job
-from paceline.planner.costs import Profile, Profiled
 from paceline.planner.divisions import ModelDivision
 from paceline.planner.heap import BESIDES, RECURRENT, replica_bytes, stage_bytes
 from paceline.planner.memory import worker_memory
 from paceline.planner.model_cost import cost_of
+from paceline.planner.profiled import Profile, Profiled
 from paceline.plans.plan import Plan
 from tests.planner.cards import costs
 

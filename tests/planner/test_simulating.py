@@ -36,7 +36,7 @@ def test_later_updates_of_a_central_worker_overlap() -> None:
 def test_a_server_with_one_worker_has_nothing_to_wait_for() -> None:
     plan = make("downpour", workers=1)
     predicted = predict(plan, costs(), FACTS)
-    assert predicted.terms.wait == 0
+    assert predicted.terms.wait == pytest.approx(0, abs=1e-12)
     trace = timeline(plan, costs(), FACTS, 20)
     rows = trace.of_kind(Kind.APPLY)
     assert predicted.staleness == 0

@@ -13,7 +13,9 @@ from paceline.core.splits import COPIED, PARTIAL, WHOLE, Placement, even, split
 from paceline.core.splits.derivation import PARAMETER, Program, Step
 from paceline.core.splits.recipes import SplitRecipe
 from paceline.core.splits.recipes.cannon import Cannon
+from paceline.core.splits.recipes.experts import Experts
 from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
+from paceline.core.splits.recipes.per_layer import PerLayer
 from paceline.core.splits.recipes.redundant import Redundant
 from paceline.core.splits.recipes.tensor import Tensor as TensorRecipe
 from paceline.core.splits.recipes.zero import Zero
@@ -43,7 +45,8 @@ class Case:
 def cases(examples: dict[str, tuple[Job, nn.Module, Example, tuple[str, ...]]]) -> list[Case]:
     recipes: list[tuple[SplitRecipe, int, int]] = [
         (TensorRecipe(), 2, 0), (TensorRecipe(), 3, 0), (OneWeirdTrick(), 2, 0), (OneWeirdTrick(), 3, 0),
-        (Cannon(), 4, 0), (Zero(), 3, 3), (Redundant(20), 2, 0), (Redundant(0), 3, 0),
+        (Cannon(), 4, 0), (Zero(), 3, 3), (Redundant(20), 2, 0), (Redundant(0), 3, 0), (Experts(), 2, 0),
+        (PerLayer.parse("*:rows+*:channels+*:heads+*:samples"), 3, 0),
     ]  # fmt: skip
     return [
         Case(job, module, split_blueprint(job, module, [example], moving, workers, recipe, stage), example)

@@ -18,6 +18,7 @@ from paceline.jobs.job import Job
 from paceline.stages.rehearsal import Example
 from paceline.testing.jobs import JOBS
 from tests.splits.mutations import Case, cases, computes_right, mutate
+from tests.splits.test_experts import job as mixture
 
 
 def example_of(job: Job) -> Example:
@@ -31,8 +32,8 @@ def example_of(job: Job) -> Example:
 def all_cases() -> list[Case]:
     torch.manual_seed(0)
     found = {}
-    for name in ("mlp", "residual", "tied"):
-        job = JOBS[name]()
+    for name in ("mlp", "residual", "tied", "transformer", "mixture"):
+        job = mixture() if name == "mixture" else JOBS[name]()
         moving = ("norm.running_mean", "norm.running_var") if name == "residual" else ()
         module: nn.Module = job.make_model()
         found[name] = job, module, example_of(job), moving

@@ -43,6 +43,8 @@ def random_chain(number: int) -> tuple[nn.Module, tuple[int, ...]]:
     shape = (channels, rows, columns)
     parts: list[nn.Module] = []
     for _ in range(chance.randint(2, 5)):
+        if nn.Sequential(*parts)(torch.zeros(2, *shape)).shape[2] < 6:
+            break  # too few rows for a further kernel
         kernel = chance.choice([1, 3, 3, 5])
         parts.append(nn.Conv2d(channels, channels, (kernel, 1), padding=(chance.randint(0, kernel // 2), 0)))
         parts.append(chance.choice([nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh(), nn.Dropout(0.1), nn.BatchNorm2d(2)]))

@@ -155,7 +155,7 @@ def test_a_module_that_cannot_be_followed_stays_whole_and_says_why() -> None:
 
 
 def test_a_model_that_branches_itself_is_refused_with_the_remedy() -> None:
-    with pytest.raises(JobError, match="move that into a module of its own"):
+    with pytest.raises(JobError, match="move that part into a module of its own"):
         train(job_of(Branches(), 6), "gpipe", engine="virtual", folder=None)
 
 

@@ -299,7 +299,7 @@ class Holding(Body):
         (Annealed, "something else: a loss of .* change itself"),
         (Moving, "changes its buffer mean"),
         (Replaced, "puts another tensor in the place of its buffer mean.mean.*in place"),
-        (Mixed, "chooses its precision itself, by torch.autocast; put that part into a module of its own"),
+        (Mixed, "chooses its precision itself, by torch.autocast.*; move that part into a module of its own"),
         (Holding, "Holding holds scaled, .*parametrize"),
     ],
 )

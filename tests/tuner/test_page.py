@@ -38,7 +38,7 @@ class Balanced(HTMLParser):
 
 
 def written(space: Space, search: str, objective: Any, budget: int | None) -> str:
-    proposals, scheduler, total = Search.parse(search).open(space, budget, 4, 0, True)
+    proposals, scheduler, total = Search.parse(search).open(space, budget, 4, 0, True, continues=False)
     study = Study(proposals, scheduler, Journal(None), True, total)
     spent = drive(study, Here(objective, study.report, Terms()))
     header = {"metric": "loss", "name": "<job>", "search": search, "space": space.describe()}

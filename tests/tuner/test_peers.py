@@ -42,7 +42,7 @@ def curve(trial: Trial) -> float:
 
 
 def opened(search: str, max_t: int) -> Study:
-    proposals, scheduler, total = Search.parse(search).open(SPACE, None, max_t, 0, True)
+    proposals, scheduler, total = Search.parse(search).open(SPACE, None, max_t, 0, True, continues=False)
     return Study(proposals, scheduler, Journal(None), True, total)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from paceline.core.agenda import Agenda
 from paceline.engines.stepping import SteppedTraining
 from paceline.gradients.core_stack import CoreStack
+from paceline.gradients.fastest_stack import Forms
 from paceline.gradients.lane_stack import LaneStack
 from paceline.gradients.stacking import CannotStack, shape_of
 from paceline.jobs.job import Job
@@ -19,7 +21,7 @@ from paceline.tuner.drive import drive
 from paceline.tuner.journal import Journal
 from paceline.tuner.searches import Search
 from paceline.tuner.space import Space
-from paceline.tuner.study import Study
+from paceline.tuner.study import Assignment, Study
 from paceline.tuner.training import JobObjective, Measure
 from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Terms
@@ -95,15 +97,16 @@ SPACE = {"lr": [0.02, 0.1, 0.5, 1e300], "width": [4, 5, -1], "momentum": [0.0, 0
 
 
 def run(search: str, stacked: bool, tmp_path: Any) -> Study:
-    objective = JobObjective(make_job, SteppedTraining, Measure("test_loss"), each=True)
+    objective = JobObjective(make_job, SteppedTraining, Measure("test_loss"), heeds=None)
     proposals, scheduler, total = Search.parse(search).open(Space(SPACE), None, EPOCHS, 0, True)
     study = Study(proposals, scheduler, Journal(None), True, total)
     terms = Terms(0, tmp_path if scheduler.resumes else None)
 
-    def make(jobs: Any, source: Any) -> LaneStack:
+    def make(shape: str, jobs: Any, source: Any) -> LaneStack:
         return LaneStack(jobs, source, Agenda(len(source), 16, EPOCHS))
 
-    drive(study, Stacked(objective, study.report, terms, make) if stacked else Here(objective, study.report, terms))
+    alone = Here(objective, study.report, terms)
+    drive(study, Stacked(objective, study.report, terms, make, lambda: alone) if stacked else alone)
     return study
 
 
@@ -119,6 +122,53 @@ def test_stacked_trials_end_as_they_would_alone(search: str, tmp_path: Any) -> N
         assert trial.status == other.status, (trial, other)
         assert trial.value == pytest.approx(other.value, rel=1e-9) if trial.value is not None else other.value is None
     assert any(t.status == "failed" for t in together.trials.values())
+
+
+class Odd(nn.Module):
+    """A network that fails in a way of its own, where it is only looked at."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.layer = how, nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "raises":
+            raise KeyError("oh no")
+        if self.how == "leaves":
+            raise SystemExit(4)
+        if self.how == "hangs":
+            time.sleep(30)
+        found: torch.Tensor = self.layer(x[:, :5] if self.how == "shape" else x)
+        return found
+
+
+def test_a_network_that_fails_costs_only_itself() -> None:
+    def odd(trial: Trial) -> Job:
+        return make_job(Trial(0, {"lr": 0.1}, 0, 1)).with_(model=lambda: Odd(trial["how"]).double(), compute="autograd")
+
+    objective = JobObjective(odd, SteppedTraining, Measure("test_loss"), heeds=None)
+    space = Space({"how": ["fine", "raises", "leaves", "shape", "hangs"], "n": [1, 2]})
+    proposals, scheduler, total = Search.parse("grid").open(space, None, EPOCHS, 0, True)
+    study = Study(proposals, scheduler, Journal(None), True, total)
+    apart: list[str] = []
+
+    class Noted(Here):
+        def start(self, assignment: Assignment, worker: int) -> None:
+            apart.append(assignment.configuration["how"])
+            if apart[-1] == "hangs":  # which a process would be ended for
+                assignment = Assignment(assignment.leg, {**assignment.configuration, "how": "raises"})
+            super().start(assignment, worker)
+
+    stacked = Stacked(objective, study.report, Terms(0), Forms().stack,
+                      lambda: Noted(objective, study.report, Terms(0)), timeout=4.0)  # fmt: skip
+    drive(study, stacked)
+    assert sorted(set(apart)) == ["hangs", "leaves", "raises", "shape"]
+    for trial in study.trials.values():
+        assert (trial.status == "done") == (trial.configuration["how"] == "fine"), trial
+    reasons = {trial.configuration["how"]: trial.reason for trial in study.trials.values()}
+    assert "oh no" in reasons["raises"]
+    assert "SystemExit: 4" in reasons["leaves"]
+    assert "cannot be multiplied" in reasons["shape"]
 
 
 def test_what_cannot_be_stacked_says_why() -> None:

@@ -112,12 +112,12 @@ def test_decisions_are_those_of_a_tuning_that_nobody_disturbed(search: str, tmp_
 
 def test_a_journal_with_a_changed_decision_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "journal.jsonl"
-    study = opened(file, "asha")
+    study = opened(file, "median_stopping")
     live(study, random.Random(0), 2, 10_000)
     study.journal.close()
     file.write_text(file.read_text().replace('"stop": true', '"stop": false', 1))
     with pytest.raises(TuningError, match="decides otherwise"):
-        opened(file, "asha")
+        opened(file, "median_stopping")
 
 
 def test_a_journal_of_another_space_is_refused(tmp_path: Path) -> None:
@@ -127,6 +127,17 @@ def test_a_journal_of_another_space_is_refused(tmp_path: Path) -> None:
     study.journal.close()
     with pytest.raises(TuningError, match="the space now gives"):
         opened(file, "random", seed=1)
+
+
+def test_a_tuning_goes_on_in_the_way_in_which_it_began(tmp_path: Path) -> None:
+    study = opened(tmp_path / "journal.jsonl", "grid")
+    study.runs("stacked")
+    study.journal.close()
+    again = opened(tmp_path / "journal.jsonl", "grid")
+    assert again.way == "stacked"
+    again.runs("stacked")
+    again.journal.close()
+    assert [row["row"] for row in read(tmp_path / "journal.jsonl")].count("way") == 1
 
 
 def test_a_journal_has_one_writer(tmp_path: Path) -> None:

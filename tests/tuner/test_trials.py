@@ -26,7 +26,7 @@ def run(
     objective: Any, space: dict[str, Any], search: str, how: str, max_t: int = 1, states: Path | None = None,
     timeout: float | None = None,
 ) -> tuple[Study, Spent]:  # fmt: skip
-    proposals, scheduler, total = Search.parse(search).open(Space(space), None, max_t, 0, True)
+    proposals, scheduler, total = Search.parse(search).open(Space(space), None, max_t, 0, True, continues=False)
     study = Study(proposals, scheduler, Journal(None), True, total)
     terms = Terms(0, states)
     trials: Any = (

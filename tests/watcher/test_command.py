@@ -38,7 +38,7 @@ def watch(*words: object) -> subprocess.CompletedProcess[str]:
         ((), "give one of"),
         (("--pid", "1", "--open", "x"), "give one of"),
         (("--pid", "4194305"), "there is no such process"),
-        (("--run", "nowhere"), "no run goes on there"),
+        (("--run", "nowhere"), "no run is active there"),
         (("--open", "nowhere"), "has no trace.json.gz"),
         (("--seconds", "5", "--", "true"), "--seconds goes with"),
         (("--", "no-such-program"), "cannot be started"),

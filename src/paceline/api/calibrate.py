@@ -11,11 +11,13 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from paceline.api.busy_cores import BusyCores, Case, Steps
+from paceline.api.calibrate_divided import measure_divided
 from paceline.api.calibration_jobs import calibration_job, vector_job
 from paceline.api.measuring import Measured, Say, measure
 from paceline.core.collectives.ring import Ring
@@ -28,12 +30,14 @@ from paceline.plans.plan import Plan
 from paceline.runs.machine import this_machine
 
 SECONDS = 30.0
-SHARE = 0.6  # of the seconds that operations get
+SHARE = 0.5  # of the seconds that operations get
 JOBS = 63
 LENGTHS = (1_000, 10_000, 55_000, 200_000, 600_000, 2_000_000)  # floats
-EVERY = {2: LENGTHS, 3: LENGTHS[1:5:3], 4: LENGTHS[1:5:3]}  # at how many workers, at which lengths
+EVERY = {2: LENGTHS, 3: LENGTHS[1::2], 4: LENGTHS[1::2]}  # at how many workers, at which lengths
 UPDATES = 60
 DRAWN = 0.1  # weight of usual coefficients in a fit
+TENSORS, SPLIT = 20, 200_000  # of a vector in many pieces, and its length
+THOROUGH = 10.0  # seconds from which on everything is measured
 
 
 def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lambda line: None) -> Card:
@@ -53,9 +57,12 @@ def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lam
     exchanges, between = measure_exchanges(seconds)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     card = Card(
-        machine.processor, cores, memory, operations, exchanges, between, torch.__version__,
+        machine.processor, cores, memory, operations, exchanges, (), between, torch.__version__,
         datetime.date.today().isoformat(),
     )  # fmt: skip
+    if seconds >= THOROUGH:
+        say("pipelines and split layers of small networks ...")
+        card = replace(card, exchanges=(*exchanges, *measure_divided(card, max(2, cores))))
     card.write(file or default_file())
     return card
 
@@ -102,35 +109,33 @@ def _operations(
 def measure_exchanges(seconds: float) -> tuple[tuple[Exchange, ...], float]:
     """Measure meetings, pushes and PyTorch's all-reduce; also the Python of one process in each update."""
     alone = {length: measure(vector_job(length), Plan.parse("sequential"), UPDATES) for length in LENGTHS}
-    updates = {length: statistics.median(found.update) for length, found in alone.items()}
-    computes = {length: statistics.median(found.compute) for length, found in alone.items()}
     found = []
     for workers, lengths in EVERY.items():
-        rings = [measure(vector_job(length), Plan.parse("ring", workers), UPDATES) for length in lengths]
-        found.append(_fit_meetings("meeting", workers, lengths, rings, Ring()))
-        pushes = [measure(vector_job(length), Plan.parse("downpour", workers), UPDATES * 2) for length in lengths]
-        found.append(_fit_pushes(workers, lengths, pushes, updates))
-        if seconds >= 10 and workers != 3:
-            ddp = [measure(vector_job(length), Plan.parse("ddp", workers), UPDATES) for length in lengths]
-            found.append(_fit_ddp(workers, lengths, ddp, computes))
-    return tuple(found), alone[min(LENGTHS)].between
+        found.append(_exchange("meeting", "ring", workers, lengths, alone))
+        found.append(_exchange("push", "downpour", workers, lengths, alone))
+        if seconds >= THOROUGH and workers != 3:
+            found.append(_exchange("ddp", "ddp", workers, lengths, alone))
+    least = alone[min(LENGTHS)]
+    own = statistics.median(least.compute) + statistics.median(least.update)
+    return tuple(found), max(0.0, least.seconds - own)
 
 
-def _fit_meetings(kind: str, workers: int, lengths: Sequence[int], found: Sequence[Measured], ring: Ring) -> Exchange:
-    seconds = [statistics.median(each.meetings) for each in found]
-    between = statistics.median(each.between for each in found)
-    return fitting.exchange(kind, workers, [4.0 * n for n in lengths], seconds, ring, between)
+def _exchange(kind: str, plan: str, workers: int, lengths: Sequence[int], alone: Mapping[int, Measured]) -> Exchange:
+    """Measure one plan that exchanges vectors of several lengths, and one that exchanges a vector in many tensors."""
+    runs = [measure(vector_job(length), Plan.parse(plan, workers), UPDATES) for length in lengths]
+    seconds = [_seconds(kind, run, alone[length]) for run, length in zip(runs, lengths, strict=True)]
+    between = statistics.median(each.between for each in runs)
+    ring = Ring() if kind != "push" else None
+    many = vector_job(SPLIT, TENSORS)
+    whole, divided = (measure(many, p, UPDATES) for p in (Plan.parse("sequential"), Plan.parse(plan, workers)))
+    one = next(took for took, length in zip(seconds, lengths, strict=True) if length == SPLIT)
+    tensor = max(0.0, _seconds(kind, divided, whole) - one) / (TENSORS - 1)
+    return fitting.exchange(kind, workers, [4.0 * n for n in lengths], seconds, ring, between, tensor)
 
 
-def _fit_pushes(workers: int, lengths: Sequence[int], found: Sequence[Measured], updates: dict[int, float]) -> Exchange:
-    """A push without waiting, less the optimizer's update in it."""
-    seconds = [max(1e-6, statistics.median(each.update) - updates[n]) for n, each in zip(lengths, found, strict=True)]
-    between = statistics.median(each.between for each in found)
-    return fitting.exchange("push", workers, [4.0 * n for n in lengths], seconds, between=between)
-
-
-def _fit_ddp(workers: int, lengths: Sequence[int], found: Sequence[Measured], computes: dict[int, float]) -> Exchange:
-    """PyTorch's all-reduce: the trace has it within the computation."""
-    seconds = [max(1e-6, statistics.median(each.compute) - computes[n]) for n, each in zip(lengths, found, strict=True)]
-    between = statistics.median(each.between for each in found)
-    return fitting.exchange("ddp", workers, [4.0 * n for n in lengths], seconds, Ring(), between)
+def _seconds(kind: str, run: Measured, alone: Measured) -> float:
+    """The seconds of an exchange. A push has the update in it; PyTorch's all-reduce lies within the computation."""
+    if kind == "meeting":
+        return statistics.median(run.meetings)
+    took, own = (run.update, alone.update) if kind == "push" else (run.compute, alone.compute)
+    return max(1e-6, statistics.median(took) - statistics.median(own))

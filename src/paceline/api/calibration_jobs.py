@@ -136,21 +136,22 @@ def calibration_job(number: int) -> Job:
 
 
 class Vector(nn.Module):
-    """One parameter vector, whose gradient costs nothing but itself: what is left of a step is the exchange."""
+    """A parameter vector, whose gradient costs nothing but itself: what is left of a step is the exchange."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, tensors: int = 1) -> None:
         super().__init__()
-        self.vector = nn.Parameter(torch.zeros(length))
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(length // tensors)) for _ in range(tensors))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.vector.sum() * x.mean()
+        total: Tensor = sum((part.sum() for part in self.parts), torch.zeros(()))
+        return total * x.mean()
 
 
-def vector_job(length: int) -> Job:
-    """Make a job that exchanges a vector of so many floats."""
+def vector_job(length: int, tensors: int = 1) -> Job:
+    """Make a job that exchanges a vector of so many floats, in so many tensors."""
     return Job(
-        Vector(length), torch.ones(64, 1), step=_mean, optimizer=partial(torch.optim.SGD, lr=1e-6), batch_size=8,
-        epochs=10**6, name="vector", on_nan="ignore", device="cpu",
+        Vector(length, tensors), torch.ones(64, 1), step=_mean, optimizer=partial(torch.optim.SGD, lr=1e-6),
+        batch_size=8, epochs=10**6, name="vector", on_nan="ignore", device="cpu",
     )  # fmt: skip
 
 

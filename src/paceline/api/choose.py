@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +12,10 @@ from pathlib import Path
 from paceline.api.calibrate import calibrate
 from paceline.api.coding import codings
 from paceline.api.dividing import Divider, Splittable, splittable
-from paceline.api.measuring import Measured, Say, measure_for
+from paceline.api.finalists import with_finalists
+from paceline.api.measuring import Say
+from paceline.api.profiling import profiled
 from paceline.core.codecs.sizes import most_gathered
-from paceline.core.collectives.ring import Ring
 from paceline.core.splits.derivation import Program
 from paceline.engines.setup import set_up
 from paceline.errors import PacelineError, PlanError, UsageError, suggest
@@ -24,13 +24,13 @@ from paceline.jobs.job import Job
 from paceline.planner import cluster as clusters
 from paceline.planner.candidates import LEARNING, Candidate, candidates, numbers_of_workers
 from paceline.planner.card import Card, default_file
-from paceline.planner.choosing import GOALS, Choice, Layer, micro
+from paceline.planner.choosing import GOALS, USABLE, Choice, Layer, fits, micro
 from paceline.planner.choosing import choose as rank
 from paceline.planner.cluster import Cluster, Node, links_of
-from paceline.planner.costs import Calibrated, Costs, Profile, Profiled, anchored, meeting, single
+from paceline.planner.costs import Calibrated, Costs
 from paceline.planner.divisions import ModelDivision
 from paceline.planner.methods import Facts, NotMeasured, coding_of, known, predict, reads
-from paceline.planner.model_cost import cost_of
+from paceline.planner.model_cost import cost_of, parameter_bytes
 from paceline.planner.pipelines import CannotCut
 from paceline.planner.prediction import Prediction
 from paceline.planner.prices import read as read_prices
@@ -41,8 +41,6 @@ from paceline.plans.plan import Plan, make
 from paceline.runs.machine import this_machine
 
 LEVELS = ("calibrated", "profiled")
-PROFILE_SECONDS = 0.4  # of each of its runs
-ROUNDS = 2  # of a profile, interleaved
 MOST_SPLIT = 8  # workers up to which a model is divided: each computes a chunk in the rehearsal
 
 
@@ -148,6 +146,7 @@ def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> C
 
 def facts_of(job: Job, coded: bool = False) -> tuple[Facts, int]:
     """Return what the planner knows of a job, and its updates in an epoch; with `coded` the costs of codecs, too."""
+    _refuse_giants(job)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         setup = set_up(job.untested().with_(compute="autograd"), make("sequential"), "virtual", 1)
@@ -158,25 +157,38 @@ def facts_of(job: Job, coded: bool = False) -> tuple[Facts, int]:
     return Facts(batch, payload, served, known), -(-len(setup.source) // (job.batch_size * job.accumulate_grad_batches))
 
 
+def _refuse_giants(job: Job) -> None:
+    """Raise UsageError for a model that this machine cannot hold with its gradient: no plan can be counted here."""
+    memory, size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), parameter_bytes(job)
+    if 2 * size > USABLE * memory:
+        raise UsageError(
+            f"the model has {size / 2**30:,.1f} GiB of parameters and as much of gradients, and this machine has "
+            f"{memory / 2**30:,.1f} GiB: no plan fits. Give a model of at most {USABLE * memory / 2**31:,.1f} GiB of "
+            "parameters, or plan on a machine with more memory"
+        )
+
+
 def planner_for(
     job: Job, card: Card, level: str = "profiled", fused: bool = True, say: Say = lambda line: None,
-    coded: bool = False, here: bool = True,
+    coded: bool = False, here: bool = True, workers: Sequence[int] = (),
 ) -> Planner:  # fmt: skip
     """Make predictions for a job possible: count its operations, and profile it if the level asks for that.
 
     `here` is whether this machine will run the plans: then stages are weighed, and splits of each layer searched.
+    `workers` are the numbers of workers that will be predicted; a profile measures plans of the least and of the most.
     """
     facts, updates = facts_of(job, coded)
     base = Calibrated(card, lambda samples: cost_of(job, samples))
     base.cost(min(facts.batch, job.batch_size))
     costs: dict[str, Costs] = {"autograd": base}
+    divider = Divider(job, level == "profiled" and here)
     if level == "profiled":
         say(f"profiling {job.name}: a few real steps ...")
         plain = job.with_(compute="autograd")
-        costs["autograd"] = profiled(plain, base, facts)
+        costs["autograd"] = profiled(plain, base, facts, divider, workers)
         if fused and can_fuse(job):
-            costs["fused"] = profiled(job.with_(compute="fused"), base, facts)
-    return Planner(job, card, facts, updates, costs, Divider(job, level == "profiled" and here), here)
+            costs["fused"] = profiled(job.with_(compute="fused"), base, facts, divider, workers)
+    return Planner(job, card, facts, updates, costs, divider, here)
 
 
 def can_fuse(job: Job) -> bool:
@@ -188,72 +200,6 @@ def can_fuse(job: Job) -> bool:
     except (PacelineError, Warning):
         return False
     return True
-
-
-# --- profiling ---
-
-
-def profiled(job: Job, base: Costs, facts: Facts) -> Profiled:
-    """Measure a few real steps: workers that never communicate, then one ring and one server."""
-    cores = base.card.cores
-    batch = min(job.batch_size, facts.batch)
-    cases = [(1, 1, batch)]
-    if cores > 1:
-        cases += [
-            (1, cores, batch),
-            (cores, 1, batch),
-            (cores, 1, _part(batch, cores)),
-            (cores, 1, _part(batch, 2 * cores)),
-        ]
-    runs: dict[tuple[int, int, int], list[Measured]] = {case: [] for case in dict.fromkeys(cases)}
-    for number in range(ROUNDS):
-        for case in list(runs)[:: 1 if number % 2 == 0 else -1]:
-            runs[case].append(_profile_run(job, base, case, runs[case]))
-    found = Profiled(base, [_profile(case, measured) for case, measured in runs.items()])
-    if cores > 1:
-        _anchor(job, found, facts, cores)
-    return found
-
-
-def _part(batch: int, parts: int) -> int:
-    return max(1, -(-batch // parts))
-
-
-def _profile_run(job: Job, base: Costs, case: tuple[int, int, int], before: Sequence[Measured]) -> Measured:
-    busy, threads, samples = case
-    plan = make("sequential", threads=threads) if busy == 1 else make("ceiling", workers=busy, threads=threads)
-    guess = before[0].seconds if before else base.compute(samples, busy, threads).seconds / busy
-    one = job.with_(batch_size=samples, accumulate_grad_batches=1)
-    return measure_for(one, plan, PROFILE_SECONDS, guess, bool(before))
-
-
-def _profile(case: tuple[int, int, int], runs: Sequence[Measured]) -> Profile:
-    busy, threads, samples = case
-    compute = tuple(value for run in runs for value in run.compute)
-    update = tuple(value for run in runs for value in run.update)
-    between = statistics.median(run.between for run in runs)
-    return Profile(busy, threads, samples, compute, update, between, max(run.memory for run in runs))
-
-
-def _anchor(job: Job, costs: Profiled, facts: Facts, workers: int) -> None:
-    """Measure one ring and one server with this model, and scale the card's exchanges by what they take."""
-    for name, kind in (("ring", "meeting"), ("downpour", "push")):
-        plan = make(name, workers=workers)
-        predicted = predict(plan, costs, facts)
-        try:
-            runs = [measure_for(job, plan, PROFILE_SECONDS, predicted.seconds, measured=False)]
-            runs += [measure_for(job, plan, PROFILE_SECONDS, runs[0].seconds) for _ in range(ROUNDS - 1)]
-        except PacelineError:
-            continue  # this plan cannot train the job; others of its kind cannot either
-        if kind == "meeting":
-            card = meeting(costs, Ring(), workers, facts.payload).seconds
-            took = min(statistics.median(run.meetings) for run in runs)
-            costs.factors[kind] = anchored(took - predicted.terms.wait, card)
-        else:
-            card = single(costs, kind, workers, facts.served).seconds
-            update = costs.update(workers, 1).seconds
-            took = min(statistics.median(run.update) for run in runs)
-            costs.factors[kind] = anchored(took - update, card)
 
 
 # --- the choice ---
@@ -281,8 +227,12 @@ def choose(
         link: The network between as many machines like this one as there are workers (default 4), as in
             `"100Mbit,1ms"`. With `learning="any"` codecs are considered, too.
     """
+    if prices is not None and cluster is None:
+        raise UsageError("prices= needs cluster=, a file that says which machines are to be paid; see docs/planner.md")
     if link is not None and cluster is not None:
         raise UsageError("give either cluster=, whose file has the network in it, or link=")
+    if prices is not None and cluster is None:
+        raise UsageError(f"prices={str(prices)!r} are those of the machines in a cluster file; give cluster=, too")
     for name, value, allowed in (("goal", goal, GOALS), ("level", level, LEVELS), ("learning", learning, LEARNING)):
         if value not in allowed:
             raise UsageError(f"{name}={value!r}; {suggest(value, allowed)}")
@@ -300,9 +250,13 @@ def choose(
             else found_there
         )
     found = open_card(card, say)
-    planner = planner_for(job, found, level, say=say)
     counts = numbers_of_workers(found.cores, workers) if workers != 1 else []
-    choice = rank(planner.predictions(counts, learning), goal, found.memory, planner.updates_per_epoch)
+    planner = planner_for(job, found, level, say=say, workers=counts)
+    predictions = planner.predictions(counts, learning)
+    if level == "profiled" and goal != "memory":
+        say("measuring the plans that may be fastest ...")
+        predictions = with_finalists(job, [fits(each, found.memory, found.memory) for each in predictions], say)
+    choice = rank(predictions, goal, found.memory, planner.updates_per_epoch)
     return with_command(planner.explained(choice), command)
 
 

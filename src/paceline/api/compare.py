@@ -240,7 +240,7 @@ def _notes(entrants: Sequence[Entrant]) -> list[str]:
         return []
     return [
         f"other programs were running on this machine: workers that had a core each waited for it {waited:.0%} of "
-        "their time. Speeds on a quiet machine may be others"
+        "their time. On a quiet machine the speeds may differ"
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.engines import local
+from paceline.engines.local.worker_pool import train
 from paceline.engines.setup import set_up
 from paceline.errors import CrowdedWarning, JobWarning
 from paceline.jobs.job import Job
@@ -62,12 +62,21 @@ def measure(job: Job, plan: Plan, updates: int) -> Measured:
         warnings.simplefilter("ignore", CrowdedWarning)
         job = job.untested().with_(epochs=10**6)
         setup = set_up(job if job.on_nan == "skip" else job.with_(on_nan="ignore"), plan, "local", updates)
-        with Heartbeat(None, updates) as heartbeat, local.train(setup, None, heartbeat, None, DEADLINE) as outcome:
+        with Heartbeat(None, updates) as heartbeat, train(setup, None, heartbeat, None, DEADLINE) as outcome:
             found = steady(outcome.trace)
             rows = outcome.trace.rows
             samples = setup.agenda.samples_per_update
             each = samples / found.samples_per_second if found else outcome.seconds / max(1, updates)
+            each *= _dropped(setup.plan, rows, updates)
             return _measured(setup.plan, samples, updates, each, rows, max(outcome.peak_memory, default=0))
+
+
+def _dropped(plan: Plan, rows: Columns, updates: int) -> float:
+    """How many gradients were computed for each one that was taken: servers that do not wait for all drop some."""
+    if not plan.traits.gathers:
+        return 1.0
+    taken = updates * plan.parts
+    return max(1.0, int((rows["kind"] == Kind.COMPUTE).sum()) / max(1, taken))
 
 
 def traced(job: Job, plan: Plan, updates: int) -> Trace:
@@ -78,7 +87,7 @@ def traced(job: Job, plan: Plan, updates: int) -> Trace:
         warnings.simplefilter("ignore", CrowdedWarning)
         job = job.untested().with_(epochs=10**6, on_nan="ignore")
         setup = set_up(job, plan, "local", first + updates)
-        with Heartbeat(None, updates) as heartbeat, local.train(setup, None, heartbeat, None, DEADLINE) as outcome:
+        with Heartbeat(None, updates) as heartbeat, train(setup, None, heartbeat, None, DEADLINE) as outcome:
             rows = outcome.trace.rows[outcome.trace.rows["update"] >= first].copy()
     start = rows["start"].min(initial=rows["start"][0] if len(rows) else 0)
     rows["start"] -= start

@@ -61,8 +61,8 @@ def verdict(case: Case) -> str | None:
     times = f"{case.speed / case.single:.2f} times as fast as one process"
     if case.doubt >= SETTLED and max(case.speed, case.ceiling) * (1 + case.doubt) >= PAYS * case.single:
         return (
-            f"{case.plan} is {times}, but rounds differ by {case.doubt:.0%} from their median: whether it pays is not "
-            "settled. Time it for longer (--seconds), on a quiet machine"
+            f"{case.plan} is {times}, but rounds differ by {case.doubt:.0%} from their median, so it is not clear "
+            "whether it is worth it. Measure longer (--seconds), on a quiet machine"
         )
     if case.ceiling < PAYS * case.single:
         return _no_plan_pays(case, times)
@@ -85,8 +85,8 @@ def _costs_too_much(case: Case, times: str) -> str:
     batch = case.batch * cost / saved / case.samples
     return (
         f"{case.plan} is {times}: each step of {case.samples / case.speed * 1e6:,.0f} µs has {cost * 1e6:,.0f} µs that "
-        f"workers that never communicate do not have{_largest(case.step)}. With the same cost per step it would pay "
-        f"from a batch_size of about {_rounded(batch):,} on (here {case.batch:,})"
+        f"workers that never communicate do not have{_largest(case.step)}. With the same cost per step it would be "
+        f"faster from a batch_size of about {_rounded(batch):,} (here {case.batch:,})"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from paceline.planner.card import Card
 from paceline.planner.cluster import Cluster, Node
 from paceline.planner.costs import Calibrated
 from paceline.planner.model_cost import cost_of
-from paceline.planner.simulating import run
+from paceline.planner.simulating import run, spread_of
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
@@ -114,6 +114,7 @@ def _with_arithmetic(
     compute = costs.compute(samples, 1, plan.threads).seconds / samples
     update = costs.update(1, plan.threads).seconds
     world: World = cluster.world(plan.workers, compute, update, 10 * updates * compute * samples, seed)
+    world = replace(world, spread=spread_of(costs, plan.threads))
     epochs = -(-updates * batch // max(1, _samples(job)))
     done = train(
         job.with_(epochs=max(1, epochs)), plan, engine="virtual", folder=None, max_updates=updates, world=world

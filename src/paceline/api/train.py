@@ -180,6 +180,11 @@ def _check_together(
         raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
     if keys is not None and engine == "ray":
         raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
+    if keys is not None and engine != "cluster":
+        raise UsageError(
+            "keys are for the nodes of a cluster, and this run has none; start it with torchrun, srun or "
+            "PACELINE_NODES=2 PACELINE_HEAD=HOST:PORT PACELINE_RANK=0, or leave keys out"
+        )
     if epochs is not None and resume is None:
         raise UsageError("epochs= is for a run to resume (resume=); a job has its own: Job(epochs=)")
 
@@ -331,10 +336,11 @@ def _train(
     setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How,
     heartbeat: Heartbeat, hearer: Hearer,
 ) -> Run:  # fmt: skip
-    from paceline.engines import local, virtual
+    from paceline.engines import virtual
+    from paceline.engines.local import worker_pool
 
     if setup.engine == "local":
-        with local.train(setup, place.path, heartbeat, how.progress, how.timeout, request) as outcome:
+        with worker_pool.train(setup, place.path, heartbeat, how.progress, how.timeout, request) as outcome:
             return finish(setup, outcome, place, record, hearer)
     if how.node is not None:
         settings = (heartbeat, how.progress, how.timeout, request, how.backups)

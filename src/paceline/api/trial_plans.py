@@ -73,7 +73,7 @@ class PlannedObjective:
         agenda = set_up(job, Plan.parse("sequential"), "virtual").agenda
         reporting = Reporting(trial, measure, agenda)
         callbacks: list[Any] = []
-        if self.jobs.each and job.test is not None and not self.plan.traits.no_checkpoints:
+        if self.jobs.heeds != frozenset() and job.test is not None and not self.plan.traits.no_checkpoints:
             job = job.with_(evaluate_every=measure.updates(agenda, 1))
             callbacks = [reporting]
         with warnings.catch_warnings():

@@ -14,6 +14,7 @@ from typing import Any
 from paceline.api.trial_plans import PlannedObjective
 from paceline.api.tuning_places import Where, local_ranks, meet
 from paceline.api.tuning_setup import (
+    can_continue,
     check,
     functions,
     measure_of,
@@ -155,7 +156,8 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
     job = probe(make, asked.space, asked.seed) if make is not None else None
     measure, mode = measure_of(asked.metric, asked.mode, asked.steps_per_epoch, job)
     max_t = search.max_t or asked.max_t or (job.epochs * asked.steps_per_epoch if job else MAX_T)
-    proposals, scheduler, total = search.open(asked.space, asked.budget, max_t, asked.seed, mode == "min")
+    continues = make is not None and can_continue(asked.plan, asked.steps_per_epoch)
+    proposals, scheduler, total = search.open(asked.space, asked.budget, max_t, asked.seed, mode == "min", continues)
     header = {
         "schema": SCHEMA, "name": job.name if job and job.name != "job" else asked.name,
         "search": str(search), "seed": asked.seed,
@@ -163,7 +165,9 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
         "budget": asked.budget, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
         "trials_run": asked.trials, "plan": asked.plan, "data_dir": asked.data_dir, "started": time.time(),
     }  # fmt: skip
-    objective = asked.own if make is None else objective_of(make, measure, search, asked.plan, asked.timeout)
+    objective = (
+        asked.own if make is None else objective_of(make, measure, search, scheduler.heeds, asked.plan, asked.timeout)
+    )
     assert objective is not None
     each = objective.plan.workers if isinstance(objective, PlannedObjective) else 1
     way = Way(objective, Terms(asked.seed), asked.workers, asked.timeout, each, local_ranks(), asked.place)
@@ -193,7 +197,8 @@ def _run(study: Study, way: Way, asked: Asked, path: Path | None, header: dict[s
         kept = Storage(asked.storage, header["name"], tuning, asked.space, study.minimize)
         kept.teach(study.proposals)
         watchers.append(kept)
-    chosen = choose(asked.trials, way, study)
+    chosen = choose(study.way or asked.trials, way, study)
+    study.runs(chosen.name)
     spent = drive(study, chosen.trials, asked.seconds, lambda study: [each(study) for each in watchers])
     if asked.storage is not None:
         kept(study, last=True)

@@ -14,6 +14,7 @@ from paceline.engines.stepping import SteppedTraining
 from paceline.errors import PacelineError, TuningError, suggest
 from paceline.jobs.job import Job
 from paceline.jobs.loading import load_maker
+from paceline.plans.plan import Plan
 from paceline.runs.folder import new_folder
 from paceline.tuner import journal as journals
 from paceline.tuner.best import maker_of
@@ -57,7 +58,7 @@ def _absolute(where: str) -> str:
 
 
 def space_of(space: Space | Mapping[str, Any] | None, make: Callable[[Trial], Job] | None) -> Space:
-    """Return the space of a tuning: the given one, or what a function of a trial suggests by itself."""
+    """Return the space of a tuning: the given one, or what a function of a trial suggests."""
     if isinstance(space, Space):
         return space
     if space is not None or make is None or isinstance(make, VariedJob):
@@ -119,15 +120,22 @@ def measure_of(metric: str | None, mode: str | None, per_epoch: int, job: Job | 
         metric = "test_loss" if job is not None and job.test is not None else "train_loss" if job else "value"
     if job is not None and job.test is None and metric != "train_loss":
         raise TuningError(f"metric={metric!r} needs test data, and the job has none; give it test=, or train_loss")
+    if job is not None and metric not in (figures := ("train_loss", "test_loss", "test_accuracy", *job.metrics)):
+        raise TuningError(f"there is no figure {metric!r} to tune by; {suggest(metric, figures)}")
     higher = any(metric.lower().endswith(word) for word in HIGHER)
     return Measure(metric, per_epoch), mode or ("max" if higher else "min")
 
 
+def can_continue(plan: str | None, steps_per_epoch: int) -> bool:
+    """Whether a trial of a job can go on later from where it was; one that is trained by a plan needs checkpoints."""
+    return plan is None or (steps_per_epoch == 1 and not Plan.parse(plan).traits.no_checkpoints)
+
+
 def objective_of(
-    make: Callable[[Trial], Job], measure: Measure, search: Search, plan: str | None, timeout: float | None
-) -> Objective:
-    each = search.name in ("asha", "median_stopping")
-    jobs = JobObjective(make, SteppedTraining, measure, each)
+    make: Callable[[Trial], Job], measure: Measure, search: Search, heeds: frozenset[int] | None, plan: str | None,
+    timeout: float | None,
+) -> Objective:  # fmt: skip
+    jobs = JobObjective(make, SteppedTraining, measure, heeds)
     if plan is None:
         return jobs
     planned = PlannedObjective(jobs, plan, timeout)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.api.choose import Planner, open_card, planner_for
-from paceline.api.measuring import Measured, Say, measure_for, traced
+from paceline.api.finalists import measured_in_rounds
+from paceline.api.measuring import Say, traced
 from paceline.api.planner_page import validation_page
 from paceline.errors import PacelineError, UsageError
 from paceline.jobs.job import Job
@@ -56,11 +57,13 @@ def validate(
     """
     if rounds < 2:
         raise UsageError(f"rounds={rounds}: give at least 2, since the noise floor is the same plan measured twice")
+    wanted = [Plan.parse(text, workers) for text in plans]  # before anything takes time
     found = open_card(card, say)
-    planner = planner_for(job, found, level, say=say)
+    counts = [plan.workers for plan in wanted] or (numbers_of_workers(found.cores, workers) if workers != 1 else [])
+    planner = planner_for(job, found, level, say=say, workers=counts)
     kept = table or history.default_file()
     by = history.factor(history.read(kept), found, level)
-    predictions = [history.widened(each, by) for each in _predicted(planner, plans, learning, workers, seed)]
+    predictions = [history.widened(each, by) for each in _predicted(planner, wanted, learning, counts, seed)]
     runs = measured_in_rounds(job, predictions, rounds, seconds, say)
     checks = [
         check(
@@ -95,45 +98,19 @@ def _timelines(planner: Planner, predictions: Sequence[Prediction]) -> list[tupl
 
 
 def _predicted(
-    planner: Planner, plans: Sequence[str], learning: str, workers: int | None, seed: int
+    planner: Planner, plans: Sequence[Plan], learning: str, counts: Sequence[int], seed: int
 ) -> list[Prediction]:
     """Predict the plans that are asked for, or choose which."""
     if plans:
         found = []
-        for text in plans:
-            each = planner.predict(Candidate(Plan.parse(text, workers)))
+        for plan in plans:
+            each = planner.predict(Candidate(plan))
             if each is None:
-                raise UsageError(f"the planner has no model of {text}")
+                raise UsageError(f"the planner has no model of {plan}, or the plan cannot divide this model")
             found.append(each)
         return found
-    counts = numbers_of_workers(planner.card.cores, workers) if workers != 1 else []
     every = sorted(planner.predictions(counts, learning), key=lambda p: p.seconds)
     top = every[:TOP]
     top += [p for p in every if p.plan.workers == 1 and p not in top]
     rest = [p for p in every if p not in top]
     return top + random.Random(seed).sample(rest, min(AT_RANDOM, len(rest)))
-
-
-def measured_in_rounds(
-    job: Job, predictions: Sequence[Prediction], rounds: int, seconds: float, say: Say = lambda line: None
-) -> list[list[Measured]]:
-    """Train by every plan in each round, to and fro; a plan that cannot train the job has no measurements."""
-    runs: list[list[Measured]] = [[] for _ in predictions]
-    failed: set[int] = set()
-    for number in range(rounds):
-        say(f"measuring {len(predictions) - len(failed)} plans, round {number + 1} of {rounds} ...")
-        order = list(range(len(predictions)))
-        for place in reversed(order) if number % 2 else order:
-            if place in failed:
-                continue
-            each = predictions[place]
-            guess = runs[place][-1].seconds if runs[place] else each.seconds
-            try:
-                runs[place].append(
-                    measure_for(job.with_(compute=each.compute), each.plan, seconds, guess, bool(runs[place]))
-                )
-            except PacelineError as error:
-                say(f"{each.name} is left out: {str(error).splitlines()[0]}")
-                failed.add(place)
-                runs[place] = []
-    return runs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 
-from paceline.check.catalogue import LOCKS
+from paceline.check.catalogue import ASYNC_LOCKS, LOCKS
 from paceline.check.declarations import Class
 from paceline.check.names import short_name
 from paceline.check.summaries import Facts
@@ -36,19 +36,25 @@ def of_threads(cls: Class | None, facts: Facts, line: int = 0) -> float:
 
 def _of_class(cls: Class, facts: Facts) -> float:
     found = 0.0
-    if cls.is_a("threading.Thread", "Thread", "threading.Timer"):
+    if cls.is_a("threading.Thread", "Thread", "threading.Timer") or owns_lock(cls, facts):
         return OWNS_LOCK
     for each in cls.ancestry:
         for values in each.values.values():
             for value, fn in values:
                 made = facts.module.constructed(value, fn)
                 kind = made[0] if made is not None else _lock_by_name(value)
-                if kind in LOCKS and not kind.startswith("Async"):
+                if kind in LOCKS - ASYNC_LOCKS:
                     return OWNS_LOCK
                 found = max(found, OWNS_OTHER if kind in _OTHERS else 0.0)
     if found < CLAIMS and _CLAIM.search(ast.get_docstring(cls.node, clean=False) or ""):
         found = CLAIMS
     return max(found, NAMED if _SHARED_NAMES.search(cls.name) else 0.0)
+
+
+def owns_lock(cls: Class, facts: Facts) -> bool:
+    """Whether an attribute of the class is a lock for threads: made here, or given to the constructor."""
+    found = (facts.module.attribute(each, name) for each in cls.ancestry for name in each.values)
+    return any(r is not None and r.kind in LOCKS - ASYNC_LOCKS for r in found)
 
 
 def _lock_by_name(value: ast.expr) -> str:
@@ -62,7 +68,7 @@ def _of_globals(facts: Facts, line: int) -> float:
     top = facts.module.top
     for value in top.bound.values():
         made = facts.module.constructed(value, top) if same_file(value.lineno, line) else None
-        if made is not None and made[0] in LOCKS and not made[0].startswith("Async"):
+        if made is not None and made[0] in LOCKS - ASYNC_LOCKS:
             return OWNS_LOCK
     return 0.0
 

@@ -152,7 +152,7 @@ def _diagnostic(finding: Finding, uri: str, lines: list[str]) -> Message:
 
 
 def _range(line: int, column: int, lines: list[str]) -> Message:
-    """From a column, counted from 1 in bytes, to the end of the line, counted from 0 in units of UTF-16."""
+    """Return the range from a column, in bytes from 1, to the end of its line, in units of UTF-16 from 0."""
     text = lines[line - 1] if 0 < line <= len(lines) else ""
     before = text.encode("utf-8", "replace")[: column - 1].decode("utf-8", "replace")
     start = before if before.strip() else text[: len(text) - len(text.lstrip())]

@@ -1,7 +1,7 @@
 """Rewrites Python 2 statements as Python 3, line by line, so that old files can be checked too.
 
 Only what the Python 3 parser rejects is rewritten: `except X, e`, `raise X, y`, `print x`, `exec x in y`, `0777`,
-`ur""`, `<>` and backquotes. Lines keep their numbers.
+`ur""`, `<>` and backquotes, and names called `async`, which became a keyword in Python 3.7. Lines keep their numbers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ ATTEMPTS = 60  # lines that are rewritten at most
 _CHANGES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"\blambda\s+\([^()]*\)\s*:"), r"lambda _given:"),
     (re.compile(r"^(\s*def\s+\w+\s*\(.*?)\([^()]*\)(?=\s*[,)])"), r"\1_given"),
-    (re.compile(r"^(\s*except\s+)([\w.]+|\([^()]*\))\s*,\s*([\w.]+|\([^()]*\))\s*:"), r"\1\2 as _caught:"),
-    (re.compile(r"^(\s*)(.*:\s*)?raise\s+([\w.]+)\s*,\s*([^,]+?)(\s*,.*)?$"), r"\1\2raise \3(\4)"),
+    (re.compile(r"^(\s*except\s+)(\([^()]*\)|[^,:#]+?)\s*,\s*([\w.]+|\([^()]*\))\s*:"), r"\1\2 as _caught:"),
+    # a statement that goes on in the next line: what matters is where it leads, and what it calls
+    (re.compile(r"^(\s*)raise\s+([\w.]+)\s*,\s*(.*[\\(,%])$"), r"\1return \2, \3"),
+    (re.compile(r"^(\s*)print\s+(?:>>\s*)?(?!\()(.*[\\(,%])$"), r"\1_ = \2"),
+    (re.compile(r"^(\s*)(.*:\s*)?raise\s+([\w.]+(?:\[\w+\])?)\s*,\s*([^,]+?)(\s*,.*)?$"), r"\1\2raise \3(\4)"),
     (re.compile(r"^(\s*)(.*:\s*)?print\s*>>\s*([^,]+),?\s*(.*?),?\s*$"), r"\1\2print(\4)"),
     (re.compile(r"^(\s*)(.*:\s*)?print\s+(?!\()(.*?),?\s*$"), r"\1\2print(\3)"),
     (re.compile(r"^(\s*)print\s*(\(.*\)\s*%.*)$"), r"\1print(\2)"),
@@ -28,13 +31,14 @@ _CHANGES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"`([^`]+)`"), r"repr(\1)"),
 ]
 _CAUGHT = _CHANGES[2]
+_NAMED_ASYNC = re.compile(r"\basync\b(?!\s+(?:def|for|with)\b)")
 
 
 def as_python3(text: str, line: int) -> str:
     """The text with each line that the parser rejects rewritten, as long as that helps."""
     lines = text.replace("\t", "        ").split("\n")
     for number, content in enumerate(lines):
-        lines[number] = _CAUGHT[0].sub(_CAUGHT[1], content)
+        lines[number] = _NAMED_ASYNC.sub("async_", _CAUGHT[0].sub(_CAUGHT[1], content))
     for _ in range(ATTEMPTS):
         try:
             ast.parse("\n".join(lines))

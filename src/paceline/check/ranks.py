@@ -20,6 +20,7 @@ from paceline.check.varying import DATA, FILES, RANK, decides
 ALIASES = 3
 # The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.
 _GROUP_RANK = re.compile(r"get_(?!.*(?:src|next|prev|first|last|world|num))(\w+)_rank")
+_ONE_RANK = re.compile(r"(\w+\.)*get_rank\(\) == \d+")
 BOOLEAN = ("is_", "on_", "should_", "save_", "master", "main")
 
 
@@ -40,6 +41,11 @@ class Condition(NamedTuple):
     local: bool  # depends on local data rather than on the rank
     group: str  # the group whose rank it tests; empty for the default group
     why: str = RANK  # what it depends on
+
+    @property
+    def alone(self) -> bool:
+        """Whether it names one rank of the world, without whose group no other rank can go on."""
+        return not self.local and not self.group and _ONE_RANK.fullmatch(self.key) is not None
 
 
 def collective(call: ast.Call, fn: Function, module: Module) -> Collective | None:

@@ -15,7 +15,7 @@ from paceline.check.catalogue import RANK_ZERO_FIRST
 from paceline.check.declarations import Function
 from paceline.check.effects import runs_now
 from paceline.check.module import Module
-from paceline.check.names import parent, short_name
+from paceline.check.names import enclosing, parent, short_name
 from paceline.check.propagation import reached
 from paceline.check.ranks import Collective, Condition, collective, condition
 from paceline.check.varying import RANK, decides
@@ -247,13 +247,26 @@ class Sequences:
                 continue
             for test, found in sorted(tests, key=lambda t: t[0].lineno):
                 yes, no = self.body(test.body, fn, (key, found.sign)), self.body(test.orelse, fn, (key, not found.sign))
-                mine, other = relevant(yes.items, found), relevant(no.items, found)
+                mine, other = (self._shared(relevant(side.items, found), fn, found) for side in (yes, no))
                 missed = self.missed(test, fn, found) if yes.exit != no.exit else ()
                 if missed and not (mine and other):
                     left = yes if yes.exit else no
                     yield Difference(fn, test, found, relevant(left.items, found), left.exit, missed)
                 elif [i.key for i in mine] != [i.key for i in other]:
                     yield Difference(fn, test, found, only_in(mine, other) or only_in(other, mine), "", ())
+
+    def _shared(self, items: tuple[Item, ...], fn: Function, at: Condition) -> tuple[Item, ...]:
+        """Leave out collectives of a group that only the one rank makes: its other members are other programs."""
+        return tuple(i for i in items if not (at.alone and i.group and self._made_by_one(i.group, fn)))
+
+    def _made_by_one(self, group: str, fn: Function) -> bool:
+        """Whether a group of the object is made under a test for one rank of the world."""
+        head, _, name = group.rpartition(".")
+        made = fn.cls.values.get(name, ()) if fn.cls is not None and head == fn.self_name else ()
+        tests = [(enclosing(value, ast.If), scope) for value, scope in made if not isinstance(value, ast.Constant)]
+        return bool(tests) and all(
+            isinstance(t, ast.If) and any(c.alone for c in self.conditions(t.test, scope)) for t, scope in tests
+        )
 
     def sides(self, body: list[ast.stmt], fn: Function, key: str, at: Condition) -> tuple[list[object], list[object]]:
         """The sequences of a body when a condition holds and when it does not."""
@@ -296,7 +309,7 @@ def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
             inner = relevant(item.inner, at)
             if any(i.name != "else" for i in inner):
                 found.append(item._replace(inner=inner))
-        elif at.local or item.group in ("", at.group) or item.name in ("else", "break", "return"):
+        elif at.local or at.alone or item.group in ("", at.group) or item.name in ("else", "break", "return"):
             found.append(item)
     return tuple(found)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from paceline.check.accesses import Access, kind_of
 from paceline.check.declarations import Class, Function
+from paceline.check.evidence import OWNS_LOCK, of_threads
 from paceline.check.names import parent, short_name
 from paceline.check.summaries import Facts
 
@@ -109,15 +110,12 @@ def _is_container(value: ast.expr) -> bool:
 
 def is_shared(cls: Class, facts: Facts) -> bool:
     """Whether there is a sign that several threads use an object of this class: it has a lock or runs in a thread."""
-    module = facts.module
-    if cls.is_a("threading.Thread", "Thread", "threading.Timer"):
+    if of_threads(cls, facts) >= OWNS_LOCK:
         return True
-    for values in cls.values.values():
-        for value, fn in values:
-            made = module.constructed(value, fn)
-            if made is not None and made[0] in ("Lock", "RLock", "Condition", "Thread"):
-                return True
-    return any(root.kind == "thread" and root.function.cls is cls for root in facts.roots)
+    made = (facts.module.constructed(value, fn) for values in cls.values.values() for value, fn in values)
+    return any(m is not None and m[0] == "Thread" for m in made) or any(
+        root.kind == "thread" and root.function.cls is cls for root in facts.roots
+    )
 
 
 def own_locks(locks: frozenset[str], cls: Class | None) -> list[str]:

@@ -27,29 +27,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train PyTorch models in parallel, and measure which method is fastest on your own model.",
 )
-#: The commands in the order in which they are listed: a file each, with a function of its name.
-COMMANDS = (
-    "train",
-    "compare",
-    "tune",
-    "calibrate",
-    "choose",
-    "validate",
-    "simulate",
-    "prepare",
-    "ingest",
-    "data",
-    "replay",
-    "compress",
-    "report",
-    "plans",
-    "draw",
-    "prove",
-    "check",
-    "watch",
-    "bench",
-    "keys",
-)
+#: The commands in the order and the groups in which they are listed: a file each, with a function of its name.
+COMMANDS = {
+    "Train": ("train", "compare", "replay", "report"),
+    "Choose a plan and a configuration": ("plans", "choose", "calibrate", "validate", "simulate", "tune"),
+    "Data": ("prepare", "ingest", "data"),
+    "Find what is wrong with a program": ("check", "watch"),
+    "Deploy": ("compress", "emit", "keys"),
+    "Look inside": ("draw", "prove", "bench"),
+}
 INTERRUPTED = 130  # exit code
 #: Packages of the extra `train`, which all commands but `check` need.
 TRAINING_PACKAGES = ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors")
@@ -78,9 +64,13 @@ def paceline(
 @cache
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
-    for name in COMMANDS:
-        app.command()(getattr(import_module(f"paceline.cli.{name}"), name))
-    app.add_typer(import_module("paceline.cli.emit").app, name="emit")
+    for group, names in COMMANDS.items():
+        for name in names:
+            module = import_module(f"paceline.cli.{name}")
+            if name == "emit":  # which has commands of its own
+                app.add_typer(module.app, name=name, rich_help_panel=group)
+            else:
+                app.command(rich_help_panel=group)(getattr(module, name))
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ Parts = Annotated[
     ),
 ]
 Seconds = Annotated[float, typer.Option(min=0.01, help="Seconds per measurement; a row takes several.")]
-Threads = Annotated[str, typer.Option(help="Of kernels: numbers of threads, separated by commas.")]
-Workers = Annotated[str, typer.Option(help="Of null: numbers of workers, separated by commas.")]
+Threads = Annotated[str, typer.Option(help="kernels: numbers of threads, separated by commas.")]
+Workers = Annotated[str, typer.Option(help="null: numbers of workers, separated by commas.")]
 Picture = Annotated[
     Path | None,
     typer.Option(metavar="FILE", callback=writable, help="Write the roofline of part layers to this SVG file."),

@@ -13,7 +13,7 @@ Within = Annotated[float, typer.Option(min=0.0, help="Points of accuracy that ma
 Confidence = Annotated[
     float,
     typer.Option(
-        min=0.5, max=0.999, help="How sure that has to be, by the validation data; 0.5 takes their word for it."
+        min=0.5, max=0.999, help="Confidence that the loss is within the bound; 0.5: as measured on validation data."
     ),
 ]
 LatencyBound = Annotated[
@@ -26,7 +26,7 @@ SizeBound = Annotated[
     str | None, typer.Option("--size", metavar="S", help="Bound on the bytes of code and constants: 16KB.")
 ]
 For = Annotated[
-    str, typer.Option("--for", help="here: this machine, timed; cortex-m4: a Cortex-M4, its instructions counted.")
+    str, typer.Option("--for", help="here: times on this machine; cortex-m4: instruction counts of a Cortex-M4.")
 ]
 CFileOutput = Annotated[
     Path | None,
@@ -34,7 +34,7 @@ CFileOutput = Annotated[
 ]
 OnnxOutput = Annotated[
     Path | None,
-    typer.Option("--onnx", metavar="FILE", callback=writable, help="Write it as ONNX too, checked in ONNX Runtime."),
+    typer.Option("--onnx", metavar="FILE", callback=writable, help="Also write it as ONNX, checked in ONNX Runtime."),
 ]
 PageOutput = Annotated[
     Path | None,
@@ -48,7 +48,7 @@ RetrainingEpochs = Annotated[
     int | None,
     typer.Option("--epochs", min=1, help="Epochs of each retraining.", show_default="twice the job's, at least 5"),
 ]
-CompressionSeed = Annotated[int, typer.Option("--seed", help="Which training samples are kept for validation.")]
+CompressionSeed = Annotated[int, typer.Option("--seed", help="Seed that selects the training samples for validation.")]
 PrecisionOnly = Annotated[
     bool,
     typer.Option("--precision-only", help="Measure any model in PyTorch's float32, bfloat16 and int8; write nothing."),

@@ -14,7 +14,7 @@ FolderToMake = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", 
 DataEngine = Annotated[str, typer.Option(help="What reads and sorts: duckdb, in this process; or spark.")]
 DataThreads = Annotated[int | None, typer.Option(min=1, help="Threads of the engine.", show_default="all cores")]
 DataMemory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Memory of the engine, such as 512MB; more lies in files.")
+    str | None, typer.Option(metavar="SIZE", help="Memory of the engine, such as 512MB; beyond it, files are used.")
 ]
 ShardsFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A folder that `paceline prepare` or `paceline ingest` made.")
@@ -27,10 +27,10 @@ StreamInputs = Annotated[
 ShardOfRows = Annotated[int, typer.Option("--rows", min=1, help="Lines that are read for each shard.")]
 Ahead = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Wait while N rows have not been read by a training.", show_default="any"),
+    typer.Option(min=1, metavar="N", help="Wait while N rows are unread by any training.", show_default="any"),
 ]
 Patience = Annotated[
-    float, typer.Option(min=0.01, metavar="SECONDS", help="After so long without a line, an input counts as stopped.")
+    float, typer.Option(min=0.01, metavar="SECONDS", help="Time without a line after which an input counts as stopped.")
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Read every file and compare it with what was written.")]
 Export = Annotated[

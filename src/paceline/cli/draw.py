@@ -40,7 +40,10 @@ def memory_for(job: str, plan: Plan) -> str:
     from paceline.engines.memory_line import memory_line
     from paceline.engines.setup import set_up
     from paceline.plans.methods.pipeline import Pipeline
+    from paceline.plans.methods.split_layers import SplitLayers
 
-    if not isinstance(plan.method, Pipeline):
-        raise UsageError(f"--job reports the memory of a pipeline's workers, and plan {plan.name} is no pipeline")
+    if not isinstance(plan.method, Pipeline | SplitLayers):
+        raise UsageError(
+            f"--job reports the memory of workers with parts of a model, and under plan {plan.name} each has all of it"
+        )
     return memory_line(set_up(options.open_job(job, None), plan, "virtual"))

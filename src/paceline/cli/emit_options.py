@@ -26,9 +26,7 @@ Roster = Annotated[
         help="ray: Ray places, starts and replaces processes; environment: the launcher starts one on each node."
     ),
 ]
-EmittedName = Annotated[
-    str | None, typer.Option("--name", help="What the training is called there.", show_default="from JOB")
-]
+EmittedName = Annotated[str | None, typer.Option("--name", help="Name of the training.", show_default="from JOB")]
 Time = Annotated[str | None, typer.Option(help="Time limit, as in 1:30:00.", show_default="the partition's own")]
 Partition = Annotated[str | None, typer.Option(help="Slurm's partition.", show_default="Slurm's own")]
 Image = Annotated[str | None, typer.Option(help="The image of all pods.", show_default="the name, with tag latest")]

@@ -183,7 +183,7 @@ Save = Annotated[
 ]
 MemoryJob = Annotated[
     str | None,
-    typer.Option(metavar="JOB", help="For a pipeline: also report the memory that its workers need for JOB."),
+    typer.Option(metavar="JOB", help="Of workers with a part of the model: also report the memory for JOB."),
 ]
 Page = Annotated[
     Path | None, typer.Option(metavar="FILE", callback=writable, help="For a pipeline: also write the picture as HTML.")
@@ -319,7 +319,7 @@ LinkText = Annotated[
     str | None,
     typer.Option("--link", metavar="RATE,LATENCY", help="Machines like this one, with such a network: 100Mbit,1ms."),
 ]
-Goal = Annotated[str, typer.Option(help="What is to be least: time, cost or memory.")]
+Goal = Annotated[str, typer.Option(help="What to minimize: time, cost or memory.")]
 PlannerPage = Annotated[
     Path | None,
     typer.Option("--page", metavar="FILE", callback=writable, help="Also write a page with pictures."),
@@ -332,7 +332,8 @@ Learning = Annotated[
     typer.Option(help="same: plans that learn as one process does; any: also asynchronous ones and averaged replicas."),
 ]
 MostWorkers = Annotated[
-    int | None, typer.Option("--workers", "-w", min=1, help="The most workers.", show_default="the machine's cores")
+    int | None,
+    typer.Option("--workers", "-w", min=1, help="Largest number of workers.", show_default="the machine's cores"),
 ]
 SimulatedPlan = Annotated[str, typer.Option("--plan", "-p", help="A plan's name and options, as in ssp:bound=4.")]
 Arithmetic = Annotated[

@@ -12,7 +12,7 @@ SpaceFile = Annotated[
     typer.Option(
         "--space",
         metavar="FILE",
-        help="What may vary: a .toml, .json or .py file.",
+        help="The search space: a .toml, .json or .py file.",
         show_default="what the job file's function suggests",
     ),
 ]
@@ -39,20 +39,23 @@ Metric = Annotated[
     str | None,
     typer.Option(help="test_loss, test_accuracy, train_loss or a metric of the job's own.", show_default="test_loss"),
 ]
-Mode = Annotated[str | None, typer.Option(metavar="min|max", help="Which is better.", show_default="by the metric")]
+Mode = Annotated[
+    str | None,
+    typer.Option(metavar="min|max", help="Minimize or maximize.", show_default="by the metric"),
+]
 MaxT = Annotated[
-    int | None, typer.Option(min=1, help="Steps of a trial that is trained to the end.", show_default="those of JOB")
+    int | None, typer.Option(min=1, help="Number of steps of a complete trial.", show_default="those of JOB")
 ]
 StepsPerEpoch = Annotated[int, typer.Option(min=1, help="Steps in an epoch: how often a trial is evaluated.")]
 TrialPlan = Annotated[
     str | None, typer.Option("--plan", "-p", help="With --trials distributed: the plan by which each is trained.")
 ]
 TuningSeed = Annotated[int, typer.Option(min=0, help="Random seed of the search.")]
-TuningSeconds = Annotated[float | None, typer.Option(help="Begin no more trials after so many seconds.")]
+TuningSeconds = Annotated[float | None, typer.Option(help="Start no further trials after this many seconds.")]
 TrialTimeout = Annotated[
     float | None,
     typer.Option(
-        help="Seconds for which a trial may be silent before its process is ended.",
+        help="Seconds without a report after which the process of a trial is ended.",
         show_default="20 times the longest silence, at least 120",
     ),
 ]

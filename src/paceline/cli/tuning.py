@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 REDRAW = 0.25  # seconds between two pictures on a terminal
 PLAIN = 5.0, 60.0  # seconds between two reports in plain lines: at first, and at most after doubling
 ROWS = 12  # trials in the table
+FAILURES = 6  # reasons of failures that are printed
 ORDER = {"running": 0, "paused": 1, "done": 2, "stopped": 3, "failed": 4}
 
 
@@ -96,10 +98,13 @@ def show_tuning(found: Tuning) -> None:
     if found.why:
         lines["run as"] = f"{found.way}: {found.why}"
     lines["time"] = "; ".join(found.account.sentences())
-    for trial, reason in list(summary["failures"].items())[:5]:
-        lines[f"failed {trial}"] = reason
-    if len(summary["failures"]) > 5:
-        lines["and"] = f"{len(summary['failures']) - 5} more failed; the page and the journal have their reasons"
+    reasons = defaultdict[str, list[int]](list)
+    for trial, reason in summary["failures"].items():
+        reasons[reason].append(trial)
+    for reason, trials in list(reasons.items())[:FAILURES]:
+        lines[f"failed {trials[0]}"] = f"{reason} ({len(trials)} trials)" if len(trials) > 1 else reason
+    if len(reasons) > FAILURES:
+        lines["and"] = f"{len(reasons) - FAILURES} more reasons; the page and the journal have them"
     if found.path is not None:
         lines["tuning"] = str(found.path)
     if summary["best_job"]:

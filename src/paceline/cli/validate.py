@@ -27,9 +27,9 @@ def validate(
     """Train JOB for a few steps by the best plans and two random ones: predicted against measured.
 
     Prints the error of each prediction, their bias, rank correlation and coverage, the regret of the choice, and the
-    noise floor: what the same plan differs from itself, measured twice. The checks are kept beside the machine's card,
-    and intervals of later predictions follow them. The page also has the predicted and the measured timeline of the
-    fastest plans, one above the other.
+    noise floor: the difference between two measurements of the same plan. The checks are kept beside the machine's
+    card, and intervals of later predictions follow them. The page also has the predicted and the measured timeline of
+    the fastest plans, one above the other.
     """
     from paceline.api.validate import validate as run_validation
     from paceline.cli.planning import show_validation

@@ -25,8 +25,9 @@ def watch(
 ) -> None:
     """Watch a program and say when it hangs: since when, who waits for whom at which line, and who is the cause.
 
-    It is observed through /proc, once a second, and not changed. A command that is started here also tells its Python
-    lines. Exits with the command's code, with 1 when it hung, or with 0 when a process or a run ended without a hang.
+    The program is observed through /proc, once a second, and not changed. For a command started here, the report also
+    has its Python lines. Exits with the command's code, with 1 if it hung, or with 0 if a process or a run ended
+    without a hang.
     """
     from paceline.watcher.screen import CLEAR
     from paceline.watcher.session import Actions, Target, watch_target

@@ -11,7 +11,7 @@ WatchedCommand = Annotated[
     list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command to start and watch, after `--`.")
 ]
 WatchedPid = Annotated[int | None, typer.Option("--pid", help="Watch a process that runs, and its descendants.")]
-WatchedRun = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Watch a run of Paceline that goes on.")]
+WatchedRun = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Watch an active run of Paceline.")]
 OpenSnapshot = Annotated[Path | None, typer.Option("--open", metavar="DIR", help="Show what --save has written.")]
 WatchSeconds = Annotated[
     float | None,
@@ -28,11 +28,16 @@ ExecOnHang = Annotated[
 SaveSnapshot = Annotated[
     Path | None, typer.Option("--save", metavar="DIR", help="On a hang, save what was observed to this folder.")
 ]
-LiveScreen = Annotated[bool, typer.Option("--live", help="Show a row for each process, renewed every second.")]
+LiveScreen = Annotated[bool, typer.Option("--live", help="Show a row for each process, updated every second.")]
 Verdicts = Annotated[
     Path | None,
     typer.Option("--feedback", metavar="FILE", help="Add the checker's findings that a hang confirms to FILE."),
 ]
 SharedFolder = Annotated[
-    Path | None, typer.Option("--share", metavar="DIR", help="The folder in which the watchers of all machines meet.")
+    Path | None,
+    typer.Option(
+        "--share",
+        metavar="DIR",
+        help="A folder shared by the watchers of all machines.",
+    ),
 ]

@@ -251,7 +251,7 @@ def _dropout(reader: _Reader, layer: Layer) -> None:
 
 
 def _end(reader: _Reader, layer: Layer) -> None:
-    """At the end it changes no order."""
+    """Take a layer at the end that changes no order, such as a softmax."""
     refuse_within(layer, reader.graph)
 
 

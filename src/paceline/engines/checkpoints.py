@@ -34,7 +34,12 @@ from paceline.runs.schema import from_dict, to_dict
 from paceline.runs.trace import Columns, Kind, Trace
 
 FORMAT = 1
+SMALL = 1 << 14  # bytes of a file whose content is remembered
 PAD = 4096  # checkpoint.json is padded to a multiple: a file that keeps its length is written faster
+
+
+#: What this process has flushed last into small files, by device and inode.
+FLUSHED: dict[tuple[int, int], bytes] = {}
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     if folder.exists():
         return
     old = _make_draft(base, draft)
+    before = set(os.listdir(draft))
     state, where = dict[str, Tensor](), dict[str, tuple[TensorSlot, ...]]()
     for holder, worker_state in checkpoint.holders.items():
         found, size = tensor_slots(worker_state.tensors)
@@ -111,7 +117,8 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     )  # fmt: skip
     text = json.dumps(to_dict(record), default=str).encode()
     _write_over(draft / "checkpoint.json", text.ljust(-(-len(text) // PAD) * PAD))
-    _sync(draft)
+    if before != set(os.listdir(draft)):
+        _sync(draft)  # else every name in it has been flushed with the checkpoint before
     os.rename(draft, folder)
     _sync(base)
     for other in old:
@@ -140,10 +147,13 @@ def _save_state(state: dict[str, Tensor], folder: Path) -> None:
     """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.metadata import StorageMeta
 
     writer, planner = FileSystemWriter(folder, sync_files=False), DefaultSavePlanner(flatten_state_dict=False)
     writer.fs = _Over()  # type: ignore[assignment]
-    planner.set_up_planner(state, writer.storage_meta(), is_coordinator=True)
+    # The writer's own would name the draft and a number drawn anew: all that changes from one metadata to the next.
+    writer.storage_meta = StorageMeta  # type: ignore[method-assign]
+    planner.set_up_planner(state, StorageMeta(), is_coordinator=True)
     writer.set_up_storage_writer(True)
     plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
     (plan,) = writer.prepare_global_plan(plans)
@@ -187,18 +197,24 @@ def _save_model(model: dict[str, Tensor], file: Path) -> None:
 
 
 def _write_over(file: Path, content: bytes | memoryview) -> None:
-    """Overwrite the file in place and flush it.
+    """Overwrite the file in place and flush it, unless this process has flushed the same into it before.
 
     While its length stays the same the file system writes no journal, which would cost more than the content.
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
+        there = os.fstat(descriptor)
+        name = there.st_dev, there.st_ino
+        if there.st_size == len(content) and FLUSHED.get(name) == content:
+            return
         rest = memoryview(content)
         while rest:  # the kernel writes at most 2 GiB at once
             rest = rest[os.write(descriptor, rest) :]
-        if os.fstat(descriptor).st_size != len(content):
+        if there.st_size > len(content):
             os.ftruncate(descriptor, len(content))
         os.fdatasync(descriptor)
+        if len(content) <= SMALL:
+            FLUSHED[name] = bytes(content)
     finally:
         os.close(descriptor)
 
@@ -239,7 +255,7 @@ def _read(folder: Path) -> Checkpoint:
         state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that there is only one process
-            # PyTorch 2.4 finds out by itself that there is only one process.
+            # PyTorch 2.4 finds out on its own that there is only one process.
             alone = {"no_dist": True} if "no_dist" in signature(load).parameters else {}
             load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=folder, **alone)
     except (OSError, ValueError, KeyError, CheckpointException) as error:

@@ -1,4 +1,4 @@
-"""The memory that the workers of a pipeline will take, estimated before one is started."""
+"""The memory that workers with a part of the model will take, estimated before one is started."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from paceline.core.agenda import Chunk
+from paceline.core.agenda import Agenda, Chunk
 from paceline.core.schedules import Table
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.errors import PlanError
 from paceline.jobs.job import Job
+from paceline.plans.plan import Plan
 from paceline.stages.memory_estimate import needed, weigh_all
 from paceline.stages.segment import Blueprint
 
 MIB = 1 << 20
+STAGES = "more workers or smaller micro-batches, recompute=all, or balance=memory"
+PARTS = "more workers, a smaller batch_size, or another split"
 
 
 def peaks_of(job: Job, module: nn.Module, source: Source, made: Blueprint, chunk: Chunk, table: Table) -> list[int]:
@@ -25,14 +28,18 @@ def peaks_of(job: Job, module: nn.Module, source: Source, made: Blueprint, chunk
     return needed(table, weigh_all(job, module, made, reader, chunk))
 
 
-def check_fit(bound: int, workers: int, peaks: Sequence[int]) -> None:
+def chunks_each(plan: Plan, agenda: Agenda) -> int:
+    """Return how many chunks of an update a worker of split layers takes part in, at most."""
+    return -(-len(agenda.filled(0)) // plan.parts)
+
+
+def check_fit(bound: int, peaks: Sequence[int], remedy: str) -> None:
     """Raise `PlanError` where a worker would take more memory than the plan's bound in MiB."""
-    worst = max(range(workers), key=peaks.__getitem__)
+    worst = max(range(len(peaks)), key=peaks.__getitem__)
     if peaks[worst] > bound * MIB:
         raise PlanError(
             f"worker {worst} would take {math.ceil(peaks[worst] / MIB)} MiB for its tensors, and "
-            f"memory={bound}; all workers: {in_mib(peaks)}. Take more workers or smaller micro-batches, "
-            "recompute=all, or balance=memory"
+            f"memory={bound}; all workers: {in_mib(peaks)}. Take {remedy}"
         )
 
 

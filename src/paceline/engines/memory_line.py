@@ -1,17 +1,25 @@
-"""The sentence about a pipeline's memory that `paceline draw --job` prints."""
+"""The sentence about the memory of workers with a part of the model that `paceline draw --job` prints."""
 
 from __future__ import annotations
 
-from paceline.engines.memory_check import in_mib, peaks_of
+from paceline.engines.memory_check import chunks_each, in_mib, peaks_of
 from paceline.engines.setup import Setup
+from paceline.splits.weighing import peaks_of_parts
+from paceline.stages.rehearsal import examples_of
 
 
 def memory_line(setup: Setup) -> str:
-    """Say how much memory the workers of a pipeline take for this job."""
+    """Say how much memory the workers of a pipeline, or of split layers, take for this job."""
+    return f"For {setup.job.name}, workers take at most {in_mib(_peaks(setup))} MiB for their tensors."
+
+
+def _peaks(setup: Setup) -> list[int]:
+    if setup.split is not None:
+        example = examples_of(setup.job, setup.source, setup.agenda)[0]
+        return peaks_of_parts(setup.job, setup.module, setup.split, example, chunks_each(setup.plan, setup.agenda))
     assert setup.blueprint is not None
+    assert setup.pipeline is not None
     chunks = setup.agenda.filled(0)
     chunk = max(chunks, key=lambda chunk: chunk.samples)
-    assert setup.pipeline is not None
     table = setup.table((len(chunks),) * (setup.pipeline.schedule.span or setup.plan.workers))
-    peaks = peaks_of(setup.job, setup.module, setup.source, setup.blueprint, chunk, table)
-    return f"For {setup.job.name}, workers take at most {in_mib(peaks)} MiB for their tensors."
+    return peaks_of(setup.job, setup.module, setup.source, setup.blueprint, chunk, table)

@@ -19,7 +19,7 @@ from paceline.data.opening import open_source
 from paceline.data.order import Order
 from paceline.data.source import Source
 from paceline.engines.devices import Placement, place
-from paceline.engines.memory_check import check_fit, peaks_of
+from paceline.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
 from paceline.engines.threads import threads
 from paceline.errors import JobError, JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
@@ -40,12 +40,14 @@ from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
+from paceline.splits.fused_shares import STAGES as FUSED_STAGES
 from paceline.splits.gradients import SplitBlueprint
 from paceline.splits.optimizers import check_parts
 from paceline.splits.planning import split_blueprint
 from paceline.splits.stage_planning import with_parts
+from paceline.splits.weighing import peaks_of_parts
 from paceline.stages.planning import agrees, blueprint
-from paceline.stages.rehearsal import Example
+from paceline.stages.rehearsal import examples_of
 from paceline.stages.segment import Blueprint
 
 
@@ -175,12 +177,20 @@ def _split(
     if not isinstance(method, SplitLayers):
         return None
     check_parts(optimizer, module)
-    if job.compute != "autograd":
-        raise PlanError(f"plan {plan.name} computes parts of layers by PyTorch's autograd, not by {job.compute!r}")
-    examples = _examples(job, source, agenda)
+    if job.compute != "autograd" and method.stage not in FUSED_STAGES:
+        raise PlanError(
+            f"plan {plan.name} computes parts of layers by PyTorch's autograd, not by {job.compute!r}, which takes a "
+            "whole network; zero:stage=1 and zero:stage=2 have it whole"
+        )
+    examples = examples_of(job, source, agenda)
     workers = method.mesh(plan.workers).size("inside")
     with threads(plan.threads):
-        return split_blueprint(job, module, examples, found.moving, workers, method.recipe, method.stage)
+        by_autograd = job.with_(compute="autograd")
+        made = split_blueprint(by_autograd, module, examples, found.moving, workers, method.recipe, method.stage)
+        if method.memory:
+            chunks = chunks_each(plan, agenda)
+            check_fit(method.memory, peaks_of_parts(by_autograd, module, made, examples[0], chunks), PARTS)
+        return made
 
 
 def _operators(
@@ -250,7 +260,7 @@ def _cut(
     for counts in kinds:
         table = pipeline.table(plan.workers, counts)
         prove_table(table.agreeing() if agrees(job) else table)
-    examples = _examples(job, source, agenda)
+    examples = examples_of(job, source, agenda)
     cuts = pipeline.cuts.split("+") if pipeline.cuts else []
     with threads(plan.threads):
         made = blueprint(
@@ -261,17 +271,8 @@ def _cut(
         if spread.inside > 1:
             made = with_parts(job, module, made, examples, spread.recipe, spread.inside)
         if pipeline.memory:
-            check_fit(pipeline.memory, plan.workers, peaks_of(job, module, source, made, examples[0][0], table))
+            check_fit(pipeline.memory, peaks_of(job, module, source, made, examples[0][0], table), STAGES)
     return made
-
-
-def _examples(job: Job, source: Source, agenda: Agenda) -> list[Example]:
-    """Return a chunk of every size that an epoch has, a full one first."""
-    epoch = min(agenda.updates, agenda.updates_per_epoch)
-    sizes = {each.samples: each for update in (epoch - 1, 0) for each in agenda.filled(update)}
-    order = Order(len(source), job.seed, job.shuffle, agenda.cuts)
-    chunks = [sizes[samples] for samples in sorted(sizes, key=lambda samples: (samples < max(sizes), samples))]
-    return [(each, source.batch(order.indices(each), each.epoch)) for each in chunks]
 
 
 def _small(job: Job, plan: Plan, samples: int) -> list[str]:

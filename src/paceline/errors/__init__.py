@@ -64,7 +64,7 @@ from paceline.errors.communication import (
     RankGone,
     RankMissing,
 )
-from paceline.errors.failure import users_traceback
+from paceline.errors.failure import users_place, users_traceback
 from paceline.errors.run import (
     Blamed,
     NotFinite,
@@ -132,6 +132,7 @@ __all__ = [
     "WorkerSilent",
     "suggest",
     "users_code",
+    "users_place",
     "users_traceback",
 ]
 

@@ -39,7 +39,7 @@ class RunStopped(PacelineError):
         if waited:
             kept = f"its last checkpoint is that after {updates:,}" if updates else "it has no checkpoint yet"
             said = f"stopped: no update was finished in {waited:.0f} s, so that no checkpoint could be written; {kept}"
-        resume = f"\n  go on   paceline train --resume {run}" if updates else ""
+        resume = f"\n  resume  paceline train --resume {run}" if updates else ""
         super().__init__(f"{said}{resume}\n  look    paceline report {run}")
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 OURS = re.escape(str(Path(__file__).parents[1]))
 PASSED = rf"{OURS}/|[^\"]*torch/nn/modules/module\.py|[^\"]*torch/utils/data/"  # on the way to the user's lines
 FRAME = re.compile(rf'^  File "(?:{PASSED})[^\n]*\n(?:    [^\n]*\n)*', re.MULTILINE)
+LIBRARY = re.compile(rf"^{OURS}/|/(site|dist)-packages/|^<")
 FEW = 8  # samples that are named
 
 
@@ -78,3 +79,9 @@ def users_traceback(error: BaseException) -> str:
     whole = "".join(traceback.format_exception(error))
     users = FRAME.sub("", whole)
     return users if '  File "' in users else whole
+
+
+def users_place(error: BaseException) -> str:
+    """Return the file and line of the user's code that an error came from, in brackets; "" where it came from none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not LIBRARY.search(frame.filename)]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

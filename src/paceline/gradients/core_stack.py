@@ -11,29 +11,29 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from paceline.core.agenda import Agenda
 from paceline.data.source import TensorSource
 from paceline.gradients.members import Members
 from paceline.jobs.job import Job
-from paceline.kernels import fuse, machine
+from paceline.kernels import machine
+from paceline.kernels.alike import fuse_alike
+from paceline.kernels.weights import remember, remembered
 
 
 class CoreStack(Members):
     """Trains each member on a core of its own."""
 
-    def __init__(self, jobs: Sequence[Job], source: TensorSource, agenda: Agenda) -> None:
+    def __init__(self, jobs: Sequence[Job], source: TensorSource, agenda: Agenda, beside: Sequence[Job] = ()) -> None:
+        """`beside` are jobs of this shape that will be trained by the same text later."""
         super().__init__(jobs, source, agenda)
         loss = jobs[0].loss
         assert loss is not None
-        self.fused = [
-            fuse(module, loss, partial(job.make_optimizer, module), job.batch_size, threads=1)
-            for job, module in zip(jobs, self.modules, strict=True)
-        ]
-        for each in self.fused:  # in this thread, since the first one may have to compile
-            each.prepare(self.x[:1])
+        makers = [partial(job.make_optimizer, module) for job, module in zip(jobs, self.modules, strict=True)]
+        first = self.modules[0]
+        others = [job.make_optimizer(first, list(first.parameters())) for job in beside]
+        self.fused = fuse_alike(self.modules, loss, makers, jobs[0].batch_size, self.x[:1], others)
 
     def advance(self, updates: int) -> list[float]:
         """Train until so many updates are made; return the mean loss of the new ones for each member."""
@@ -61,7 +61,9 @@ class CoreStack(Members):
     def state(self, place: int) -> dict[str, Any]:
         """Return what a member goes on from."""
         values = {name: value.clone() for name, value in self.modules[place].state_dict().items()}
-        memory = self.fused[place].compiled(self.x).memory["state"].clone()
+        fused = self.fused[place]
+        (found,) = remembered(fused.compiled(self.x), fused.weights)
+        memory = {name: [view.clone() for view in views] for name, views in found.items()}
         return {"updates": self.updates, "values": values, "memory": memory}
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
@@ -69,8 +71,7 @@ class CoreStack(Members):
         self.updates = int(states[0]["updates"])
         for module, fused, state in zip(self.modules, self.fused, states, strict=True):
             module.load_state_dict(state["values"])
-            with torch.no_grad():
-                fused.compiled(self.x).memory["state"].copy_(state["memory"])
+            remember(fused.compiled(self.x), fused.weights, [state["memory"]])
             fused.updates = self.updates
 
     def module(self, place: int) -> nn.Module:

@@ -115,14 +115,10 @@ class GradientEncoder:
         remembered = new.get("remembered")
         if remembered is not None:
             remembered.copy_(old["remembered"])
-        good = gradient is not None and bool(gradient.sum().isfinite())
+        good = gradient is not None and self._loops.add_owed(old.get("owed"), gradient, total)
         self._given[number] = good and bool(new)
-        if gradient is None or not good:
+        if not good:
             total = torch.zeros_like(total)
-        elif "owed" in old:
-            torch.add(old["owed"], gradient, out=total)
-        else:
-            total.copy_(gradient)
         if begins and self.codec.in_two:
             assert remembered is not None
             self._left[number] = total

@@ -63,7 +63,7 @@ def _loss_and_pair(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pa
         return float(job.step(module, batch)), None
     if job.loss is None:
         result = call(module, batch)
-        return float(loss_of(result)), pair_of(result, batch)
+        return float(loss_of(result, batch)), pair_of(result, batch)
     inputs, target = split_batch(batch)
     output = module(*inputs)
     return float(job.loss(output, target)), (output, target)

@@ -22,6 +22,9 @@ from paceline.kernels import fuse_replicas, machine
 from paceline.kernels.replicas import Replicas
 from paceline.kernels.weights import REALS
 
+#: What an optimizer remembers of a model: by torch's name, a tensor for each of the model's weights.
+Memory = dict[str, list[Tensor]]
+
 
 class LaneStack(Members):
     """Trains each member in a lane of the processor's vectors."""
@@ -31,7 +34,7 @@ class LaneStack(Members):
         self.lanes = machine.target(REALS[next(self.modules[0].parameters()).dtype]).lanes
         self._pack([])
 
-    def _pack(self, states: list[Tensor]) -> None:
+    def _pack(self, states: Sequence[Memory]) -> None:
         """Deal the members out to as few vectors as hold them."""
         self.blocks: list[tuple[list[int], Replicas]] = []
         for first in range(0, len(self.jobs), self.lanes):
@@ -70,7 +73,7 @@ class LaneStack(Members):
         if states and places:
             self._pack([states[place] for place in places])
 
-    def states(self) -> list[Tensor]:
+    def states(self) -> list[Memory]:
         """Return what the optimizer remembers of each member."""
         return [state for _, replicas in self.blocks for state in replicas.remembered(self.x)]
 

@@ -28,7 +28,7 @@ def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
         return job.step
     loss = job.loss
     if loss is None:
-        return lambda module, batch: loss_of(call(module, batch))
+        return lambda module, batch: loss_of(call(module, batch), batch)
 
     def step(module: nn.Module, batch: Batch) -> Tensor:
         inputs, target = split_batch(batch)
@@ -60,14 +60,15 @@ def call(module: nn.Module, batch: Batch) -> Any:
     return module(*inputs)
 
 
-def loss_of(output: Any) -> Tensor:
-    """Return the loss that a model returned."""
+def loss_of(output: Any, batch: Batch) -> Tensor:
+    """Return the loss that a model returned for a batch."""
     loss: Tensor | None = _part(output, "loss")
     if loss is None and isinstance(output, Tensor) and output.dim() == 0:
         loss = output
     if loss is None:
+        keys = f" for a batch of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
         raise JobError(
-            f"{_NO_LOSS}, and the model returned {type(output).__name__}, without a loss of its own; {_REMEDY}"
+            f"{_NO_LOSS}, and the model returned {type(output).__name__} without a loss of its own{keys}; {_REMEDY}"
         )
     return loss
 

@@ -62,7 +62,7 @@ class MessageShape:
 
     @cached_property
     def first_bytes(self) -> int:
-        """Of a message that is summed in two: the bytes of its first part, after which the next one is aligned."""
+        """Return the bytes of the first part of a message that is summed in two; the next part is aligned after it."""
         return sum(self.size(fields[0]) for fields in self.fields) if self.codec.in_two else 0
 
     @cached_property

@@ -15,6 +15,7 @@ from paceline.core.chance import mix
 from paceline.core.rules import Averaging, Rule
 from paceline.data.source import Reader
 from paceline.gradients.loss import loss_function
+from paceline.gradients.native_step import native_step
 from paceline.gradients.randomness import Chance
 from paceline.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
 from paceline.parameters.layout import not_trained, trainable
@@ -63,8 +64,8 @@ class Autograd:
     def take(self, replica: Replica) -> list[Tensor | None]:
         return take_gradients(replica.parameters)
 
-    def stepper(self, replica: Replica, optimizer: Optimizer) -> None:
-        return None
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> Callable[[], object] | None:
+        return native_step(optimizer)
 
 
 AUTOGRAD = Autograd()

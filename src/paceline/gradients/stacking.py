@@ -9,6 +9,7 @@ from torch import nn
 
 from paceline.data.opening import open_source
 from paceline.data.source import TensorSource
+from paceline.gradients.likeness import of_module, said
 from paceline.jobs.job import Job
 
 
@@ -39,19 +40,13 @@ def shape_of(job: Job) -> tuple[str, TensorSource]:
     groups = [len(group["params"]) for group in optimizer.param_groups]
     flags = [{k: v for k, v in group.items() if isinstance(v, bool | str)} for group in optimizer.param_groups]
     parts = (
-        _structure(module), type(optimizer).__name__, groups, flags, repr(job.loss), job.batch_size, job.device,
+        _structure(module), type(optimizer).__name__, groups, flags, said(job.loss), job.batch_size, job.device,
         source.fingerprint(),
     )  # fmt: skip
     return repr(parts), source
 
 
-def _structure(module: nn.Module) -> str:
-    """Return the module's layers and the shapes of its tensors; rates of dropout may differ."""
-    layers = [
-        type(part).__name__
-        if isinstance(part, nn.modules.dropout._DropoutNd)
-        else f"{type(part).__name__}{part.extra_repr()}"
-        for part in module.modules()
-    ]
-    shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
-    return repr((layers, shapes))
+def _structure(module: nn.Module) -> list[Any]:
+    """Return what the module computes, and the shapes of its tensors; rates of dropout may differ."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return [of_module(module), [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]]

@@ -224,7 +224,8 @@ class Job:
 
             return copy.deepcopy(without_history(self.model))
         with torch.random.fork_rng(devices=[]), seeded_elsewhere(self.seed):
-            torch.manual_seed(self.seed)
+            seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+            seed(self.seed)  # without a GPU, the first takes milliseconds to note whence it was called
             with users_code("model="):
                 module = self._uncompiled(self.model())
         if not isinstance(module, nn.Module):

@@ -30,6 +30,7 @@ from paceline.errors import JobError
 ABI = 1  # of the structs that text and Python share
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 PATIENCE = 300.0  # seconds for one text
+COMPILING = 2.0  # seconds for one text, about
 DIGEST = 32  # bytes
 
 

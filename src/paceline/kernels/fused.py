@@ -63,10 +63,13 @@ class Fused:
     weights   the module, or several, and how its parameters are trained
     loss      the loss's name in a text
     runner    the processor that the code is for, and the processes that run it together
+    like      another network of the same shape and rule, whose text is used
     """
 
-    def __init__(self, weights: Weights, loss: LossText, batch_size: int, runner: Runner) -> None:
-        self.weights, self.loss, self.batch_size, self.runner = weights, loss, batch_size, runner
+    def __init__(
+        self, weights: Weights, loss: LossText, batch_size: int, runner: Runner, like: Fused | None = None
+    ) -> None:
+        self.weights, self.loss, self.batch_size, self.runner, self.like = weights, loss, batch_size, runner, like
         self.processor, self.model, self.optimizer = runner.processor, weights.module, weights.optimizer
         #: Updates made so far: the number of the next, which bias corrections and dropout depend on.
         self.updates = 0
@@ -138,14 +141,8 @@ class Fused:
     def _compile(self, shape: tuple[int, ...], tokens: bool) -> Compiled:
         """Makes plan, text, program and memory for samples of this shape."""
         begin = time.perf_counter()
-        named, processor = self.weights.named, self.processor
-        graph = canonical(describe(self.model, shape, tokens), self.model)
-        target = processor.target(REALS[self.weights.dtype], self.batch_size)
-        plan = plan_of(graph, tensors_of(graph, self.model), set(named), self.loss, target)
-        rule = self.weights.rule(plan)
-        source = processor.text(plan, rule)
-        with self.runner.node.first():
-            program = processor.load(source)
+        named = self.weights.named
+        plan, rule, source, program = self._text(shape, tokens)
         memory = self._memory(plan, rule)
         views = self.weights.views(plan, memory["weights"])
         gradients = {
@@ -156,6 +153,20 @@ class Fused:
         seconds = time.perf_counter() - begin
         weights, tensors = [view for view, _ in views], [tensor for _, tensor in views]
         return Compiled(plan, rule, self.batch_size, source, program, seconds, memory, weights, tensors, gradients)
+
+    def _text(self, shape: tuple[int, ...], tokens: bool) -> tuple[Plan, Rule, str, Any]:
+        """Makes plan, rule, text and program, or takes those of the network like this one."""
+        if self.like is not None:
+            made = self.like._compiled[shape, tokens]
+            return made.plan, made.rule, made.source, made.program
+        processor = self.processor
+        graph = canonical(describe(self.model, shape, tokens), self.model)
+        target = processor.target(REALS[self.weights.dtype], self.batch_size)
+        plan = plan_of(graph, tensors_of(graph, self.model), set(self.weights.named), self.loss, target)
+        rule = self.weights.rule(plan)
+        source = processor.text(plan, rule)
+        with self.runner.node.first():
+            return plan, rule, source, processor.load(source)
 
     def _memory(self, plan: Plan, rule: Rule) -> dict[str, Tensor]:
         """All that a call reads and writes besides the samples."""

@@ -9,7 +9,7 @@ rates, folds.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -26,7 +26,7 @@ from paceline.kernels.losses import IGNORED, loss_kind
 from paceline.kernels.optimizers import Rule, numbers, rule_of_groups
 from paceline.kernels.plan import Plan
 from paceline.kernels.runner import Runner
-from paceline.kernels.weights import REALS, OneModel, tensors_by_name, weights_of
+from paceline.kernels.weights import REALS, OneModel, remember, remembered, tensors_by_name, weights_of
 
 
 def fuse_replicas(
@@ -142,21 +142,14 @@ class Replicas:
         sums: list[float] = self.fused.runner.losses(self.fused.compiled(x)).tolist()
         return [total / updates for total in sums[:count]]
 
-    def remembered(self, x: Tensor) -> list[Tensor]:
+    def remembered(self, x: Tensor) -> list[dict[str, list[Tensor]]]:
         """What the optimizer remembers of each model, as `remember` takes it."""
-        memory = self._state(x)
-        return [memory[:, lane].clone() for lane in range(len(self.weights.models))]
+        found = remembered(self.fused.compiled(x), self.weights)
+        return [{name: [view.clone() for view in views] for name, views in each.items()} for each in found]
 
-    def _state(self, x: Tensor) -> Tensor:
-        """Return the optimizer's memory, a column per lane; without rows for an optimizer that remembers nothing."""
-        state: Tensor = self.fused.compiled(x).memory["state"]
-        return state[: state.numel() // self.weights.lanes * self.weights.lanes].view(-1, self.weights.lanes)
-
-    def remember(self, x: Tensor, states: Sequence[Tensor], updates: int) -> None:
+    def remember(self, x: Tensor, states: Sequence[Mapping[str, Sequence[Tensor]]], updates: int) -> None:
         """Go on from what other replicas of these models remembered after so many updates."""
-        memory = self._state(x)
-        for lane, state in enumerate(states):
-            memory[:, lane] = state
+        remember(self.fused.compiled(x), self.weights, states)
         self.fused.updates = updates
 
 

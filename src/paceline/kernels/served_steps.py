@@ -70,6 +70,23 @@ class ServedStep:
         return [float(group[name]) for name in self.settings]
 
 
+@dataclass(frozen=True)
+class ServedRule:
+    """What a server's rule makes of a gradient before the optimizer's step, as text.
+
+    w, g, p    the newest value, the gradient, and the value that it was computed from
+    m          what the rule remembers of it; changed by the lines
+    """
+
+    #: Numbers that the lines read.
+    settings: tuple[str, ...] = ()
+    #: What the rule remembers, by its own name; None where nothing is.
+    memory: str | None = None
+    looks_back: bool = False
+    #: Done for each number.
+    each: tuple[str, ...] = ()
+
+
 def served_step(optimizer: torch.optim.Optimizer) -> ServedStep | None:
     """Return the text of this optimizer's step; None where it has none, or not for these settings."""
     row, groups = STEPS.get(type(optimizer)), optimizer.param_groups

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Protocol
@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from paceline.kernels.compiled import view_of
+from paceline.kernels.compiled import Compiled, view_of
 from paceline.kernels.ir import Kind
 from paceline.kernels.layers.base import CannotFuse
-from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
+from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of_groups
 from paceline.kernels.plan import Plan
 
 REALS = {torch.float32: "float", torch.float64: "double"}
@@ -51,12 +51,17 @@ class Weights(Protocol):
 
 
 class OneModel:
-    """One module and its optimizer; None where only gradients are wanted."""
+    """One module and its optimizer; None where only gradients are wanted.
+
+    `beside` are the optimizers of other modules that the same text trains: it has the terms that any of them uses. A
+    decay or a momentum of 0 changes nothing.
+    """
 
     def __init__(
-        self, module: nn.Module, make: Callable[..., torch.optim.Optimizer] | None = None, l1: float = 0.0
-    ) -> None:
-        self.module, self.l1 = module, l1
+        self, module: nn.Module, make: Callable[..., torch.optim.Optimizer] | None = None, l1: float = 0.0,
+        beside: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:  # fmt: skip
+        self.module, self.l1, self.beside = module, l1, beside
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         dtypes = {p.dtype for p in self.named.values()}
         if len(dtypes) != 1 or not dtypes <= set(REALS):
@@ -69,7 +74,7 @@ class OneModel:
     def rule(self, plan: Plan) -> Rule:
         if self.optimizer is None:
             return Rule()
-        found = rule_of(self.optimizer, self.l1)
+        found = self._terms()
         groups = {id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         segments = []
         for name, parameter in self.named.items():
@@ -78,9 +83,14 @@ class OneModel:
                 segments.append(Segment(place.start, place.start + prod(place.shape), groups[id(parameter)]))
         return replace(found, segments=tuple(segments))
 
+    def _terms(self) -> Rule:
+        assert self.optimizer is not None
+        groups = [group for each in (self.optimizer, *self.beside) for group in each.param_groups]
+        return rule_of_groups(type(self.optimizer), groups, self.l1)
+
     def settings(self, lanes: int) -> Tensor:
         assert self.optimizer is not None
-        words = rule_of(self.optimizer, self.l1).settings
+        words = self._terms().settings
         rows = [numbers(group, words, self.l1) for group in self.optimizer.param_groups]
         return torch.tensor(rows, dtype=torch.float64)
 
@@ -105,3 +115,22 @@ def weights_of(plan: Plan) -> list[str]:
 def tensors_by_name(module: nn.Module) -> dict[str, Tensor]:
     """Buffers and parameters of a module."""
     return {**dict(module.named_buffers()), **dict(module.named_parameters())}
+
+
+def remembered(made: Compiled, weights: Weights) -> list[dict[str, list[Tensor]]]:
+    """Views of what the optimizer remembers of each model: by torch's name, a tensor for each of its weights."""
+    count, memory = len(weights_of(made.plan)), made.memory["weights"]
+    found: list[dict[str, list[Tensor]]] = [{} for _ in range(len(weights.views(made.plan, memory)) // count)]
+    for name, part in zip(made.rule.states, made.memory["state"].split(memory.numel()), strict=False):
+        views = [view for view, _ in weights.views(made.plan, part)]
+        for model, each in enumerate(found):
+            each[name] = views[model * count : (model + 1) * count]
+    return found
+
+
+def remember(made: Compiled, weights: Weights, states: Sequence[Mapping[str, Sequence[Tensor]]]) -> None:
+    """Let each model go on from what others remembered; these may have made do without a momentum."""
+    for mine, state in zip(remembered(made, weights), states, strict=False):
+        for name, views in mine.items():
+            for view, kept in zip(views, state.get(name, ()), strict=False):
+                view.copy_(kept)

@@ -136,7 +136,9 @@ class Value:
         raise JobError(f"the model decides by the value of what an operator returned; {REMEDY}")
 
 
-READS = {"size", "dim", "numel", "item", "tolist", "numpy", "stride", "data_ptr", "backward", "detach_"}
+READS = {
+    "size", "dim", "numel", "item", "tolist", "numpy", "stride", "data_ptr", "backward", "detach_", "values", "indices",
+}  # fmt: skip
 OPERATIONS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul", "pow", "rpow", "neg",
     "getitem", "gt", "ge", "lt", "le",
@@ -159,7 +161,7 @@ for _name in ("float", "int", "index", "len"):
 
 
 class _StandIn(nn.Module):
-    """In the place of an operator."""
+    """Stands in for an operator."""
 
     def __init__(self, name: str, number: int, recorder: Recorder) -> None:
         super().__init__()
@@ -173,6 +175,12 @@ class _StandIn(nn.Module):
             f"the model reads {name} of its operator {self._name} outside of a call; an operator is called as a whole, "
             "by the worker that holds it: put what needs it into one submodule"
         )
+
+    def __iter__(self) -> Any:
+        return self.__getattr__("what is in it")
+
+    def __getitem__(self, key: object) -> Any:
+        return self.__getattr__(str(key))
 
 
 class _Tape:
@@ -200,6 +208,8 @@ class _Tape:
         return Value(self, self._add(Recorded(function, args, kwargs), None, NO_OPERATOR), 0)
 
     def _add(self, recorded: Recorded, holder: int | None, operator: int) -> int:
+        args, kwargs = mapped((recorded.args, recorded.kwargs), Value, lambda value: value)
+        recorded = recorded._replace(args=args, kwargs=kwargs)  # a list may grow after the call
         takes = tuple(dict.fromkeys(value.call for value in recorded.values))
         if holder is None:  # it has no parameters: it is computed where the first thing that it takes is
             holder, operator = self.calls[takes[0]].holder if takes else 0, NO_OPERATOR

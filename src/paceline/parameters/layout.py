@@ -34,6 +34,15 @@ class ParameterSpan:
     size: int
 
 
+class FlatViews(list[Tensor]):
+    """The parameters of a shard, or their gradients, as views of one vector."""
+
+    def __init__(self, views: Sequence[Tensor], flat: Tensor) -> None:
+        super().__init__(views)
+        #: The vector as far as parameters reach, with the gaps between them.
+        self.flat = flat
+
+
 @dataclass(frozen=True)
 class ShardLayout:
     """The layout of one shard."""
@@ -44,6 +53,10 @@ class ShardLayout:
 
     def parameter_views(self, flat: Tensor) -> list[Tensor]:
         return [flat[p.start : p.start + p.size].view(p.shape) for p in self.parameters]
+
+    def flat_views(self, flat: Tensor) -> FlatViews:
+        stop = max((p.start + p.size for p in self.parameters), default=0)
+        return FlatViews(self.parameter_views(flat), flat[:stop])
 
     def buffer_views(self, flat: Tensor) -> list[Tensor]:
         return [flat[p.start : p.start + p.size].view(p.shape) for p in self.buffers]

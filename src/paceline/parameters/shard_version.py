@@ -173,7 +173,7 @@ class ShardVersion:
     def __init__(self, shape: VersionShape, raw: Tensor) -> None:
         self.raw, self.shape = raw, shape
         self.values = raw[: shape.values].view(shape.dtype)
-        self.parameters = shape.layout.parameter_views(self.values)
+        self.parameters = shape.layout.flat_views(self.values)
         self.buffers = shape.layout.buffer_views(self.values)
         memory_start = shape.values + OptimizerState.size(shape.state)
         self.state = OptimizerState(shape.state, raw[shape.values : memory_start])

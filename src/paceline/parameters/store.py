@@ -8,9 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.core.rules import Averaging, Memory, Rule
+from paceline.parameters.layout import FlatViews
 from paceline.parameters.optimizers import LRSchedule, Optimizer, ScheduleStepper, bare_step, forget
 from paceline.parameters.row_copier import RowCopier
 from paceline.parameters.shard_version import ShardVersion
+from paceline.parameters.whole_step import WholeStep
 from paceline.parameters.worker_state import (
     WorkerState,
     restore_memories,
@@ -29,9 +31,11 @@ class LocalStore:
         optimizer: Optimizer,
         schedule: LRSchedule | None,
         rule: Rule | Averaging,
-        step: Callable[[], object] | None = None,
+        step: Callable[..., object] | None = None,
     ) -> None:
-        """`step` makes the optimizer's step in place of the optimizer itself."""
+        """`step` makes the optimizer's step in place of the optimizer itself; given further gradients by the identities
+        of their parameters, it adds them first.
+        """
         self.parameters, self.optimizer = parameters, optimizer
         self.memory = [rule.remembers(p.detach()) for p in parameters]
         self.schedule = ScheduleStepper(optimizer, schedule)
@@ -39,18 +43,21 @@ class LocalStore:
         self.updates = 0
         #: What steps in place of the optimizer; None where that steps itself.
         self.stepper = step
-        self._step = step or bare_step(optimizer)
+        self._step: Callable[..., object] = step or bare_step(optimizer)
 
     @property
     def values(self) -> list[Tensor]:
         return [p.detach() for p in self.parameters]
 
-    def step(self, gradients: Sequence[Tensor | None]) -> None:
-        """Let the optimizer apply these gradients."""
+    def step(self, gradients: Sequence[Tensor | None], others: Sequence[Tensor] = ()) -> None:
+        """Let the optimizer apply these gradients, or their sums with those of another worker."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.schedule.advance(self.updates)
-        self._step()
+        if others:
+            self._step(dict(zip(map(id, self.parameters), others, strict=True)))
+        else:
+            self._step()
         self.updates += 1
         # The gradients may be views of memory that other workers read. Autograd would add the next ones to them.
         for parameter in self.parameters:
@@ -101,6 +108,8 @@ class ShardStore:
         self.updates = 0
         self._step = bare_step(optimizer)
         self._remembers = versions[0].shape.remembers
+        #: Steps gradients that lie in one vector.
+        self._whole = WholeStep.of(optimizer) if not self._remembers else None
         #: Bytes that the last push and pull carried.
         self.bytes = 2 * versions[0].values.nbytes
 
@@ -114,7 +123,7 @@ class ShardStore:
 
     def look(self, slot: int) -> None:
         """Let the module compute with the version in this slot."""
-        self.version = self.versions[slot]
+        self.slot, self.version = slot, self.versions[slot]
         # The module's parameters become views of the slot, so that a pull of the newest version copies nothing.
         for parameter, view in zip(self.parameters, self.version.parameters, strict=True):
             parameter.data = view
@@ -142,9 +151,12 @@ class ShardStore:
         """Let the optimizer apply these gradients here; `updates` came before."""
         if self.rows is not None:
             self.bytes += self.rows.note(self.updates + 1, self.version, gradients)
+        self.schedule.advance(self.updates)
+        if self._whole is not None and isinstance(gradients, FlatViews):
+            self._whole.step(self.version.parameters.flat, gradients.flat)
+            return
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        self.schedule.advance(self.updates)
         if self._remembers:
             self._step_with_memory()
         else:

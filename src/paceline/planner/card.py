@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,39 @@ class Exchange:
     error: float
     #: Seconds of Python in each update besides, which the trace does not divide.
     between: float = 0.0
+    #: Seconds of each tensor of the model besides the first.
+    tensor: float = 0.0
+    #: Bytes and seconds of each step, as they were measured; between them seconds are interpolated.
+    points: tuple[tuple[float, float], ...] = ()
+
+    def at(self, size: float) -> tuple[float, float]:
+        """Return latency and bandwidth of steps of about so many bytes: small ones stay in caches."""
+        if len(self.points) < 2:
+            return self.latency, self.bandwidth
+        place = next((n for n, (most, _) in enumerate(self.points) if size <= most), len(self.points) - 1)
+        if place == 0:
+            return self.points[0][1], math.inf
+        (low, first), (high, last) = self.points[place - 1], self.points[place]
+        slope = (last - first) / (high - low)
+        return first - slope * low, 1 / slope if slope > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What plans of one family take besides computing and updating, measured over predicted."""
+
+    #: "meeting", "push", "ddp", "stages" or "parts": see `methods.FAMILIES`.
+    family: str
+    workers: int
+    factor: float
+    #: Half the 90% interval, as a logarithm.
+    error: float
+
+    @staticmethod
+    def nearest(known: Sequence[Overhead], family: str, workers: int) -> Overhead | None:
+        """Return the one of this family with the nearest number of workers, the larger of two; None: none is known."""
+        found = [each for each in known if each.family == family]
+        return min(found, key=lambda each: (abs(each.workers - workers), -each.workers)) if found else None
 
 
 @dataclass(frozen=True)
@@ -65,6 +98,8 @@ class Card:
     memory: int
     operations: tuple[Operations, ...]
     exchanges: tuple[Exchange, ...] = ()
+    #: How far predicted exchanges of small networks were off.
+    overheads: tuple[Overhead, ...] = ()
     #: Seconds of Python in each update of one process, besides computing and updating.
     between: float = 0.0
     torch: str = ""
@@ -119,6 +154,7 @@ class Card:
         values = dict(given)
         values["operations"] = tuple(_part(Operations, each, where) for each in given.get("operations", ()))
         values["exchanges"] = tuple(_part(Exchange, each, where) for each in given.get("exchanges", ()))
+        values["overheads"] = tuple(_part(Overhead, each, where) for each in given.get("overheads", ()))
         card: Card = _part(Card, values, where)
         card.check(where)
         return card
@@ -155,7 +191,11 @@ def _part(kind: Any, given: Mapping[str, Any], where: str) -> Any:
     ]  # fmt: skip
     if missing:
         raise UsageError(f"{where} lacks {', '.join(missing)}")
-    values = {name: tuple(value) if name == "jitter" else value for name, value in given.items()}
+    values = dict(given)
+    if "jitter" in values:
+        values["jitter"] = tuple(values["jitter"])
+    if "points" in values:
+        values["points"] = tuple((float(size), float(took)) for size, took in values["points"])
     return kind(**values)
 
 
@@ -174,7 +214,7 @@ def of_data_sheet(gflops: float, gigabytes: float, cores: int, memory: int, name
     }  # fmt: skip
     update = {"step": 5e-5, "call": 4e-6, "near": byte / 3, "far": byte}
     cases = tuple(Operations(busy, 1, compute, update, math.log(3.0)) for busy in sorted({1, cores}))
-    return Card(name, cores, memory, cases, (), 5e-5, level="card")
+    return Card(name, cores, memory, cases, between=5e-5, level="card")
 
 
 def default_file() -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 from paceline.planner.prediction import Prediction
 
 PAYS = 1.05
+USABLE = 0.9  # of a machine's memory
 SEARCHED = 1.25  # how much faster a searched table has to be: the best of many predictions is likely too low
 GOALS = ("time", "cost", "memory")
 Predict = Callable[[Any], Prediction]
@@ -85,7 +86,7 @@ def choose(
     each_memory  bytes of one machine, where each worker has its own
     price    the dollars of a second of a plan, where prices are known
     """
-    checked = [_fits(each, memory, each_memory or memory) for each in predictions]
+    checked = [fits(each, memory, each_memory or memory) for each in predictions]
     usable = [each for each in checked if not each.ruled_out]
 
     def dollars(each: Prediction) -> float:
@@ -107,11 +108,12 @@ def choose(
     return replace(found, sentences=tuple(explain(found))) if ranking else found
 
 
-def _fits(each: Prediction, memory: int, machine: int) -> Prediction:
+def fits(each: Prediction, memory: int, machine: int) -> Prediction:
+    """Rule a plan out that needs more than 90% of the memory of all machines, or of one."""
     needed = each.memory * each.plan.workers
-    if each.ruled_out or (needed <= 0.9 * memory and each.memory <= 0.9 * machine):
+    if each.ruled_out or (needed <= USABLE * memory and each.memory <= USABLE * machine):
         return each
-    if each.memory > 0.9 * machine:
+    if each.memory > USABLE * machine:
         why = f"a worker needs {each.memory / 2**20:,.0f} MiB, and a machine has {machine / 2**20:,.0f}"
         return replace(each, ruled_out=why)
     return replace(each, ruled_out=f"its workers need {needed / 2**30:.1f} GiB, and there are {memory / 2**30:.1f}")

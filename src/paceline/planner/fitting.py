@@ -27,6 +27,7 @@ FOLDS = 6
 ROUNDS = 8  # of reweighting
 LEAST = 1e-9  # seconds of an error that no measurement goes below
 QUANTILES = 21
+MOST = 0.35  # of the error of an exchange: between points it is interpolated
 Matrix = npt.NDArray[np.float64]
 
 
@@ -98,9 +99,9 @@ def line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
 
 def exchange(
     kind: str, workers: int, sizes: Sequence[float], seconds: Sequence[float], collective: Collective | None = None,
-    between: float = 0.0,
+    between: float = 0.0, tensor: float = 0.0,
 ) -> Exchange:  # fmt: skip
-    """Fit latency and bandwidth to the seconds of an exchange at several sizes.
+    """Fit latency and bandwidth to the seconds of an exchange at several sizes, and keep these as points.
 
     With a collective, its closed form is used backwards: the figures found are those of one step of its table.
     """
@@ -109,7 +110,30 @@ def exchange(
         steps = collective.seconds(workers, 0.0, 1.0, 1.0)
         share = collective.seconds(workers, 1.0, 0.0, 1.0)
     start, slope, error = line(sizes, seconds)
-    return Exchange(kind, workers, start / steps, min(share / slope, 1e12) if slope > 0 else 1e12, error, between)
+    latency, bandwidth = start / steps, min(share / slope, 1e12) if slope > 0 else 1e12
+    highest = np.maximum.accumulate(np.array(seconds))  # more bytes never take less time
+    points = tuple((size * share / steps, float(took) / steps) for size, took in zip(sizes, highest, strict=True))
+    return Exchange(kind, workers, latency, bandwidth, min(error, MOST), between, tensor, points)
+
+
+def piece(kind: str, workers: int, counts: Sequence[float], sizes: Sequence[float], seconds: Sequence[float],
+          whole: Sequence[float]) -> Exchange:  # fmt: skip
+    """Fit what each piece of work of a divided model costs, and each byte, to the seconds that are not computing.
+
+    counts   pieces of work that an update waits for
+    sizes    bytes that an update waits for
+    whole    the seconds of the update, by which errors are judged
+    """
+    scale = np.array(whole)
+    figures = np.array([[count, size] for count, size in zip(counts, sizes, strict=True)])
+    wanted = np.maximum(np.array(seconds), LEAST)
+    rows = figures / scale[:, None]
+    units = np.maximum(rows.max(axis=0), 1e-30)
+    from scipy.optimize import nnls
+
+    each, byte = nnls(rows / units, wanted / scale)[0] / units
+    off = spread(1.0 + (figures @ np.array([each, byte]) - wanted) / scale)
+    return Exchange(kind, workers, float(each), float(min(1 / byte, 1e12)) if byte > 0 else 1e12, max(off, 0.1))
 
 
 def quantiles(values: Sequence[float]) -> tuple[float, ...]:

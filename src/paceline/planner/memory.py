@@ -19,17 +19,26 @@ from paceline.plans.plan import Plan
 
 def worker_memory(plan: Plan, costs: Costs, batch: int, division: ModelDivision | None) -> int:
     """Return the bytes that the largest worker needs."""
+    samples = samples_of(plan, batch)
+    found, kind = formula(plan, costs.cost(samples), division)
+    return round(found * costs.heap(samples, kind))
+
+
+def samples_of(plan: Plan, batch: int) -> int:
+    """Return the samples of which a worker computes the gradient at once."""
     share = plan.parts if plan.traits.keeps_step or plan.traits.gathers else 1
-    samples = math.ceil(batch / max(1, share))
-    cost = costs.cost(samples)
+    return math.ceil(batch / max(1, share))
+
+
+def formula(plan: Plan, cost: ModelCost, division: ModelDivision | None) -> tuple[float, str]:
+    """Return the bytes that the formula gives, and of which kind of worker they are."""
     if isinstance(plan.method, Pipeline):
         counted = division.memory if division is not None and division.memory else _pipeline(plan, cost)
-        return round(stage_bytes(cost, counted))
+        return stage_bytes(cost, counted), "stages"
     if division is not None and division.held:
-        found = replica_bytes(cost, "parts" if division.computed else "shares", division.held, division.mean_share)
-    else:
-        found = replica_bytes(cost, how(plan))
-    return round(found * costs.heap(samples))
+        kind = "parts" if division.computed else "shares"
+        return replica_bytes(cost, kind, division.held, division.mean_share), kind
+    return replica_bytes(cost, how(plan)), how(plan)
 
 
 def how(plan: Plan) -> str:

@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.codecs.sizes import estimate, exchanged
 from paceline.core.collectives import Collective
+from paceline.core.collectives.ring import Ring
 from paceline.planner import fitting
+from paceline.planner.card import Overhead
 from paceline.planner.costs import Costs, Guess, meeting, single
 from paceline.planner.divisions import ModelDivision, layers_share
+from paceline.planner.doubt import least_doubt
 from paceline.planner.memory import worker_memory
 from paceline.planner.pipelines import pipeline
 from paceline.planner.prediction import Prediction, Terms
@@ -37,6 +40,7 @@ from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 
+SLICE = 3e-3  # seconds for which Linux lets a process run while another one waits for its core
 SPLIT_ERROR = 0.5  # of the seconds of parts of layers: smaller operations than the card was fitted on
 
 
@@ -71,17 +75,60 @@ class Found:
     """The terms of an update, and how sure they are."""
 
     terms: Terms
-    error: float
+    #: Of computing and updating, as half a 90% interval, as a logarithm.
+    own: float
+    #: Of everything else.
+    rest: float = 0.0
     bytes: float = 0.0
     staleness: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """Each part's error counts by its share."""
+        return _error(Guess(self.terms.own, self.own), Guess(self.terms.rest, self.rest))
+
+    def corrected(self, by: Overhead) -> Found:
+        """Return the same, corrected by plans of its family that were measured."""
+        if not by.error:
+            return self
+        if by.family in DIVIDED:
+            return replace(self, terms=self.terms.scaled(by.factor), own=by.error, rest=by.error)
+        terms = self.terms
+        more = (terms.exchange * by.factor, terms.wait * by.factor, terms.between * by.factor)
+        return replace(self, terms=Terms(terms.compute, terms.update, *more), rest=by.error)
+
+
+#: What plans have in common besides computing and updating.
+FAMILIES: dict[type, str] = {
+    AllReduce: "meeting", LocalSteps: "meeting", Gossip: "meeting", NativeDdp: "ddp", ParameterServer: "push",
+    GatheringServer: "push", CentreServer: "push", PairwiseGossip: "push", Hogwild: "push", Pipeline: "stages",
+    SplitLayers: "parts",
+}  # fmt: skip
+
+#: Families whose workers compute parts of the model: measurements correct all their terms, not only what is besides.
+DIVIDED = ("stages", "parts")
+FACTORS = 0.05, 20.0  # of an overhead
+ANCHORED = 0.35  # error of an overhead that was measured with another plan of the family
+
+
+def overhead_of(plan: Plan, costs: Costs, facts: Facts, seconds: float) -> Overhead:
+    """Return the overhead with which the seconds of this plan's update are predicted as they were measured."""
+    family = FAMILIES[type(plan.method)]
+    found = PREDICT[type(plan.method)](plan, plan.method, costs, facts).terms
+    factor = seconds / found.whole if family in DIVIDED else (seconds - found.own) / max(found.rest, 1e-9)
+    return Overhead(family, plan.workers, min(FACTORS[1], max(FACTORS[0], factor)), ANCHORED)
 
 
 def predict(plan: Plan, costs: Costs, facts: Facts, compute: str = "autograd") -> Prediction:
     """Predict the seconds of an update, its bytes and the memory of a worker."""
     found = PREDICT[type(plan.method)](plan, plan.method, costs, facts)
+    family = FAMILIES.get(type(plan.method))
+    if family:
+        found = found.corrected(costs.overhead(family, plan.workers))
+    error = max(found.error, least_doubt(costs.level, family or "alone", plan.workers > costs.card.cores))
     memory = worker_memory(plan, costs, facts.batch, facts.division)
     return Prediction(
-        plan, compute, costs.level, facts.batch, found.terms, found.error, found.bytes, memory, found.staleness
+        plan, compute, costs.level, facts.batch, found.terms, error, found.bytes, memory, found.staleness
     )  # fmt: skip
 
 
@@ -94,10 +141,23 @@ def _share(plan: Plan, facts: Facts, parts: int) -> int:
     return math.ceil(facts.batch / parts)
 
 
-def _slowest(costs: Costs, plan: Plan, workers: int) -> float:
-    """The mean of the slowest of so many workers over the mean of one, less one."""
+def _waiting(costs: Costs, plan: Plan, workers: int, compute: float, steps: int = 1) -> float:
+    """The seconds that one of so many workers waits for the slowest, each having computed so many steps."""
     jitter = costs.jitter(plan.workers, plan.threads)
-    return fitting.mean_of_largest(jitter, workers) / fitting.mean_of_largest(jitter, 1) - 1.0
+    slowest = fitting.mean_of_largest(jitter, workers) / fitting.mean_of_largest(jitter, 1) - 1.0
+    return compute * (slowest / math.sqrt(steps) + _crowded(plan, costs.card.cores, compute * steps))
+
+
+def _crowded(plan: Plan, cores: int, seconds: float) -> float:
+    """How much longer the last of more workers than cores takes than if they shared the cores evenly.
+
+    The scheduler of the kernel changes workers after a slice of time. Shorter steps run one after the other: of three
+    workers on two cores, one begins when another one has ended.
+    """
+    turns = plan.workers * plan.threads / cores
+    if turns <= 1:
+        return 0.0
+    return (math.ceil(turns) / turns - 1.0) * min(1.0, SLICE * turns / max(seconds, 1e-9))
 
 
 def _error(*parts: Guess) -> float:
@@ -112,7 +172,7 @@ def _alone(plan: Plan, method: Alone, costs: Costs, facts: Facts) -> Found:
     c = Guess(c.seconds * plan.chunks, c.error)
     between = costs.between("alone", 1)
     terms = Terms(c.seconds, u.seconds, between=between).scaled(1 / plan.workers)
-    return Found(terms, _error(c, u, Guess(between, 0.3)))
+    return Found(terms, _error(c, u), 0.3)
 
 
 def sent(collective: Collective, workers: int, size: float) -> float:
@@ -126,7 +186,7 @@ def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Fo
     workers = plan.workers
     c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
     u = costs.update(workers, plan.threads)
-    wait = c.seconds * _slowest(costs, plan, workers)
+    wait = _waiting(costs, plan, workers, c.seconds)
     coding = coding_of(plan, facts)
     collective, size = exchanged(plan.wire, method.collective, workers, coding.bytes)
     parts = 2 if plan.wire is not None and plan.wire.in_two else 1  # one after the other
@@ -134,7 +194,7 @@ def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Fo
     m = Guess(parts * m.seconds + coding.encode + reads(plan) * coding.decode, m.error)
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
-    return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), sent(collective, workers, size))
+    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), sent(collective, workers, size))
 
 
 def coding_of(plan: Plan, facts: Facts) -> Coding:
@@ -165,11 +225,11 @@ def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> 
     u = costs.update(workers, plan.threads)
     m = meeting(costs, method.collective, workers, facts.payload)
     m = Guess(m.seconds / every, m.error)
-    wait = c.seconds * _slowest(costs, plan, workers) / math.sqrt(every)
+    wait = _waiting(costs, plan, workers, c.seconds, every)
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
     size = sent(method.collective, workers, facts.payload) / every
-    return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), size)
+    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size)
 
 
 def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:
@@ -178,27 +238,24 @@ def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:
     u, every = costs.update(workers, plan.threads), max(1, method.averaging.every)
     m = meeting(costs, method.collective, workers, facts.payload)
     m = Guess(m.seconds / every, m.error)
-    wait = c.seconds * _slowest(costs, plan, min(workers, 3)) / math.sqrt(every)
+    wait = _waiting(costs, plan, min(workers, 3), c.seconds, every)
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
     size = sent(method.collective, workers, facts.payload) / every
-    return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), size)
+    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size)
 
 
 def _native(plan: Plan, method: NativeDdp, costs: Costs, facts: Facts) -> Found:
     workers = plan.workers
     c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
     u = costs.update(workers, plan.threads)
-    found, factor = costs.card.exchange("ddp", workers), costs.factor("ddp")
-    if found is None:
+    if costs.card.exchange("ddp", workers) is None:
         raise NotMeasured("the card has no measurement of PyTorch's all-reduce; calibrate with more --seconds")
-    steps = 2 * (workers - 1)
-    once = steps * (found.latency + facts.payload / workers / found.bandwidth)
-    x = Guess(once * factor.seconds, factor.error or found.error)
-    wait = c.seconds * _slowest(costs, plan, workers)
+    x = meeting(costs, Ring(), workers, facts.payload, "ddp")
+    wait = _waiting(costs, plan, workers, c.seconds)
     between = costs.between("ddp", workers)
     terms = Terms(c.seconds, u.seconds, x.seconds, wait, between)
-    return Found(terms, _error(c, u, x, Guess(between + wait, 0.3)), steps * facts.payload / workers)
+    return Found(terms, _error(c, u), _error(x, Guess(between + wait, 0.3)), sent(Ring(), workers, facts.payload))
 
 
 class NotMeasured(Exception):
@@ -235,13 +292,14 @@ def _server(plan: Plan, method: ParameterServer, costs: Costs, facts: Facts) -> 
     p = Guess(p.seconds + coding.decode + back.encode + back.decode, p.error)
     c = Guess(c.seconds + coding.encode + back.decode, c.error)
     between = costs.between("push", workers)
-    rate, wait = queued(workers, c.seconds + between, u.seconds + p.seconds)
-    # Shards are served side by side, each a part of a push.
-    wait /= method.shards
-    terms = Terms(c.seconds, u.seconds, p.seconds, wait, between)
-    bound = max(1 / rate, terms.whole / workers) if method.shards == 1 else terms.whole / workers
-    terms = terms.scaled(bound / terms.whole)
-    return Found(terms, _error(c, u, p, Guess(between + wait, 0.3)), moved / workers, workers - 1.0)
+    # More workers than cores take turns, but one that holds the lock has its core.
+    turns = max(1.0, workers * plan.threads / costs.card.cores)
+    rate, _ = queued(workers, c.seconds / turns + between, (u.seconds / turns + p.seconds) / method.shards)
+    work = (c.seconds + u.seconds) / turns + between + p.seconds
+    each = workers / min(rate, workers / turns / work)  # of one worker, from push to push
+    wait = max(0.0, each - c.seconds - u.seconds - p.seconds - between)
+    terms = Terms(c.seconds, u.seconds, p.seconds, wait, between).scaled(1 / workers)
+    return Found(terms, _error(c, u), _error(p, Guess(between + wait, 0.3)), moved / workers, workers - 1.0)
 
 
 def _gathering(plan: Plan, method: GatheringServer, costs: Costs, facts: Facts) -> Found:
@@ -250,9 +308,9 @@ def _gathering(plan: Plan, method: GatheringServer, costs: Costs, facts: Facts) 
     u, p = costs.update(workers, plan.threads), single(costs, "push", workers, facts.served)
     p = Guess(p.seconds * needed, p.error)
     between = costs.between("push", workers)
-    wait = c.seconds * max(0.0, _slowest(costs, plan, needed))
+    wait = _waiting(costs, plan, needed, c.seconds)
     terms = Terms(c.seconds, u.seconds, p.seconds, wait, between)
-    return Found(terms, _error(c, u, p, Guess(between + wait, 0.3)), 2.0 * facts.served * needed / workers)
+    return Found(terms, _error(c, u), _error(p, Guess(between + wait, 0.3)), 2.0 * facts.served * needed / workers)
 
 
 def _centre(plan: Plan, method: CentreServer, costs: Costs, facts: Facts) -> Found:
@@ -265,7 +323,11 @@ def _centre(plan: Plan, method: CentreServer, costs: Costs, facts: Facts) -> Fou
     terms = Terms(c.seconds, u.seconds, p.seconds / every, wait / every, between)
     terms = terms.scaled(1 / rate / every / terms.whole)
     return Found(
-        terms, _error(c, u, Guess(between + wait / every, 0.3)), 2.0 * facts.served / every / workers, workers - 1.0
+        terms,
+        _error(c, u),
+        _error(p, Guess(between + wait / every, 0.3)),
+        2.0 * facts.served / every / workers,
+        workers - 1.0,
     )
 
 
@@ -275,7 +337,7 @@ def _pairwise(plan: Plan, method: PairwiseGossip, costs: Costs, facts: Facts) ->
     u, p = costs.update(workers, plan.threads), single(costs, "push", workers, facts.served)
     between = costs.between("push", workers)
     terms = Terms(c.seconds, u.seconds, p.seconds, between=between).scaled(1 / workers)
-    return Found(terms, _error(c, u, p, Guess(between, 0.3)), 2.0 * facts.served / workers, workers - 1.0)
+    return Found(terms, _error(c, u), _error(p, Guess(between, 0.3)), 2.0 * facts.served / workers, workers - 1.0)
 
 
 def _hogwild(plan: Plan, method: Hogwild, costs: Costs, facts: Facts) -> Found:
@@ -284,12 +346,15 @@ def _hogwild(plan: Plan, method: Hogwild, costs: Costs, facts: Facts) -> Found:
     p, between = single(costs, "push", workers, facts.served), costs.between("push", workers)
     terms = Terms(c.seconds, u.seconds, p.seconds, between=between).scaled(1 / workers)
     # Nothing is sent: all write into one memory.
-    return Found(terms, _error(c, u, p, Guess(between, 0.3)), 0.0, workers - 1.0)
+    return Found(terms, _error(c, u), _error(p, Guess(between, 0.3)), 0.0, workers - 1.0)
 
 
 def _pipeline(plan: Plan, method: Pipeline, costs: Costs, facts: Facts) -> Found:
     found = pipeline(plan, method, costs, facts.batch)
-    return Found(found.terms, found.error, facts.division.bytes if facts.division else found.bytes)
+    moved = facts.division.bytes if facts.division else found.bytes
+    if method.spread.server is not None:
+        moved += 2.0 * facts.served / plan.workers  # each stage pushes its gradient, and pulls its parameters
+    return Found(found.terms, found.error, found.error, moved)
 
 
 def _split_layers(plan: Plan, method: SplitLayers, costs: Costs, facts: Facts) -> Found:
@@ -305,14 +370,16 @@ def _split_layers(plan: Plan, method: SplitLayers, costs: Costs, facts: Facts) -
     )
     u = costs.update(workers, plan.threads)
     u = Guess(u.seconds * division.held, u.error)
-    m = single(costs, "meeting", workers, 0.0)
-    exchange = m.seconds * division.messages
-    if found := costs.card.exchange("meeting", workers):
-        exchange += division.bytes / found.bandwidth * costs.factor("meeting").seconds
-    between = costs.between("meeting", workers) * max(1.0, division.segments)
-    wait = c.seconds * _slowest(costs, plan, workers)
+    exchange = single(costs, "meeting", workers, 0.0).seconds * division.messages
+    segment, found = costs.between("meeting", workers), costs.card.exchange("meeting", workers)
+    if part := costs.card.exchange("part", workers):
+        segment, found = part.latency, part
+    if found:
+        exchange += division.bytes / found.bandwidth
+    between = segment * max(1.0, division.segments)
+    wait = _waiting(costs, plan, workers, c.seconds)
     terms = Terms(c.seconds, u.seconds, exchange, wait, between)
-    return Found(terms, _error(c, u, Guess(exchange + between + wait, SPLIT_ERROR)), division.bytes)
+    return Found(terms, _error(c, u), SPLIT_ERROR, division.bytes)
 
 
 #: What predicts each method: called with the plan, its method, the costs and the facts.

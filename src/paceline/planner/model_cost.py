@@ -88,7 +88,7 @@ class ModelCost:
 
     @property
     def layers(self) -> dict[str, dict[str, float]]:
-        """For each module that has parameters or computes: operations, bytes, and calls, forward and backward."""
+        """Return operations, bytes and calls, forward and backward, of each module that has parameters or computes."""
         found: dict[str, dict[str, float]] = {}
         for op in self.operations:
             if op.phase != UPDATE and op.kind != "view":
@@ -111,6 +111,17 @@ def cost_of(job: Job, samples: int) -> ModelCost:
     except Exception as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return _recorded(job, job.make_model(), batch, samples, None, why)
+
+
+def parameter_bytes(job: Job) -> int:
+    """Return the bytes of the model's trainable parameters, without memory for them; 0 where that is not possible."""
+    if isinstance(job.model, nn.Module):
+        return sum(_bytes(p) for p in trainable(job.model).values())
+    try:
+        with FakeTensorMode():
+            return sum(_bytes(p) for p in trainable(job.model()).values())
+    except Exception:
+        return 0  # it will be made for real, and fail for its own reason if it does
 
 
 def _recorded(

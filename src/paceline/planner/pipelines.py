@@ -45,14 +45,23 @@ def pipeline(plan: Plan, method: Pipeline, costs: Costs, batch: int) -> Timed:
     workers, micro = plan.workers, method.micro_batches
     samples = max(1, math.ceil(batch / micro))
     count = method.stages(workers)
-    stages = cut(costs, samples, count, workers, plan.threads)
+    cores, turns = costs.card.cores, max(1.0, workers * plan.threads / costs.card.cores)
+    # Stages that wait leave their cores to others.
+    stages = cut(costs, samples, count, min(workers, cores), plan.threads)
     updates = 1 if method.flushes else FREE_RUNNING
     table = method.table(workers, [micro] * updates)
-    # A message between neighbours is one step of a meeting, and each piece of work has an update's Python.
-    piece = costs.between("meeting", workers)
+    # Without a measurement a message is one step of a meeting, and each piece of work has an update's Python.
+    measured = costs.card.exchange("stage", workers)
+    piece = measured.latency if measured else costs.between("meeting", workers)
     kind = "message" if costs.card.exchange("message", workers) else "meeting"
     message = [single(costs, kind, workers, stage.made).seconds for stage in stages]
-    update = costs.update(workers, plan.threads).seconds / count
+    if measured:
+        crowd = 0.0
+        if min(workers, micro) > cores:  # a message wakes its receiver, which costs more where workers outnumber cores
+            few, many = (single(costs, "meeting", count, 0.0).seconds for count in (measured.workers, workers))
+            crowd = max(0.0, many - few)
+        message = [crowd + stage.made / measured.bandwidth for stage in stages]
+    update = costs.update(min(workers, cores), plan.threads).seconds / count
     again = set(method.recomputing(workers))
 
     def lasts(worker: int, work: Work) -> float:
@@ -74,7 +83,7 @@ def pipeline(plan: Plan, method: Pipeline, costs: Costs, batch: int) -> Timed:
         if not sends(work) and not takes(work):
             updated += (stop - start) * (work.what == UPDATE)
             computed += (stop - start) * (work.what not in (UPDATE, ALL_REDUCE))
-    each, compute = end / updates, computed / workers / updates
+    each, compute = max(end, (computed + updated) / workers * turns) / updates, computed / workers / updates
     wait = max(0.0, each - compute - updated / workers / updates)
     sent = sum(2 * stage.made for stage in stages[:-1]) * micro / workers
     return Timed(Terms(compute, updated / workers / updates, 0.0, wait), ERROR, sent)

@@ -25,6 +25,15 @@ class Terms:
     def whole(self) -> float:
         return self.compute + self.update + self.exchange + self.wait + self.between
 
+    @property
+    def own(self) -> float:
+        """What a worker does that never communicates: computing and updating."""
+        return self.compute + self.update
+
+    @property
+    def rest(self) -> float:
+        return self.exchange + self.wait + self.between
+
     def scaled(self, factor: float) -> Terms:
         return Terms(*(value * factor for value in asdict(self).values()))
 

@@ -29,11 +29,11 @@ class Scaling:
     def sentence(self) -> str:
         """Where it stops paying, in words."""
         if self.stops == 1:
-            return f"{self.name} does not pay with any number of workers."
+            return f"{self.name} is not worth it with any number of workers."
         most = self.workers[-1]
         speed = self.speed_ups[self.workers.index(self.stops)]
         more = "" if self.stops == most else f"; {most} are {self.speed_ups[-1]:.2f}x"
-        return f"{self.name} pays up to {self.stops} workers, {speed:.2f}x{more}."
+        return f"{self.name} gains from up to {self.stops} workers, {speed:.2f}x{more}."
 
 
 def scalings(choice: Choice) -> list[Scaling]:

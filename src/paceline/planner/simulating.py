@@ -9,7 +9,7 @@ from paceline.engines.virtual import World, simulate, simulate_totals
 from paceline.engines.virtual.rows import Totals
 from paceline.errors import WorkerDied
 from paceline.planner.cluster import Cluster
-from paceline.planner.costs import Costs
+from paceline.planner.costs import Costs, single
 from paceline.planner.methods import Facts, answer_of, coding_of, reads
 from paceline.planner.prediction import Prediction
 from paceline.plans.methods.pipeline import Pipeline
@@ -18,6 +18,7 @@ from paceline.runs.trace import Trace
 
 UPDATES = 100  # of each worker, at most, that a choice simulates
 BEST = 20  # plans that are simulated
+INSTANT = 1e18  # bytes per second of what takes no time
 
 
 def simulated(found: Prediction, costs: Costs, facts: Facts, cluster: Cluster, updates: int = UPDATES) -> Prediction:
@@ -36,18 +37,41 @@ def simulated(found: Prediction, costs: Costs, facts: Facts, cluster: Cluster, u
     return replace(found, terms=terms.scaled(each / terms.whole), staleness=totals.mean_staleness)
 
 
-def timeline(plan: Plan, costs: Costs, facts: Facts, updates: int) -> Trace:
-    """Return the trace that is predicted for workers on this machine: its costs, without stragglers."""
-    samples = max(1, math.ceil(facts.batch / (plan.parts if plan.traits.keeps_step else 1)))
-    kind = "meeting" if plan.traits.keeps_step else "push"
-    found, factor = costs.card.exchange(kind, plan.workers), costs.factor(kind).seconds
-    world = World(
-        compute=costs.compute(samples, plan.workers, plan.threads).seconds / samples, jitter=0.0,
-        update=costs.update(plan.workers, plan.threads).seconds,
-        latency=found.latency * factor if found else 0.0, bandwidth=found.bandwidth / factor if found else 1e12,
-    )  # fmt: skip
+def timeline(plan: Plan, costs: Costs, facts: Facts, updates: int, spread: bool = False) -> Trace:
+    """Return the trace that is predicted for this machine; with `spread`, steps differ as measured ones do."""
+    world = world_here(plan, costs, facts)
+    if spread:
+        world = replace(world, spread=spread_of(costs, plan.threads))
     size = facts.payload if plan.traits.keeps_step else facts.served
     return simulate(plan, plan.agenda(facts.batch * updates, facts.batch), world, size)
+
+
+def world_here(plan: Plan, costs: Costs, facts: Facts) -> World:
+    """Return the simulated world of this machine: workers exchange through its memory.
+
+    A push is served while the worker that pushes holds the shard, so that its exchange is part of the update.
+    """
+    samples = max(1, math.ceil(facts.batch / (plan.parts if plan.traits.keeps_step else 1)))
+    kind = "meeting" if plan.traits.keeps_step else "push"
+    compute = costs.compute(samples, plan.workers, plan.threads).seconds
+    update = costs.update(plan.workers, plan.threads).seconds
+    factor, between = costs.overhead(kind, plan.workers).factor, costs.between(kind, plan.workers)
+    if not plan.traits.keeps_step:
+        push = single(costs, kind, plan.workers, facts.served).seconds * factor
+        whole = (compute + between * factor) / samples
+        return World(compute=whole, jitter=0.0, update=update + push, latency=0.0, bandwidth=INSTANT)
+    found = costs.card.exchange(kind, plan.workers)
+    latency, bandwidth = found.at(facts.payload / plan.workers) if found else (0.0, INSTANT)
+    return World(
+        compute=compute / samples, jitter=0.0, update=update, latency=max(0.0, latency) * factor,
+        bandwidth=min(INSTANT, bandwidth / factor),
+    )  # fmt: skip
+
+
+def spread_of(costs: Costs, threads: int) -> tuple[float, ...]:
+    """Return how much steps differ, as a world has it: quantiles over their mean."""
+    jitter = costs.jitter(1, threads)
+    return tuple(each * len(jitter) / sum(jitter) for each in jitter)
 
 
 def run(plan: Plan, costs: Costs, facts: Facts, cluster: Cluster, updates: int, seed: int = 0) -> Totals:
@@ -61,6 +85,7 @@ def run(plan: Plan, costs: Costs, facts: Facts, cluster: Cluster, updates: int, 
         update += back.encode + 2 * back.decode
     whole = updates * (compute * samples + update)
     world = cluster.world(plan.workers, compute, update, 10 * whole, seed)
+    world = replace(world, spread=spread_of(costs, plan.threads))
     agenda = plan.agenda(facts.batch * updates, facts.batch)
     size = facts.payload if plan.traits.keeps_step else facts.served
     return simulate_totals(plan, agenda, world, size)

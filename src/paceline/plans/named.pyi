@@ -336,6 +336,7 @@ def Tensor(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     data: int = 1,
+    memory: int = 0,
 ) -> Plan:
     """Plan `tensor`: layers split in pairs: by what the first makes and the second takes."""
 
@@ -344,6 +345,7 @@ def Redundant(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     data: int = 1,
+    memory: int = 0,
     small: int = 16384,
 ) -> Plan:
     """Plan `redundant`: borders of images and small layers computed again, instead of sent."""
@@ -353,6 +355,7 @@ def PerLayer(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     data: int = 1,
+    memory: int = 0,
     ways: str = "",
 ) -> Plan:
     """Plan `per_layer`: each layer split in the way that your table says."""
@@ -362,6 +365,7 @@ def Zero(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     data: int = 1,
+    memory: int = 0,
     stage: int = 3,
 ) -> Plan:
     """Plan `zero`: replicas whose optimizer state, gradients and parameters lie in shares."""
@@ -371,6 +375,7 @@ def Experts(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     data: int = 1,
+    memory: int = 0,
 ) -> Plan:
     """Plan `experts`: experts of a mixture divided among workers, everything else by samples."""
 
@@ -379,6 +384,7 @@ def Cannon(  # noqa: N802
     workers: int = 4,
     threads: int = 1,
     data: int = 1,
+    memory: int = 0,
 ) -> Plan:
     """Plan `cannon`: linear layers as products of blocks on a square grid of workers."""
 
@@ -387,6 +393,7 @@ def OneWeirdTrick(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     data: int = 1,
+    memory: int = 0,
 ) -> Plan:
     """Plan `one_weird_trick`: convolutions split by samples, dense layers by their outputs."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import isqrt
 
 from paceline.core.collectives.ring import Ring
+from paceline.core.splits.recipes import SplitRecipe
 from paceline.core.splits.recipes.cannon import Cannon
 from paceline.core.splits.recipes.experts import Experts
 from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
@@ -17,17 +19,21 @@ from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.recipe import TEAM, Kind, Recipe
 
-REPLICAS = {**TEAM, "data": Kind(1)}
+REPLICAS = {**TEAM, "data": Kind(1), "memory": Kind(0, least=0)}
 
 
-def _square(workers: int, data: int) -> Cannon:
-    """Make the recipe of `cannon`, whose replicas are square grids."""
+def _split(recipe: SplitRecipe, data: int, memory: int, stage: int = 0) -> SplitLayers:
+    return SplitLayers(recipe, Ring(), data, stage, memory)
+
+
+def _cannon(workers: int, data: int, memory: int) -> SplitLayers:
+    """Split linear layers on square grids, of which each replica has one."""
     grid = workers // data
     if isqrt(grid) ** 2 != grid or workers % data:
         fits = ", ".join(str(data * side * side) for side in (2, 3, 4))
         grids = "a square grid" if data == 1 else f"{data} square grids of one size"
         raise PlanError(f"plan 'cannon': {workers} workers do not form {grids}; give workers={fits} or so")
-    return Cannon()
+    return _split(Cannon(), data, memory)
 
 
 def _ampnet(micro_batches: int, active: int, every: int, on: str) -> Dataflow:
@@ -40,37 +46,37 @@ def _ampnet(micro_batches: int, active: int, every: int, on: str) -> Dataflow:
 SPLIT: dict[str, Recipe] = {
     "tensor": Recipe(
         "layers split in pairs: by what the first makes and the second takes",
-        lambda data: SplitLayers(Tensor(), Ring(), data),
+        partial(_split, Tensor()),
         REPLICAS,
     ),
     "redundant": Recipe(
         "borders of images and small layers computed again, instead of sent",
-        lambda small, data: SplitLayers(Redundant(small), Ring(), data),
+        lambda small, data, memory: _split(Redundant(small), data, memory),
         {**REPLICAS, "small": Kind(16384, least=0)},
     ),
     "per_layer": Recipe(
         "each layer split in the way that your table says",
-        lambda ways, data: SplitLayers(PerLayer.parse(ways), Ring(), data),
+        lambda ways, data, memory: _split(PerLayer.parse(ways), data, memory),
         {**REPLICAS, "ways": Kind("")},
     ),
     "zero": Recipe(
         "replicas whose optimizer state, gradients and parameters lie in shares",
-        lambda stage, data: SplitLayers(Zero(), Ring(), data, stage),
+        partial(_split, Zero()),
         {**REPLICAS, "stage": Kind(3, least=1, most=3)},
     ),
     "experts": Recipe(
         "experts of a mixture divided among workers, everything else by samples",
-        lambda data: SplitLayers(Experts(), Ring(), data),
+        partial(_split, Experts()),
         REPLICAS,
     ),
     "cannon": Recipe(
         "linear layers as products of blocks on a square grid of workers",
-        lambda workers, data: SplitLayers(_square(workers, data), Ring(), data),
+        _cannon,
         {**REPLICAS, "workers": Kind(4)},
     ),
     "one_weird_trick": Recipe(
         "convolutions split by samples, dense layers by their outputs",
-        lambda data: SplitLayers(OneWeirdTrick(), Ring(), data),
+        partial(_split, OneWeirdTrick()),
         REPLICAS,
     ),
     "ampnet": Recipe(

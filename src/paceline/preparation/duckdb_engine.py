@@ -93,7 +93,7 @@ class DuckDbEngine:
             self.run("CREATE VIEW kept AS FROM good")
 
     def _drop_duplicates(self) -> None:
-        """Of rows with one place keep the first by content. Counting finds the few that a window then puts in order.
+        """Keep, of rows with one place, the first by content. Counting finds the few that a window then puts in order.
 
         The others are listed and not deleted: DuckDB keeps 8 bytes in memory for each row near one that was deleted.
         """

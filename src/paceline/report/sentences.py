@@ -186,8 +186,8 @@ def _best(readings: Sequence[Reading], done: Sequence[RunStats]) -> list[str]:
     )
     if common is not None and first is not None:
         when = duration(first.seconds_to_common_accuracy)
-        held = f"All hold a test accuracy of {share(common, 1)} to their end"
-        return [f"{held}; {first.name} was the first to, from {when} on."]
+        held = f"All reach a test accuracy of {share(common, 1)} and hold it to the end"
+        return [f"{held}; {first.name} was the first to do so, after {when}."]
     some = [f for f in done if f.test_accuracy is not None]
     if not some:
         return []

@@ -22,7 +22,7 @@ Z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 class Interval(NamedTuple):
-    """From the lowest to the highest value that the measurements leave room for."""
+    """An interval from the lowest to the highest value that the measurements leave room for."""
 
     low: float
     high: float

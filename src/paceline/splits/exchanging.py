@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.core.splits import WHOLE, Box, Placement
+from paceline.core.splits import Box, Placement
 from paceline.core.splits.derivation import Step
 from paceline.core.splits.movements import CUT, TRIM, Exchange, Movement, intersection, volume
 from paceline.links import TURNS, Link, Span
-from paceline.splits.slicing import Stored, window
+from paceline.splits.slicing import window
 
 ALIGN = 64
 
@@ -121,13 +121,6 @@ class LinkMover:
         for exchange in exchanges_of(request.movement, request.shape, len(self.group)):
             tensor = self._exchange(exchange, tensor.reshape(self._extent(exchange)))
         return shaped(tensor, request.movement.target, request, self.place)
-
-    def gather(self, mine: Tensor, stored: Stored | None, whole: tuple[int, ...]) -> Tensor:
-        """Return a whole parameter or buffer, which all workers of the group ask for at once."""
-        if stored is None or not stored[0].is_split:
-            return mine.clone()
-        placed, shape = stored
-        return self.move(Request(Step((), "", placed, WHOLE), shape, mine, whole))
 
     def _extent(self, exchange: Exchange) -> tuple[int, ...]:
         return tuple(stop - first for first, stop in exchange.has.box(exchange.extent, self.place))

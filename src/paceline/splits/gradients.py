@@ -20,6 +20,7 @@ from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import Layout
 from paceline.splits.exchanging import Request, largest
+from paceline.splits.fused_shares import FusedShares
 from paceline.splits.shares import TOTALS, Shares
 from paceline.splits.slicing import Stored, outline, stored_by
 from paceline.splits.walk import SplitModel, Walk
@@ -55,7 +56,7 @@ class SplitBlueprint:
         return stored_by(self.program)
 
     def bytes_sent(self, layout: Layout) -> int:
-        """Return the most bytes that a worker sends in one exchange: of a chunk, of totals, or of what is gathered."""
+        """Return the most bytes that a worker sends in one exchange: of a chunk, or of totals."""
         size = max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
         totals = {TOTALS: (2 + sum(prod(self.shapes[name]) for name in self.moving),)}
         found = largest([Step((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
@@ -63,10 +64,8 @@ class SplitBlueprint:
 
 
 def largest_of(program: Program, size: int) -> int:
-    """Return the most bytes that a worker sends in one exchange of a program, or to gather what it stores."""
-    stored = ((PARAMETER + name, placed) for name, placed in program.stored.items())
-    gathers = [Step((), value, placed, WHOLE) for value, placed in stored if placed.is_split]
-    return largest([*program.steps, *gathers], program.shapes, program.workers, size)
+    """Return the most bytes that a worker sends in one exchange of a program."""
+    return largest(program.steps, program.shapes, program.workers, size)
 
 
 class SplitReplica:
@@ -86,6 +85,10 @@ class SplitReplica:
             shapes: SplitModel(traced, program, place, blueprint.shapes, self.shares)
             for shapes, program in blueprint.programs.items()
         }
+        self.fused: FusedShares | None = None
+        if job.compute == "fused":
+            assert self.shares is not None
+            self.fused = FusedShares(job, module, next(iter(self.models.values())), self.shares)
         self.moving = blueprint.moving
         self.replica = Replica(job, module, blueprint.moving, gradients=self)
         assert self.replica.chance
@@ -94,7 +97,7 @@ class SplitReplica:
         self.move: Callable[[Request], Tensor] = _alone
 
     def walk(self, chunk: Chunk, batch: Batch, weight: float) -> Walk:
-        """Begin a chunk: the walk asks for movements, and ends with the chunk's mean loss."""
+        """Compute a chunk: the walk seeds its chance, asks for movements, and ends with the chunk's mean loss."""
         replica = self.replica
         seen = replica.prepared(chunk, batch)
         _, tensors = Call.of(replica.loss, seen)
@@ -105,7 +108,9 @@ class SplitReplica:
                 f"the model was split for inputs of {sizes}, and some are {' and '.join(map(str, shapes))}; make all "
                 "samples of one size, or take a plan that does not split layers"
             )
-        return self.models[shapes].walk(replica, seen, tensors, weight)
+        if self.fused is not None:
+            return (yield from self.fused.walk(self.models[shapes], replica, chunk, seen, weight))
+        return (yield from self.models[shapes].walk(replica, seen, tensors, weight))
 
     def idle(self) -> Walk:
         """Take part in the movements of a chunk for which this worker has no samples."""
@@ -129,9 +134,9 @@ class SplitReplica:
     def drive(self, walk: Generator[Request, Tensor, T]) -> T:
         """Run a walk to its end together with the other workers of the group."""
         try:
-            request = next(walk)
+            answer = self.move(next(walk))  # no name for a request, which would keep its tensor while the walk goes on
             while True:
-                request = walk.send(self.move(request))
+                answer = self.move(walk.send(answer))
         except StopIteration as ended:
             found: T = ended.value
             return found

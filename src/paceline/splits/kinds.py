@@ -32,7 +32,8 @@ ELEMENTWISE: set[object] = {
     torch.pow, torch.exp, torch.log, torch.sqrt, torch.rsqrt, torch.abs, torch.square, torch.clamp, torch.maximum,
     torch.minimum, torch.where, torch.sin, torch.cos, torch.erf,
     "relu", "relu_", "tanh", "sigmoid", "add", "add_", "sub", "mul", "mul_", "div", "neg", "pow", "exp", "log", "sqrt",
-    "rsqrt", "abs", "square", "clamp", "contiguous", "clone", "float", "double",
+    "rsqrt", "abs", "square", "clamp", "contiguous", "clone", "float", "double", "gelu", "silu", "elu", "leaky_relu",
+    "softplus", "hardtanh", "mish", "sin", "cos", "erf", "where",
 }  # fmt: skip
 RESHAPING: set[object] = {
     torch.flatten, torch.reshape, torch.unsqueeze, torch.squeeze, "flatten", "view", "reshape", "unsqueeze", "squeeze",
@@ -55,21 +56,27 @@ def kind_of(traced: Traced, node: fx.Node, args: Any, kwargs: Any, result: Any) 
         return _getitem(args, result)
     if not isinstance(result, Tensor) or not args or not isinstance(args[0], Tensor | int | float):
         return "any", {}
-    if node.target in ELEMENTWISE:
-        return ("elementwise", {}) if not _alone_in_place(node, args) else ("any", {})
+    target = _spelled(node.target)
+    if target in ELEMENTWISE:
+        return ("elementwise", {}) if not _alone_in_place(target, args) else ("any", {})
     if not isinstance(args[0], Tensor):
         return "any", {}
-    if node.target in RESHAPING:
+    if target in RESHAPING:
         return "reshape", {}
     for targets, find in FUNCTIONS:
-        if node.target in targets and (facts := find(args, kwargs, result)) is not None:
+        if target in targets and (facts := find(args, kwargs, result)) is not None:
             return facts
     return "any", {}
 
 
-def _alone_in_place(node: fx.Node, args: Any) -> bool:
+def _spelled(target: object) -> object:
+    """Return how a model's own code would call a function that torch.export has in its graph: as a tensor's method."""
+    return target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else target
+
+
+def _alone_in_place(target: object, args: Any) -> bool:
     """Whether an operation in place would have to stretch what it changes."""
-    changes = str(node.target).endswith("_") or node.target in (operator.iadd, operator.isub, operator.imul)
+    changes = str(target).endswith("_") or target in (operator.iadd, operator.isub, operator.imul)
     return changes and not isinstance(args[0], Tensor)
 
 
@@ -77,7 +84,7 @@ def _module(module: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> tuple[s
     """Return the kind of a module, if it is PyTorch's own and is given one tensor."""
     kind = type(module)
     if kind is nn.MultiheadAttention:
-        return _attention(module, args, kwargs)  # type: ignore[arg-type]
+        return _attention(module, node, args, kwargs)  # type: ignore[arg-type]
     if isinstance(module, Experts):
         return _experts(module, args, kwargs)
     if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or hasattr(module, "parametrizations"):
@@ -139,11 +146,17 @@ def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._backward_hooks) or not ours
 
 
-def _attention(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[str, Facts]:
+MASKS = ("attn_mask", "key_padding_mask")
+
+
+def _attention(module: nn.MultiheadAttention, node: fx.Node, args: Any, kwargs: Any) -> tuple[str, Facts]:
     plain = module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn
-    rest = {key: value for key, value in kwargs.items() if key != "need_weights"}
+    rest = [key for key, value in kwargs.items() if value is not None and value is not False and key != "need_weights"]
+    first = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
     tensors = len(args) == 3 and all(isinstance(each, Tensor) and each.dim() == 3 for each in args)
-    if not plain or not tensors or any(rest.values()) or kwargs.get("need_weights", True) or _hooked(module):
+    alike = all(kwargs[key].dim() == 2 for key in rest if key in MASKS)  # one mask for all heads
+    weights = kwargs.get("need_weights", True) and not first  # which no worker has
+    if not plain or not tensors or not alike or weights or {*rest} - {*MASKS, "is_causal"} or _hooked(module):
         return "any", {}
     return "attention", {"heads": (module.num_heads,)}
 
@@ -198,9 +211,9 @@ def _batched(args: Any, kwargs: Any, result: Tensor) -> Found:
 
 
 def _attends(args: Any, kwargs: Any, result: Tensor) -> Found:
-    """Scaled dot products without dropout and without a mask that would have to be cut."""
-    plain = len(args) == 3 and set(kwargs) <= {"is_causal", "scale"}
-    return ("batched", {}) if plain and args[0].dim() > 2 else None
+    """Scaled dot products without dropout."""
+    dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    return ("batched", {}) if dropout == 0.0 and args[0].dim() > 2 and not kwargs.get("enable_gqa") else None
 
 
 FUNCTIONS: list[tuple[set[object], Callable[[Any, Any, Tensor], Found]]] = [
@@ -208,5 +221,5 @@ FUNCTIONS: list[tuple[set[object], Callable[[Any, Any, Tensor], Found]]] = [
     ({torch.transpose, "transpose", torch.swapaxes}, _transpose),
     ({torch.permute, "permute"}, _permute),
     (MATMUL, _batched),
-    ({F.scaled_dot_product_attention}, _attends),
+    ({F.scaled_dot_product_attention, "scaled_dot_product_attention"}, _attends),
 ]

@@ -57,7 +57,8 @@ class _AddedOnce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (g,) = gradients
-        return g, g.sum([each for each in range(ctx.dims) if each != ctx.dim]), None, None
+        others = [each for each in range(ctx.dims) if each != ctx.dim]
+        return g, g.sum(others) if others else g, None, None  # torch sums over all dimensions where none is given
 
 
 def added_once(summand: Tensor, bias: Tensor, dim: int, place: int) -> Tensor:
@@ -117,6 +118,9 @@ def _heads(op: Operation, args: Any, kwargs: Any) -> tuple[Tensor, None]:
         for n, x in enumerate(args)
     )
     scores = (q / math.sqrt(width)) @ k.transpose(-2, -1)
+    for mask in (kwargs.get("attn_mask"), _for_all_queries(kwargs.get("key_padding_mask"))):
+        if mask is not None:
+            scores = scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     attention = scores.softmax(-1)
     if module.training and module.dropout > 0:
         first, stop = op.layout.uses["out_proj.weight"].cuts[0].part(op.place)
@@ -129,6 +133,11 @@ def _heads(op: Operation, args: Any, kwargs: Any) -> tuple[Tensor, None]:
     if module.out_proj.bias is not None:
         made = added_once(made, module.out_proj.bias, made.dim() - 1, op.place)
     return made, None
+
+
+def _for_all_queries(mask: Tensor | None) -> Tensor | None:
+    """Return a mask of (batch, keys) for scores of (batch, heads, queries, keys)."""
+    return None if mask is None else mask[:, None, None, :]
 
 
 def _headed(x: Tensor, width: int, batch_first: bool) -> Tensor:

@@ -7,8 +7,10 @@ starts.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
@@ -19,7 +21,7 @@ from torch.utils._pytree import tree_map
 from paceline.core.splits.derivation import Program, derive
 from paceline.core.splits.proof import prove_program
 from paceline.core.splits.recipes import SplitRecipe
-from paceline.errors import JobError
+from paceline.errors import JobError, JobWarning
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
@@ -29,6 +31,7 @@ from paceline.splits.exchanging import Request, kept, move_together
 from paceline.splits.gradients import Shapes, SplitBlueprint, SplitReplica
 from paceline.splits.slicing import Stored, assembled, shapes_of, sliced
 from paceline.stages.exporting import CannotExport, ExportedGraph
+from paceline.stages.memory_estimate import Live
 from paceline.stages.rehearsal import Example, fresh
 from paceline.stages.tracing import Call, Traced, export, retrace, trace
 
@@ -42,19 +45,33 @@ def split_blueprint(
     recipe: SplitRecipe, stage: int = 0,
 ) -> SplitBlueprint:  # fmt: skip
     """Return the blueprint; `examples` are chunks of every size, a full one first."""
+    twin = copy.deepcopy(module).train()
+    replica = Replica(job, twin, ())
+    call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
+    traced = _traced(twin, call, tensors)
+    closed = {path: why for path, why in traced.whole.items() if list(twin.get_submodule(path).parameters())}
+    if closed:  # torch.export may look into them; whatever goes wrong there, the graph of torch.fx serves
+        with contextlib.suppress(Exception):
+            exported = export(copy.deepcopy(module).train(), call, tensors).exported
+            return _blueprint(job, module, examples, moving, workers, recipe, stage, call, exported)
+    for path, why in closed.items() if not stage else ():
+        warnings.warn(
+            f"every worker computes all of {path}, since its code cannot be followed ({why})", JobWarning, stacklevel=4
+        )
+    return _blueprint(job, module, examples, moving, workers, recipe, stage, call, traced.exported)
+
+
+def _blueprint(
+    job: Job, module: nn.Module, examples: Sequence[Example], moving: tuple[str, ...], workers: int,
+    recipe: SplitRecipe, stage: int, call: Call, exported: ExportedGraph | None,
+) -> SplitBlueprint:  # fmt: skip
+    """Return the blueprint for a graph by torch.export, or by torch.fx if there is none."""
     programs: dict[Shapes, Program] = {}
-    call: Call | None = None
-    exported: ExportedGraph | None = None
     for example in examples:
         twin = copy.deepcopy(module).train()
         replica = Replica(job, twin, ())
-        found, tensors = Call.of(replica.loss, replica.prepared(*fresh(example)))
-        if call is None:
-            call = found
-            traced = _traced(twin, call, tensors)
-            exported = traced.exported
-        else:
-            traced = retrace(twin, call, exported)
+        _, tensors = Call.of(replica.loss, replica.prepared(*fresh(example)))
+        traced = retrace(twin, call, exported)
         described = describe(traced, tensors)
         recipe.check(described.nodes)
         program = derive(
@@ -68,7 +85,6 @@ def split_blueprint(
                 "give a batch_size that divides the data, or less data="
             )
         programs[tuple(tuple(t.shape) for t in tensors)] = program
-    assert call is not None
     made = SplitBlueprint(call, exported, programs, shapes_of(module), moving, stage)
     rehearsed(module, examples, lambda module, examples: _rehearse(job, module, made, examples))
     return made
@@ -107,14 +123,16 @@ def _traced(twin: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
         try:
             return export(twin, call, tensors)
         except CannotExport as why:
-            raise JobError(f"{error}\ntorch.export does not help: {why}") from error
+            raise JobError(f"{error}. torch.export does not help: {why}") from error
 
 
-def run_together(walks: Sequence[Generator[Request, Tensor, T]], draws: bool = False) -> list[T]:
+def run_together(
+    walks: Sequence[Generator[Request, Tensor, T]], draws: bool = False, lives: Sequence[Live] | None = None
+) -> list[T]:
     """Run the walks of all workers of a group in one process; return what each of them returns.
 
     With `draws` the workers draw chance outside of modules that are seeded one by one, so each goes on from where the
-    default generator was at its own last movement.
+    default generator was at its own last movement. `lives` count the bytes that each of them takes.
     """
     states = [torch.get_rng_state()] * len(walks) if draws else []
     answers: list[Tensor | None] = [None] * len(walks)
@@ -124,7 +142,10 @@ def run_together(walks: Sequence[Generator[Request, Tensor, T]], draws: bool = F
             if draws:
                 torch.set_rng_state(states[place])
             try:
-                requests.append(_next(walk, answers[place], place))
+                with lives[place] if lives else contextlib.nullcontext():
+                    answer = answers[place]
+                    answers[place] = None
+                    requests.append(_next(walk, answer.clone() if lives and answer is not None else answer, place))
             except StopIteration as ended:
                 results.append(ended.value)
             if draws:

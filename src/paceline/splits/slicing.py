@@ -71,12 +71,20 @@ def outline(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> nn.Modu
     return copy.deepcopy(module, memo)
 
 
+def put(whole: Tensor, mine: Tensor, stored: Stored | None, place: int) -> None:
+    """Write a worker's part into a whole tensor; what all workers have, the first writes."""
+    if stored is not None and stored[0].is_split:
+        placed, shape = stored
+        window(whole.view(placed.extent(shape)), placed.box(shape, place)).copy_(mine)
+    elif not place:
+        whole.copy_(mine)
+
+
 def assembled(parts: Sequence[Tensor], stored: Stored | None, whole: Sequence[int]) -> Tensor:
     """Return the whole tensor, of this shape, from what the workers of a group store of it."""
     if stored is None or not stored[0].is_split:
         return parts[0].clone()
-    placed, shape = stored
-    found = torch.empty(placed.extent(shape), dtype=parts[0].dtype)
+    found = torch.empty(tuple(whole), dtype=parts[0].dtype)
     for place, mine in enumerate(parts):
-        window(found, placed.box(shape, place)).copy_(mine)
-    return found.reshape(tuple(whole))
+        put(found, mine, stored, place)
+    return found

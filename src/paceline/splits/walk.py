@@ -30,7 +30,9 @@ from paceline.splits.exchanging import Request
 from paceline.splits.operations import Operation
 from paceline.splits.shares import Shares
 from paceline.stages.following import tensors_of
-from paceline.stages.tracing import KnownResult, Traced, attribute, step_alone
+from paceline.stages.memory_estimate import resize
+from paceline.stages.refusals import step_alone
+from paceline.stages.tracing import KnownResult, Traced, attribute
 
 KINDS = (*cannon.KINDS, *experts.KINDS)  # operations that are no piece of the model's graph
 Key = tuple[str, Placement]
@@ -173,7 +175,7 @@ class ChunkWalk:
             for move in self.program.gathers(step):
                 key = move.value, move.target
                 if self.model.last_use[key] == step.nodes:
-                    self.has[key].untyped_storage().resize_(0)
+                    resize(self.has[key], 0)
 
     def _operate(self, name: str) -> None:
         node, layout = self.program.nodes[name], self.program.layouts[name]
@@ -272,7 +274,7 @@ class ChunkWalk:
         source = self._held(step.value, step.source)
         moved = yield Request(step, self.program.shapes[step.value], source, self.model.shapes[step.value])
         with preserve_version(dropped):
-            dropped.untyped_storage().resize_(dropped.numel() * dropped.element_size())
+            resize(dropped, dropped.nbytes)
             dropped.copy_(moved)
 
     def _held(self, value: str, placed: Placement) -> Tensor:

@@ -13,7 +13,7 @@ with the others. What training does not change is copied to every stage that use
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -166,7 +166,7 @@ def _stage(traced: Traced, number: int, start: int, stop: int, ties: dict[str, t
             if given := {name: comes[names[id(p)]] for name, p in mine if names[id(p)] in comes}:
                 called = graph.get_attr(str(node.target))
                 args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), here)
-                return graph.call_function(torch.func.functional_call, (called, given, args, kwargs))
+                return graph.call_function(called_with, (called, given, args, kwargs))
         return graph.node_copy(node, here)
 
     for quiet, nodes in groupby(pieces[start:stop], lambda node: bool(node.meta.get("quiet"))):
@@ -185,6 +185,11 @@ def _stage(traced: Traced, number: int, start: int, stop: int, ties: dict[str, t
     part = fx.GraphModule(traced.module, graph, f"Stage{number}")
     carried = tuple(traced.module.get_parameter(name) for name in {**comes, **dict.fromkeys(goes)})
     return Code(number, part, first, last, carried)
+
+
+def called_with(module: nn.Module, given: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
+    """Call a module with parameters that another stage has, in a mapping that torch.fx may have made immutable."""
+    return torch.func.functional_call(module, dict(given), args, dict(kwargs))
 
 
 @contextlib.contextmanager

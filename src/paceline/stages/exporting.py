@@ -106,7 +106,8 @@ def export_graph(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
                 preserve_module_call_signature=leaves,
             )  # fmt: skip
     except Exception as error:  # the model's own code may raise anything for a proxy
-        raise CannotExport(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        said = str(error).splitlines() or [""]  # whose first sentence says why; the others are about torch.export
+        raise CannotExport(f"{type(error).__name__}: {said[0].partition('. ')[0]}") from error
     return _Translation(program, set(leaves)).graph()
 
 
@@ -183,6 +184,9 @@ class _Translation:
                 self._note(node)
         flat = [self._value(spec.arg) for spec in self.program.graph_signature.output_specs]
         result = tree_unflatten(flat, self.program.call_spec.out_spec)
+        if isinstance(result, dict) and type(result) is not dict:  # torch.fx would make a plain one of it
+            self.calls.append(ExportedCall("returned", "call_function", _name(type(result)), (), dict(result), ()))
+            result = ResultOf("returned")
         return ExportedGraph(tuple(inputs), tuple(self._used(result)), result, tuple(sizes))
 
     def _note(self, node: fx.Node) -> None:

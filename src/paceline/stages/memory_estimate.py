@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from paceline.core.agenda import Chunk
@@ -78,6 +78,12 @@ class Live(TorchDispatchMode):
     def _gone(self, key: int) -> None:
         self.bytes -= self._known.pop(key)
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage whose memory was given back, or taken again, while tensors still refer to it."""
+        if (key := storage._cdata) in self._known:
+            before, self._known[key] = self._known[key], storage.nbytes()
+            self._add(self._known[key] - before)
+
     def begin(self) -> int:
         """Restart the count of the most from here; return the bytes at present."""
         self.most = self.bytes
@@ -89,6 +95,14 @@ class Live(TorchDispatchMode):
         self._counts = False
         yield
         self._counts = True
+
+
+def resize(tensor: Tensor, size: int) -> None:
+    """Give a tensor's memory back (0 bytes), or take it again; a count in whose context it happens knows of it."""
+    storage = tensor.untyped_storage()
+    storage.resize_(size)
+    if isinstance(counting := _get_current_dispatch_mode(), Live):
+        counting.resized(storage)
 
 
 def needed(table: Table, weighed: Sequence[Weighed]) -> list[int]:
@@ -152,14 +166,14 @@ def _there_and_back(live: Live, segment: Segment, stages: Sequence[Stage], chunk
 def _always(live: Live, stage: Stage) -> tuple[int, int]:
     """Return the bytes held all the time, and those that an update needs for a moment."""
     weights = stage.weights
-    state, moment = _step(live, weights.store.optimizer, weights.versions.masters)
+    state, moment = step_bytes(live, weights.store.optimizer, weights.versions.masters)
     values = sum(p.nbytes for p in weights.parameters) * weights.versions.copies
     for parameter in weights.parameters:
         parameter.grad = None
     return values + state + sum(b.nbytes for b in stage.moving.values), moment
 
 
-def _step(live: Live, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[int, int]:
+def step_bytes(live: Live, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[int, int]:
     """Return the bytes of the optimizer's state, and those that a step needs for a moment, by steps on copies."""
     copies = {p: nn.Parameter(p.detach().clone()) for p in parameters}
     if not copies:

@@ -23,6 +23,7 @@ from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.stages.cutting import cut_conflict, indivisible, mark_tensors, message_bytes, name_of, obstacle, places_of
 from paceline.stages.exporting import CannotExport
+from paceline.stages.refusals import in_pieces
 from paceline.stages.rehearsal import Example, fresh, rehearse
 from paceline.stages.segment import Blueprint
 from paceline.stages.tracing import Call, Traced, export, trace
@@ -87,14 +88,15 @@ def _traced_and_cut(
         try:
             traced = export(twin, call, tensors)
         except CannotExport as why:
-            raise type(error)(f"{error}\ntorch.export does not help: {why}") from error
+            raise type(error)(f"{error}. torch.export does not help: {why}") from error
     return traced, _places(traced, tensors, wanted)
 
 
 def _places(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tuple[int, ...]:
-    mark_tensors(traced, tensors)
-    if not wanted.cuts:
-        return _choose(traced, tensors, wanted)
+    with in_pieces():
+        mark_tensors(traced, tensors)
+        if not wanted.cuts:
+            return _choose(traced, tensors, wanted)
     places = places_of(traced, wanted.cuts)
     if why := cut_conflict(traced, places, wanted.moving):
         raise JobError(f"the model cannot be cut before {' and '.join(wanted.cuts)}: {why}")

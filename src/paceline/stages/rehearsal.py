@@ -14,14 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from paceline.core.agenda import Chunk
+from paceline.core.agenda import Agenda, Chunk
+from paceline.data.order import Order
+from paceline.data.source import Source
 from paceline.errors import JobError
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import trainable
 from paceline.stages.cutting import Code, cut
 from paceline.stages.exporting import check_sizes
-from paceline.stages.tracing import Call, KnownResult, Traced, retrace, step_alone
+from paceline.stages.refusals import in_pieces, step_alone
+from paceline.stages.tracing import KnownResult, Traced, retrace
 
 ROUNDING = 100  # machine epsilons by which a loss may differ
 APART = 1e-4  # the share of its norm by which a gradient may differ, and a hundredth of that of all gradients
@@ -35,6 +38,15 @@ def fresh(example: Example) -> Example:
     return chunk, tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, batch)
 
 
+def examples_of(job: Job, source: Source, agenda: Agenda) -> list[Example]:
+    """Return a chunk of every size that an epoch has, a full one first."""
+    epoch = min(agenda.updates, agenda.updates_per_epoch)
+    sizes = {each.samples: each for update in (epoch - 1, 0) for each in agenda.filled(update)}
+    order = Order(len(source), job.seed, job.shuffle, agenda.cuts)
+    chunks = [sizes[samples] for samples in sorted(sizes, key=lambda samples: (samples < max(sizes), samples))]
+    return [(each, source.batch(order.indices(each), each.epoch)) for each in chunks]
+
+
 def rehearse(
     job: Job, module: nn.Module, traced: Traced, places: Sequence[int], examples: Sequence[Example]
 ) -> list[list[Tensor]]:
@@ -46,7 +58,8 @@ def rehearse(
     for example in (*examples, examples[-1]):  # twice: a model that changes itself does so in the first
         loss = whole.forward(whole.module, *fresh(example))
         loss.backward()
-        taken, found = through(codes, twin, traced, example)
+        with in_pieces():
+            taken, found = through(codes, twin, traced, example)
         travels = travels or taken
         if math.isfinite(float(loss.detach())):
             _compare(module, traced, (loss.detach(), found), (whole.take(), twin.take()))
@@ -59,7 +72,7 @@ def through(
 ) -> tuple[list[list[Tensor]], Tensor]:
     """Run a micro-batch through all stages and back; return what each stage takes, and the loss."""
     seen = replica.prepared(*fresh(example))
-    tensors = Call.of(replica.loss, fresh((example[0], seen))[1])[1]
+    tensors = traced.call.tensors_of(replica.loss, fresh((example[0], seen))[1])
     if traced.exported is not None:
         check_sizes(traced.exported, tensors)
     travels, results, values, answered = list[list[Tensor]](), list[Any](), tensors, KnownResult()

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
-from paceline.errors import JobError
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch
@@ -190,12 +189,7 @@ class Stage:
         return kept.roots
 
     def _asked(self, batch: Batch) -> Values:
-        call, tensors = Call.of(self.replica.loss, batch)
-        if call != self.call:
-            raise JobError(
-                "step= calls the model with other arguments than it did for the first batch; a pipeline is cut for one "
-                "way of calling it"
-            )
+        tensors = self.call.tensors_of(self.replica.loss, batch)
         if self.exported is not None:
             check_sizes(self.exported, tensors)
         if self.recompute:  # a model that changes its inputs in place does so twice

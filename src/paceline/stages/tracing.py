@@ -22,15 +22,16 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_flatten, tree_leaves, tree_unflatten
 
-from paceline.errors import JobError, PacelineError, users_code, users_traceback
+from paceline.errors import JobError, PacelineError
 from paceline.gradients.randomness import draws
 from paceline.gradients.replica import Replica
 from paceline.jobs.experts import Experts
 from paceline.jobs.job import Batch
 from paceline.stages.exporting import ExportedGraph, export_graph, graph_of
 from paceline.stages.following import CannotTrace, ModuleSnapshot, functions_whole, region
+from paceline.stages.refusals import UNCUT, Called, cannot_follow, not_whole, step_alone
 from paceline.stages.unfolding import rule_of
 
 DRAWING = {
@@ -41,22 +42,18 @@ DRAWING = {
 IDLE = {operator.getitem, torch.cat}  # left out where the result is not used, such as the states after the last step
 
 
-class _Called(Exception):
-    """The model was called, so its arguments are known."""
-
-
 class CallRecorder(nn.Module):
     """Stands in for the model to learn how `step` calls it."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.found = args, kwargs
-        raise _Called
+        raise Called
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            raise _not_whole(name) from None
+            raise not_whole(name) from None
 
 
 class KnownResult(nn.Module):
@@ -98,29 +95,7 @@ class KnownResult(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            raise _not_whole(name) from None
-
-
-@contextlib.contextmanager
-def step_alone() -> Iterator[None]:
-    """Raise what `step` raises without the whole model as an error that says so."""
-    try:
-        yield
-    except (PacelineError, _Called):
-        raise
-    except Exception as fault:
-        raise JobError(
-            f"step= fails where it has only what model(...) returns, as under a pipeline: {type(fault).__name__}: "
-            f"{fault}; take no gradients in step= and use the model in no other way, or use a plan that does not cut "
-            f"the model, such as ring or downpour\n{users_traceback(fault)}".rstrip()
-        ) from fault
-
-
-def _not_whole(name: str) -> JobError:
-    return JobError(
-        f"step= uses model.{name}, and under a pipeline no worker has the whole model; use only what model(...) "
-        "returns, or a plan that does not cut the model"
-    )
+            raise not_whole(name) from None
 
 
 class Argument(Enum):
@@ -131,6 +106,13 @@ class Argument(Enum):
 
 def _is_packed(value: Any) -> bool:
     return isinstance(value, PackedSequence)
+
+
+def _hides_tensors(leaf: Any) -> bool:
+    """Whether an object that is not a tensor itself holds some."""
+    return not isinstance(leaf, Tensor) and any(
+        isinstance(each, Tensor) for each in tree_leaves(getattr(leaf, "__dict__", None))
+    )
 
 
 @dataclass(frozen=True)
@@ -144,7 +126,7 @@ class Call:
     def of(step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> tuple[Call, list[Tensor]]:
         """Return how `step` calls the model for this batch, and the tensors that it passes."""
         asked = CallRecorder()
-        with contextlib.suppress(_Called):
+        with contextlib.suppress(Called):
             with step_alone():
                 step(asked, batch)
             raise JobError("step= never calls the model, so there is nothing to cut into stages")
@@ -158,9 +140,25 @@ class Call:
                 "sequences with their lengths, or use a plan that divides batches, such as ring or downpour"
             )
         flat, spec = tree_flatten(asked.found)
+        if hiding := next((leaf for leaf in flat if _hides_tensors(leaf)), None):
+            kind = type(hiding).__name__
+            raise JobError(
+                f"the model is called with a {kind}, whose tensors a pipeline cannot see; pass them themselves, as in "
+                f"model(batch.x, batch.y), or use {UNCUT}"
+            )
         tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
         args, kwargs = tree_unflatten([Argument.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat], spec)
         return Call(args, kwargs), tensors
+
+    def tensors_of(self, step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> list[Tensor]:
+        """Return the tensors that `step` passes for another batch, if all else is passed as it was for the first."""
+        call, tensors = Call.of(step, batch)
+        if call != self:
+            raise JobError(
+                "the model is called with other arguments, beside tensors, than for the first batch, and is cut for "
+                f"one way of calling it; give tensors instead, or use {UNCUT}"
+            )
+        return tensors
 
     @property
     def tensors(self) -> int:
@@ -286,7 +284,11 @@ class _Tracer(fx.Tracer):
 
         def run(root: nn.Module, *tensors: Any) -> Any:
             args, kwargs = self.call.filled(list(tensors))
-            return root_fn(root, *args, **kwargs)
+            result = root_fn(root, *args, **kwargs)
+            if isinstance(result, dict) and type(result) is not dict:  # torch.fx would make a plain one of it
+                _make_known(type(result))
+                return self.create_proxy("call_function", type(result), (), dict(result))
+            return result
 
         return run, [self.root, *proxies]
 
@@ -318,6 +320,16 @@ class _Tracer(fx.Tracer):
             return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
 
 
+def _make_known(kind: type[dict[str, Any]]) -> None:
+    """Let PyTorch look for tensors in a dictionary of the user's own kind; those of transformers are known to it."""
+    if kind not in SUPPORTED_NODES:
+        register_pytree_node(
+            kind,
+            lambda given: (list(given.values()), list(given)),
+            lambda values, keys: kind(zip(keys, values, strict=True)),
+        )
+
+
 def _bound(rule: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
     return lambda *args, **kwargs: rule(module, *args, **kwargs)
 
@@ -342,23 +354,33 @@ def trace(module: nn.Module, call: Call) -> Traced:
     """Return the graph of a module that is in training mode."""
     state = ModuleSnapshot(module)
     tracer = _Tracer(call, state)
-    name, remedy = type(module).__name__, "into a module of its own, which then stays whole"
-    outside = (
-        f"cutting {name}, whose own forward cannot be followed (where it branches on what a tensor holds, move that "
-        f"{remedy}; or write the model as nn.Sequential),"
-    )
     try:
-        with users_code(outside), torch.enable_grad(), functions_whole():
+        with torch.enable_grad(), functions_whole():
             graph = tracer.trace(module)
             state.check(module)
     except CannotTrace as why:
-        raise JobError(f"the forward of {name} cannot be followed: {why}; put that part {remedy}") from why
+        raise cannot_follow(module, str(why), why) from why
+    except PacelineError:
+        raise
+    except Exception as error:  # the model's own code may raise anything for a proxy
+        raise cannot_follow(module, f"{type(error).__name__}: {error}".splitlines()[0], error) from error
     finally:
         state.restore(module)
     for node in reversed(list(graph.nodes)):
         if node.target in IDLE and not node.users:
             graph.erase_node(node)
+    _name_changes(graph)
     return Traced(module, graph, call, tracer.whole)
+
+
+def _name_changes(graph: fx.Graph) -> None:
+    """Let what uses a tensor after it was changed in place use the change's own result, which is the same tensor."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        word = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        changes = node.op != "call_module" and str(word).endswith("_") and not str(word).endswith("__")
+        if changes and node.args and isinstance(changed := node.args[0], fx.Node):
+            changed.replace_all_uses_with(node, lambda user, node=node: order[user] > order[node])  # type: ignore[misc]
 
 
 def modules_of(node: fx.Node) -> Iterator[str]:

@@ -190,7 +190,7 @@ def _calm(search: str) -> list[Row]:
 
 
 def _opened(search: str, journal: Journal) -> Study:
-    proposals, scheduler, total = Search.parse(search).open(Space(SPACE), _budget(search), MAX_T, 0, True)
+    proposals, scheduler, total = Search.parse(search).open(Space(SPACE), _budget(search), MAX_T, 0, True, False)
     return Study(proposals, scheduler, journal, True, total)
 
 

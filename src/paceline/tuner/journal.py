@@ -1,6 +1,7 @@
 """The journal of a tuning: one JSON object per line, appended by a single process and readable at any moment.
 
 study    the first line: search, space, seed, metric, ...
+way      how trials are run, as it was chosen
 leg      a leg began: trial, start, stop, configuration, worker
 report   a trial reported: trial, step, value, and whether it is to stop
 end      a leg ended: trial, step, value, status, reason, seconds

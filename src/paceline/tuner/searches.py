@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from paceline.core.tuning import Sampler, Scheduler
 from paceline.core.tuning.asha import Asha
+from paceline.core.tuning.asha_stopping import AshaStopping
 from paceline.core.tuning.fifo import Fifo
 from paceline.core.tuning.grid import Grid
 from paceline.core.tuning.hyperband import Hyperband
@@ -24,6 +25,7 @@ from paceline.tuner.proposals import Drawn, Proposals
 from paceline.tuner.space import Space
 
 TRIALS = 32  # of a search without an end of its own, if no budget is given
+STAGES = 16  # of max_t, the first of which is ASHA's grace period: earlier, learning rates have not shown their order
 SAMPLERS = ("grid", "random", "sobol", *OPTUNA)
 
 
@@ -34,6 +36,8 @@ class Terms(NamedTuple):
     max_t: int
     seed: int
     proposals: Proposals
+    #: Whether a trial can go on later from where it was.
+    continues: bool
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,12 @@ def _fifo(terms: Terms) -> Scheduler:
     return Fifo(terms.trials, terms.max_t)
 
 
+def _asha(terms: Terms, grace_period: int = 0, reduction_factor: int = 4) -> Scheduler:
+    grace_period = grace_period or -(-terms.max_t // STAGES)
+    form = Asha if terms.continues else AshaStopping
+    return form(terms.trials, terms.max_t, grace_period, reduction_factor)
+
+
 def _pbt(terms: Terms, **options: Any) -> Scheduler:
     if not isinstance(terms.proposals, Drawn):
         raise TuningError("search pbt changes configurations itself; take sampler=random, sobol or grid with it")
@@ -64,8 +74,8 @@ SEARCHES: dict[str, Recipe] = {
     "random": Recipe("configurations drawn at random, each trained to the end", _fifo),
     "sobol": Recipe("configurations that fill the space evenly, each trained to the end", _fifo, sampler="sobol"),
     "asha": Recipe(
-        "stops trials that are not among the best at a rung; no trial waits for another",
-        lambda terms, **options: Asha(terms.trials, terms.max_t, **options), {**HALVING, "reduction_factor": 4},
+        "continues trials that are among the best at a rung; no trial waits for another",
+        _asha, {"grace_period": 0, "reduction_factor": 4},
     ),
     "successive_halving": Recipe(
         "trains all a little, the best part longer, and so on",
@@ -144,7 +154,7 @@ class Search:
         return f"{self.name}:{tail}" if tail else self.name
 
     def open(
-        self, space: Space, budget: int | None, max_t: int, seed: int, minimize: bool
+        self, space: Space, budget: int | None, max_t: int, seed: int, minimize: bool, continues: bool = True
     ) -> tuple[Proposals, Scheduler, int]:
         """Return what proposes configurations, what schedules them, and how many trials there will be."""
         proposals = self._proposals(space, seed, minimize)
@@ -156,7 +166,7 @@ class Search:
             trials = len(proposals) if budget is None else min(budget, len(proposals))
             if not trials:
                 raise TuningError("the constraints allow no configuration of the grid; loosen them")
-        scheduler = SEARCHES[self.name].scheduler(Terms(trials, max_t, seed, proposals), **self.options)
+        scheduler = SEARCHES[self.name].scheduler(Terms(trials, max_t, seed, proposals, continues), **self.options)
         return proposals, scheduler, len(scheduler.bracket_of) if isinstance(scheduler, Hyperband) else trials
 
     def _proposals(self, space: Space, seed: int, minimize: bool) -> Proposals:

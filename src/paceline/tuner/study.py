@@ -67,6 +67,8 @@ class Study:
         self.interrupted: list[Assignment] = []
         #: Stops that were answered, by trial and step, so that a leg that runs again hears the same.
         self._answers: dict[tuple[int, int], bool] = {}
+        #: How trials are run, once that is known. A tuning goes on as it began, since states differ between ways.
+        self.way = ""
         rows = journal.rows()
         if rows:
             self._replay(rows)
@@ -116,6 +118,12 @@ class Study:
         }  # fmt: skip
         self.journal.write(row)
         self._take_end(row)
+
+    def runs(self, way: str) -> None:
+        """Note how trials are run."""
+        if way != self.way:
+            self.way = way
+            self.journal.write({"row": "way", "way": way})
 
     # --- what is known ---
 
@@ -213,6 +221,8 @@ class Study:
                 )
         elif row["row"] == "end":
             self._take_end(row)
+        elif row["row"] == "way":
+            self.way = row["way"]
 
 
 def curve_of_best(study: Study) -> Iterator[tuple[float, float]]:

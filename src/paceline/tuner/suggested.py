@@ -1,4 +1,4 @@
-"""The space that a function of a trial suggests by itself, as objectives of Optuna do: found by calling the function.
+"""The space that a function of a trial suggests, as objectives of Optuna do: found by calling the function.
 
     base        every choice has its first value, every number its middle
     variations  one choice has another value, once for each value: what is asked for only then exists only then

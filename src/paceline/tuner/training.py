@@ -52,11 +52,12 @@ class JobObjective:
     """Trains the job that `make_job` makes for a trial; `train` opens a training in this process."""
 
     def __init__(
-        self, make_job: Callable[[Trial], Job], train: Callable[[Job], Training], measure: Measure, each: bool
-    ) -> None:
+        self, make_job: Callable[[Trial], Job], train: Callable[[Job], Training], measure: Measure,
+        heeds: frozenset[int] | None,
+    ) -> None:  # fmt: skip
         self.make_job, self.train, self.measure = make_job, train, measure
-        #: Whether every step is evaluated, or only the last of a leg, where the others are not used.
-        self.each = each
+        #: The steps at which the search decides by a trial's value; None: all. Other steps are not evaluated.
+        self.heeds = heeds
 
     def __call__(self, trial: Trial) -> float:
         training = self.train(self.job(trial))
@@ -67,13 +68,17 @@ class JobObjective:
         value = math.nan
         for step in range(trial.start + 1, trial.stop + 1):
             loss = training.advance(self.measure.updates(training.agenda, step))
-            if self.each or step == trial.stop:
+            if self.wants(step, trial.stop):
                 value = self.measure.value({"train_loss": loss, **training.evaluate()})
                 trial.report(value, step)
             if trial.should_prune():
                 return value
         trial.save(training.state())
         return value
+
+    def wants(self, step: int, stop: int) -> bool:
+        """Whether a trial whose leg ends at `stop` is evaluated after a step."""
+        return step == stop or self.heeds is None or step in self.heeds
 
     def job(self, trial: Trial) -> Job:
         """Make the trial's job, with as many epochs as the leg needs."""

@@ -19,7 +19,7 @@ AFTER = 10.0
 
 @contextmanager
 def watched_run(runs: Path, after: float = AFTER) -> Iterator[None]:
-    """Watch the run that this process makes in a folder of runs; a hang is told on standard error and in its folder."""
+    """Watch the run that this process makes in a folder of runs; a hang goes to standard error and to its folder."""
     started: list[subprocess.Popen[bytes]] = []
     begun = time.time()
 

@@ -137,7 +137,7 @@ def _can_be_woken(thread: Thread, asleep: Mapping[int, Thread], idle: Collection
 
 
 def _circle(held: tuple[Process, ...]) -> tuple[Process, ...]:
-    """Return the shortest circle among the processes; a process whose threads wait for each other is one by itself.
+    """Return the shortest circle among the processes; a process whose threads wait for each other is a circle of one.
 
     Parents that only wait for the end of their children come last: they share memory with a circle of their children,
     so they could hold its locks as far as the kernel says.

@@ -109,7 +109,7 @@ def _judge(history: History, look: Look, before: Look) -> Report | None:
         return report_knot(knot, probability, _span(history, look, _threads(knot)), verdict)
     stopped = any(process.main.kind == "stopped" for process in knot.processes)
     probability = scores["stopped" if stopped else "deadlocked"]
-    # A circle of owners, or a stopped process, is proven by itself: the rest of the program may work on.
+    # A circle of owners, or a stopped process, is proof enough: the rest of the program may work on.
     proven = knot.core or stopped
     return report_knot(knot, max(probability, PROVEN) if proven else probability, _span(history, look, _threads(knot)))
 

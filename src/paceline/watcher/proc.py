@@ -16,7 +16,7 @@ from paceline.watcher.holders import file_of
 from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Work
 from paceline.watcher.waits import Waits
 
-#: Python always handles SIGINT; SIGCHLD and SIGWINCH wake nobody; a crash is handled by crash handlers; 32 and 33 are
+#: Python always handles SIGINT; SIGCHLD and SIGWINCH wake no program; crash handlers handle a crash; 32 and 33 are
 #: glibc's own, SIGRTMAX - 3 is the watcher's. Any other signal that is handled may be sent to wake the program.
 _IDLE_SIGNALS = (2, 4, 5, 6, 7, 8, 11, 13, 17, 28, 31, 32, 33, 61)
 WAKING_SIGNALS = ~sum(1 << number - 1 for number in _IDLE_SIGNALS)

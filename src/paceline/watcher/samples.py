@@ -51,7 +51,7 @@ class Wait(NamedTuple):
     by: tuple[int, ...] = ()  # CLOSED: every process of which some thread could end this wait
     on: str = ""  # in words: "pipe 4711", "child 4712"
     owners: tuple[int, ...] = ()  # the threads that alone can end it, where that is known: they hold the lock
-    timed: bool = False  # it ends by itself too, as a lock does that is asked for with a timeout
+    timed: bool = False  # it also ends on its own, as a lock does that is asked for with a timeout
     polls: str = ""  # of a clock: "asks" in a loop, for what one of `by` could give; "idles" in a loop without an end
 
 

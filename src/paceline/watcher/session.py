@@ -138,7 +138,7 @@ def watch_run(run: Path, actions: Actions, seconds: float | None = None) -> Outc
     """Watch the processes of a run of Paceline until it hangs, ends, or a time is over."""
     live = read_live(run)
     if live is None or not live.process.alive:
-        raise UsageError(f"--run {run}: no run goes on there; name the folder of one that does")
+        raise UsageError(f"--run {run}: no run is active there; name the folder of one that is")
     watch = Watch(live.process.pid, names=lambda: _workers(run), share=_share(actions))
     return _until_hung(watch, replace(actions, run=run), seconds)
 

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.core.tuning import FAILED, Leg, Scheduler
 from paceline.core.tuning.asha import Asha
+from paceline.core.tuning.asha_stopping import AshaStopping
 from paceline.core.tuning.fifo import Fifo
 from paceline.core.tuning.hyperband import Hyperband
 from paceline.core.tuning.median_stopping import MedianStopping
@@ -20,6 +21,7 @@ from paceline.core.tuning.successive_halving import SuccessiveHalving
 MAKERS: dict[str, Callable[[], Scheduler]] = {
     "fifo": lambda: Fifo(20, 9),
     "asha": lambda: Asha(20, 9, reduction_factor=3),
+    "asha_stopping": lambda: AshaStopping(20, 9, reduction_factor=3),
     "median_stopping": lambda: MedianStopping(20, 9),
     "successive_halving": lambda: SuccessiveHalving(20, 9),
     "hyperband": lambda: Hyperband(9),
@@ -86,8 +88,42 @@ def test_what_waits_for_all_does_not_depend_on_their_order(name: str) -> None:
     assert sets[0] == sets[1] == sets[2] == sets[3]
 
 
-def test_asha_keeps_the_best_part_of_a_rung() -> None:
-    asha = Asha(100, 9, grace_period=1, reduction_factor=3)
+def test_asha_continues_the_best_part_of_what_has_come_to_a_rung() -> None:
+    asha, losses = Asha(7, 9, grace_period=1, reduction_factor=3), [5.0, 4.0, 6.0, 3.0, 4.5, 4.0, 3.5]
+    legs = []
+    while (leg := asha.next()) is not None:  # one worker
+        legs.append((leg.trial, leg.start, leg.stop))
+        asha.end(leg.trial, leg.stop, losses[leg.trial] / leg.stop)
+    # of three trials the best one goes on, and one that is better than all; of seven, the best two
+    assert legs[:6] == [(0, 0, 1), (1, 0, 1), (2, 0, 1), (1, 1, 3), (3, 0, 1), (3, 1, 3)]
+    assert legs[6:] == [(4, 0, 1), (5, 0, 1), (6, 0, 1), (6, 1, 3), (3, 3, 9)]
+
+
+def test_asha_trains_what_successive_halving_trains_if_all_come_at_once() -> None:
+    def loss(trial: int, step: int) -> float:
+        return (trial * 7 % 37) + 1 / step
+
+    def trained(scheduler: Scheduler) -> set[tuple[int, int, int]]:
+        events = play(scheduler, loss, 36)
+        return {(e.trial, e.start, e.stop) for e in events if isinstance(e, Leg)}
+
+    halving = SuccessiveHalving(36, 27, 2, 4)
+    wanted = set()
+    while legs := list(iter(halving.next, None)):
+        for leg in legs:
+            wanted.add((leg.trial, leg.start, leg.stop))
+            halving.end(leg.trial, leg.stop, loss(leg.trial, leg.stop))
+    asha, found = Asha(36, 27, 2, 4), set()
+    while legs := list(iter(asha.next, None)):
+        for leg in legs:
+            found.add((leg.trial, leg.start, leg.stop))
+            asha.end(leg.trial, leg.stop, loss(leg.trial, leg.stop))
+    assert found == wanted
+    assert trained(Asha(3, 27, 2, 4)) >= {(0, 8, 27)}, "of too few for a rung, the best one is trained to the end"
+
+
+def test_asha_in_its_stopping_form_keeps_the_best_part_of_a_rung() -> None:
+    asha = AshaStopping(100, 9, grace_period=1, reduction_factor=3)
     answers = [asha.report(trial, 1, loss) for trial, loss in enumerate([5.0, 4.0, 6.0, 3.0, 4.5, 4.0, 3.5])]
     # of 1, 2, 3, 4, 5 the best one goes on; of 6 and 7 the best two, ties included
     assert answers == [False, False, True, False, True, False, False]

@@ -49,7 +49,9 @@ class Notes:
         found, self.events = self.events, []
         return found
 
-    def post(self, peer: Peer, kind: int, ints: Sequence[int] = (), bodies: Sequence[Any] = ()) -> bool:
+    def post(
+        self, peer: Peer, kind: int, ints: Sequence[int] = (), bodies: Sequence[Any] = (), copy: bool = True
+    ) -> bool:
         self.posted.append((peer, kind, tuple(ints), b"".join(bytes(each) for each in bodies)))
         return False
 

@@ -45,6 +45,16 @@ def test_what_could_not_be_sent_at_once_is_copied_if_asked(make_pair: MakePair, 
     assert sender.queued == 0
 
 
+def test_buffers_that_wait_may_be_changed_once_the_queue_is_copied(make_pair: MakePair) -> None:
+    sender, receiver = make_pair()
+    body = bytearray(b"a" * LARGE)
+    sender.post(16, (), [body], copy=False)
+    sender.copy_queue()
+    body[:] = b"b" * LARGE
+    (frame,) = received(sender, receiver)
+    assert bytes(frame.body) == b"a" * LARGE
+
+
 def test_many_buffers_make_one_body(make_pair: MakePair) -> None:
     sender, receiver = make_pair()
     sender.post(16, (), [bytes([number % 256]) * 100 for number in range(3000)])

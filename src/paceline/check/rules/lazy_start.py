@@ -1,8 +1,7 @@
 """Something created or started on first use, by two threads at once.
 
 Two threads find that it does not exist yet, and both create it: two connections, two threads where one was meant, or
-`threads can only be started once`. A lock that is taken only after the check does not help, unless it is checked
-again.
+`threads can only be started once`.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.declarations import Function
-from paceline.check.evidence import OWNS_OTHER, of_threads
+from paceline.check.evidence import OWNS_OTHER, of_threads, owns_lock
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, short_name
+from paceline.check.names import dotted, is_constant, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import BEGINNINGS, is_shared, is_teardown
 from paceline.check.sharing import THREAD_WORDS, absent, overlap
@@ -46,9 +45,9 @@ def find(facts: Facts) -> Iterator[Finding]:
             if not isinstance(test, ast.If) or facts.held_at(test, fn):
                 continue
             yield from _starts(test, fn, facts)
-            yield from _looks_once(test, fn, facts)
             yield from _single(test, fn, facts)
             yield from _made_at_once(test, fn, facts)
+            yield from _flagged(test, fn, facts)
 
 
 def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -74,27 +73,6 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
-    """A lock that is taken after the check, without a second check."""
-    name = absent(test.test)
-    if not name or len(test.body) != 1 or not isinstance(test.body[0], ast.With):
-        return
-    within = test.body[0]
-    lock = facts.module.resource(within.items[0].context_expr, fn)
-    if lock is None or "Async" in lock.kind:
-        return
-    made = next((s for s in within.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
-    if made is not None and not isinstance(within.body[0], ast.If):
-        yield _report(
-            made,
-            fn,
-            f"{name} is created under {lock.id} without checking again whether it exists by now",
-            f"`{ast.unparse(test.test)}`",
-            name,
-            0.75,
-        )
-
-
 def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """An attribute or global that several threads create on first use."""
     name = absent(test.test)
@@ -112,6 +90,23 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
                 tested = f"`{ast.unparse(test.test)}`"
                 sure = 0.6 if together else 0.55
                 yield _report(statement, fn, f"{name} is created on first use by several threads", tested, name, sure)
+                return
+
+
+def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if not self._sent: self._sent = True; send()` in an object that has a lock, without the lock."""
+    name = absent(test.test)
+    attribute = name.removeprefix(f"{fn.self_name}.")
+    if fn.cls is None or name == attribute or fn.asynchronous or is_teardown(fn) or not owns_lock(fn.cls, facts):
+        return
+    if facts.guards(fn) or fn.name.strip("_").startswith(PLAIN) or fn.name.endswith("locked"):
+        return
+    for statement in test.body:
+        if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
+            works = any(isinstance(n, ast.Call) for s in test.body for n in ast.walk(s) if s is not statement)
+            if is_constant(statement.value, True) and works and not facts.held_at(statement, fn):
+                tested = f"`{ast.unparse(test.test)}`"
+                yield _report(statement, fn, f"{name} is tested and set without the object's lock", tested, name, 0.5)
                 return
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import short_name
+from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -23,6 +23,8 @@ OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_e
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report uses of the loop, its events and queues in functions that threads run."""
+    for fn in facts.module.functions:
+        yield from _stops(fn, facts)
     for root in facts.roots:
         fn = root.function
         if root.kind != "thread" or fn.asynchronous or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
@@ -44,6 +46,32 @@ def find(facts: Facts) -> Iterator[Finding]:
                     0.8,
                 )
                 break
+
+
+def _stops(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`loop.call_soon(loop.stop)` and then `thread.join()`: the loop runs in that thread, and is not woken."""
+    if fn.asynchronous:
+        return
+    for call in fn.calls:
+        joins = (c for c in fn.calls if short_name(c.func) == "join" and c.lineno > call.lineno)
+        last = call.args[0] if call.args else call
+        if not isinstance(call.func, ast.Attribute) or call.func.attr != "call_soon" or short_name(last) != "stop":
+            continue
+        join = next((c for c in joins if "thread" in dotted(c.func).lower()), None)
+        if join is not None:
+            yield finding(
+                call,
+                fn,
+                f"{text_of(call)} does not wake the loop of the thread that is joined at line {join.lineno}",
+                [
+                    Step("thread B", join.lineno, "runs the loop, which sleeps until the next event is due"),
+                    Step("thread A", call.lineno, f"calls {text_of(call)}, which does not wake it"),
+                    Step("thread A", join.lineno, "waits for thread B"),
+                ],
+                "use loop.call_soon_threadsafe(...)",
+                text_of(call),
+                0.8,
+            )
 
 
 def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:

@@ -11,13 +11,12 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.accesses import Access
-from paceline.check.catalogue import LOCKS
-from paceline.check.declarations import Class
+from paceline.check.evidence import owns_lock
 from paceline.check.findings import Finding, Step
 from paceline.check.library_types import type_name
 from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class, accesses_of_globals, accesses_of_locals, is_shared
+from paceline.check.shared_state import accesses_of_class, accesses_of_globals, accesses_of_locals
 from paceline.check.sharing import THREAD_WORDS, absent, filled_at_once
 from paceline.check.summaries import Facts
 
@@ -25,7 +24,7 @@ from paceline.check.summaries import Facts
 def find(facts: Facts) -> Iterator[Finding]:
     """Report read-modify-writes of attributes and globals that another thread may interrupt."""
     for cls in facts.module.classes.values():
-        locked = is_shared(cls, facts) and _has_lock(cls, facts)
+        locked = owns_lock(cls, facts)
         for accesses in accesses_of_class(cls, facts).values() if locked or facts.has_threads else ():
             found = list(_attribute(accesses, facts)) if locked else []
             yield from found or _in_threads(accesses, facts)
@@ -57,14 +56,6 @@ def _between_processes(facts: Facts) -> Iterator[Finding]:
 
 
 _SHARED = {f"multiprocessing.{name}" for name in ("Value", "Array", "DictProxy", "ListProxy", "Namespace")}
-
-
-def _has_lock(cls: Class, facts: Facts) -> bool:
-    return any(
-        (m := facts.module.constructed(v, f)) is not None and m[0] in LOCKS and not m[0].startswith("Async")
-        for values in cls.values.values()
-        for v, f in values
-    )
 
 
 def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Finding]:

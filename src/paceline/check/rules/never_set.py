@@ -31,10 +31,14 @@ def find(facts: Facts) -> Iterator[Finding]:
             found = effect.resource
             if effect.kind == "wait" and not effect.timeout and found is not None and found.kind in KINDS:
                 waits.setdefault(found.id, (fn, effect))
-    for root in facts.roots if waits else ():
-        if root.kind == "thread":
-            yield from _events(root.function, waits, facts)
-            yield from _barriers(root.function, facts)
+    run = {id(root.function): root.function for root in facts.roots if root.kind == "thread"} if waits else {}
+    for fn in run.values():
+        yield from _events(fn, waits, facts)
+        yield from _barriers(fn, facts)
+    for fn in facts.module.functions if waits else ():
+        cleared = {e for call in fn.calls if (e := _subject(call, ("clear",), "Event", fn, facts)) in waits}
+        if cleared and id(fn) not in run:  # says itself that others wait while it works
+            yield from _events(fn, {e: waits[e] for e in cleared}, facts)
 
 
 def _events(fn: Function, waits: dict[str, tuple[Function, Effect]], facts: Facts) -> Iterator[Finding]:

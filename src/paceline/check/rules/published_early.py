@@ -91,15 +91,26 @@ def _method(node: ast.expr, fn: Function, facts: Facts) -> Function | None:
 
 
 def _late(fn: Function, cls: Class, start: Start, facts: Facts) -> Iterator[Finding]:
-    """The first attribute that is set only after the start, and that the thread reads."""
+    """The attributes that are set only after the start, though they could be before, and that the thread reads."""
     reads = _reads(start.runs, facts) if start.runs is not None else _read_by_any(cls, facts)
     early = {t.attr for t in _targets(fn) if t.lineno <= start.call.lineno}
-    for target in _targets(fn):
-        known = target.attr in early or any(isinstance(s, ast.Name) and s.id == target.attr for s in _class_level(cls))
-        read = reads.get(target.attr)
-        if target.lineno > start.call.lineno and not known and read is not None:
-            yield _report(fn, cls, start, target, read)
-            return
+    early |= {name.id for name in _class_level(cls) if isinstance(name, ast.Name)}
+    late = [t for t in _targets(fn) if t.lineno > start.call.lineno and t.attr not in early and t.attr in reads]
+    free = [t for t in late if not _follows(t, fn)]
+    locks = [t for t in free if facts.module.attribute(cls, t.attr) is not None]
+    given = [t for t in free if isinstance(_value(t, fn), ast.Name | ast.Constant)]
+    for target in [*locks[:1], *given[:1]] or late[:1]:
+        yield _report(fn, cls, start, target, reads[target.attr])
+
+
+def _value(target: ast.Attribute, fn: Function) -> ast.expr | None:
+    return next((value for t, value in fn.assigns if t is target), None)
+
+
+def _follows(target: ast.Attribute, fn: Function) -> bool:
+    """Whether the value is taken from the object itself, and may need what the start has made."""
+    value = _value(target, fn)
+    return value is not None and any(dotted(n).startswith(f"{fn.self_name}.") for n in ast.walk(value))
 
 
 def _targets(fn: Function) -> list[ast.Attribute]:
@@ -118,7 +129,7 @@ def _reads(fn: Function, facts: Facts) -> dict[str, tuple[Function, int]]:
     todo, seen = [fn], {id(fn)}
     while todo:
         at = todo.pop(0)
-        for node in at.attributes:
+        for node in at.attributes if at.name not in CONSTRUCTORS else ():
             if isinstance(node.ctx, ast.Load) and dotted(node.value) == at.self_name and at.cls is fn.cls:
                 up = parent(node)
                 if not (isinstance(up, ast.Call) and up.func is node and fn.cls and fn.cls.method(node.attr)):

@@ -3,7 +3,8 @@
 A `for` over a dictionary, set or deque raises when its size changes during the iteration; over a list it skips or
 repeats items. The same holds for a view (`.items()`) that a method returns. `list(self.d.items())` copies in one step
 and is safe with the GIL. Reported where the changes are made under a lock that the loop does not hold, in another
-thread, or in a callback of a weak reference, which may run in the middle of the loop.
+thread, in a callback of a weak reference, which may run in the middle of the loop, or by the loop over a dictionary or
+set itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from paceline.check.accesses import Access, iterates
 from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
-from paceline.check.names import parent, short_name
+from paceline.check.names import enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import (
     accesses_of_class,
@@ -37,11 +38,16 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator[Finding]:
-    loops = [a for a in accesses if iterates(a) and not is_teardown(a.fn) and not is_caught(a.node, "RuntimeError")]
+    loops = [a for a in accesses if iterates(a) and not is_caught(a.node, "RuntimeError")]
     changes = [a for a in accesses if a.kind in ("grow", "shrink")] if loops else []
     reported: set[int] = set()
     for loop in loops:
-        why = _meets(loop, changes, facts, cls) if loop.fn.name not in ("__repr__", "__str__") else None
+        own = _changed_by_itself(loop, changes)
+        if own is not None and id(loop.fn) not in reported:
+            reported.add(id(loop.fn))
+            yield _report_itself(loop, own)
+        quiet = loop.fn.name in ("__repr__", "__str__") or is_teardown(loop.fn)
+        why = None if quiet else _meets(loop, changes, facts, cls)
         if why is not None and id(loop.fn) not in reported:
             reported.add(id(loop.fn))
             yield _report(loop, *why)
@@ -73,6 +79,36 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
     return None
 
 
+def _changed_by_itself(loop: Access, changes: list[Access]) -> Access | None:
+    """A statement in the body of the loop that adds or removes a key, after which the loop goes on."""
+    around = enclosing(loop.node, ast.For)
+    view = parent(parent(loop.node) or loop.node) if loop.kind == "view" else loop.node
+    if not isinstance(around, ast.For) or around.iter is not view:  # `for key in [key for key in d]` is over a copy
+        return None
+    for change in changes:
+        statement = change.node
+        while not isinstance(statement, ast.stmt) and (up := parent(statement)) is not None:
+            statement = up
+        block = getattr(parent(statement), "body", None)
+        inside = change.fn is loop.fn and around.lineno < change.line <= (around.body[-1].end_lineno or 0)
+        if inside and isinstance(block, list) and statement in block and _removes(change, loop.kind == "view"):
+            rest = block[block.index(statement) + 1 :]
+            if not any(isinstance(s, ast.Break | ast.Return | ast.Raise) for s in rest):
+                return change
+    return None
+
+
+def _removes(change: Access, keyed: bool) -> bool:
+    """Whether a key of a dictionary, or of a set, is removed; without views, by nothing that a list has too."""
+    up = parent(change.node)
+    if isinstance(up, ast.Subscript):
+        return isinstance(up.ctx, ast.Del) and not isinstance(up.slice, ast.Constant)
+    call = parent(up) if up is not None else None
+    if not isinstance(up, ast.Attribute) or not isinstance(call, ast.Call):
+        return False
+    return up.attr == "discard" or (up.attr == "pop" and (keyed or len(call.args) == 2))
+
+
 def _returned(loop: Access) -> bool:
     """Whether a view is returned, so that its caller iterates after the lock was released."""
     call = parent(parent(loop.node))  # type: ignore[arg-type]
@@ -84,6 +120,22 @@ def _may_come_later(change: Access, facts: Facts) -> bool:
     name = change.fn.name
     starts = any(short_name(call.func) == "start" for call in change.fn.calls)
     return not name.startswith("_") and not starts and not is_teardown(change.fn) and change.fn is not facts.module.top
+
+
+def _report_itself(loop: Access, change: Access) -> Finding:
+    return finding(
+        loop.node,
+        loop.fn,
+        f"{loop.thing} is iterated over here, and the loop itself removes from it (line {change.line})",
+        [
+            Step("the loop", loop.line, f"iterates over {loop.thing}"),
+            Step("the loop", change.line, "removes an item"),
+            Step("the loop", loop.line, "RuntimeError: changed size during iteration"),
+        ],
+        "iterate over a copy, list(...)",
+        loop.thing,
+        0.65,
+    )
 
 
 def _report(loop: Access, change: Access, who: str, confidence: float) -> Finding:
@@ -138,5 +190,5 @@ RULE = Rule(
                 with self._lock:
                     return sum(value for value in self._data.values())
     """,
-    needs=("ock", "utex", "hread", "weakref", "gc.callbacks"),
+    needs=("ock", "utex", "hread", "weakref", "gc.callbacks", "await"),
 )

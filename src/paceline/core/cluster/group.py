@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from paceline.errors import ProtocolError
 
-NOBODY = -1
+NO_RANK = -1
 #: The part of the patience with a member that is left for one that another has heard nothing of for so long already.
 ONCE_MORE = 1 / 8
 
@@ -63,8 +63,8 @@ class Regroup(NamedTuple):
     number: int
     #: The first update whose chunks are shared out among its ranks.
     since: int
-    #: The rank that holds the sum before `number`, and those that take it from there; NOBODY if all hold it.
-    giver: int = NOBODY
+    #: The rank that holds the sum before `number`, and those that take it from there; NO_RANK if all hold it.
+    giver: int = NO_RANK
     takers: tuple[int, ...] = ()
 
 
@@ -126,8 +126,8 @@ class Head:
         #: of its group was gone.
         self._accused: set[frozenset[int]] = set()
         self._apart: set[frozenset[int]] = set()
-        #: The rank that was silent for the one whose accusation has cancelled the group, or NOBODY.
-        self._silent = NOBODY
+        #: The rank that was silent for the one whose accusation has cancelled the group, or NO_RANK.
+        self._silent = NO_RANK
 
     def report(self, now: float, rank: int, message: Report) -> list[Output]:
         """A member has reported."""
@@ -152,7 +152,7 @@ class Head:
         if pair in self._apart:
             return self.gone(now, message.rank, f"could not be reached by rank {rank}, twice")
         self._accused.add(pair)
-        return self._call_off(now, message.rank if message.silent else NOBODY)
+        return self._call_off(now, message.rank if message.silent else NO_RANK)
 
     def gone(self, now: float, rank: int, why: str) -> list[Output]:
         """A rank has died, or is taken for dead."""
@@ -173,7 +173,7 @@ class Head:
                 outputs += self.gone(now, rank, f"has not answered for {self.patience:g} s")
         return outputs
 
-    def _call_off(self, now: float, silent: int = NOBODY) -> list[Output]:
+    def _call_off(self, now: float, silent: int = NO_RANK) -> list[Output]:
         self.forming, self.since, self.reports, self._silent = True, now, {}, silent
         return [Send(rank, CallOff(self.epoch)) for rank in sorted(self.alive)]
 
@@ -186,7 +186,7 @@ class Head:
         lacking = tuple(rank for rank, last in held.items() if last < newest) if self.gives else ()
         if lacking and newest - oldest > 1:
             raise ProtocolError(f"members hold sums {held}, which are more than one collective apart")
-        giver = min(rank for rank, last in held.items() if last == newest) if lacking else NOBODY
+        giver = min(rank for rank, last in held.items() if last == newest) if lacking else NO_RANK
         self._apart = self._accused if self.alive.issuperset(self.members) else set()
         self._accused = set()
         self.epoch, self.forming, self.members = self.epoch + 1, False, tuple(held)

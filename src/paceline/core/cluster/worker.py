@@ -56,7 +56,7 @@ class WorkerMachine:
     """One worker."""
 
     def __init__(self, number: int, shards: int, timing: Timing, pulls: bool = False) -> None:
-        """With `pulls` it takes the newest parameters before it computes, as under a plan that gathers gradients."""
+        """Take the newest parameters before computing if `pulls`, as under a plan that gathers gradients."""
         self.number, self.shards, self.timing, self.pulls = number, shards, timing, pulls
         #: The newest desk that was heard of, and whether it knows this worker.
         self.epoch, self.entered = 0, False

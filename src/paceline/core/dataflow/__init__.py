@@ -43,7 +43,7 @@ class Graph:
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """For each call, the calls that take its value."""
+        """Return the calls that take the value of each call."""
         found: list[list[int]] = [[] for _ in self.calls]
         for number, call in enumerate(self.calls):
             for other in call.takes:

@@ -18,7 +18,7 @@ from paceline.core.dataflow.holder import Holder
 from paceline.core.exploration import Explored, breadth_first
 from paceline.narrative import Scene
 
-SAYS = {BEGIN: "begins", DRAINED: "is told that all have ended", ENDED: "has an end of"}
+SAYS = {BEGIN: "begins", DRAINED: "learns that all have ended", ENDED: "has an end of"}
 
 
 @dataclass

@@ -37,7 +37,9 @@ class Cannon:
         if isqrt(workers) ** 2 != workers:
             return f"{workers} workers are no square grid; give 4, 9 or 16"
         shape, side = node.shapes[0], isqrt(workers)
-        least = min(shape[0] if shape else 0, *node.shape_of("weight"))
+        if shape is None or len(shape) < 2:
+            return "it is given a vector, not a matrix"
+        least = min(shape[0], *node.shape_of("weight"))
         return "" if least >= side else f"one of its matrices has a side of {least}, less than that of the grid, {side}"
 
     def layout(self, node: Node, workers: int) -> Layout:

@@ -51,6 +51,8 @@ def _elementwise(node: Node, found: Sequence[Placement], workers: int) -> Layout
     for other in node.shapes:
         cuts = [] if other is None else _shifted(moved, len(other) - len(shape))
         kept = tuple(cut for cut in cuts if cut.dim >= 0 and other is not None and other[cut.dim] != 1)
+        if kept and len(kept) < len(moved):
+            return None  # several workers of a grid would use the same part of it, and its gradient be their sum
         takes.append(WHOLE if other is None else Placement("split", kept) if kept else COPIED)
     return Layout(tuple(takes), Placement("split", moved), {})
 
@@ -113,9 +115,13 @@ def _batched(node: Node, found: Sequence[Placement], workers: int) -> Layout | N
     kept = len(shapes[0]) - 2
     if not placed.is_split or not together or any(cut.dim >= kept for cut in placed.cuts):
         return None
-    if any(shape[cut.dim] != cut.bounds[-1] for shape in shapes for cut in placed.cuts):
-        return None
-    return Layout((placed,) * len(node.takes), placed, {})
+    takes = []
+    for shape in shapes:
+        sizes = {(shape[cut.dim] == cut.bounds[-1], shape[cut.dim] == 1) for cut in placed.cuts}
+        if len(sizes) > 1 or sizes == {(False, False)}:
+            return None
+        takes.append(placed if sizes.pop()[0] else COPIED)  # a mask for all heads has size 1 there
+    return Layout(tuple(takes), placed, {})
 
 
 def _permute(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:

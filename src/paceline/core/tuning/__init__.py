@@ -48,6 +48,8 @@ class Scheduler(Protocol):
     resumes: bool
     #: The step at which a trial is trained to the end.
     max_t: int
+    #: The steps within a leg after which it decides by a trial's loss, if it is told; None: all.
+    heeds: frozenset[int] | None
 
     def next(self) -> Leg | None:
         """Return the leg to be trained next, or None if nothing can begin before a leg under way has ended."""

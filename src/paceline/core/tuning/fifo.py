@@ -9,6 +9,7 @@ class Fifo:
     """Trains `trials` configurations for `max_t` steps each."""
 
     resumes = False
+    heeds: frozenset[int] | None = frozenset()
 
     def __init__(self, trials: int, max_t: int) -> None:
         self.trials, self.max_t = trials, max_t

@@ -19,6 +19,7 @@ class Hyperband:
     """All brackets of one round."""
 
     resumes = True
+    heeds: frozenset[int] | None = frozenset()
 
     def __init__(self, max_t: int, reduction_factor: int = 3) -> None:
         self.max_t = max_t

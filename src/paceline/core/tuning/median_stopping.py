@@ -20,6 +20,7 @@ class MedianStopping:
     """Stops a trial whose best loss is worse than the median of the others' averages."""
 
     resumes = False
+    heeds: frozenset[int] | None = None
 
     def __init__(self, trials: int, max_t: int, grace_period: int = 1, min_trials: int = 3) -> None:
         self.trials, self.max_t = Fifo(trials, max_t), max_t

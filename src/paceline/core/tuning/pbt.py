@@ -21,6 +21,7 @@ class PopulationBasedTraining:
     """A population of trials that is trained to `max_t` steps."""
 
     resumes = True
+    heeds: frozenset[int] | None = frozenset()
 
     def __init__(
         self, sampler: Sampler, trials: int, max_t: int, perturbation_interval: int = 1, quantile: float = 0.25,

@@ -15,6 +15,7 @@ class SuccessiveHalving:
     """One bracket; its trials have the numbers from `first` on."""
 
     resumes = True
+    heeds: frozenset[int] | None = frozenset()
 
     def __init__(
         self, trials: int, max_t: int, grace_period: int = 1, reduction_factor: int = 3, first: int = 0

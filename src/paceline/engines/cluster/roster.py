@@ -105,7 +105,7 @@ def roster(
 
 
 def door(environ: Mapping[str, str], keys: str | Path | None, trusted_network: bool) -> Door:
-    """Return what keeps strangers out: this machine's loopback, keys, or a token on a trusted network."""
+    """Return what admits only nodes of the run: this machine's loopback, keys, or a token on a trusted network."""
     folder = keys or environ.get("PACELINE_KEYS")
     if not trusted_network:
         return door_of(Path(folder) if folder else None, None)

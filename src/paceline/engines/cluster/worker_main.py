@@ -16,8 +16,7 @@ from paceline.engines.cluster.worker import ClusterWorker
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.messages import Failed, FailureReport, Finished
-from paceline.engines.local.process import core_wait, memory, trim_heap
-from paceline.engines.local.process_main import become_worker
+from paceline.engines.local.process import become_worker, core_wait, memory, trim_heap
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.errors.failure import Position

@@ -9,8 +9,6 @@
 
 There is no server process: the server's machines are integers in the arena, and the worker that holds the lock runs
 them.
+
+Nothing is imported here: a process that a tuner starts for a function of the user's needs none of it but `process`.
 """
-
-from paceline.engines.local.worker_pool import train
-
-__all__ = ["train"]

@@ -232,6 +232,13 @@ class Arena:
         found = mean_of([collect(each, names) for each in flats])
         return [value.clone() for value in found]
 
+    def result_views(self) -> dict[str, Tensor]:
+        """Return the result by names, where several workers write what each holds of the model."""
+        (shard,), (result,) = self.shape.layout.shards, self.results
+        spans = (*shard.parameters, *shard.buffers)
+        views = (*shard.parameter_views(result), *shard.buffer_views(result))
+        return {span.name: view for span, view in zip(spans, views, strict=True)}
+
     def remembered(self, named: dict[str, nn.Parameter]) -> dict[Tensor, dict[str, Any]]:
         """Return the state that the optimizer at the shards keeps for these parameters."""
         found: dict[Tensor, dict[str, Any]] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 import time
 import warnings
@@ -37,6 +38,7 @@ from paceline.splits.slicing import assembled
 
 #: Seconds without an update after which a run that a signal is to end does so without a checkpoint.
 PATIENCE = 30.0
+NICE = 10  # of the thread that writes: workers are to keep their cores, and a checkpoint can wait
 MARGIN = 2  # updates from the furthest worker to the update after which all write their state
 
 
@@ -216,6 +218,7 @@ class Writer:
 
     def _run(self) -> None:
         """Write the newest checkpoint on offer, until the writer is closed."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         for module in ("torch.distributed.checkpoint", "safetensors.torch"):
             importlib.import_module(module)  # takes half a second, in which the training goes on
         while True:

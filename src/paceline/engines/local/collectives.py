@@ -146,16 +146,28 @@ class NeighbourMixing:
         self.link, self.weights, self.payloads = link, graph.weights(link.rank, workers), payloads
         self.mixture = torch.zeros(Payload.length(layout), dtype=layout.dtype)
         self.mixed = Payload(layout, self.mixture)
-        self.bytes = (len(self.weights) - 1) * self.mixture.nbytes
+        self.others = [other for other, _ in self.weights[1:]]
+        self.bytes = len(self.others) * self.mixture.nbytes
+        self._whole = [Span(turn, 0, len(self.mixture)) for turn in range(TURNS)]
+        #: The number of the collective that this worker's contribution was offered for last.
+        self._offered = -1
+
+    def offer(self, number: int, computed: GradientSum) -> None:
+        """Let the neighbours take what this worker contributes to the collective of this number, without a wait.
+
+        The vector of this number is free: to come here, this worker has taken what each neighbour offered after it had
+        read the vector last.
+        """
+        self.payloads[number % TURNS].write(computed)
+        for other in self.others:
+            self.link.offer(other, self._whole[number % TURNS])
+        self._offered = number
 
     def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number; return (the mixture, nanoseconds waited, bytes sent)."""
         link, turn, before = self.link, number % TURNS, self.link.waited
-        self.payloads[turn].write(computed)
-        whole = Span(turn, 0, len(self.mixture))
-        others = [other for other, _ in self.weights[1:]]
-        for other in others:
-            link.offer(other, whole)
-        vectors = {link.rank: link.vectors[turn]} | {other: link.take(other, whole) for other in others}
-        weighted_sum(vectors, self.weights, self.mixture)
+        if self._offered != number:
+            self.offer(number, computed)
+        vectors = {other: link.take(other, self._whole[turn]) for other in self.others}
+        weighted_sum({link.rank: link.vectors[turn], **vectors}, self.weights, self.mixture)
         return self.mixed.read(computed.samples), link.waited - before, self.bytes

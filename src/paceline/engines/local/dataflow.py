@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter_ns as now
 
@@ -170,7 +170,8 @@ class DataflowWorker(WorkerContext):
         self.passed = passed + 1
         if self.snapshots is not None and self.agenda.reaches(updates, self.snapshots.every):
             before = now()
-            self.snapshots.write_some(updates, self.side.held.values())
+            with self.snapshots.views(updates) as views:
+                self._put(views)
             if not self.number:  # the others have written theirs, or will before the run is over
                 self.record(Kind.SNAPSHOT, updates, -1, -1, -1, before, now(), 0, 0, 0, 0.0)
 
@@ -181,9 +182,9 @@ class DataflowWorker(WorkerContext):
     def _write_result(self) -> None:
         """Write what this worker holds into the shared result."""
         self.measure_memory()
-        (shard,), (result,) = self.arena.shape.layout.shards, self.arena.results
-        views = {p.name: v for p, v in zip(shard.parameters, shard.parameter_views(result), strict=True)}
-        views |= {p.name: v for p, v in zip(shard.buffers, shard.buffer_views(result), strict=True)}
+        self._put(self.arena.result_views())
+
+    def _put(self, views: Mapping[str, torch.Tensor]) -> None:
         for name, value in self.side.held.values().items():
             views[name].copy_(value)
 

@@ -7,27 +7,34 @@ later connections use a descriptor of the socket itself.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
 from typing import Any
 
 # Modules that every worker needs, imported once. Optimizers import torch._dynamo, which takes half a second.
-PRELOAD = ["paceline.engines.local.process_main", "torch._dynamo", "paceline.engines.local.forkserver_exit"]
+PRELOAD = ("paceline.engines.local.process_main", "torch._dynamo")
+#: The process that started the forkserver with less than that, if one did.
+_light: int | None = None
 
 
-def prepare() -> None:
-    """Start the forkserver, if it does not run yet.
+def prepare(preload: Sequence[str] = PRELOAD) -> None:
+    """Start the forkserver with these modules loaded, if it does not run yet.
 
-    SIGINT and SIGTERM stay blocked in it and in the workers that it starts, since a terminal sends them to all
-    processes and the parent decides what they mean.
+    One that was started with less than PRELOAD, and has no children, is replaced when that is needed. SIGINT and
+    SIGTERM stay blocked in it and in the workers that it starts, since a terminal sends them to all processes and the
+    parent decides what they mean.
     """
-    forkserver.set_forkserver_preload(PRELOAD)
+    global _light
+    if preload is PRELOAD and _light == os.getpid() and not multiprocessing.active_children():
+        _end()
+    forkserver.set_forkserver_preload([*preload, "paceline.engines.local.forkserver_exit"])
     resource_tracker.ensure_running()  # which would let the signals through again
     server: Any = forkserver._forkserver
     this: Any = process.current_process()
@@ -36,7 +43,10 @@ def prepare() -> None:
     with interrupts_wait(), tempfile.TemporaryDirectory(prefix="pymp-", dir=short_folder()) as folder:
         settings["tempdir"] = folder
         try:
+            begun = server._forkserver_pid
             server.ensure_running()
+            if server._forkserver_pid != begun:
+                _light = None if preload is PRELOAD else os.getpid()
             if str(server._forkserver_address).startswith(folder):
                 socket = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
                 server._forkserver_address = f"/proc/self/fd/{socket}"
@@ -44,6 +54,17 @@ def prepare() -> None:
             settings.pop("tempdir")
             if before is not None:
                 settings["tempdir"] = before
+
+
+def _end() -> None:
+    """End the forkserver."""
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)
+    os.waitpid(server._forkserver_pid, 0)
+    folder, _, descriptor = str(server._forkserver_address).rpartition("/")
+    if folder == "/proc/self/fd":
+        os.close(int(descriptor))
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
 
 
 def short_folder() -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from time import perf_counter_ns as now
 
@@ -35,6 +35,7 @@ from paceline.plans.methods.pipeline import LAYERS, Pipeline
 from paceline.plans.methods.split_layers import DATA, INSIDE
 from paceline.runs.trace import Kind
 from paceline.splits.exchanging import LinkMover
+from paceline.splits.slicing import put
 from paceline.splits.stages import SplitStages
 from paceline.stages.segment import Segment
 from paceline.stages.stage import Moves
@@ -221,9 +222,9 @@ class PipelineWorker(WorkerContext):
         """Compute together with the workers that share the stage's layers, if there are any."""
         waited, sent = self.mover.link.waited, self.mover.sent
         try:
-            request = next(moves)
+            answer = self.mover.move(next(moves))
             while True:
-                request = moves.send(self.mover.move(request))
+                answer = self.mover.move(moves.send(answer))
         except StopIteration as ended:
             self.waited += self.mover.link.waited - waited
             self.sent += self.mover.sent - sent
@@ -247,27 +248,21 @@ class PipelineWorker(WorkerContext):
         self.sent = 0
         self.meter.after_step([], update)  # no worker has the whole gradient
         if self.snapshots is not None and not self.replica and self.agenda.reaches(update + 1, self.snapshots.every):
-            before, named = now(), self._whole(work.stage)
-            if self.place:
-                return
-            self.snapshots.write_some(update + 1, named)
-            if work.stage == 0:  # the others have written theirs, or will before the run is over
+            before = now()
+            with self.snapshots.views(update + 1) as views:
+                self._put(work.stage, views)
+            if work.stage == 0 and not self.place:  # the others have written theirs, or will before the run is over
                 self.record(Kind.SNAPSHOT, update + 1, -1, -1, -1, before, now(), 0, 0, 0, 0.0)
 
-    def _whole(self, stage: int) -> dict[str, Tensor]:
-        """Return a stage's parameters and moving buffers, gathered from those that share its layers."""
-        stored, shapes = self.blueprint.stored, self.blueprint.shapes
-        return {n: self.mover.gather(mine, stored.get(n), shapes.get(n, ())) for n, mine in self.segment.named(stage)}
+    def _put(self, stage: int, views: Mapping[str, Tensor]) -> None:
+        """Write this worker's parts of a stage into whole parameters and moving buffers."""
+        for name, mine in self.segment.named(stage):
+            put(views[name], mine, self.blueprint.stored.get(name), self.place)
 
     def _write_result(self) -> None:
         """Write what this worker holds into the shared result."""
         self.measure_memory()
         if self.replica:
             return
-        (shard,), (result,) = self.arena.shape.layout.shards, self.arena.results
-        views = {p.name: v for p, v in zip(shard.parameters, shard.parameter_views(result), strict=True)}
-        views |= {p.name: v for p, v in zip(shard.buffers, shard.buffer_views(result), strict=True)}
         for stage in self.segment.stages:
-            for name, value in self._whole(stage).items():
-                if not self.place:
-                    views[name].copy_(value)
+            self._put(stage, self.arena.result_views())

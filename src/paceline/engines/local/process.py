@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
+from multiprocessing import forkserver
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def become_worker(scarce: bool) -> None:
+    """Let this process end with its parent, and leave signals to it; `scarce` says whether memory is bounded."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all processes; the parent decides
+        signal.signal(each, signal.SIG_IGN)
+    # The forkserver ends when the last copy of this pipe is closed, which must be the parent's; a worker ends with the
+    # forkserver.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    die_with_parent()
+    tune_for_memory() if scarce else tune_for_speed()
+    trim_heap()
 
 
 def die_with_parent(_: int = 0) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from time import perf_counter_ns as now
 
@@ -20,12 +18,10 @@ from paceline.engines.local.dataflow import DataflowWorker
 from paceline.engines.local.messages import Failed, FailureReport, Finished, Ready, StateLeft
 from paceline.engines.local.pipeline import PipelineWorker
 from paceline.engines.local.process import (
+    become_worker,
     core_wait,
-    die_with_parent,
     memory,
     trim_heap,
-    tune_for_memory,
-    tune_for_speed,
 )
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.splits import SplitWorker
@@ -88,15 +84,3 @@ def _kind(given: Assignment) -> type[AnyWorker]:
     if given.split is not None:
         return SplitWorker
     return LocalWorker if given.blueprint is None else PipelineWorker
-
-
-def become_worker(scarce: bool) -> None:
-    """Let this process end with its parent, and leave signals to it; `scarce` says whether memory is bounded."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all processes; the parent decides
-        signal.signal(each, signal.SIG_IGN)
-    # The forkserver ends when the last copy of this pipe is closed, which must be the parent's; a worker ends with the
-    # forkserver.
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    die_with_parent()
-    tune_for_memory() if scarce else tune_for_speed()
-    trim_heap()

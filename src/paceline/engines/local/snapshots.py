@@ -6,8 +6,11 @@ run's folder.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import tempfile
+from collections.abc import Iterator
 from math import prod
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -41,13 +44,20 @@ class SnapshotFile:
     def write(self, updates: int, tensors: list[Tensor]) -> None:
         self._write(updates // self.every * self.size, tensors)
 
-    def write_some(self, updates: int, tensors: dict[str, Tensor]) -> None:
-        """Write the tensors that a worker holds; other workers write the rest."""
+    @contextlib.contextmanager
+    def views(self, updates: int) -> Iterator[dict[str, Tensor]]:
+        """Map a snapshot for a worker that writes what it holds; other workers write the rest."""
         start = updates // self.every * self.size
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            if name in tensors:
-                self._write(start, [tensors[name]])
-            start += prod(shape) * self.dtype.itemsize
+        os.posix_fallocate(self.descriptor, 0, start + self.size)
+        with mmap.mmap(self.descriptor, start + self.size) as mapped:
+            numbers = torch.frombuffer(mapped, dtype=self.dtype, offset=start)
+            parts = numbers.split([prod(shape) for shape in self.shapes])
+            views = {name: p.view(shape) for name, p, shape in zip(self.names, parts, self.shapes, strict=True)}
+            try:
+                yield views
+            finally:
+                del numbers, parts
+                views.clear()  # or the mapping could not be closed
 
     def _write(self, start: int, tensors: list[Tensor]) -> None:
         flat = torch.cat([t.detach().flatten().to("cpu", self.dtype) for t in tensors])

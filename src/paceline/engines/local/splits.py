@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter_ns as now
 
+import torch
 from torch import Tensor
 
 from paceline.core.agenda import Chunk
+from paceline.core.splits import PARTIAL, WHOLE
+from paceline.core.splits.derivation import Step
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import Arena
@@ -26,10 +29,11 @@ from paceline.errors.failure import Position
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import lay_out, trainable
-from paceline.plans.methods.split_layers import INSIDE, SplitLayers
+from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.runs.trace import Kind
-from paceline.splits.exchanging import LinkMover
+from paceline.splits.exchanging import LinkMover, Request
 from paceline.splits.gradients import SplitReplica
+from paceline.splits.slicing import put
 
 
 class SplitWorker:
@@ -43,15 +47,20 @@ class SplitWorker:
         assert isinstance(method, SplitLayers)
         assert given.split is not None
         self.method, self.blueprint, job, number = method, given.split, given.job, given.number
-        self.snapshots_every = snapshots.every if snapshots is not None else 0
+        self.snapshots, self.arena = snapshots, arena
         host = WorkerProcess(arena, snapshots)
         waiter = arena.waiter(number, host.cancelled, given.deadline, given.plan.threads)
         mesh = method.mesh(given.plan.workers)
         self.place = mesh.coordinate(number, INSIDE)
+        #: Whether it writes its parts of results and snapshots: replicas hold the same.
+        self.writes = not mesh.coordinate(number, DATA)
         self.part = SplitReplica(job, job.model, self.blueprint, self.place)  # type: ignore[arg-type]
         self.link = arena.link(arena.parts, number, waiter)
         self.mover = LinkMover(self.link, mesh.group(number, INSIDE), self.place)
         self.part.move = self.mover.move
+        workers = len(self.mover.group)
+        #: A sum of nothing, after which all workers of the group have come so far.
+        self.meeting = Request(Step((), "", PARTIAL, WHOLE), (workers,), torch.zeros(workers), (workers,))
         replica, order = self.part.replica, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
         self.reader = Reader(source, order, job.num_workers, die_with_parent)
         layout = lay_out(replica.module, 1, given.moving)
@@ -75,13 +84,16 @@ class SplitWorker:
     def train(self) -> None:
         """Compute what the walk of the method requests, until it ends."""
         ReadAhead(self.reader, self.runner)
-        walk = split_layers(self.runner, self.method, self.gather, self.snapshots_every)
+        walk = split_layers(self.runner, self.method, self.leave)
         request = next(walk, None)
         while request is not None:
             try:
                 request = walk.send(self._compute(*request))
             except StopIteration:
                 break
+        self.runner.measure_memory()
+        if self.writes:
+            self._put(self.arena.result_views())
 
     def _compute(self, update: int, chunks: list[Chunk], version: int) -> GradientSum:
         """Compute this worker's parts of the gradient; the samples are counted where the first parts lie."""
@@ -100,9 +112,20 @@ class SplitWorker:
         runner.record(Kind.COLLECTIVE, update, -1, update, -1, ends - waited, ends, waited, 0, sent, 0.0)
         return computed
 
-    def gather(self) -> list[Tensor]:
-        """Return the whole parameters and moving buffers, which every worker of the group asks for at once."""
-        replica, stored, shapes = self.part.replica, self.blueprint.stored, self.blueprint.shapes
+    def leave(self, updates: int) -> None:
+        """Write this worker's parts of a snapshot, if one is due after so many updates."""
+        if self.snapshots is None or not self.writes or not self.runner.agenda.reaches(updates, self.snapshots.every):
+            return
+        start = now()
+        with self.snapshots.views(updates) as views:
+            self._put(views)
+        self.mover.move(self.meeting)  # callbacks may read a snapshot as soon as there is a row of it
+        if not self.place:
+            self.runner.record(Kind.SNAPSHOT, updates, -1, -1, -1, start, now(), 0, 0, 0, 0.0)
+
+    def _put(self, views: Mapping[str, Tensor]) -> None:
+        """Write this worker's parts into whole parameters and moving buffers."""
+        replica, stored = self.part.replica, self.blueprint.stored
         names = [*trainable(replica.module), *self.blueprint.moving]
-        named = zip(names, replica.values(), strict=True)
-        return [self.mover.gather(mine, stored.get(name), shapes[name]) for name, mine in named]
+        for name, mine in zip(names, replica.values(), strict=True):
+            put(views[name], mine, stored.get(name), self.place)

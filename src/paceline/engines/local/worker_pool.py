@@ -38,7 +38,8 @@ from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.operators.planning import with_operators_of
 from paceline.parameters.layout import not_trained, trainable
-from paceline.plans.methods.pipeline import LAYERS
+from paceline.plans.methods import Method
+from paceline.plans.methods.pipeline import LAYERS, Pipeline
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.runs.live import Heartbeat, Phase, ProcessRecord
 from paceline.runs.progress import ProgressCallback, Watcher
@@ -133,7 +134,7 @@ class WorkerPool:
                     target=main,
                     args=(
                         [self._assignment(number)],
-                        self.setup.pipeline is not None and self.setup.pipeline.memory > 0,
+                        bounded(self.setup.plan.method),
                         self.arena,
                         self.tensors,
                         self.snapshot_file,
@@ -363,3 +364,8 @@ def snapshot_file(setup: Setup, request: CheckpointRequest | None, every: int) -
     shapes = {name: tuple(tensors[name].shape) for name in setup.names}
     named = request.run / "snapshots.bin" if request else None
     return SnapshotFile(shapes, setup.layout.dtype, every, named)
+
+
+def bounded(method: Method) -> bool:
+    """Whether a plan says how much memory a worker may take, so that freed memory is not kept for speed."""
+    return isinstance(method, Pipeline | SplitLayers) and method.memory > 0

@@ -27,6 +27,7 @@ from paceline.core.server.actions import Action
 from paceline.core.server.events import Pull, Push
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
+from paceline.gradients.native_step import native_step
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
@@ -97,4 +98,6 @@ class WorkerSide:
         return self.learner.replica.job.lr_scheduler
 
     def local_store(self, rule: Rule | Averaging) -> LocalStore:
-        return LocalStore(self.learner.replica.parameters, self.optimizer, self.schedule, rule)
+        """Return a store of the replica's parameters, wherever they lie in every step."""
+        step = native_step(self.optimizer)
+        return LocalStore(self.learner.replica.parameters, self.optimizer, self.schedule, rule, step)

@@ -12,6 +12,7 @@ from paceline.core.server.version_slots import VersionSlots
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.shard_memory import ShardMemory
 from paceline.gradients.message import MessageShape
+from paceline.gradients.native_versions import native_versions
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.pulled import PulledView
 from paceline.parameters.optimizers import optimizer_over
@@ -41,6 +42,8 @@ class ShardUpdates:
         assert isinstance(memory.slots, VersionSlots)
         self.slots = memory.slots
         self.store.look(self.slots.of(memory.integers.current, side.number))
+        #: Makes a version in one pass; None where the rule and the optimizer make it by PyTorch.
+        self.native = native_versions(self.store, rule) if side.plan.pull is None else None
         #: What this worker has under coded pulls, and computes with; None: the version itself.
         self.pulled: PulledView | None = None
         if (pull := side.plan.pull) is not None:
@@ -52,9 +55,11 @@ class ShardUpdates:
 
     def make(self, draft: State, version: int, arrival: Arrival) -> None:
         # A schedule follows the shard's versions; this worker has made only some of them.
-        self.store.updates = version - 1
-        self.store.move(*self.slots.move(draft, self.side.number))
-        self.rule.update(self.store, arrival)
+        self.store.updates, move = version - 1, self.slots.move(draft, self.side.number)
+        if self.native is None or not self.native.make(*move, arrival.gradients):
+            pulled = arrival.pulled or self.store.pulled(self.rule)
+            self.store.move(*move)
+            self.rule.update(self.store, Arrival(arrival.gradients, pulled))
         self.store.version.keep_buffers(self.moving)
         self._pull(version)
 
@@ -68,7 +73,7 @@ class ShardUpdates:
             self.take_buffers()
 
     def _pull(self, version: int) -> None:
-        """Under coded pulls, compute with what an answer says of this version."""
+        """Compute with what an answer says of this version, under coded pulls."""
         if self.pulled is None:
             return
         newest = self.store.version
@@ -129,7 +134,8 @@ class GradientExchange:
         return self.encoder.through(settled, computed.buffers, batch, computed.part)
 
     def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
-        pulled = self.store.pulled(self.updates.rule)
+        # One pass reads what this worker computed from where it lies.
+        pulled = self.store.pulled(self.updates.rule) if self.updates.native is None else []
         self.arrival = Arrival([gradients[n] for n in self.updates.parameters], pulled)
 
     def make(self, draft: State, version: int) -> None:

@@ -23,6 +23,8 @@ class World:
         compute: Seconds that a worker of speed 1 needs per sample.
         speeds: One per worker; speeds that are left out are 1.
         jitter: Each computation takes up to this share longer.
+        spread: Evenly spaced quantiles of a computation's seconds, over those of `compute`, as a card has them; they
+            take the place of `jitter`.
         straggle: `(probability, factor)`: with this probability a computation takes this many times as long.
         update: Seconds that a shard needs to apply one gradient.
         latency: Seconds between any two workers of a rack.
@@ -40,6 +42,7 @@ class World:
     compute: float = 1e-5
     speeds: tuple[float, ...] = ()
     jitter: float = 0.1
+    spread: tuple[float, ...] = ()
     straggle: tuple[float, float] = (0.0, 1.0)
     update: float = 5e-5
     latency: float = 1e-5
@@ -59,6 +62,8 @@ class World:
         for name in ("bandwidth", "uplink"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"a world with {name}={getattr(self, name)}: give bytes per second, more than 0")
+        if not all(0 <= each < math.inf for each in self.spread):
+            raise UsageError(f"a world with spread={self.spread}: give quantiles, numbers of at least 0")
         if not all(speed > 0 for speed in self.speeds):
             raise UsageError(f"a world with speeds of {min(self.speeds)}: give numbers above 0, such as 0.5 for half")
 
@@ -118,7 +123,7 @@ class ComputeTimes:
     def __init__(self, world: World, workers: int) -> None:
         self.world, self.workers = world, workers
         self._generators = [np.random.Generator(np.random.Philox(key=[world.seed, w])) for w in range(workers)]
-        self._speeds = [world.speed(worker) for worker in range(workers)]
+        self._speeds, self._spread = [world.speed(worker) for worker in range(workers)], world.spread
         #: Each worker's next draws, two numbers each, and how many of them it has used.
         self._drawn: list[list[float]] = [[] for _ in range(workers)]
         self._used = [0] * workers
@@ -132,7 +137,8 @@ class ComputeTimes:
             drawn = self._drawn[worker] = self._generators[worker].random(2 * DRAWS).tolist()
             used = 0
         self._used[worker] = used + 2
-        seconds = samples * world.compute / self._speeds[worker] * (1 + world.jitter * drawn[used])
+        share = self._spread[int(drawn[used] * len(self._spread))] if self._spread else 1 + world.jitter * drawn[used]
+        seconds = samples * world.compute / self._speeds[worker] * share
         probability, factor = world.straggle
         return seconds * factor if drawn[used + 1] < probability else seconds
 
@@ -146,7 +152,10 @@ class ComputeTimes:
             self._row = 0
         world, mine = self.world, self._block[:, 2 * self._row : 2 * self._row + 2]
         self._row += 1
-        seconds = samples * world.compute / np.array(self._speeds) * (1 + world.jitter * mine[:, 0])
+        share = 1 + world.jitter * mine[:, 0]
+        if self._spread:
+            share = np.array(self._spread)[(mine[:, 0] * len(self._spread)).astype(int)]
+        seconds = samples * world.compute / np.array(self._speeds) * share
         probability, factor = world.straggle
         return np.asarray(np.where(mine[:, 1] < probability, seconds * factor, seconds), float)
 

@@ -53,9 +53,112 @@ template <class Take> void each_above(const float *x, long n, uint32_t limit, Ta
     for (; i < n; i++)
         if ((bits_of(x[i]) & 0x7fffffffu) > limit) take(i);
 }
+
+// 32 random bits for a place: `hashed` of core/codecs/bits.py; `low` and `high` are the halves of the chance.
+inline uint32_t hashed(uint32_t place, uint32_t low, uint32_t high) {
+    uint32_t x = (place + low) ^ high;
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+inline float uniform(uint32_t place, uint32_t low, uint32_t high) {
+    return (float)(int32_t)(hashed(place, low, high) >> 8) * 0x1p-24f;
+}
+
+inline float largest_of(const float *__restrict x, long n) {
+    uint32_t largest = 0;
+    for (long i = 0; i < n; i++) {
+        uint32_t size = bits_of(x[i]) & 0x7fffffffu;
+        largest = size > largest ? size : largest;
+    }
+    return float_of(largest);
+}
+
+const int PIECE = 512;  // numbers of a row that are coded before they are packed
+
+// Packs small integers of BITS bits, the first in the lowest bits, as `packed` of core/codecs/bits.py.
+template <int BITS> void pack(const uint8_t *__restrict codes, long n, uint8_t *__restrict out) {
+    const int EACH = 8 / BITS;
+    const long whole = n / EACH;
+    for (long j = 0; j < whole; j++) {
+        uint32_t byte = 0;
+        for (int k = 0; k < EACH; k++) byte |= (uint32_t)codes[EACH * j + k] << (BITS * k);
+        out[j] = (uint8_t)byte;
+    }
+    if (whole * EACH < n) out[whole] = 0;
+    for (long i = whole * EACH; i < n; i++) out[whole] |= (uint8_t)(codes[i] << (BITS * (i % EACH)));
+}
+
+// Codes each number of each row by `code(number, place)`, and packs the codes; every row begins with a byte.
+template <int BITS, class Code>
+void pack_rows(const float *__restrict total, uint8_t *__restrict packed, long rows, long columns, Code code) {
+    const long width = (columns * BITS + 7) / 8;
+    uint8_t codes[PIECE];
+    for (long row = 0; row < rows; row++)
+        for (long from = 0; from < columns; from += PIECE) {
+            const long n = std::min((long)PIECE, columns - from), at = row * columns + from;
+            const float *x = total + at;
+            for (long i = 0; i < n; i++) codes[i] = code(row, x[i], (uint32_t)(at + i));
+            pack<BITS>(codes, n, packed + row * width + from * BITS / 8);
+        }
+}
+
+// Calls `put(row, place, code)` for each code of each row.
+template <int BITS, class Put>
+void unpack_rows(const uint8_t *__restrict packed, long rows, long columns, Put put) {
+    const int EACH = 8 / BITS;
+    const long width = (columns * BITS + 7) / 8;
+    for (long row = 0; row < rows; row++) {
+        const uint8_t *raw = packed + row * width;
+        const long whole = columns / EACH, at = row * columns;
+        for (long j = 0; j < whole; j++)
+            for (int k = 0; k < EACH; k++) put(row, at + EACH * j + k, raw[j] >> (BITS * k) & ((1 << BITS) - 1));
+        for (long i = whole * EACH; i < columns; i++)
+            put(row, at + i, raw[i / EACH] >> (BITS * (i % EACH)) & ((1 << BITS) - 1));
+    }
+}
+
+template <int BITS>
+void qsgd_rows(const float *total, float *scales, uint8_t *packed, long rows, long columns, uint32_t low, uint32_t high) {
+    const int levels = (1 << (BITS - 1)) - 1;
+    const float most = (float)levels;
+    std::vector<float> over(rows);
+    for (long row = 0; row < rows; row++) {
+        scales[row] = largest_of(total + row * columns, columns);
+        over[row] = 1.0f / scales[row] * most;  // in this order, as PyTorch divides a number by a tensor
+        if (!(over[row] <= 3.402823466e38f)) over[row] = 0.0f;  // the row is zero
+    }
+    pack_rows<BITS>(total, packed, rows, columns, [&](long row, float x, uint32_t place) {
+        float level = std::floor(std::fabs(x) * over[row] + uniform(place, low, high));
+        level = level > most ? most : level;
+        return (uint8_t)((int)level + (x < 0.0f ? levels + 1 : 0));
+    });
+}
+
+template <int BITS>
+void qsgd_unrows(const float *scales, const uint8_t *packed, float *out, long rows, long columns) {
+    const int levels = (1 << (BITS - 1)) - 1;
+    std::vector<float> step(rows);
+    for (long row = 0; row < rows; row++) step[row] = scales[row] / (float)levels;
+    unpack_rows<BITS>(packed, rows, columns, [&](long row, long place, int code) {
+        out[place] = (float)(code <= levels ? code : levels + 1 - code) * step[row];
+    });
+}
 }  // namespace
 
 extern "C" {
+
+// total = gradient + owed, or the gradient where nothing is owed; returns whether the gradient is finite.
+long add_owed(const float *__restrict owed, const float *__restrict gradient, float *__restrict total, long n) {
+    uint32_t largest = 0;
+    for (long i = 0; i < n; i++) {
+        const uint32_t size = bits_of(gradient[i]) & 0x7fffffffu;
+        largest = size > largest ? size : largest;
+        total[i] = owed ? owed[i] + gradient[i] : gradient[i];
+    }
+    return largest < 0x7f800000u;
+}
 
 // 0 where this processor has no conversion: the caller goes another way.
 long half_encode(float *__restrict total, uint16_t *__restrict out, long n) {
@@ -95,13 +198,8 @@ void int8_encode(float *__restrict total, int8_t *__restrict exponents, int8_t *
     for (long row = 0; row < rows; row++) {
         float *x = total + row * columns;
         int8_t *out = mantissas + row * columns;
-        uint32_t largest = 0;
-        for (long i = 0; i < columns; i++) {
-            uint32_t size = bits_of(x[i]) & 0x7fffffffu;
-            largest = size > largest ? size : largest;
-        }
         int exponent;
-        std::frexp(float_of(largest), &exponent);
+        std::frexp(largest_of(x, columns), &exponent);
         exponent = std::min(std::max(exponent, lowest), highest);
         exponents[row] = (int8_t)exponent;
         const float up = std::ldexp(1.0f, 7 - exponent), down = std::ldexp(1.0f, exponent - 7);
@@ -179,6 +277,34 @@ void onebit_decode(const float *__restrict means, const uint8_t *__restrict pack
 #endif
         for (; i < columns; i++) x[i] = bits[i / 8] >> i % 8 & 1 ? up : down;
     }
+}
+
+void qsgd_encode(const float *total, float *scales, uint8_t *packed, long rows, long columns, int bits, uint32_t low,
+                 uint32_t high) {
+    if (bits == 2) qsgd_rows<2>(total, scales, packed, rows, columns, low, high);
+    else if (bits == 4) qsgd_rows<4>(total, scales, packed, rows, columns, low, high);
+    else qsgd_rows<8>(total, scales, packed, rows, columns, low, high);
+}
+
+void qsgd_decode(const float *scales, const uint8_t *packed, float *out, long rows, long columns, int bits) {
+    if (bits == 2) qsgd_unrows<2>(scales, packed, out, rows, columns);
+    else if (bits == 4) qsgd_unrows<4>(scales, packed, out, rows, columns);
+    else qsgd_unrows<8>(scales, packed, out, rows, columns);
+}
+
+void ternary_encode(const float *total, float *scales, uint8_t *packed, long rows, long columns, uint32_t low,
+                    uint32_t high) {
+    for (long row = 0; row < rows; row++) scales[row] = largest_of(total + row * columns, columns);
+    pack_rows<2>(total, packed, rows, columns, [&](long row, float x, uint32_t place) {
+        const bool kept = uniform(place, low, high) * scales[row] < std::fabs(x);
+        return (uint8_t)(kept ? 1 + (x < 0.0f) : 0);
+    });
+}
+
+void ternary_decode(const float *scales, const uint8_t *packed, float *out, long rows, long columns) {
+    unpack_rows<2>(packed, rows, columns, [&](long row, long place, int code) {
+        out[place] = (float)((code == 1) - (code == 2)) * scales[row];
+    });
 }
 
 // The number of words.

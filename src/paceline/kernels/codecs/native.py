@@ -25,7 +25,8 @@ def native() -> ctypes.CDLL | None:
         found, _, _ = library((files("paceline.kernels.codecs") / "codecs.cpp").read_text(), EXACT)
     except (NoCompiler, CannotCompile):
         return None
-    found.half_encode.restype = found.threshold_encode.restype = ctypes.c_long
+    for counted in (found.half_encode, found.threshold_encode, found.add_owed):
+        counted.restype = ctypes.c_long
     return found
 
 
@@ -39,6 +40,16 @@ def _sizes(matrix: Tensor) -> tuple[ctypes.c_long, ctypes.c_long]:
 
 def _count(matrix: Tensor) -> ctypes.c_long:
     return ctypes.c_long(matrix.numel())
+
+
+def _halves(chance: int) -> tuple[ctypes.c_uint32, ctypes.c_uint32]:
+    return ctypes.c_uint32(chance), ctypes.c_uint32(chance >> 32)  # their lowest bits
+
+
+def add_owed(loops: ctypes.CDLL, owed: Tensor | None, gradient: Tensor, total: Tensor) -> bool:
+    """Write a gradient and what is owed into `total`; return whether the gradient is finite."""
+    owes = pointer(owed) if owed is not None else None
+    return bool(loops.add_owed(owes, pointer(gradient), pointer(total), _count(total)))
 
 
 # Each writes the message of a matrix, leaves in it what the message leaves out, and says whether it could.
@@ -76,9 +87,29 @@ def encode_topk(loops: ctypes.CDLL, total: Tensor, fields: Sequence[Tensor]) -> 
     return True
 
 
+def encode_qsgd(loops: ctypes.CDLL, total: Tensor, fields: Sequence[Tensor], bits: int, chance: int) -> bool:
+    scales, raw = fields
+    loops.qsgd_encode(pointer(total), pointer(scales), pointer(raw), *_sizes(total), bits, *_halves(chance))
+    return True
+
+
+def encode_ternary(loops: ctypes.CDLL, total: Tensor, fields: Sequence[Tensor], chance: int) -> bool:
+    scales, raw = fields
+    loops.ternary_encode(pointer(total), pointer(scales), pointer(raw), *_sizes(total), *_halves(chance))
+    return True
+
+
 def decode_int8(loops: ctypes.CDLL, fields: Sequence[Tensor], out: Tensor) -> None:
     loops.int8_decode(pointer(fields[0]), pointer(fields[1]), pointer(out), *_sizes(out))
 
 
 def decode_onebit(loops: ctypes.CDLL, fields: Sequence[Tensor], out: Tensor) -> None:
     loops.onebit_decode(pointer(fields[0]), pointer(fields[1]), pointer(out), *_sizes(out))
+
+
+def decode_qsgd(loops: ctypes.CDLL, fields: Sequence[Tensor], out: Tensor, bits: int) -> None:
+    loops.qsgd_decode(pointer(fields[0]), pointer(fields[1]), pointer(out), *_sizes(out), bits)
+
+
+def decode_ternary(loops: ctypes.CDLL, fields: Sequence[Tensor], out: Tensor) -> None:
+    loops.ternary_decode(pointer(fields[0]), pointer(fields[1]), pointer(out), *_sizes(out))

@@ -100,7 +100,7 @@ class Connection:
             ints: its integers.
             bodies: buffers without gaps, which make the body one after another.
             copy: copy what could not be sent at once, so that the caller may change its buffers from now on. If False,
-                the buffers must not change before all is sent.
+                the buffers must not change before all is sent, or `copy_queue` was called.
 
         Raises:
             PeerLost: the connection has ended, or too much waits already. Only in the second case `lost` is set: what
@@ -127,6 +127,12 @@ class Connection:
                 self._queue = deque(self._send(list(self._queue)))
                 self.queued = sum(map(len, self._queue))
             self._shut_down_if_finished()
+
+    def copy_queue(self) -> None:
+        """Copy what waits in the queue, so that the buffers of `post` may be changed from now on."""
+        if self._queue:
+            with self._sending:
+                self._queue = deque(memoryview(bytes(view)) for view in list(self._queue))
 
     def finish(self) -> None:
         """Tell the other end, after all that waits in the queue, that nothing more is sent."""

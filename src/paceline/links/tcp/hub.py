@@ -131,7 +131,7 @@ class Hub:
 
     @property
     def delay(self) -> float:
-        """By how many seconds the threads of this process or of a peer have run too late of late."""
+        """Return by how many seconds the threads of this process or of a peer have lately run late."""
         delays = [member.connection.delay for member in self._members.values()]
         return max(self._pump.delay if self._pump is not None else 0, *delays, 0) / SECOND
 
@@ -163,8 +163,8 @@ class Hub:
     ) -> bool:
         """Send a frame to a peer without waiting.
 
-        The buffers may be changed afterwards; with copy=False only after the peer has confirmed. Returns False if the
-        peer is not connected. True is no promise either: only an answer is.
+        The buffers may be changed afterwards; with copy=False only after `copy_queues`. Returns False if the peer is
+        not connected. True is no promise either: only an answer is.
         """
         if (member := self._members.get(peer)) is None:
             return False
@@ -177,6 +177,11 @@ class Hub:
         if member.connection.wants_write:
             self._watch(member)
         return True
+
+    def copy_queues(self) -> None:
+        """Let every buffer that was posted be changed: copy of them what has not been sent."""
+        for member in self._members.values():
+            member.connection.copy_queue()
 
     def take_over(self, peer: Peer) -> Connection:
         """Return the connection to a peer of a role that is handed over; it is the caller's from now on."""

@@ -32,6 +32,8 @@ class SplitLayers:
     data: int = 1
     #: The stage of ZeRO, where workers along `inside` compute chunks of their own; 0 for all other splits.
     stage: int = 0
+    #: The MiB that a worker may take for its tensors; 0 for no bound.
+    memory: int = 0
 
     traits = Traits(
         shares_parameters=True,

@@ -81,7 +81,7 @@ def run_leg(objective: Objective, assignment: Assignment, terms: Terms, reporter
         return ended(trial.value)
     except TrialFailed as error:
         return ended(None, str(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if trial.stopped and _means_pruned(error):
             return ended(trial.value)
         return ended(None, reason_of(error))
@@ -96,12 +96,12 @@ def _value(returned: Any, trial: Trial) -> float:
     return trial.value
 
 
-def _means_pruned(error: Exception) -> bool:
+def _means_pruned(error: BaseException) -> bool:
     """Whether the function left because it was stopped, by Optuna's exception."""
     return type(error).__name__ == "TrialPruned"
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Say why a trial failed, with the user's own lines."""
     said = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
     return f"{said}\n{users_traceback(error)}".rstrip() if not isinstance(error, PacelineError) else said

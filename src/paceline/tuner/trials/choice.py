@@ -6,10 +6,9 @@ import os
 import time
 from typing import NamedTuple
 
-import torch
-
 from paceline.data.source import TensorSource
-from paceline.gradients.fastest_stack import fastest_stack, seconds_stacked
+from paceline.gradients.evaluated_members import one_thread
+from paceline.gradients.fastest_stack import Forms
 from paceline.gradients.stacking import CannotStack, shape_of
 from paceline.jobs.job import Job
 from paceline.tuner.study import Study
@@ -17,6 +16,7 @@ from paceline.tuner.training import JobObjective
 from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Objective, Terms, Trials
 from paceline.tuner.trials.here import Here
+from paceline.tuner.trials.limit import limited
 from paceline.tuner.trials.peers import Peers, Place
 from paceline.tuner.trials.processes import Processes
 from paceline.tuner.trials.stacked import Stacked
@@ -26,7 +26,7 @@ RANKS = "processes"  # what `auto` means for several ranks
 WAYS = ("auto", "processes", "stacked", "distributed", "here")
 FEW = 4  # trials of an architecture, with fewer of which stacking is not looked at
 PREVIEWED = 16  # configurations by which architectures are distinguished
-LOOK = 60  # updates that are timed
+LOOK = 0.1  # seconds for which a separate training is timed
 
 
 class Way(NamedTuple):
@@ -66,16 +66,21 @@ class Chosen(NamedTuple):
 def choose(asked: str, way: Way, study: Study) -> Chosen:
     """Return what runs trials as was asked for, or as a measurement favours."""
     begin = time.perf_counter()
-    name, why = (asked, "") if asked != "auto" else _measured(way, study) if way.place is None else (RANKS, "")
+    forms = Forms()
+    name, why = (asked, "") if asked != "auto" else _measured(way, study, forms) if way.place is None else (RANKS, "")
     trials: Trials
     if name == "here":
         trials = Here(way.objective, study.report, way.terms)
     elif name == "stacked":
         assert isinstance(way.objective, JobObjective)
-        trials = Stacked(way.objective, study.report, way.terms, fastest_stack)
+        trials = Stacked(way.objective, study.report, way.terms, forms.stack, lambda: _team(way, study), way.timeout)
     else:
-        trials = Team(_crew(way, study), study.report, way.timeout, ahead=not study.proposals.learns)
+        trials = _team(way, study)
     return Chosen(name, trials, time.perf_counter() - begin, why)
+
+
+def _team(way: Way, study: Study) -> Team:
+    return Team(_crew(way, study), study.report, way.timeout, ahead=not study.proposals.learns)
 
 
 def _crew(way: Way, study: Study) -> Crew:
@@ -89,54 +94,77 @@ def _crew(way: Way, study: Study) -> Crew:
     return peers
 
 
-def _measured(way: Way, study: Study) -> tuple[str, str]:
+def _measured(way: Way, study: Study, forms: Forms) -> tuple[str, str]:
     """Return the faster one of processes and stacked trials for the first configurations, and why."""
     if not isinstance(way.objective, JobObjective):
         return "processes", "a function that contains its own training is not stacked"
     if study.total < FEW:
         return "processes", f"stacking is not looked at for fewer than {FEW} trials"
     try:
-        together, apart = _timed(way.objective, way, study)
+        together, apart = _timed(way.objective, way, study, forms)
     except CannotStack as reason:
         return "processes", f"the trials are not stacked: {reason}"
-    except Exception as error:  # of the user's own job, which will fail as a trial and say why
+    except (Exception, SystemExit) as error:  # of the user's own job, which will fail as a trial and say why
         return "processes", f"the first configurations could not be stacked: {type(error).__name__}"
     times = f"stacked, a trial takes {together:.3g} s of this machine, and in processes {apart:.3g} s"
     if together < apart:
         return "stacked", f"{times}: {apart / together:.1f} times as fast"
-    return "processes", f"{times}: stacking does not pay here"
+    return "processes", f"{times}: stacking is slower here"
 
 
-def _timed(objective: JobObjective, way: Way, study: Study) -> tuple[float, float]:
-    """Return the seconds of a trial of the first configurations in stacks, and those in processes."""
-    shapes: dict[str, tuple[list[Job], TensorSource]] = {}
-    for number in range(min(PREVIEWED, study.total)):
-        configuration = study.proposals.preview(number)
-        if configuration is None:
-            raise CannotStack("a configuration is known only when it begins")
-        job = objective.job(Trial(number, configuration, 0, 1, way.terms.seed))
-        key, source = shape_of(job)
-        shapes.setdefault(key, ([], source))[0].append(job)
+def _timed(objective: JobObjective, way: Way, study: Study, forms: Forms) -> tuple[float, float]:
+    """Return the seconds of a trial of the first configurations in stacks, and those in processes.
+
+    Those that cannot be stacked run in processes in either case, and are not counted.
+    """
+    shapes, reason = _shapes(objective, way, study)
     previewed = sum(len(jobs) for jobs, _ in shapes.values())
     if previewed < FEW * len(shapes):
         raise CannotStack(f"the first {previewed} configurations have {len(shapes)} architectures")
     together = apart = 0.0
-    for jobs, source in shapes.values():
+    for shape, (jobs, source) in shapes.items():
         share = len(jobs) / previewed
-        together += share * seconds_stacked(jobs[:FEW], source, int(share * study.total))
-        apart += share * _apart(objective, jobs[0]) / way.cores
+        try:
+            with limited(way.timeout):
+                stacked = forms.seconds(shape, jobs, source, max(1, int(share * study.total)))
+                alone = _apart(objective, jobs[0]) / way.cores
+        except (Exception, SystemExit) as error:
+            reason = error
+            continue
+        together, apart = together + share * stacked, apart + share * alone
+    if not together:
+        raise reason
     return together, apart
+
+
+def _shapes(
+    objective: JobObjective, way: Way, study: Study
+) -> tuple[dict[str, tuple[list[Job], TensorSource]], BaseException]:
+    """Return the first configurations' jobs by their shape, and why others have none."""
+    shapes: dict[str, tuple[list[Job], TensorSource]] = {}
+    reason: BaseException = CannotStack("no configuration is known before it begins")
+    for number in range(min(PREVIEWED, study.total)):
+        configuration = study.proposals.preview(number)
+        if configuration is None:
+            break
+        try:
+            with limited(way.timeout):
+                job = objective.job(Trial(number, configuration, 0, 1, way.terms.seed))
+                shape, source = shape_of(job)
+        except (Exception, SystemExit) as error:
+            reason = error
+            continue
+        shapes.setdefault(shape, ([], source))[0].append(job)
+    return shapes, reason
 
 
 def _apart(objective: JobObjective, job: Job) -> float:
     """Return the seconds for which a process with one thread trains a job."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         training = objective.train(job)
-        training.advance(2)
-        begin = time.perf_counter()
-        training.advance(2 + LOOK)
-        return (time.perf_counter() - begin) / LOOK * training.agenda.updates
-    finally:
-        torch.set_num_threads(before)
+        training.advance(1)
+        done, begin = 1, time.perf_counter()
+        while done < training.agenda.updates and time.perf_counter() - begin < LOOK:
+            done = min(2 * done, training.agenda.updates)
+            training.advance(done)
+        return (time.perf_counter() - begin) / max(1, done - 1) * training.agenda.updates

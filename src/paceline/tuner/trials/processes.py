@@ -19,6 +19,7 @@ from paceline.engines.local.process import oom_kills
 from paceline.errors import TuningError
 from paceline.gradients.pickling import pack
 from paceline.links.memory import SharedTensors
+from paceline.tuner.training import JobObjective
 from paceline.tuner.trials import Objective, Terms
 from paceline.tuner.trials.team import DIED, JOINED
 from paceline.tuner.trials.worker import main
@@ -52,9 +53,10 @@ class Processes:
                 f"the job cannot be sent to another process: {type(error).__name__}: {error}; trials='here' runs it in "
                 "this one"
             ) from error
-        self.shared = SharedTensors(large)
+        self.shared = SharedTensors(large) if large else None
         self._oom = oom_kills()
-        forkserver.prepare()
+        trains = isinstance(objective, JobObjective) or parents
+        forkserver.prepare(forkserver.PRELOAD if trains else _needed_by(objective))
         self.team = [self._begin(number) for number in range(workers)]
         #: What was not heard of yet: workers that have come.
         self._news: list[Message] = [(number, (JOINED,)) for number in range(workers)]
@@ -87,7 +89,8 @@ class Processes:
             _kill(worker.process)
             worker.process.join()
             worker.process.close()
-        self.shared.memory.close()
+        if self.shared is not None:
+            self.shared.memory.close()
 
     # --- within ---
 
@@ -110,6 +113,12 @@ class Processes:
         pipe.close()
         self.team[number] = self._begin(number)
         return _how(code) + " (out of memory)" * (oom_kills() > self._oom)
+
+
+def _needed_by(objective: Objective) -> list[str]:
+    """Return the modules that workers need for a function of the user's; PyTorch is not among them."""
+    own = getattr(objective, "__module__", "__main__")
+    return ["paceline.tuner.trials.worker", "cloudpickle", *([own] if own != "__main__" else [])]
 
 
 def _kill(process: BaseProcess) -> None:

@@ -10,29 +10,32 @@ import time
 from collections import deque
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
-import torch
-
-from paceline.engines.local.process_main import become_worker
-from paceline.gradients.pickling import unpack
-from paceline.links.memory import SharedTensors
+from paceline.engines.local.process import become_worker
 from paceline.tuner.study import Assignment
 from paceline.tuner.trials import Ended, Objective, Terms, run_leg
+
+if TYPE_CHECKING:
+    from paceline.links.memory import SharedTensors
 
 FLUSH = 0.004  # seconds for which the ends of legs are kept, so that many of them are sent at once
 #: The kinds of messages to the tuner, each a tuple with its kind first.
 READY, REPORT, END, UNUSABLE = "ready", "report", "end", "unusable"
 
 
-def main(number: int, pipe: Connection, threads: int, terms: Terms, packed: list[bytes], shared: SharedTensors) -> None:
+def main(
+    number: int, pipe: Connection, threads: int, terms: Terms, packed: list[bytes], shared: SharedTensors | None
+) -> None:
     """Take legs from the pipe until it closes. Never returns."""
     become_worker(False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    torch.set_num_threads(threads)
-
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when PyTorch is imported, which may be later
+        os.environ[name] = str(threads)
     try:
-        objective: Any = unpack(packed.pop(), shared.open())
+        objective = _unpacked(packed.pop(), shared)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)
         pipe.send((READY,))
         Worker(objective, terms, pipe, number).work()
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -43,6 +46,15 @@ def main(number: int, pipe: Connection, threads: int, terms: Terms, packed: list
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def _unpacked(packed: bytes, shared: SharedTensors | None) -> Any:
+    """Return what trials run. What needs no tensors is loaded without importing PyTorch, which takes seconds."""
+    if shared is None:
+        return pickle.loads(packed)
+    from paceline.gradients.pickling import unpack
+
+    return unpack(packed, shared.open())
 
 
 class Worker:

@@ -2,8 +2,9 @@
 
     per_layer:ways=encoder.*.linear1:columns+encoder.*.linear2:rows+head:columns
 
-The first pattern that a layer's name fits decides. Layers that are not named stay whole, and operations without
-parameters follow what they take. This is the general form, of which all other recipes are cases; PyTorch's
+The first pattern that a layer's name fits decides. One with a wildcard passes over layers that cannot be split so; a
+name in full is refused for them. Layers that are not named stay whole, and operations without parameters follow what
+they take. This is the general form, of which all other recipes are cases; PyTorch's
 `parallelize_module` takes such a table, too, and its movements have to be written down by hand.
 """
 
@@ -14,9 +15,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from paceline.core.splits import Placement
-from paceline.core.splits.catalogue import WAYS
+from paceline.core.splits.catalogue import SPLITS, WAYS
 from paceline.core.splits.nodes import Node
 from paceline.errors import PlanError, suggest
+
+EVERY = "*"  # in a table with others: whatever can be split in its way
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,22 @@ class PerLayer:
     def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
         if not node.layer:
             return ""
-        return next((way for pattern, way in self.table if fnmatchcase(node.layer, pattern)), "")
+        for pattern, way in self.table:
+            if fnmatchcase(node.layer, pattern) and (pattern == node.layer or not SPLITS[way].refusal(node, workers)):
+                return way
+        return ""
 
     def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
         return nodes
 
     def check(self, nodes: Sequence[Node]) -> None:
-        """Raise `PlanError` if a pattern fits none of the model's layers."""
-        layers = list(dict.fromkeys(node.layer for node in nodes if node.layer))
-        for pattern, _ in self.table:
-            if not any(fnmatchcase(layer, pattern) for layer in layers):
-                raise PlanError(f"plan 'per_layer': the model has no layer {pattern!r}; {suggest(pattern, layers)}")
+        """Raise `PlanError` if a pattern fits none of the model's layers, or none that can be split in its way."""
+        layers = {node.layer: node for node in nodes if node.layer}
+        for pattern, way in self.table:
+            fits = [node for layer, node in layers.items() if fnmatchcase(layer, pattern)]
+            if not fits:
+                known = suggest(pattern, list(layers)) if layers else "its code calls no module, so it stays whole"
+                raise PlanError(f"plan 'per_layer': the model has no layer {pattern!r}; {known}")
+            reasons = [SPLITS[way].refusal(node, 1) for node in fits]
+            if all(reasons) and (pattern != EVERY or len(self.table) == 1):
+                raise PlanError(f"{fits[0].layer} cannot be split by {way}: {reasons[0]}")

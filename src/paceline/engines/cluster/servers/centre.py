@@ -150,6 +150,7 @@ class CentreSide:
         self._centre = torch.zeros(runner.layout.shards[0].length, dtype=runner.layout.dtype)
         shard = runner.layout.shards[0]
         self._values = [*shard.parameter_views(self._centre), *shard.buffer_views(self._centre)]
+        self._room = memoryview(b"")
         #: The version from which it has started, until the centre knows; whether it goes on from a checkpoint.
         self._joined, self._resumed = GOES_ON, False
         found = runner.state_writer.found
@@ -168,6 +169,14 @@ class CentreSide:
 
     def body(self, shard: int) -> Buffer:
         return self.vector.bytes
+
+    def room(self, shard: int, size: int) -> memoryview:
+        if len(self._room) != size:
+            self._room = memoryview(bytearray(size))
+        return self._room
+
+    def give_up_room(self, shard: int) -> None:
+        self._room = memoryview(b"")
 
     def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
         """Continue with what the centre has made of the replica, or start over from the centre."""

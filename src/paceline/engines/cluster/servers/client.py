@@ -45,8 +45,14 @@ class Side(Protocol):
     def body(self, shard: int) -> Buffer:
         """Return what is pushed to a shard."""
 
+    def room(self, shard: int, size: int) -> memoryview:
+        """Return memory to receive so many bytes of an answer in, with which the module does not compute."""
+
+    def give_up_room(self, shard: int) -> None:
+        """Return other memory from now on: another answer may still be arriving in that which was returned."""
+
     def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
-        """Compute from now on with the answer to a push or to a pull."""
+        """Compute from now on with the answer to a push or to a pull, which may have arrived in the room for it."""
 
     def state(self) -> WorkerState:
         """Return what is this worker's own, for a checkpoint."""
@@ -74,10 +80,9 @@ class ServerClient:
         self.gathers = gathered_by(runner.plan.method)
         self.side = side_of(runner)
         self.machine = WorkerMachine(number, len(runner.layout.shards), timing, pulls=bool(self.gathers))
-        #: Where the answer of each shard is received, and the shards whose answer is: a module never computes with
-        #: memory that a frame may still be received in.
-        self._stages: dict[int, memoryview] = {}
-        self._arriving = set[int]()
+        #: Where the answer of a shard is being received: a module never computes with memory that a frame may still be
+        #: received in.
+        self._arriving: dict[int, memoryview] = {}
         self.batch: int | None = None
         self.finished = self._began = False
         #: The updates of the checkpoint for which this worker has left its state last.
@@ -95,6 +100,7 @@ class ServerClient:
                 computed = yield GradientRequest(task, agenda.task(task), self.machine.base[0] // (self.gathers or 1))
                 if computed is None:
                     return
+                self.loop.hub.copy_queues()  # a push to a server that was given up may still be on its way
                 self.side.take(task, computed, self.machine.base)
                 del computed  # its memory serves the next gradient
             self.loop.perform(self.machine.computed(monotonic()))
@@ -145,10 +151,8 @@ class ServerClient:
             return None
         if not wanted or shard not in machine.awaited or shard in self._arriving:
             return None  # a push that was sent twice has two answers, of which the first one is taken
-        if len(self._stages.get(shard, b"")) != size:
-            self._stages[shard] = memoryview(bytearray(size))
-        self._arriving.add(shard)
-        return self._stages[shard]
+        self._arriving[shard] = self.side.room(shard, size)
+        return self._arriving[shard]
 
     def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
         return (self.side.body(message.shard),) if isinstance(message, Push) else ()
@@ -160,9 +164,9 @@ class ServerClient:
             self.finished = True
         elif isinstance(output, Adopt):
             self.side.adopt(output.shard, output.version, output.pushed, body)
-            if output.shard in self._arriving and body.obj is not self._stages[output.shard].obj:
-                del self._stages[output.shard]  # another answer may still be arriving there
-            self._arriving.discard(output.shard)
+            room = self._arriving.pop(output.shard, None)
+            if room is not None and room.obj is not body.obj:
+                self.side.give_up_room(output.shard)
 
     def handled(self, message: Message, body: memoryview) -> None:
         """Nothing has to be released."""

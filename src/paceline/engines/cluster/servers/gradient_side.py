@@ -19,27 +19,55 @@ from paceline.parameters.worker_state import WorkerState
 from paceline.plans.methods.server import GatheringServer, ParameterServer, gathered_by
 
 
-class ShardReplica:
-    """A worker's copy of one shard: the memory that its module computes with, and the vector that it pushes."""
+class ShardValues:
+    """A shard's parameters in memory of their own."""
 
-    def __init__(self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], vector: Vector) -> None:
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype) -> None:
         self.flat = torch.zeros(layout.length, dtype=dtype)
         self.views = layout.parameter_views(self.flat)
         self.buffers = layout.buffer_views(self.flat)
-        for parameter, view in zip(parameters, self.views, strict=True):
+        self.raw: memoryview = self.flat.view(torch.uint8).numpy().data
+
+
+class ShardReplica:
+    """A worker's copy of one shard, and the vector that it pushes.
+
+    Parameters arrive in spare memory, which the module computes with from then on, so they are not copied.
+    """
+
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], vector: Vector) -> None:
+        self._layout, self._dtype, self._parameters = layout, dtype, parameters
+        #: What the module computes with, and where the next parameters arrive.
+        self.values, self.spare = ShardValues(layout, dtype), ShardValues(layout, dtype)
+        for parameter, view in zip(parameters, self.values.views, strict=True):
             view.copy_(parameter.detach())
-            parameter.data = view
-        self.raw = self.flat.view(torch.uint8).numpy().data
+        self._use(self.values)
         self.vector = vector
         #: Reads answers that are coded; None where they are the parameters.
         self.reader: PulledReader | None = None
         #: 1 where the next answer has to be whole: nothing was answered yet, or it was pulled.
         self.fresh = 1.0
 
+    def take(self, body: memoryview) -> None:
+        """Compute with these parameters from now on."""
+        if body.obj is self.spare.raw.obj:
+            self.values, self.spare = self.spare, self.values
+            self._use(self.values)
+        else:
+            self.values.raw[:] = body
+
+    def _use(self, values: ShardValues) -> None:
+        for parameter, view in zip(self._parameters, values.views, strict=True):
+            parameter.data = view
+
+    def give_up_spare(self) -> None:
+        """Let the next parameters arrive elsewhere: others may still be arriving in the spare memory."""
+        self.spare = ShardValues(self._layout, self._dtype)
+
     def look_back(self) -> None:
         """Write what the gradient was computed from, if the rule wants it."""
         if len(self.vector.before):
-            self.vector.before.copy_(self.flat.view(torch.uint8))
+            self.vector.before.copy_(self.values.flat.view(torch.uint8))
 
 
 class GradientSide:
@@ -91,16 +119,23 @@ class GradientSide:
     def body(self, shard: int) -> Buffer:
         return self.shards[shard].vector.bytes
 
+    def room(self, shard: int, size: int) -> memoryview:
+        spare = self.shards[shard].spare.raw
+        return spare if len(spare) == size else memoryview(bytearray(size))
+
+    def give_up_room(self, shard: int) -> None:
+        self.shards[shard].give_up_spare()
+
     def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
         """Continue with these parameters, and with the moving buffers of the first shard."""
         mine = self.shards[shard]
         mine.fresh = 1.0
         if mine.reader is None or not pushed:
-            mine.raw[:] = body
-        elif mine.reader.read(body, mine.raw, mine.views, mine.buffers, version):
+            mine.take(body)
+        elif mine.reader.read(body, mine.values.raw, mine.values.views, mine.values.buffers, version):
             mine.fresh = 0.0
-        if shard == 0 and self.shards[0].buffers:
-            self.runner.learner.set_buffers(self.shards[0].buffers)
+        if shard == 0 and mine.values.buffers:
+            self.runner.learner.set_buffers(mine.values.buffers)
 
     def state(self) -> WorkerState:
         """Return what a codec owes."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Protocol
 
-from paceline.core.cluster.messages import Message, Process, Role, pack, unpack
+from paceline.core.cluster.messages import Message, Process, Push, Role, pack, unpack
 from paceline.core.cluster.outputs import Output, Send, Timing
 from paceline.engines.cluster.servers.wire import (
     MESSAGES,
@@ -91,7 +91,8 @@ class MachineLoop:
     def send(self, to: Process, message: Message, body: memoryview = NO_BODY) -> None:
         """Send a message, if the process is connected; if not, the machine will send it again when that is of use."""
         kind, ints = pack(message)
-        self.hub.post(peer_of(to), MESSAGES + kind, ints, self.owner.bodies(to, message, body))
+        bodies, copy = self.owner.bodies(to, message, body), not isinstance(message, Push)  # its sender keeps those
+        self.hub.post(peer_of(to), MESSAGES + kind, ints, bodies, copy)
 
     def take(self, event: Event) -> None:
         """Handle one event."""

@@ -33,8 +33,7 @@ from paceline.engines.local.arena import Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.collectives import Means, Sums
 from paceline.engines.local.messages import Failed, FailureReport, Finished, StateLeft
-from paceline.engines.local.process import core_wait, memory, trim_heap
-from paceline.engines.local.process_main import become_worker
+from paceline.engines.local.process import become_worker, core_wait, memory, trim_heap
 from paceline.engines.local.read_ahead import ReadAhead
 from paceline.engines.local.replica_worker import ReplicaWorker
 from paceline.engines.local.state_buffers import StateBuffer

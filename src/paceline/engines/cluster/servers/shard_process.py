@@ -36,6 +36,9 @@ from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Hub, PeerPlace, Received
 
 PUSH, REPLICATE = kind_of(Push), kind_of(Replicate)
+#: Messages with a gradient, and those after which some gradient may not be needed any longer. As tuples, since a union
+#: of types is created again each time that it is used.
+GRADIENTS, RELEASING = (Push, Replicate), (Push, Replicate, Replicated, Propose)
 
 
 class State(Protocol):
@@ -109,7 +112,7 @@ class ShardProcess:
 
     def postpones(self, event: Received, message: Message) -> bool:
         """Let a copy wait until there is a state to hold it; a later one replaces it. Refuse what is no gradient."""
-        if isinstance(message, Push | Replicate) and self.state is not None:
+        if isinstance(message, GRADIENTS) and self.state is not None:
             return self._refuses(event)
         if not isinstance(message, Copy) or (self.state is not None and self.state.number == message.shard):
             return False
@@ -180,9 +183,9 @@ class ShardProcess:
             return
         if not self.machine.primary:
             self._made(self.machine.version)
-        if isinstance(message, Push | Replicate):
+        if isinstance(message, GRADIENTS):
             self._arriving = [each for each in self._arriving if each[1].whole.obj is not body.obj]
-        if isinstance(message, Push | Replicate | Replicated | Propose):
+        if isinstance(message, RELEASING):
             self._let_go()
 
     def _let_go(self) -> None:

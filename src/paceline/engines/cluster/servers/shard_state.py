@@ -42,7 +42,7 @@ class GradientVector:
         self.raw = torch.zeros(self.size(layout, dtype, looks_back, shards), dtype=torch.uint8)
         numbers, flags = layout.length * dtype.itemsize, len(layout.parameters)
         flat = self.raw[:numbers].view(dtype)
-        self.gradients, self.moving = layout.parameter_views(flat), layout.buffer_views(flat)
+        self.gradients, self.moving = layout.flat_views(flat), layout.buffer_views(flat)
         self.present = self.raw[numbers : numbers + flags]
         #: The same bytes, which Python reads faster than a tensor.
         self._given = self.raw.numpy().data[numbers : numbers + flags]
@@ -138,7 +138,7 @@ class ShardState:
         self, job: Job, layout: Layout, number: int, rule: Rule, codec: Codec | None = None, gathers: int = 0,
         pull: Codec | None = None, ranks: int = 0,
     ) -> None:  # fmt: skip
-        """With `gathers`, so many pushes make one update; with `pull`, answers to `ranks` workers are coded."""
+        """A shard: with `gathers`, so many pushes make an update; with `pull`, answers to `ranks` workers are coded."""
         module = job.make_model()
         named, buffers = trainable(module), not_trained(module)
         shard = layout.shards[number]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns as now
 
 from paceline.core.rules import Averaging
-from paceline.engines.local.collectives import Means
+from paceline.engines.local.collectives import Means, NeighbourMixing
 from paceline.engines.local.methods.legs import before, legs_of
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.gradients.payload import GradientSum
 from paceline.parameters.replicas import AveragingReplica
 from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after, averages_before
 
@@ -19,11 +21,20 @@ def local_steps(runner: PlanRunner, method: LocalSteps) -> Walk:
 
 def gossip(runner: PlanRunner, method: Gossip) -> Walk:
     """Step a replica, and mix it with its neighbours'."""
-    yield from _averaged(runner, method.averaging, runner.group.mixing(method.collective))
+    means = runner.group.mixing(method.collective)
+    # What a worker contributes is known before its gradient, unless computing that changes batch-norm's statistics. On
+    # a cluster the group may change in between.
+    offer = means.offer if isinstance(means, NeighbourMixing) and not runner.replica.moving else None
+    yield from _averaged(runner, method.averaging, means, offer)
 
 
-def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
-    """Step a replica in every update, and average it after those that are due."""
+def _averaged(
+    runner: PlanRunner, rule: Averaging, means: Means, offer: Callable[[int, GradientSum], None] | None = None
+) -> Walk:
+    """Step a replica in every update, and average it after those that are due.
+
+    Where replicas are mixed before a step, `offer` lets the others have this one's while its gradient is computed.
+    """
     store, updates = runner.local_store(rule), runner.agenda.updates
     exchanges, apart = averages_before(rule, runner.resume_point.updates, updates), False
     replica, state = AveragingReplica(runner.learner, store, rule), runner.resume(store)
@@ -35,6 +46,8 @@ def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
         due = averages_after(rule, update, updates)
         if not made:
             made = ahead[:1]
+            if due and rule.mixes_first and offer is not None:
+                offer(exchanges, replica.contribution())
             computed = yield GradientRequest(update, runner.group.chunks(update), update)
             if computed is None:
                 if apart:  # as after the last update of an agenda

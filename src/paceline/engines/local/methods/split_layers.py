@@ -5,15 +5,12 @@ worker                                            its group                     
 1 compute the replica's chunks ◀───movements───▶  their parts of each layer
 2 add up the gradient of its parts ◀─────────────────────collective──────────▶  the same parts
 3 the user's optimizer steps its parts
-4 for an evaluation, gather ◀──────movements───▶  their parts of each parameter
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter_ns as now
-
-from torch import Tensor
 
 from paceline.core.rules import Arrival
 from paceline.core.rules.plain import Plain
@@ -23,21 +20,14 @@ from paceline.parameters.worker_state import WorkerState
 from paceline.plans.methods.split_layers import SplitLayers
 
 
-def split_layers(
-    runner: PlanRunner, method: SplitLayers, gather: Callable[[], list[Tensor]], snapshots_every: int
-) -> Walk:
-    """Train this worker's parts; `gather` returns the whole values, when all workers call it."""
+def split_layers(runner: PlanRunner, method: SplitLayers, leave: Callable[[int], None]) -> Walk:
+    """Train this worker's parts; `leave` writes them for an evaluation that is due after so many updates."""
     store, rule = runner.local_store(), Plain()
     runner.resume(store)
     reduction = runner.group.sums(method.collective)
 
     def state() -> WorkerState:
         return runner.replica.worker_state() | state_of_store(store)
-
-    def snapshot(updates: int) -> None:
-        values = gather()  # 4
-        if runner.group.leads:
-            runner.snapshot(updates, lambda: values)
 
     for update in runner.updates_ahead():
         computed = yield GradientRequest(update, runner.group.chunks(update), update)  # 1
@@ -51,9 +41,5 @@ def split_layers(
         rule.update(store, Arrival(runner.learner.settle(whole)))  # 3
         del computed, whole  # their memory serves the next gradient
         runner.applied(update, base, store.updates, start)
-        if runner.agenda.reaches(update + 1, snapshots_every):
-            snapshot(update + 1)
+        leave(update + 1)
         runner.state_writer.in_step(update, update + 1, state)
-    result = gather()
-    if runner.group.leads:
-        runner.write_result(result)

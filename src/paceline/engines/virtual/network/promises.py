@@ -51,7 +51,7 @@ class Promises:
         self.broken = self.broken or what
 
     def applied(self, server: Actor, apply: Apply, computed_from: int | None) -> None:
-        """A server has made a version; a primary is told which parameters the gradient was computed from."""
+        """A server has made a version; `computed_from` are the parameters that a gradient was computed from."""
         content = server.content
         if len(content) != apply.version:
             self.break_(f"{server.process} makes version {apply.version} of {len(content)} batches")

@@ -14,7 +14,7 @@ LATEST = 5.0  # seconds
 
 
 class Cut(NamedTuple):
-    """Until `end`, no message from `sources` reaches `targets`."""
+    """A cut: no message from `sources` reaches `targets` until `end`."""
 
     end: float
     sources: frozenset[Process]

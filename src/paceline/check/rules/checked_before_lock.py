@@ -1,0 +1,166 @@
+"""A check before a lock is taken, which is not repeated once it is held.
+
+`if path.exists(): return` and then `with lock: build(path)` lets a second thread or process check while the first one
+builds: it waits for the lock, and then builds again, over what the first one has made. The check before the lock only
+saves time; what decides is the check under it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.check.catalogue import ASYNC_LOCKS, LOCKS
+from paceline.check.declarations import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.names import dotted, parent, short_name
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.sharing import absent
+from paceline.check.summaries import Facts
+
+_ASKS_FOR_FILES = {"exists", "isfile", "isdir", "is_file", "is_dir"}
+_MAKES = re.compile(
+    r"^(open|save|dump|write|mkdir|makedirs|download|copy|move|rmtree|extract|build|create|fetch|rename)"
+)
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report locks that are taken after a check, and under which nothing is checked again."""
+    for fn in facts.module.functions:
+        for test in fn.tests:
+            lock = _lock_after(test, fn, facts) if isinstance(test, ast.If) and not facts.held_at(test, fn) else None
+            if lock is None or not isinstance(test, ast.If) or _checks(test, lock, fn):
+                continue
+            made = _makes(test, lock, fn)
+            if made is not None:
+                yield _report(test, lock, made, fn)
+
+
+def _lock_after(test: ast.If, fn: Function, facts: Facts) -> ast.With | None:
+    """The lock that is taken where the check found nothing: in the branch, or after a branch that returns."""
+    if isinstance(test.body[-1], ast.Return):
+        block = getattr(parent(test), "body", [])
+        rest = block[block.index(test) + 1 :] if test in block else []
+    else:
+        rest = test.body[:1] if len(test.body) == 1 else []
+    for statement in rest:
+        if isinstance(statement, ast.If | ast.For | ast.While | ast.Try):
+            return None
+        if isinstance(statement, ast.With) and _is_lock(statement.items[0].context_expr, fn, facts):
+            return statement
+    return None
+
+
+def _is_lock(node: ast.expr, fn: Function, facts: Facts) -> bool:
+    """Whether this is a lock of threads or of files."""
+    found = facts.module.resource(node, fn)
+    if found is not None:
+        return found.kind in LOCKS - ASYNC_LOCKS
+    return isinstance(node, ast.Call) and short_name(node.func).lower().endswith(("lock", "lock_file", "locked"))
+
+
+def _checks(test: ast.If, lock: ast.With, fn: Function) -> bool:
+    """Whether something that the check asked for is asked for again under the lock, or assigned anew."""
+    asked = {ast.unparse(n) for n in ast.walk(test.test) if isinstance(n, ast.Call | ast.Attribute | ast.Name)}
+    asked -= {ast.unparse(n.func) for n in ast.walk(test.test) if isinstance(n, ast.Call)}
+    return any(_asks_again(node, asked, fn) for statement in lock.body for node in ast.walk(statement))
+
+
+def _asks_again(node: ast.AST, asked: set[str], fn: Function) -> bool:
+    if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
+        return any(ast.unparse(n) in asked for n in ast.walk(node.test) if isinstance(n, ast.expr))
+    if isinstance(node, ast.Name):
+        return isinstance(node.ctx, ast.Store) and node.id in asked - fn.globals
+    return isinstance(node, ast.Call) and short_name(node.func) in (*_ASKS_FOR_FILES, "setdefault", "get")
+
+
+def _makes(test: ast.If, lock: ast.With, fn: Function) -> ast.AST | None:
+    """What is made under the lock, of which the check asked whether it exists."""
+    asked = absent(test.test) or _wanted(test, fn)
+    files = any(isinstance(n, ast.Call) and short_name(n.func) in _ASKS_FOR_FILES for n in ast.walk(test.test))
+    for node in (n for statement in lock.body for n in ast.walk(statement)):
+        if isinstance(node, ast.Assign) and asked:
+            target = node.targets[0]
+            made = target.value if isinstance(target, ast.Subscript) else target
+            if dotted(made) == asked:
+                return node
+        if files and isinstance(node, ast.Call) and _MAKES.match(short_name(node.func).strip("_")):
+            return node
+    return None
+
+
+def _wanted(test: ast.If, fn: Function) -> str:
+    """What a branch that returns has found: the `x` of `if x: return x`, or the `d` of `if key in d: return d[key]`."""
+    if not isinstance(test.body[-1], ast.Return):
+        return ""
+    asked: ast.expr = test.test
+    if isinstance(asked, ast.Compare) and isinstance(asked.ops[0], ast.In):
+        return dotted(asked.comparators[0])
+    if isinstance(asked, ast.Compare) and isinstance(asked.ops[0], ast.IsNot):
+        asked = asked.left
+    value = fn.bound.get(asked.id) if isinstance(asked, ast.Name) else None
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "get":
+        return dotted(value.func.value)
+    name = dotted(asked)
+    return name if "." in name or name in fn.globals else ""
+
+
+def _report(test: ast.If, lock: ast.With, made: ast.AST, fn: Function) -> Finding:
+    asked, what = ast.unparse(test.test), ast.unparse(lock.items[0].context_expr)
+    line = getattr(made, "lineno", lock.lineno)
+    return finding(
+        lock,
+        fn,
+        f"`{asked}` is checked before {what} is taken (line {test.lineno}), and not again under it: who waited for the "
+        f"lock makes it once more (line {line})",
+        [
+            Step("thread A", test.lineno, f"{fn.qualname} checks `{asked}`, and takes {what}"),
+            Step("thread B", test.lineno, "checks it too, and waits for the lock"),
+            Step("thread A", line, "makes it, and releases the lock"),
+            Step("thread B", line, "makes it again, though it exists by now"),
+        ],
+        "check again once the lock is held",
+        what,
+        0.7,
+    )
+
+
+RULE = Rule(
+    "PC411",
+    "checked-before-lock",
+    "a check before a lock is taken, which is not repeated once it is held",
+    find,
+    bad="""
+        import threading
+
+        class Tables:
+            def __init__(self):
+                self._lock = threading.Lock()
+                self._tables = {}
+
+            def table(self, name):
+                if name in self._tables:
+                    return self._tables[name]
+                with self._lock:
+                    self._tables[name] = object()
+                return self._tables[name]
+    """,
+    good="""
+        import threading
+
+        class Tables:
+            def __init__(self):
+                self._lock = threading.Lock()
+                self._tables = {}
+
+            def table(self, name):
+                if name in self._tables:
+                    return self._tables[name]
+                with self._lock:
+                    if name not in self._tables:
+                        self._tables[name] = object()
+                return self._tables[name]
+    """,
+    needs=("ock", "utex"),
+)

@@ -1,0 +1,43 @@
+"""A worker computes with parameters where they have arrived, and never where others may still arrive."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from paceline.engines.cluster.servers.gradient_side import ShardReplica
+from paceline.engines.cluster.servers.shard_state import vector_pool
+from tests.engines.cluster.stubs import layout_of, small_job
+
+
+def _replica() -> tuple[ShardReplica, nn.Parameter]:
+    job = small_job()
+    layout, module = layout_of(job), job.make_model()
+    (shard,) = layout.shards
+    parameters = list(module.parameters())
+    vector = vector_pool(shard, layout, False, None, 0).take()
+    return ShardReplica(shard, layout.dtype, parameters, vector), parameters[0]
+
+
+def test_parameters_are_used_where_they_have_arrived() -> None:
+    replica, weight = _replica()
+    for number in (1.0, 2.0, 3.0):
+        room = replica.spare.raw
+        room[:] = torch.full_like(replica.values.flat, number).view(torch.uint8).numpy().data
+        replica.take(room)
+        assert weight.detach().eq(number).all()
+        assert weight.data_ptr() == replica.values.flat.data_ptr()
+        assert replica.spare.raw.obj is not room.obj  # the next ones arrive elsewhere
+
+
+def test_parameters_that_arrived_elsewhere_are_copied_and_the_room_for_the_others_is_given_up() -> None:
+    replica, weight = _replica()
+    room = replica.spare.raw
+    body = torch.full_like(replica.values.flat, 5.0).view(torch.uint8).numpy().data
+    replica.take(body)
+    replica.give_up_spare()
+    room[:] = bytes(len(room))  # the other answer arrives after all
+    assert weight.detach().eq(5.0).all()
+    replica.take(replica.spare.raw)
+    room[:] = b"\xff" * len(room)
+    assert weight.detach().eq(0.0).all()

@@ -1,0 +1,146 @@
+"""An update in one pass of generated code has the bits of the user's optimizer and of the rule."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.engines.servers import gradient
+from paceline.gradients import replica
+from paceline.gradients.native_step import NativeStep, native_step
+from paceline.gradients.native_versions import NativeVersions
+from paceline.parameters.optimizers import bare_step
+
+SETTINGS: list[dict[str, Any]] = [
+    {}, {"weight_decay": 1e-3}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 1e-3},
+    {"momentum": 0.9, "nesterov": True}, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Twins:
+    """The same parameters twice: stepped by PyTorch, and by generated code."""
+
+    def __init__(self, dtype: torch.dtype, **settings: Any) -> None:
+        draw = torch.Generator().manual_seed(3)
+        values = [torch.randn(shape, dtype=dtype, generator=draw) for shape in ((7,), (33, 65), (), (4, 3, 2))]
+        self.theirs, self.mine = ([nn.Parameter(v.clone()) for v in values] for _ in range(2))
+        self.draw, self.dtype = draw, dtype
+        self.optimizers = [self._optimizer(each, settings) for each in (self.theirs, self.mine)]
+
+    @staticmethod
+    def _optimizer(parameters: list[nn.Parameter], settings: dict[str, Any]) -> torch.optim.Optimizer:
+        groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.3}]
+        return torch.optim.SGD(groups, lr=0.1, **settings)
+
+    def step(self, without: int = -1, strided: int = -1) -> None:
+        steps = bare_step(self.optimizers[0]), self.native
+        for number, pair in enumerate(zip(self.theirs, self.mine, strict=True)):
+            gradient = torch.randn(pair[0].shape, dtype=self.dtype, generator=self.draw)
+            if number == strided:
+                gradient = gradient.T.contiguous().T
+            for parameter in pair:
+                parameter.grad = None if number == without else gradient.clone(memory_format=torch.preserve_format)
+        for step in steps:
+            step()
+
+    @property
+    def native(self) -> NativeStep:
+        if not hasattr(self, "_native"):
+            made = native_step(self.optimizers[1])
+            assert made is not None
+            self._native = made
+        return self._native
+
+    def check(self) -> None:
+        for a, b in zip(self.theirs, self.mine, strict=True):
+            assert torch.equal(a, b)
+            kept = [optimizer.state.get(p, {}) for optimizer, p in zip(self.optimizers, (a, b), strict=True)]
+            assert kept[0].keys() == kept[1].keys()
+            assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_step_has_the_optimizers_bits(dtype: torch.dtype, settings: dict[str, Any]) -> None:
+    twins = Twins(dtype, **settings)
+    for _ in range(5):
+        twins.step()
+    twins.check()
+
+
+def test_settings_are_read_in_every_step_and_another_form_is_pytorchs() -> None:
+    twins = Twins(torch.float32, momentum=0.9)
+    for number in range(8):
+        for optimizer in twins.optimizers:
+            optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
+            optimizer.param_groups[0]["weight_decay"] = 0.01 if number in (3, 4) else 0.0
+        twins.step()
+    twins.check()
+
+
+def test_gradients_that_are_missing_or_not_contiguous_are_pytorchs() -> None:
+    twins = Twins(torch.float32, momentum=0.9, weight_decay=0.01)
+    for number in range(6):
+        twins.step(without=number % 4, strided=1 if number % 2 else -1)
+    twins.check()
+
+
+def test_a_step_that_somebody_listens_to_is_pytorchs() -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    heard = torch.optim.SGD([parameter], lr=0.1)
+    heard.register_step_post_hook(lambda *_: None)
+    own = type("Own", (torch.optim.SGD,), {})([parameter], lr=0.1)
+    rounded = torch.optim.SGD([nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))], lr=0.1)
+    for optimizer in (heard, own, rounded, torch.optim.SGD([parameter], lr=torch.tensor(0.1))):
+        assert native_step(optimizer) is None
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(9, 17), nn.BatchNorm1d(17), nn.Tanh(), nn.Linear(17, 3))
+
+
+def trained(plan: str, **settings: Any) -> str:
+    draw = torch.Generator().manual_seed(1)
+    data = torch.randn(96, 9, generator=draw), torch.randint(3, (96,), generator=draw)
+    job = pl.Job(
+        model=model, data=data, loss=nn.CrossEntropyLoss(), batch_size=12, epochs=3,
+        optimizer=partial(torch.optim.SGD, lr=0.1, **settings),
+    )  # fmt: skip
+    values = pl.train(job, plan, engine="virtual", folder=None).model.state_dict().values()
+    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
+
+
+@pytest.mark.parametrize("settings", SETTINGS[1::2], ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    ["sequential", "downpour:workers=3,shards=2", "ssp:workers=3", "dc_asgd:workers=3", "dc_asgd:workers=3,lam=0",
+     "dc_asgd:workers=2,mode=adaptive", "backup:workers=3", "gossip:workers=3,mode=asynchronous", "easgd:workers=2"],
+)  # fmt: skip
+def test_a_training_has_the_same_bits_with_and_without(
+    plan: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    for kind, name in ((NativeStep, "__call__"), (NativeVersions, "make")):
+        made = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *given, made=made: (passes.append(1), made(*given))[1])
+    found = trained(plan, **settings)
+    assert passes or "adaptive" in plan  # whose roots are another processor's on some machines
+    monkeypatch.setattr(replica, "native_step", lambda optimizer: None)
+    monkeypatch.setattr(gradient, "native_versions", lambda store, rule: None)
+    monkeypatch.setattr("paceline.engines.servers.native_step", lambda optimizer: None)
+    assert trained(plan, **settings) == found
