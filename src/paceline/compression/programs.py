@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from paceline.compression.network import CannotEmit
 from paceline.kernels.compiled import canonical, tensors_of
-from paceline.kernels.ir import Apply, Kind, Lookup, Op, Program, Ref, Tokens, at, functions_of
+from paceline.kernels.functions import functions_of
+from paceline.kernels.ir import Apply, Kind, Lookup, Op, Program, Ref, Tokens, at
 from paceline.kernels.layers.base import Graph, Layer, everywhere
 from paceline.kernels.lower import begin, written
 

@@ -4,7 +4,7 @@ only the result needs to be kept for the way back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from paceline.kernels.ir import Call, Expression, Number, Op
@@ -37,6 +37,17 @@ FUNCTIONS: dict[str, Function] = {
     "reciprocal": Function(lambda x, y: Op("*", Number(-1.0), Op("*", y, y)), 2),
     "reciprocal_root": Function(lambda x, y: Op("*", Number(-0.5), Op("*", y, Op("*", y, y))), 2),
 }
+
+
+def functions_of(expression: Expression) -> Iterator[str]:
+    """The functions that an expression calls."""
+    match expression:
+        case Op(_, left, right):
+            yield from functions_of(left)
+            yield from functions_of(right)
+        case Call(function, argument):
+            yield function
+            yield from functions_of(argument)
 
 
 def partials(value: Expression, result: Expression, seed: Expression) -> list[tuple[Expression, Expression]]:

@@ -147,17 +147,6 @@ def leaves(expression: Expression) -> Iterator[Ref]:
             yield from leaves(argument)
 
 
-def functions_of(expression: Expression) -> Iterator[str]:
-    """The functions that an expression calls."""
-    match expression:
-        case Op(_, left, right):
-            yield from functions_of(left)
-            yield from functions_of(right)
-        case Call(function, argument):
-            yield function
-            yield from functions_of(argument)
-
-
 def replaced(expression: Expression, found: Mapping[Ref, Expression]) -> Expression:
     """An expression with other expressions in place of some references."""
     match expression:
@@ -357,8 +346,7 @@ class Program:
     backward: list[Statement] = field(default_factory=list)
     zeroed: list[str] = field(default_factory=list)  # gradients that are added to
     inputs: tuple[int, ...] = ()
-    #: Buffers that are some of the input's numbers: their places in it.
-    columns: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)  # where in the input the numbers of a buffer lie
     tokens: bool = False  # the input is whole numbers
     outputs: int = 0  # how many targets a sample has, or how many classes
     places: tuple[int, ...] = ()  # of a sample that have a class each

@@ -15,6 +15,7 @@ from paceline.compression.emission.arrays import array, floating
 from paceline.compression.emission.writer import text
 from paceline.compression.programs import LayerProgram
 from paceline.kernels.adjoint import touches
+from paceline.kernels.functions import functions_of
 from paceline.kernels.ir import (
     FORBIDDEN,
     Apply,
@@ -33,7 +34,6 @@ from paceline.kernels.ir import (
     Ref,
     Repeat,
     Statement,
-    functions_of,
     offset,
 )
 
