@@ -341,7 +341,7 @@ class _Reader:
         self, name: str, kind: str, sources: tuple[str, ...], shape: Shape, options: dict[str, Any],
         names: dict[str, str], axis: int | None = 0,
     ) -> str:  # fmt: skip
-        while name in self.layers:
+        while name in self.layers or name in self.held:  # a parameter may be called as a function is
             name += "_"
         self.layers[name] = Layer(name, kind, sources, shape, options, names)
         self.shapes[name], self.axes[name] = shape, axis

@@ -138,6 +138,7 @@ def prelu_module(part: nn.PReLU, seen: Seen) -> Found:
 def expressed(make: Callable[..., Expression], args: Sequence[Any], seen: Seen, **given: Any) -> Found | None:
     """The expression that `make` gives of these operands, or None if one of them is none."""
     operands: list[str | Held] = []
+    given = {word: value for word, value in given.items() if word not in ("inplace", "out")}
 
     def word(value: Any) -> Any:
         if isinstance(value, bool | int | float):

@@ -41,6 +41,8 @@ def unsqueezed(seen: Seen, number: Any) -> Found:
 def reduced(seen: Seen, dimensions: Any, keeps: bool, average: bool) -> Found:
     """The mean or the sum over some dimensions: x.mean(1)."""
     shape = seen.shapes[0]
+    if dimensions is None and seen.axis is None:  # of a parameter
+        dimensions = tuple(range(len(shape)))
     given = dimensions if isinstance(dimensions, tuple | list) else (dimensions,)
     if dimensions is None:
         raise CannotFuse(f"{seen.what} goes over all samples; give the dimensions of one: x.mean(1)")
