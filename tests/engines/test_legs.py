@@ -115,7 +115,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_there(plan: str) -> None:
 
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     """More rows than the trace has room for, so that the parent looks before the training is done."""
-    long = job(epochs=400, optimizer=ADAM, evaluate_every=5000)
+    long = job(epochs=1600, optimizer=ADAM, evaluate_every=5000)
 
     class Interrupted(Exception):
         pass

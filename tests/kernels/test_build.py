@@ -65,7 +65,10 @@ def network(*more: nn.Module) -> nn.Module:
         ({"model": network(nn.BatchNorm1d(5)).eval()}, "in evaluation mode"),
         ({"model": network(nn.BatchNorm1d(5)), "batch": 19}, "leave one sample alone"),
         ({"model": nn.Unflatten(1, (2, 3))}, "parameters of type none"),
-        ({"model": nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3)))}, "a row of them per sample"),
+        (
+            {"model": nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3))), "y": torch.zeros(20, dtype=torch.long)},
+            r"classes of shape \(3,\) per sample",
+        ),
         ({"loss": nn.MSELoss(), "y": torch.zeros(20)}, r"targets of shape \(\), for outputs of shape \(4,\)"),
         ({"batch": 2.5}, "not a whole number"),
         ({"x": torch.tensor(1.0)}, "first dimension is the samples'"),

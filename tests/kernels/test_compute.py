@@ -82,7 +82,7 @@ def test_on_a_device_that_the_cpu_stands_in_for(on_device: bool, monkeypatch: py
         ({}, "ddp:workers=2", "autograd included"),
         ({"precision": "bf16-mixed"}, "sequential", "own precision, not in bf16-mixed"),
         ({"loss": None, "step": lambda model, batch: model(batch[0]).sum()}, "sequential", "needs loss="),
-        ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.Mish())}, "sequential", "Mish"),
+        ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.RReLU())}, "sequential", "RReLU"),
     ],
 )
 def test_what_cannot_be_fused_is_refused_before_the_start(changes: dict[str, object], plan: str, message: str) -> None:

@@ -279,3 +279,28 @@ def test_what_the_optimizer_remembers_has_one_shape() -> None:
     fused.train_epoch(torch.zeros(4, 1, 6, 6), y, order)
     with pytest.raises(CannotFuse, match="of another shape"):
         fused.train_epoch(torch.zeros(4, 1, 5, 5), y, order)
+
+
+class NamedLikeWords(nn.Module):
+    """Results whose names in a traced graph are words that arguments have, such as `mean`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = torch.relu(torch.tanh(self.first(x)) * 2)
+        mean, total = seen.mean(1, keepdim=True), torch.sum(seen, 1, keepdim=True)
+        found: torch.Tensor = self.last(seen + torch.sigmoid(mean) + torch.tanh(total))
+        return found
+
+
+def test_results_may_be_named_like_words_of_arguments() -> None:
+    torch.manual_seed(0)
+    mine, x, y = NamedLikeWords().double(), torch.randn(32, 6).double(), torch.randint(3, (32,))
+    other = copy.deepcopy(mine)
+    fuse(mine, nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1), 32).train_epoch(x, y, torch.arange(32))
+    nn.functional.cross_entropy(other(x), y).backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    for one, two in zip(mine.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)

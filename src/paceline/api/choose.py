@@ -231,8 +231,6 @@ def choose(
         raise UsageError("prices= needs cluster=, a file that says which machines are to be paid; see docs/planner.md")
     if link is not None and cluster is not None:
         raise UsageError("give either cluster=, whose file has the network in it, or link=")
-    if prices is not None and cluster is None:
-        raise UsageError(f"prices={str(prices)!r} are those of the machines in a cluster file; give cluster=, too")
     for name, value, allowed in (("goal", goal, GOALS), ("level", level, LEVELS), ("learning", learning, LEARNING)):
         if value not in allowed:
             raise UsageError(f"{name}={value!r}; {suggest(value, allowed)}")

@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from paceline.kernels.arguments import States, as_numbers, called, depends, finite, flat, is_whole, without_samples
+from paceline.kernels.arguments import (
+    WORDS,
+    States,
+    as_numbers,
+    called,
+    depends,
+    finite,
+    flat,
+    is_whole,
+    without_samples,
+)
 from paceline.kernels.held import changed, positions
 from paceline.kernels.ir import FORBIDDEN
 from paceline.kernels.layers import COMPARISONS, MODULES, of_function
@@ -57,6 +67,8 @@ class _Reader:
 
     def read(self) -> Graph:
         for node in self.graph.nodes:
+            if node.name in WORDS:
+                node._rename(f"{node.name}_given")
             if node.op == "output":
                 result = self._value(node.args[0])
                 if not isinstance(result, str):
@@ -291,7 +303,7 @@ class _Reader:
         return axis
 
     def _held_numbers(self, values: Any) -> Any:
-        """Tensors among arguments as parameters that nobody trains."""
+        """Tensors among arguments as parameters that are not trained."""
         if isinstance(values, tuple | list):
             return type(values)(map(self._held_numbers, values))
         if isinstance(values, dict):

@@ -45,7 +45,7 @@ def lives(
 ) -> dict[str, Life]:
     """The life of each buffer whose memory may be used by others; `touched` are the buffers of each statement.
 
-    Others keep their memory: places that nobody writes to, as the margin of an image, are zero because nobody does; and
+    Others keep their memory: places without a writer, as the margin of an image, are zero for that reason; and
     what is summed over a batch, other groups of samples read.
     """
     found: dict[str, Life] = {}

@@ -73,9 +73,10 @@ def constants(plan: Plan, rule: Rule) -> dict[str, object]:
 def losses(plan: Plan, printer: Printer) -> Iterator[str]:
     """The losses, an own one among them, and how much each class counts."""
     yield part("errors")
-    for it in plan.program.forward:
-        if not isinstance(it, Loss):
-            continue
+    found = [it for it in plan.program.forward if isinstance(it, Loss)]
+    if not found:  # the way forward alone
+        yield "FUNCTION R weight_of(int64_t) { return R(1); }"
+    for it in found:
         if it.own is not None:
             known = {SCORE: "s", TARGET: "y"}
             value, slope = (printer.access.expression(each, {}, known) for each in it.own)
