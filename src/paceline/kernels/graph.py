@@ -14,17 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from paceline.kernels.arguments import (
-    WORDS,
-    States,
-    as_numbers,
-    called,
-    depends,
-    finite,
-    flat,
-    is_whole,
-    without_samples,
-)
+from paceline.kernels.arguments import States, as_numbers, called, depends, finite, flat, is_whole, without_samples
 from paceline.kernels.held import changed, positions
 from paceline.kernels.ir import FORBIDDEN
 from paceline.kernels.layers import COMPARISONS, MODULES, of_function
@@ -67,8 +57,6 @@ class _Reader:
 
     def read(self) -> Graph:
         for node in self.graph.nodes:
-            if node.name in WORDS:
-                node._rename(f"{node.name}_given")
             if node.op == "output":
                 result = self._value(node.args[0])
                 if not isinstance(result, str):

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from paceline.kernels.arguments import WORDS
 from paceline.kernels.layers import MODULES
 from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.layers.expansions import FORWARDS, FUNCTIONS
@@ -69,4 +70,7 @@ def traced(module: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = str(node.target).removeprefix("body").removeprefix(".")
+    for node in graph.nodes:
+        if node.name in WORDS:  # which are no results where they are arguments
+            node._rename(f"{node.name}_given")
     return graph, constants
