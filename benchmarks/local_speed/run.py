@@ -25,7 +25,8 @@ from torch import nn
 import paceline as pl
 from paceline.errors import JobWarning
 from paceline.jobs.built_ins import IdxMissing, mnist
-from paceline.plans.plan import RECIPES, Plan
+from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
+from paceline.plans.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from neighbours import neighbours
@@ -33,7 +34,8 @@ from record import write
 
 BATCH = 100
 # A backup worker's share is meant to come late; speed is that of the workers who are waited for.
-MEMBERS = [{"backup": "backup:backups=0"}.get(name, name) for name in RECIPES if name not in ("sequential", "ceiling")]
+ALONE = ("sequential", "ceiling")
+MEMBERS = [{"backup": "backup:backups=0"}.get(name, name) for name in (*DATA_PARALLEL, *PEERS) if name not in ALONE]
 SIZES = {"55 thousand": 64, "1 million": 660, "11 million": 2960}
 Updates = int
 
