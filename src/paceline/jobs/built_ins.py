@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from paceline.errors import JobError
 from paceline.jobs.idx import read_idx
 from paceline.jobs.job import Job
-from paceline.jobs.modules import Subsampling
+from paceline.jobs.modules import Residual, Subsampling
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 Pair = tuple[Tensor, Tensor]
@@ -140,18 +140,6 @@ def mnist_cnn() -> nn.Module:
         nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 6, 5), nn.Sigmoid(), Subsampling(), nn.Sigmoid(),
         nn.Flatten(), nn.Linear(6 * 36, 10),
     )  # fmt: skip
-
-
-class Residual(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x + self.body(x))
 
 
 def cifar_resnet() -> nn.Module:

@@ -65,3 +65,17 @@ class NarrowAttention(nn.Module):
             scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
         mixed = self.drop(scores.softmax(-1)) @ v
         return self.out_proj(mixed.transpose(1, 2).flatten(2)), None
+
+
+class Residual(nn.Module):
+    """Two convolutions with batch-norm, and a way around them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.body(x))

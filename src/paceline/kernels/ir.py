@@ -351,7 +351,7 @@ class Program:
     outputs: int = 0  # how many targets a sample has, or how many classes
     places: tuple[int, ...] = ()  # of a sample that have a class each
     result: tuple[int, ...] = ()  # how the outputs lie
-    numbers: dict[str, Any] = field(default_factory=dict)  # tensors that nobody trains and the module has not, by name
+    numbers: dict[str, Any] = field(default_factory=dict)  # tensors that are neither trained nor the module's, by name
     batch_norm: str = ""  # a layer that needs a batch of at least two samples
 
     def new(self, name: str, shape: tuple[int, ...], kind: Kind = Kind.SAMPLE) -> str:

@@ -57,7 +57,7 @@ def lives(
             found[name] = Life(found[name].first if name in found else number, number)
         if isinstance(statement, BatchSum):
             kept.add(program.base(statement.source))
-        if isinstance(statement, Lookup) and statement.numbers:  # a row's number that is none would read anywhere
+        if isinstance(statement, Lookup) and statement.numbers:  # a row that does not exist would be read out of bounds
             kept.add(program.base(statement.numbers))
     if "input" in found:
         found["input"] = Life(-1, found["input"].last)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from paceline.jobs.modules import Subsampling
+from paceline.jobs.modules import Residual, Subsampling
 
 RATE = 0.05
 SGD = partial(torch.optim.SGD, lr=RATE)
@@ -61,20 +61,6 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.head(self.body(self.tokens(x) + self.positions).mean(dim=1))
         return scores
-
-
-class Residual(nn.Module):
-    """Two convolutions with batch-norm, and a way around them."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x + self.body(x))
 
 
 def residual() -> nn.Module:
