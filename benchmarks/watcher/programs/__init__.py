@@ -56,7 +56,9 @@ CAUSE = {
     "reported_ranks.neuron_sp_80": "rank 0", "reported_ranks.horovod_498": "others",
     "reported_ranks.snowfall_152": "rank 0",
     "integrations.managed_queues_full_on_both_sides": "children", "deployments.xmlrpc_server_calls_back": "children",
-    "deployments.services_that_ask_each_other": "children", "deployments.pool_whose_workers_die_at_their_start": "all",
+    "deployments.services_that_ask_each_other": "children", "deployments.coprocess_whose_input_stays_open": "children",
+    "deployments.worker_of_node_is_never_notified": "children",
+    "deployments.monitors_of_java_in_two_orders": "children",
     "stuck.child_logs_after_a_fork": "children", "applications.barrier_broken_worker_dies": "children",
     "applications.fcntl_lockf_two_files": "children", "everyday.filelock_two_files_two_processes": "children",
 }  # fmt: skip
