@@ -19,13 +19,13 @@ from paceline.watcher.interpreter import Interpreter, read_interpreter
 from paceline.watcher.memory import peek
 from paceline.watcher.mutex import owner_of_mutex
 from paceline.watcher.samples import CLOSED, Wait
-from paceline.watcher.syscalls import F_OFD_SETLKW, F_SETLKW, OPENS, READS, WRITES, Call, parse_call
+from paceline.watcher.syscalls import ACCEPTS, F_OFD_SETLKW, F_SETLKW, OPENS, READS, WRITES, Call, parse_call
 
 _POLLIN, _POLLOUT = 1, 4
 _STATES = {"R": "running", "T": "stopped"}
 _CALLS = {
     "nanosleep": "clock", "clock_nanosleep": "clock", "restart_syscall": "clock",
-    "accept": "outside", "accept4": "outside", "connect": "outside", "fsync": "disk", "fdatasync": "disk",
+    "connect": "outside", "fsync": "disk", "fdatasync": "disk",
 }  # fmt: skip
 
 
@@ -64,7 +64,7 @@ class Waits:
     def without_timeout(self, pid: int, tid: int, call: Call) -> Wait:
         """Return what a thread would wait for in its system call if that had no timeout."""
         first = call.arguments[0]
-        if call.name in READS:
+        if call.name in READS or call.name in ACCEPTS:
             return self._descriptor(pid, first, reads=True)
         if call.name in WRITES:
             return self._descriptor(pid, first, reads=False)
@@ -151,7 +151,8 @@ class Waits:
             holders = self.holders.of_pipe(target, to_write=reads)
             return Wait("pipe", holders, f"{'data in' if reads else 'room in'} pipe {inode}")
         if kind == "socket":
-            holders = self.holders.of_peer(int(inode))
+            private = int(inode) in self.holders.private_listeners
+            holders = self.tree if private else self.holders.of_peer(int(inode))
             return Wait("socket", holders, f"socket {inode}") if holders else Wait("outside", on=f"socket {inode}")
         if target == "anon_inode:[eventpoll]":
             return self._any(self._descriptor(pid, each, True) for each in _registered(pid, fd))
