@@ -55,7 +55,7 @@ class Waits:
         if state == "D":
             return Wait("disk", on=call.name)
         if call.ends_by_itself:
-            known = self._futex(pid, call) if call.name == "futex" else None
+            known = self._futex(pid, tid, call) if call.name == "futex" else None
             if known is not None and known.owners:
                 return known._replace(timed=known.kind != "gil")  # what waits for the interpreter asks again at once
             return Wait("clock", on=f"{call.name} with a timeout")
@@ -69,7 +69,7 @@ class Waits:
         if call.name in WRITES:
             return self._descriptor(pid, first, reads=False)
         if call.name == "futex":
-            return self._futex(pid, call)
+            return self._futex(pid, tid, call)
         if call.name in ("wait4", "waitid"):
             return self._child(pid, call)
         if call.name in OPENS:
@@ -79,13 +79,13 @@ class Waits:
         polled = _polled(pid, call)
         return self._any(self._descriptor(pid, fd, reads) for fd, reads in polled) if polled else Wait("unknown")
 
-    def _futex(self, pid: int, call: Call) -> Wait:
+    def _futex(self, pid: int, tid: int, call: Call) -> Wait:
         address = call.arguments[0]
         interpreter = self.interpreter(pid)
         if call.is_private:
             if interpreter is not None and interpreter.gil[0] <= address < interpreter.gil[1]:
                 return Wait("gil", (pid,), "Python's interpreter lock", interpreter.owners(address))
-            if interpreter is not None and (joined := interpreter.ending(address)):
+            if interpreter is not None and (joined := interpreter.ending(tid, address)):
                 return Wait("lock", (pid,), "the end of a thread", joined)
             owners = (interpreter.owners(address) if interpreter else ()) or owner_of_mutex(pid, address)
             return Wait("lock", (pid,), "a lock of its own process", owners)
