@@ -15,7 +15,7 @@ DEADLOCKED = (
 )  # fmt: skip
 WAITING = (
     "sleepers", "servers", "signals", "parents", "pools", "slow_peers", "services", "timers", "helpers", "trainings",
-    "mpi_works", "idlers", "steady", "routines", "tending", "operations", "upkeep",
+    "mpi_works", "idlers", "steady", "routines", "tending", "operations", "upkeep", "workday",
 )  # fmt: skip
 BUSY = ("computing", "builds", "crunching")
 LIVELOCKED = ("politeness",)

@@ -1,0 +1,122 @@
+"""What watching costs: `python cost.py [--pairs 4] [--seconds 10]`; writes cost.json. The machine must be quiet.
+
+Two programs run all the time: one computes in one thread, the other has 16 processes of 20 threads of which each counts
+to a thousand and sleeps for 20 ms. They are watched for some seconds and then not, by turns that begin with either;
+noted are how much work they do in each, and the processor time that the watcher takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RESULT = Path(__file__).parent / "cost.json"
+SETTLING = 2.5  # seconds after the watcher was started, in which it imports its modules
+COMPUTES = """
+import mmap, struct, sys
+with open(sys.argv[1], "r+b") as file:
+    counter = mmap.mmap(file.fileno(), 0)
+done = 0
+while True:
+    sum(range(10_000))
+    done += 1
+    struct.pack_into("=Q", counter, 0, done)
+"""
+MANY_THREADS = """
+import mmap, os, struct, sys, threading, time
+with open(sys.argv[1], "r+b") as file:
+    counter = mmap.mmap(file.fileno(), 0)
+number = 0
+for each in range(1, 16):
+    if os.fork() == 0:
+        number = each
+        break
+def work(at):
+    done = 0
+    while True:
+        sum(range(1000))
+        done += 1
+        struct.pack_into("=Q", counter, 8 * at, done)
+        time.sleep(0.02)
+threads = [threading.Thread(target=work, args=(20 * number + at,)) for at in range(20)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(text: str, pairs: int, seconds: float) -> dict[str, object]:
+    """Return what a program does in a second while it is watched and while it is not, and what the watcher takes."""
+    with tempfile.NamedTemporaryFile() as shared:
+        shared.write(bytes(8 * 320))
+        shared.flush()
+        counter = mmap.mmap(shared.fileno(), 0)
+        program = subprocess.Popen([sys.executable, "-c", text, shared.name], start_new_session=True)
+        ratios, shares = [], []
+        try:
+            time.sleep(3)
+            for pair in range(pairs):
+                work = {}
+                for watched in (pair % 2 == 0, pair % 2 == 1):
+                    command = [sys.executable, "-m", "paceline", "watch", "--pid", str(program.pid)]
+                    watcher = subprocess.Popen(command, stderr=subprocess.DEVNULL) if watched else None
+                    time.sleep(SETTLING)
+                    took = cpu_seconds(watcher.pid) if watcher else 0.0
+                    begun, done = time.monotonic(), _total(counter)
+                    time.sleep(seconds)
+                    passed = time.monotonic() - begun
+                    work[watched] = (_total(counter) - done) / passed
+                    if watcher:
+                        shares.append((cpu_seconds(watcher.pid) - took) / passed)
+                        watcher.kill()
+                        watcher.wait()
+                ratios.append(work[True] / work[False])
+        finally:
+            os.killpg(program.pid, 9)
+            program.wait()
+    spread = statistics.stdev(ratios) if pairs > 1 else 0.0
+    return {
+        "work when watched, of that when not": [round(each, 4) for each in ratios],
+        "mean": round(statistics.mean(ratios), 4),
+        "standard error": round(spread / pairs**0.5, 4),
+        "of a core for the watcher": [round(each, 4) for each in shares],
+    }
+
+
+def _total(counter: mmap.mmap) -> int:
+    return sum(struct.unpack("=320Q", counter[:]))
+
+
+def main() -> None:
+    """Measure both programs, or the one that is named."""
+    parser = argparse.ArgumentParser()
+    programs = {"computes": COMPUTES, "16 processes of 20 threads": MANY_THREADS}
+    parser.add_argument("programs", nargs="*", default=list(programs))
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    given = parser.parse_args()
+    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in given.programs:
+        found[name] = measured(programs[name], given.pairs, given.seconds)
+        RESULT.write_text(json.dumps(found, indent=1) + "\n")
+        sys.stdout.write(f"{name}: {found[name]}\n")
+
+
+if __name__ == "__main__":
+    main()
