@@ -1,9 +1,9 @@
 """Run programs under the watcher and record what it observes.
 
-`python record.py FOLDER [FAMILY[.PROGRAM]...]` writes one trace for each program and each of `--variants 0,1`, `--at-once`
-so many; what hangs is ended some seconds after it was reported, other programs after `--seconds`. What has a trace in
-the folder is not recorded again, so that an interrupted run is continued by the same command; with `--within` no
-recording begins that could last longer than so many seconds from the start. `--python` runs the programs, not the watcher.
+`python record.py FOLDER [FAMILY[.PROGRAM]...]` writes one trace for each program and each of `--variants 0,1`. What
+hangs is ended some seconds after it was reported, other programs after `--seconds`. What has a trace in the folder is
+not recorded again, so that an interrupted run is continued by the same command; with `--within` no recording begins
+that could last longer than so many seconds from the start. `--python` runs the programs, not the watcher.
 
 Each trace has, besides the looks that the watcher took for reasons of its own, two that are taken in any case, so that
 the classifier also learns what busy programs look like.
