@@ -1,8 +1,8 @@
-"""What watching costs: `python cost.py [--pairs 4] [--seconds 10]`; writes cost.json. The machine must be quiet.
+"""What watching costs: `python cost.py [--pairs 12] [--seconds 4]`; writes cost.json. The machine must be quiet.
 
 Two programs run all the time: one computes in one thread, the other has 16 processes of 20 threads of which each counts
 to a thousand and sleeps for 20 ms. They are watched for some seconds and then not, by turns that begin with either;
-noted are how much work they do in each, and the processor time that the watcher takes.
+noted are how much work they do in each, and the processor time that the watcher takes. Between, the watcher is stopped.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import mmap
 import os
+import signal
 import statistics
 import struct
 import subprocess
@@ -20,7 +21,7 @@ import time
 from pathlib import Path
 
 RESULT = Path(__file__).parent / "cost.json"
-SETTLING = 2.5  # seconds after the watcher was started, in which it imports its modules
+SETTLING = 20.0  # seconds after the watcher was started, in which it imports its modules and takes its first looks
 COMPUTES = """
 import mmap, struct, sys
 with open(sys.argv[1], "r+b") as file:
@@ -68,35 +69,37 @@ def measured(text: str, pairs: int, seconds: float) -> dict[str, object]:
         shared.flush()
         counter = mmap.mmap(shared.fileno(), 0)
         program = subprocess.Popen([sys.executable, "-c", text, shared.name], start_new_session=True)
-        ratios, shares = [], []
+        time.sleep(3)
+        watcher = subprocess.Popen([sys.executable, "-m", "paceline", "watch", "--pid", str(program.pid)])
+        ratios, took = [], 0.0
         try:
-            time.sleep(3)
+            time.sleep(SETTLING)
+            begun = cpu_seconds(watcher.pid)
             for pair in range(pairs):
                 work = {}
                 for watched in (pair % 2 == 0, pair % 2 == 1):
-                    command = [sys.executable, "-m", "paceline", "watch", "--pid", str(program.pid)]
-                    watcher = subprocess.Popen(command, stderr=subprocess.DEVNULL) if watched else None
-                    time.sleep(SETTLING)
-                    took = cpu_seconds(watcher.pid) if watcher else 0.0
-                    begun, done = time.monotonic(), _total(counter)
-                    time.sleep(seconds)
-                    passed = time.monotonic() - begun
-                    work[watched] = (_total(counter) - done) / passed
-                    if watcher:
-                        shares.append((cpu_seconds(watcher.pid) - took) / passed)
-                        watcher.kill()
-                        watcher.wait()
+                    os.kill(watcher.pid, signal.SIGCONT if watched else signal.SIGSTOP)
+                    work[watched] = _in_a_second(counter, seconds)
                 ratios.append(work[True] / work[False])
+            took = (cpu_seconds(watcher.pid) - begun) / (pairs * seconds)
         finally:
-            os.killpg(program.pid, 9)
+            os.killpg(program.pid, signal.SIGKILL)
+            watcher.kill()
             program.wait()
+            watcher.wait()
     spread = statistics.stdev(ratios) if pairs > 1 else 0.0
     return {
         "work when watched, of that when not": [round(each, 4) for each in ratios],
         "mean": round(statistics.mean(ratios), 4),
         "standard error": round(spread / pairs**0.5, 4),
-        "of a core for the watcher": [round(each, 4) for each in shares],
+        "of a core for the watcher": round(took, 4),
     }
+
+
+def _in_a_second(counter: mmap.mmap, seconds: float) -> float:
+    begun, done = time.monotonic(), _total(counter)
+    time.sleep(seconds)
+    return (_total(counter) - done) / (time.monotonic() - begun)
 
 
 def _total(counter: mmap.mmap) -> int:
@@ -108,8 +111,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     programs = {"computes": COMPUTES, "16 processes of 20 threads": MANY_THREADS}
     parser.add_argument("programs", nargs="*", default=list(programs))
-    parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=4.0)
     given = parser.parse_args()
     found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for name in given.programs:

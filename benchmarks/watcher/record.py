@@ -92,7 +92,7 @@ def follow(watch: Watch, seconds: float, ends: bool, pid: int) -> None:
         if tick in LOOKS:
             watch.trace.samples.append(proc.look(proc.tree([pid])))
         tick += 1
-        pace(started, tick)
+        pace(started)
 
 
 def main() -> None:
