@@ -18,7 +18,7 @@ _REMEDIES = {
     "together": "let every rank call it with the same group, sizes, types and root, and as often: all ranks are at one "
     "line but do not meet there, so look for what differs between them before (`paceline check` reports conditions)",
     "gil": "do not wait in C code for a lock while holding Python's interpreter lock (release it around the wait)",
-    "owned": "take locks in one order everywhere, and none that the thread already holds (but an RLock)",
+    "owned": "take locks in one order everywhere, and none again in the thread that holds it, unless it is an RLock",
     "lock": "let what is to release, set, notify or put do so on every path, also when it fails; take no lock twice; "
     "a fork while a thread holds a lock leaves it locked in the child (use the start method spawn)",
     "shared lock": "let the process that took the lock, semaphore or queue give it back, also when it fails",
