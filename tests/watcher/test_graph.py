@@ -70,6 +70,14 @@ def test_a_parent_that_only_waits_for_its_children_is_their_victim() -> None:
     assert knot(parent, process(20, shared), process(30, shared)) == ([10, 20, 30], [20, 30])
 
 
+def test_a_launcher_is_the_victim_of_a_program_that_asks_for_what_it_could_give_itself() -> None:
+    launcher = process(10, Wait("child", (20,)))
+    asks = process(20, Wait("clock", (10, 20), "a flag", polls="asks"))
+    found = find_knot(Look(0.0, (launcher, asks)), lambda pid, tid: tid == 10, polls=lambda pid, tid: True)
+    assert found is not None
+    assert [each.pid for each in found.circle] == [20]
+
+
 def test_a_parent_that_could_read_what_its_child_writes_is_a_cause() -> None:
     parent = process(10, Wait("child", (20,)))
     writers = process(20, pipe(10, 20, 30)), process(30, pipe(10, 20, 30))

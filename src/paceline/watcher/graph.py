@@ -174,9 +174,13 @@ def _reached(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
 
 
 def _shared(process: Process) -> set[int]:
-    """Return the process itself if it waits for a lock that it shares: it may hold it, or one that has ended may."""
-    unowned = (thread for thread in process.threads if not thread.wait.owners)
-    return {process.pid} if any(thread.wait.kind == "shared lock" for thread in unowned) else set()
+    """Return the process itself if it waits for a lock that it shares, or asks for what it could give itself.
+
+    It may hold the lock, or one that has ended may.
+    """
+    waits = [thread.wait for thread in process.threads if not thread.wait.owners]
+    itself = any(each.kind == "shared lock" or (each.polls == "asks" and process.pid in each.by) for each in waits)
+    return {process.pid} if itself else set()
 
 
 def waits_for(process: Process) -> tuple[int, ...]:
