@@ -9,7 +9,7 @@ import pytest
 from paceline.watcher.graph import find_knot, find_retries
 from paceline.watcher.history import History
 from paceline.watcher.ranks import find_divergence
-from paceline.watcher.samples import ENDED, Frame, Glance, Look, Pace, Process, Stack, Thread, Wait
+from paceline.watcher.samples import AGAIN, ENDED, Frame, Glance, Look, Pace, Process, Stack, Thread, Wait
 
 LOCK_STACK: Stack = (Frame("/home/a.py", 3, "run"),)
 EVENT_STACK: Stack = (Frame("/usr/lib/python3.11/threading.py", 327, "wait"), Frame("/home/a.py", 3, "run"))
@@ -68,6 +68,13 @@ def test_a_parent_that_only_waits_for_its_children_is_their_victim() -> None:
     shared = Wait("shared lock", (10, 20, 30))
     parent = process(10, Wait("child", (20, 30)))
     assert knot(parent, process(20, shared), process(30, shared)) == ([10, 20, 30], [20, 30])
+
+
+def test_a_signal_may_set_the_flag_that_a_main_thread_asks_for_but_brings_no_data() -> None:
+    for on, hangs in (("a flag", False), (f"data in pipe 7{AGAIN}", True)):
+        asks = process(20, Wait("clock", (20,), on, polls="asks"), handles_signals=True, stacks=(LOCK_STACK,))
+        found = find_knot(Look(0.0, (asks,)), lambda pid, tid: False, polls=lambda pid, tid: True)
+        assert (found is not None) == hangs
 
 
 def test_a_launcher_is_the_victim_of_a_program_that_asks_for_what_it_could_give_itself() -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from paceline.narrative import Wait as Edge
 from paceline.narrative import shortest_cycle
-from paceline.watcher.samples import CLOSED, ENDED, OPEN_FILE_LOCK, Look, Process, Stack, Thread
+from paceline.watcher.samples import AGAIN, CLOSED, ENDED, OPEN_FILE_LOCK, Look, Process, Stack, Thread
 
 _WAIT = ("threading.py", "wait")
 
@@ -100,8 +100,8 @@ def _closed(process: Process, thread: Thread, stopped: bool) -> bool:
 
 
 def _signalled(process: Process, thread: Thread) -> bool:
-    """Whether a signal may end what a thread waits for."""
-    if thread.wait.polls:
+    """Whether a signal may end what a thread waits for: its handler may set a flag, but brings no data."""
+    if thread.wait.polls and not thread.wait.on.endswith(AGAIN):
         return process.handles_signals and thread.tid == process.pid and thread.wait.on != OPEN_FILE_LOCK
     return process.handles_signals and thread.tid == process.pid and not waits_for_lock(process.stacks)
 
