@@ -8,7 +8,7 @@ import pytest
 
 from paceline.watcher.graph import find_knot, find_retries
 from paceline.watcher.history import History
-from paceline.watcher.ranks import find_divergence
+from paceline.watcher.ranks import Place, find_divergence, place_of
 from paceline.watcher.samples import AGAIN, ENDED, Frame, Glance, Look, Pace, Process, Stack, Thread, Wait
 
 LOCK_STACK: Stack = (Frame("/home/a.py", 3, "run"),)
@@ -124,6 +124,12 @@ def causes(*ranks: Process, moving: tuple[int, ...] = ()) -> list[int | None]:
 
 def test_the_rank_in_another_collective_is_the_cause() -> None:
     assert causes(rank(0, 5, "all_reduce"), rank(1, 9, "barrier"), rank(2, 5, "all_reduce")) == [1]
+
+
+def test_a_forward_pass_that_synchronizes_buffers_is_in_a_collective() -> None:
+    stack = (Frame("/torch/nn/parallel/distributed.py", 9, "_sync_buffers"), Frame("/a.py", 3, "evaluate"))
+    process = Process(10, 1, "a.py", (), rank=0, world_size=3, stacks=(stack,))
+    assert place_of(process) == Place("_sync_buffers", stack[1])
 
 
 def test_a_rank_that_waits_for_a_lock_is_the_cause() -> None:
