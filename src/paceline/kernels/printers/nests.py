@@ -38,7 +38,7 @@ class Sums:
             yield f"{indent}{number} {name} = {number}{{}}{start};"
         yield from self.rounds(it, block, list(it.summed()), dict(rounds), sums, indent)
         if it.first:
-            yield f"{indent}if (g.first) {{"
+            yield f"{indent}if (first_of_chunk) {{"
             yield from self._ends(replace(it, add=False), sums, where, indent + "    ")
             yield f"{indent}}} else {{"
             yield from self._ends(it, sums, where, indent + "    ")
