@@ -90,5 +90,5 @@ RULE = Rule(
             async with lock:
                 await work()
     """,
-    needs=("asyncio",),
+    needs=("async def", "asyncio"),
 )
