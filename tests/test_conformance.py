@@ -55,8 +55,8 @@ def small(job: str, optimizer: str) -> Job:
 
 
 @cache
-def oracle(job: str, optimizer: str, chunks: int, updates: int) -> nn.Module:
-    plan = make("sequential", chunks=chunks)
+def oracle(job: str, optimizer: str, chunks: int, updates: int, sizes: str = "") -> nn.Module:
+    plan = make("sequential", chunks=chunks, sizes=sizes)
     return train(small(job, optimizer), plan, engine="virtual", folder=None, max_updates=updates).model
 
 
@@ -68,7 +68,8 @@ def pairs(plan: int, job: int, optimizer: int) -> bool:
 @pytest.mark.parametrize(("plan", "job", "optimizer"), swept(SYNCHRONOUS, list(JOBS), list(OPTIMIZERS), keep=pairs))
 def test_same_numbers_virtual(plan: Plan, job: str, optimizer: str) -> None:
     run = train(small(job, optimizer), plan, engine="virtual", folder=None, max_updates=UPDATES)
-    assert difference(oracle(job, optimizer, plan.parts, UPDATES), run.model) <= 1e-9
+    sizes = "+".join(map(str, plan.sizes))
+    assert difference(oracle(job, optimizer, plan.parts, UPDATES, sizes), run.model) <= 1e-9
 
 
 EACH_JOB = list(zip(JOBS, [*OPTIMIZERS, "momentum"], strict=True))

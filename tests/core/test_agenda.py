@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.core.agenda import Agenda
 
-agendas = st.builds(
+equal = st.builds(
     Agenda,
     samples=st.integers(1, 60),
     batch_size=st.integers(1, 20),
@@ -15,6 +15,8 @@ agendas = st.builds(
     accumulate=st.integers(1, 3),
     parts=st.integers(1, 6),
 )
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
+agendas = st.one_of(equal, st.builds(lambda a, s: replace(a, parts=len(s), sizes=s), equal, sizes))
 
 
 @given(agendas)
@@ -49,6 +51,13 @@ def test_a_batch_that_does_not_divide() -> None:
     agenda = Agenda(samples=10, batch_size=7, epochs=1, parts=3)
     assert [(c.start, c.stop) for c in agenda.chunks(0)] == [(0, 2), (2, 4), (4, 7)]
     assert [(c.start, c.stop) for c in agenda.chunks(1)] == [(7, 8), (8, 9), (9, 10)]
+
+
+def test_chunks_of_unequal_sizes() -> None:
+    agenda = Agenda(samples=10, batch_size=7, epochs=1, parts=3, sizes=(4, 2, 1))
+    assert [(c.start, c.stop) for c in agenda.chunks(0)] == [(0, 4), (4, 6), (6, 7)]
+    assert [(c.start, c.stop) for c in agenda.chunks(1)] == [(7, 8), (8, 9), (9, 10)]
+    assert [c.weight for c in agenda.chunks(0)] == [4 / 7, 2 / 7, 1 / 7]
 
 
 @given(agendas, st.integers(1, 9), st.one_of(st.none(), st.integers(1, 50)))

@@ -43,6 +43,7 @@ class Agenda:
     block: int = 1  # updates that a worker leases at once: local steps between two pushes
     shares: int = 1  # leases that an update is divided in
     data_parts: int = 0  # parts that the data are cut into, a lease each; 0: a lease is what comes next
+    sizes: tuple[int, ...] = ()  # relative sizes of a batch's chunks, where they differ
 
     @property
     def samples_per_update(self) -> int:
@@ -130,7 +131,7 @@ class Agenda:
         result: list[Chunk] = []
         for first in range(start, stop, self.batch_size):
             size = min(first + self.batch_size, stop) - first
-            cuts = [first + size * part // self.parts for part in range(self.parts + 1)]
+            cuts = [first + self._before(part, size) for part in range(self.parts + 1)]
             for part in range(self.parts):
                 low, high = cuts[part], cuts[part + 1]
                 result.append(Chunk(update, len(result), epoch, low, high, (high - low) / whole))
@@ -147,11 +148,17 @@ class Agenda:
         found = []
         for batch, first in enumerate(range(start, stop, self.batch_size)):
             size = min(first + self.batch_size, stop) - first
-            low, high = first + size * part // self.parts, first + size * (part + 1) // self.parts
+            low, high = first + self._before(part, size), first + self._before(part + 1, size)
             if high > low:
                 number = batch * self.parts + part
                 found.append(Chunk(update, number, epoch, low, high, (high - low) / whole))
         return found
+
+    def _before(self, part: int, size: int) -> int:
+        """Return how many samples of a batch of this size lie before a chunk."""
+        if not self.sizes:
+            return size * part // self.parts
+        return size * sum(self.sizes[:part]) // sum(self.sizes)
 
     def samples_until(self, update: int) -> int:
         """Return the samples seen when `update` updates are done."""

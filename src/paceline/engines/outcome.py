@@ -15,11 +15,14 @@ from paceline.engines.setup import Setup
 from paceline.errors import CrowdedWarning, RunFailed, users_code
 from paceline.gradients.evaluate import evaluate
 from paceline.parameters.layout import not_trained, sha256, trainable
+from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.plan import Plan
+from paceline.plans.sizes import sizes_by
 from paceline.runs.folder import RunFolder, writing
 from paceline.runs.record import DeathRecord, Evaluation, RunRecord, Status, Summary
 from paceline.runs.run import Run
 from paceline.runs.summary import summarize
+from paceline.runs.time_accounting import pace_of
 from paceline.runs.trace import Trace
 
 
@@ -150,6 +153,8 @@ def _summarize(setup: Setup, outcome: Outcome) -> Summary:
     )  # fmt: skip
     if not plan.traits.traced:
         summary = replace(summary, bytes_sent=None, wait_fraction=None)
+    if summary.stragglers and isinstance(plan.method, AllReduce):  # all wait for it in every update
+        summary = replace(summary, advised_sizes=sizes_by(pace_of(outcome.trace.rows, plan.workers).speed.tolist()))
     return replace(
         summary,
         compute=setup.job.compute,

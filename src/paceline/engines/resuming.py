@@ -74,10 +74,11 @@ def _other(before: Plan, wanted: Plan) -> Plan:
                 f"the run was begun by plan {before}; it cannot be resumed by plan {wanted}: under {plan.name} workers "
                 "have replicas, older versions or shards of their own, which the other would not know"
             )
-    if before.parts != wanted.parts:
+    if (before.parts, before.sizes) != (wanted.parts, wanted.sizes):
         warnings.warn(
-            f"plan {wanted} cuts a batch into {wanted.parts} chunks, and {before} had {before.parts}: dropout and "
-            "batch normalisation see other chunks from here on",
+            f"plan {wanted} cuts a batch into {wanted.parts} chunks, and {before} had {before.parts}"
+            f"{' of other sizes' * (before.parts == wanted.parts)}: dropout and batch normalisation see other chunks "
+            "from here on",
             JobWarning,
             stacklevel=5,
         )

@@ -123,6 +123,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     module = job.make_model()
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
+    agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     choice = None
     if job.compute == "auto":
         with threads(plan.threads):
@@ -132,16 +133,15 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         job = fused_if_possible(job, module, source, not plan.traits.traced)
     with users_code("the first batch", hint=hint):
         by_rows = traits.takes_sparse and traits.optimizer_at_server
-        found = probe(job, module, source, plan.parts, by_rows, placement.devices[0])
+        found = probe(job, module, source, agenda, by_rows, placement.devices[0])
     crowd = _crowd(plan) if engine == "local" else []
-    found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source)), *crowd))
+    found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, agenda), *crowd))
     _refuse_changes(plan, module, found)
     if found.tables:
         _refuse_sparse(plan, found.tables)
         check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
-    agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     if agenda.data_parts > agenda.leases:
         raise PlanError(
             f"plan {plan} wants {agenda.data_parts} parts of the data, but there are only {agenda.leases} batches to "
@@ -275,16 +275,17 @@ def _cut(
     return made
 
 
-def _small(job: Job, plan: Plan, samples: int) -> list[str]:
+def _small(job: Job, agenda: Agenda) -> list[str]:
     """Note that there are too few samples for a batch, or that a batch is too small for the workers."""
+    samples = agenda.samples
     batch = min(job.batch_size, samples)
     notes = []
     if job.batch_size > samples:
         few = f"{samples} sample{'s' * (samples > 1)}"
         notes.append(f"batch_size={job.batch_size} is more than the {few}: an update sees all of them")
-    if plan.parts > batch:
+    if not all(chunk.samples for chunk in agenda.chunks(0)[: agenda.parts]):
         notes.append(
-            f"a batch of {batch} sample{'s' * (batch > 1)} cannot be divided among {plan.parts} workers: some have "
+            f"a batch of {batch} sample{'s' * (batch > 1)} cannot be divided among {agenda.parts} workers: some have "
             "nothing to do"
         )
     return notes

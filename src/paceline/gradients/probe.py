@@ -43,11 +43,11 @@ class Probe:
 
 
 def probe(
-    job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: bool = False, device: torch.device = CPU
+    job: Job, module: nn.Module, source: Source, training: Agenda, by_rows: bool = False, device: torch.device = CPU
 ) -> Probe:
     """Run one batch forward and backward on a copy of the module, whole and in two chunks.
 
-    `by_rows` says that the plan would gain from sparse gradients.
+    `training` says how batches are divided later. `by_rows` says that the plan would gain from sparse gradients.
     """
     agenda = Agenda(len(source), min(job.batch_size, len(source)), 1, parts=2)
     order = Order(len(source), job.seed, job.shuffle)
@@ -78,7 +78,7 @@ def probe(
             )
     restless = tuple(name for name in written if name not in moving)
     some_unused = None in replica.take()
-    _smallest_chunk(job, module, source, parts, device)
+    _smallest_chunk(job, module, source, training, device)
     # Augmentation draws by chunk, so the loss is checked without it, where the model can do without.
     replica = Replica(job.with_(batch_transform=None), copied, (), device)
     # Chunks have their own dropout and batch-norm statistics on purpose; only the loss is checked. A model that has no
@@ -148,10 +148,9 @@ def _check_loss(loss: object) -> None:
         raise JobError("the loss has no gradient: it depends on no parameter of the model, or was detached from them")
 
 
-def _smallest_chunk(job: Job, module: nn.Module, source: Source, parts: int, device: torch.device) -> None:
+def _smallest_chunk(job: Job, module: nn.Module, source: Source, agenda: Agenda, device: torch.device) -> None:
     """Raise `JobError` if the last batch of an epoch leaves one sample, which batch normalisation refuses."""
-    agenda = Agenda(len(source), job.batch_size, 1, job.accumulate_grad_batches, parts)
-    smallest = min(agenda.filled(agenda.updates - 1), key=lambda chunk: chunk.samples)
+    smallest = min(agenda.filled(agenda.updates_per_epoch - 1), key=lambda chunk: chunk.samples)
     if smallest.samples > 1 or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
         return
     order = Order(len(source), job.seed, job.shuffle)

@@ -25,7 +25,7 @@ from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
-from paceline.plans.recipe import PULLED, SERVER, SUMMED, TEAM, THREADS, Kind, Recipe
+from paceline.plans.recipe import PULLED, SERVER, SIZES, SUMMED, TEAM, THREADS, Kind, Recipe
 
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
 
@@ -61,7 +61,9 @@ def _gossip(mode: str, graph: str) -> Method:
 
 DATA_PARALLEL: dict[str, Recipe] = {
     "sequential": Recipe(
-        "one process; chunks=N is the oracle of N workers", Alone, {"chunks": Kind(1), "threads": THREADS}
+        "one process; chunks=N is the oracle of N workers",
+        Alone,
+        {"chunks": Kind(1), "threads": THREADS, "sizes": SIZES},
     ),
     "ring": Recipe("synchronous all-reduce around a ring", lambda: AllReduce(Ring()), SUMMED),
     "tree": Recipe("synchronous, up a tree and down again: short vectors", lambda: AllReduce(Tree()), SUMMED),

@@ -54,6 +54,7 @@ def Sequential(  # noqa: N802
     *,
     chunks: int = 1,
     threads: int = 1,
+    sizes: str = "",
 ) -> Plan:
     """Plan `sequential`: one process; chunks=N is the oracle of N workers."""
 
@@ -62,6 +63,7 @@ def Ring(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     codec: str = "dense",
+    sizes: str = "",
 ) -> Plan:
     """Plan `ring`: synchronous all-reduce around a ring."""
 
@@ -70,6 +72,7 @@ def Tree(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     codec: str = "dense",
+    sizes: str = "",
 ) -> Plan:
     """Plan `tree`: synchronous, up a tree and down again: short vectors."""
 
@@ -78,6 +81,7 @@ def HalvingDoubling(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     codec: str = "dense",
+    sizes: str = "",
 ) -> Plan:
     """Plan `halving_doubling`: synchronous, halves with distant partners first."""
 
@@ -86,6 +90,7 @@ def Hierarchical(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     codec: str = "dense",
+    sizes: str = "",
     groups: int = 2,
 ) -> Plan:
     """Plan `hierarchical`: synchronous, within groups, then between them."""
@@ -95,6 +100,7 @@ def Central(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     codec: str = "dense",
+    sizes: str = "",
 ) -> Plan:
     """Plan `central`: synchronous parameter server: one place sums the gradients."""
 

@@ -24,6 +24,7 @@ from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import ParameterServer
 from paceline.plans.pipelines import PIPELINES
 from paceline.plans.recipe import Option, Recipe
+from paceline.plans.sizes import count_chunks, sizes_of
 from paceline.plans.splits import SPLIT
 
 RECIPES: dict[str, Recipe] = {**DATA_PARALLEL, **PIPELINES, **SPLIT, **PEERS}
@@ -44,6 +45,8 @@ class Plan:
     codec: Codec | None = None
     #: The codec of what a server answers; None: the newest parameters as they are.
     pull: Codec | None = None
+    #: Relative sizes of a batch's chunks, where they differ.
+    sizes: tuple[int, ...] = ()
     #: The options as the user gave them.
     options: dict[str, Option] = field(default_factory=dict)
 
@@ -89,7 +92,9 @@ class Plan:
     ) -> Agenda:
         """Return how this plan divides the training."""
         by = self.division
-        return Agenda(samples, batch_size, epochs, accumulate, by.parts, limit, by.block, by.shares, by.data_parts)
+        return Agenda(
+            samples, batch_size, epochs, accumulate, by.parts, limit, by.block, by.shares, by.data_parts, self.sizes
+        )
 
     def cut_at(self, names: Sequence[str]) -> Plan:
         """Return the same pipeline with the layers where the model was cut, so that it is cut there again."""
@@ -146,6 +151,8 @@ def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan
         if refusal := recipe.options[key].refusal(value):
             raise PlanError(f"plan {name!r}: {key}={value!r} {refusal}")
     chosen: dict[str, Any] = {key: kind.default for key, kind in recipe.options.items()} | dict(given)
+    sizes = sizes_of(name, chosen.get("sizes", ""))
+    chosen = count_chunks(name, sizes, chosen, given)
     method = recipe.method(**_wanted(recipe, {**chosen, "saved_table": saved_table}))
     workers = chosen.get("workers", 1)
     if isinstance(method, Pipeline):
@@ -153,7 +160,8 @@ def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan
         method.check_stages(name, workers)
     codec = codec_of(name, method, chosen.get("codec", DENSE))
     pull = pull_of(name, codec, chosen.get("pull", DENSE))
-    return Plan(name, method, workers, chosen.get("chunks", 1), chosen["threads"], codec, pull, options=dict(given))
+    chunks, threads = chosen.get("chunks", 1), chosen["threads"]
+    return Plan(name, method, workers, chunks, threads, codec, pull, sizes, options=dict(given))
 
 
 def _in_pipeline(name: str, method: Pipeline, chosen: Mapping[str, Any], counted: bool) -> int:

@@ -58,6 +58,7 @@ class Recipe:
 
 WORKERS, THREADS = Kind(2), Kind(1)
 TEAM = {"workers": WORKERS, "threads": THREADS}
-SUMMED = {**TEAM, "codec": Kind("dense")}  # of plans whose workers exchange gradients
-SERVER = {**SUMMED, "shards": Kind(1)}
+SIZES = Kind("")
+SUMMED = {**TEAM, "codec": Kind("dense"), "sizes": SIZES}  # of plans whose workers sum their gradients
+SERVER = {**TEAM, "codec": Kind("dense"), "shards": Kind(1)}
 PULLED = {**SERVER, "pull": Kind("dense")}  # of servers whose answers may be coded, too

@@ -112,7 +112,8 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
         lines["compute"] = "fused: generated code"
     if summary["stragglers"]:
         slow = (f"worker {w} computes at {of:.0%} of the others' speed" for w, of in summary["stragglers"].items())
-        lines["straggler"] = "; ".join(slow)
+        advised = [f"sizes={summary['advised_sizes']} divides batches by speed"] if summary["advised_sizes"] else []
+        lines["straggler"] = "; ".join([*slow, *advised])
     if summary["not_finite"]:
         lines["not finite"] = f"the loss of {summary['not_finite']} gradients"
     if summary["deaths"]:

@@ -130,13 +130,16 @@ class Pace:
         return stragglers(np.where(self.of("pieces") >= ENOUGH, self.speed, math.nan))
 
 
-def straggling(rows: Columns, workers: int) -> dict[int, float]:
-    """Find the stragglers of a whole run; a single worker is never one."""
-    if workers == 1:
-        return {}
+def pace_of(rows: Columns, workers: int) -> Pace:
+    """Return the rates of a whole run."""
     accounting = TimeAccounting(workers)
     accounting.add(rows)
-    return Pace(accounting.sums).stragglers()
+    return Pace(accounting.sums)
+
+
+def straggling(rows: Columns, workers: int) -> dict[int, float]:
+    """Find the stragglers of a whole run; a single worker is never one."""
+    return pace_of(rows, workers).stragglers() if workers > 1 else {}
 
 
 ENOUGH = 10  # gradients that a speed is judged by, at least

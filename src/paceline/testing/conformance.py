@@ -51,6 +51,7 @@ PLANS = (
     Member("sequential", (1,)),
     Member("sequential:chunks=3", (1,)),
     Member("ring", (2, 3, 4, 5)),
+    Member("ring:sizes=3+1", (2,)),
     Member("tree", (2, 5)),
     Member("halving_doubling", (2, 3, 4)),
     Member("hierarchical", (2, 4)),
@@ -116,7 +117,10 @@ def difference(one: nn.Module, other: nn.Module) -> float:
 
 def same_numbers(job: Job, plan: Plan, engine: str, tolerance: float = 1e-9, updates: int = 20) -> None:
     """Assert that `plan` trains as the oracle does, which computes the same chunks in one process."""
-    oracle = train(job, make("sequential", chunks=plan.parts), engine="virtual", folder=None, max_updates=updates)
+    sizes = "+".join(map(str, plan.sizes))
+    oracle = train(
+        job, make("sequential", chunks=plan.parts, sizes=sizes), engine="virtual", folder=None, max_updates=updates
+    )
     run = train(job, plan, engine=engine, folder=None, max_updates=updates)
     gap = difference(oracle.model, run.model)
     assert gap <= tolerance, f"{plan} on {engine} differs from the oracle by {gap:.2e}"

@@ -91,11 +91,12 @@ def test_a_worker_dies_while_it_applies_a_sum_that_others_may_lack(tmp_path: Pat
     _check(tmp_path, ran, "ring", 3)
 
 
-def test_an_agent_is_killed_with_its_worker(tmp_path: Path) -> None:
-    ran, _ = _held(tmp_path, 3, "ring")
+def test_an_agent_is_killed_with_its_worker_where_chunks_differ_in_size(tmp_path: Path) -> None:
+    plan = "ring:sizes=3+2+1"
+    ran, _ = _held(tmp_path, 3, plan)
     ran.kill(1)
     ran.release()
-    _check(tmp_path, ran, "ring", 3, [1])
+    _check(tmp_path, ran, plan, 3, [1])
 
 
 def test_two_die_and_the_last_one_goes_on(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""Chunks of unequal sizes: a batch is divided among workers of unequal speed as `sizes=3+1` says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import PlanError
+
+
+def sizes_of(plan: str, text: str) -> tuple[int, ...]:
+    """Return the relative sizes of chunks that a plan's option states; none if they are equal."""
+    words = text.split("+") if text else []
+    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
+        raise PlanError(
+            f"plan {plan!r}: sizes={text} are not whole numbers of at least 1, joined by +; write sizes=3+1 for a "
+            "first worker that takes three quarters of every batch"
+        )
+    return tuple(map(int, words))
+
+
+def count_chunks(
+    plan: str, sizes: tuple[int, ...], chosen: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options with as many workers, or chunks of one process, as there are sizes."""
+    if not sizes:
+        return dict(chosen)
+    counted = "workers" if "workers" in chosen else "chunks"
+    if given.get(counted, len(sizes)) != len(sizes):
+        raise PlanError(
+            f"plan {plan!r}: sizes={chosen['sizes']} states {len(sizes)} sizes, and {counted}={given[counted]}; give a "
+            "size for each"
+        )
+    return {**chosen, counted: len(sizes)}
+
+
+def sizes_by(speeds: Sequence[float]) -> str:
+    """Return the sizes that divide a batch by these speeds, as a plan's option; empty where a speed is not known.
+
+    They are within an eighth of the slowest worker's chunk, since a speed that was measured is no more exact.
+    """
+    if not all(math.isfinite(speed) and speed > 0 for speed in speeds):
+        return ""
+    wanted = [speed / min(speeds) for speed in speeds]
+    for unit in range(1, 5):
+        sizes = [round(unit * share) for share in wanted]
+        if max(abs(size / unit - share) for size, share in zip(sizes, wanted, strict=True)) <= 1 / 8:
+            break
+    return "+".join(map(str, sizes))
