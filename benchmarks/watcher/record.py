@@ -1,7 +1,9 @@
 """Run programs under the watcher and record what it observes.
 
-`python record.py FOLDER [--variants 0,1] [--seconds 60] [--at-once 6] [FAMILY...]` writes one trace for each program
-and variant; what hangs is ended some seconds after it was reported.
+`python record.py FOLDER [--variants 0,1] [--seconds 60] [--at-once 6] [--within 600] [FAMILY[.PROGRAM]...]` writes one
+trace for each program and variant; what hangs is ended some seconds after it was reported. What has a trace in the
+folder is not recorded again, so that an interrupted run is continued by the same command; with `--within` no recording
+begins that could last longer than so many seconds from the start.
 
 Each trace has, besides the looks that the watcher took for reasons of its own, two that are taken in any case, so that
 the classifier also learns what busy programs look like.
@@ -16,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -26,6 +29,7 @@ from programs import MPIEXEC, STOPPED, TORCHRUN, VERDICT  # noqa: E402
 
 from paceline.watcher import proc  # noqa: E402
 from paceline.watcher.stacks import environment  # noqa: E402
+from paceline.watcher.trace import FILE  # noqa: E402
 from paceline.watcher.watch import Watch, pace  # noqa: E402
 
 LOOKS = (10, 15)
@@ -52,30 +56,38 @@ def command_of(family: str, name: str, variant: int) -> list[str]:
     return ["sh", "-c", '"$@"; true', "sh", *command] if variant % 5 == 3 else command
 
 
-def record(folder: Path, family: str, name: str, variant: int, seconds: float | None) -> None:
+def duration(family: str, seconds: float | None) -> float:
+    """Return for how long a program is recorded at most."""
+    return (seconds or (HANGS if hangs(family) else WORKS)) + (family in TORCHRUN) * (RANKS - HANGS)
+
+
+def hangs(family: str) -> bool:
+    """Whether a report is wanted."""
+    return VERDICT[family] == "deadlocked" or family in STOPPED
+
+
+def record(folder: Path, family: str, name: str, variant: int, seconds: float) -> None:
     """Record one program for some seconds, and end it."""
-    hangs = VERDICT[family] == "deadlocked" or family in STOPPED
-    ranks = family in TORCHRUN
+    place = folder / f"{family}.{name}.{variant}"
     with tempfile.TemporaryDirectory() as scratch:
         variables = {"OMP_NUM_THREADS": "1", "VARIANT": str(variant), "TMPDIR": scratch}
         variables = environment(Path(scratch), {**os.environ, **variables})
         command = command_of(family, name, variant)
         started = subprocess.Popen(command, cwd=HERE, env=variables, stdin=QUIET, stdout=QUIET, stderr=QUIET)
         watch = Watch(started.pid, Path(scratch), keep=None)
-        follow(watch, (seconds or (HANGS if hangs else WORKS)) + ranks * (RANKS - HANGS), hangs, started.pid)
+        follow(watch, seconds, hangs(family), started.pid)
         watch.kill()
         started.wait()
-    place = folder / f"{family}.{name}.{variant}"
     place.mkdir(parents=True, exist_ok=True)
     watch.trace.save(place)
 
 
-def follow(watch: Watch, seconds: float, hangs: bool, pid: int) -> None:
-    """Let the watcher tick, and take further looks at some ticks; a hang ends it some seconds later."""
+def follow(watch: Watch, seconds: float, ends: bool, pid: int) -> None:
+    """Let the watcher tick, and take further looks at some ticks; with `ends` a report ends it soon after."""
     started, tick, told = time.monotonic(), 0, None
     while time.monotonic() < started + seconds and not (told and time.monotonic() > told + AFTER):
         found = watch.tick()
-        if found is not None and told is None and hangs:
+        if found is not None and told is None and ends:
             told = time.monotonic()
         if tick in LOOKS:
             watch.trace.samples.append(proc.look(proc.tree([pid])))
@@ -91,16 +103,28 @@ def main() -> None:
     parser.add_argument("--variants", default="0")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--at-once", type=int, default=6)
+    parser.add_argument("--within", type=float)
     given = parser.parse_intermixed_args()
-    with ThreadPoolExecutor(given.at_once) as pool:
-        done = [
-            pool.submit(record, given.folder, family, name, int(variant), given.seconds)
-            for family in given.families or VERDICT
-            for name in importlib.import_module(f"programs.{family}").PROGRAMS
-            for variant in given.variants.split(",")
-        ]
-        for each in done:
+    began = time.monotonic()
+    wanted = [
+        (family, name, int(variant))
+        for variant in given.variants.split(",")
+        for each in given.families or VERDICT
+        for family, _, only in [each.partition(".")]
+        for name in importlib.import_module(f"programs.{family}").PROGRAMS
+        if only in ("", name)
+    ]
+    with ProcessPoolExecutor(given.at_once, get_context("spawn")) as pool:
+        for each in [pool.submit(record_if_missing, given, began, *program) for program in wanted]:
             each.result()
+
+
+def record_if_missing(given: argparse.Namespace, began: float, family: str, name: str, variant: int) -> None:
+    """Record a program that has no trace yet, if there is time for it."""
+    seconds = duration(family, given.seconds)
+    late = given.within is not None and time.monotonic() + seconds > began + given.within
+    if not late and not (given.folder / f"{family}.{name}.{variant}" / FILE).exists():
+        record(given.folder, family, name, variant, seconds)
 
 
 if __name__ == "__main__":

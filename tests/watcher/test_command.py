@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -106,3 +110,69 @@ def test_the_rank_that_skips_a_step_is_named(tmp_path: Path) -> None:
     assert [(each["label"].partition(",")[0], each["collective"]) for each in causes] == [("rank 2", "barrier")]
     assert causes[0]["at"]["line"] == 11
     assert report["seconds"] < 15
+
+
+def test_a_process_that_may_not_be_read_is_refused() -> None:
+    """The watcher gives up all rights over processes of other users."""
+    if os.getuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("needs root and setpriv")
+    without_rights = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
+    command = [sys.executable, "-m", "paceline", "watch", "--seconds", "1", "--pid"]
+    with subprocess.Popen(["setpriv", "--reuid", "65534", "--clear-groups", "sleep", "60"]) as other:
+        try:
+            while b"sleep" not in Path(f"/proc/{other.pid}/cmdline").read_bytes().split(b"\0")[0]:
+                time.sleep(0.01)
+            done = subprocess.run([*without_rights, *command, str(other.pid)], capture_output=True, text=True)
+        finally:
+            other.kill()
+    assert done.returncode == 2
+    assert "may not be read" in " ".join(done.stderr.split())
+
+
+def test_a_process_that_ends_or_goes_on_is_not_said_to_hang() -> None:
+    with subprocess.Popen(["sleep", "0.5"]) as ends:
+        done = watch("--pid", ends.pid)
+    assert (done.returncode, done.stderr) == (0, "it ended without a hang\n")
+    with subprocess.Popen(["sleep", "60"]) as sleeps:
+        try:
+            done = watch("--pid", sleeps.pid, "--seconds", 2)
+        finally:
+            sleeps.kill()
+    assert done.returncode == 0
+    assert done.stderr.startswith("nothing hung so far: waiting (probability ")
+
+
+@pytest.mark.soak
+def test_two_watchers_of_one_job_show_one_block(tmp_path: Path) -> None:
+    """Each runs in namespaces of its own, with two of the four ranks and a name of its own."""
+    unshare = ["unshare", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c"]
+    if subprocess.run([*unshare, "hostname node"], capture_output=True).returncode:
+        pytest.skip("needs the right to make namespaces")
+    script = tmp_path / "ddp.py"
+    script.write_text(SKIPS)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    nodes = []
+    for node in range(2):
+        torchrun = (
+            f"-m torch.distributed.run --nnodes 2 --nproc-per-node 2 --master-port {port} --node-rank {node} {script}"
+        )
+        command = f"{sys.executable} -m paceline watch --json --kill-after 5 --share {tmp_path / 'share'} --"
+        nodes.append(
+            subprocess.Popen(
+                [*unshare, f"hostname node-{node}; exec {command} {sys.executable} {torchrun}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    told = [(node.communicate(timeout=400), node.returncode) for node in nodes]
+    assert [code for _, code in told] == [1, 1]
+    first, second = (json.loads(printed)["reports"][0] for (printed, _), _ in told)
+    causes = [each["label"] for each in first["processes"] if each["role"] == "cause"]
+    assert len(causes) == 1
+    assert causes[0].startswith("rank 2, pid ")
+    assert " on node-1 (" in causes[0]
+    assert second["told_on"] == "node-0"
+    assert "rank 2" in told[0][0][1]
+    assert "rank 2" not in told[1][0][1]

@@ -70,6 +70,12 @@ def test_a_parent_that_only_waits_for_its_children_is_their_victim() -> None:
     assert knot(parent, process(20, shared), process(30, shared)) == ([10, 20, 30], [20, 30])
 
 
+def test_a_parent_that_could_read_what_its_child_writes_is_a_cause() -> None:
+    parent = process(10, Wait("child", (20,)))
+    writers = process(20, pipe(10, 20, 30)), process(30, pipe(10, 20, 30))
+    assert knot(parent, *writers) == ([10, 20, 30], [10, 20, 30])
+
+
 def test_a_process_outside_the_tree_may_always_answer() -> None:
     assert knot(process(10, pipe(10, 99))) is None
 

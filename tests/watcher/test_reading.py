@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import filelock
@@ -16,8 +17,9 @@ import pytest
 
 from paceline.watcher import interpreter, proc, stacks
 from paceline.watcher.graph import find_knot
+from paceline.watcher.layouts import LAYOUTS
 from paceline.watcher.samples import Frame, Wait
-from paceline.watcher.sockets import peers
+from paceline.watcher.sockets import peers, private_listeners
 from paceline.watcher.syscalls import parse_call
 
 
@@ -41,11 +43,35 @@ def test_both_ends_of_a_socket_are_found() -> None:
         assert (peers()[inode(a)], peers()[inode(b)]) == (inode(b), inode(a))
 
 
+@pytest.mark.parametrize(
+    ("family", "address"), [(socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET6, ("::1", 0)), (socket.AF_UNIX, None)]
+)
+def test_the_other_end_of_what_is_not_accepted_yet_is_the_listening_socket(
+    family: int, address: object, tmp_path: Path
+) -> None:
+    with socket.socket(family) as server, socket.socket(family) as client:
+        server.bind(address or str(tmp_path / "server"))
+        server.listen()
+        client.connect(server.getsockname())
+        assert peers()[inode(client)] == inode(server)
+        accepted = server.accept()[0]
+        with accepted:
+            assert peers()[inode(client)] == inode(accepted)
+
+
+def test_a_listener_of_multiprocessing_serves_its_own_program(tmp_path: Path) -> None:
+    with Listener() as private, Listener(str(tmp_path / "listener-of-all"), "AF_UNIX") as public:
+        inodes = [inode(each._listener._socket) for each in (private, public)]
+        assert [each in private_listeners() for each in inodes] == [True, False]
+
+
 PROGRAMS = {
     "pipe": "import os; os.read(os.pipe()[0], 1)",
     "lock": "import threading as t; l = t.Lock(); l.acquire(); l.acquire()",
     "clock": "import time; time.sleep(1000)",
     "socket": "import socket; a, b = socket.socketpair(); a.recv(1)",
+    "socket of its own server": "import socket as s; a = s.create_server(('', 0)); "
+    "s.create_connection(a.getsockname()).recv(1)",
     "child": "import os, time; os.fork() or time.sleep(1000); os.wait()",
     "outside": "import socket; socket.create_server(('127.0.0.1', 0)).accept()",
     "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
@@ -57,9 +83,10 @@ PROGRAMS = {
 def test_a_process_is_seen_to_wait_for_what_it_waits_for(kind: str) -> None:
     started = subprocess.Popen([sys.executable, "-c", PROGRAMS[kind]])
     try:
-        until(lambda: proc.look([started.pid]).processes[0].main.kind == kind)
+        wanted = kind.removesuffix(" of its own server")
+        until(lambda: proc.look([started.pid]).processes[0].main.kind == wanted)
         main = proc.look([started.pid]).processes[0].main
-        if kind in ("pipe", "lock", "socket", "shared lock"):
+        if wanted in ("pipe", "lock", "socket", "shared lock"):
             assert main.by == (started.pid,)
         if kind == "child":
             assert set(main.by) == set(proc.tree([started.pid])) - {started.pid}
@@ -84,7 +111,7 @@ def test_a_thread_that_sleeps_does_not_run() -> None:
         thread.join()
 
 
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the layout of CPython 3.11 is known")
+@pytest.mark.skipif(sys.version_info[:2] not in LAYOUTS, reason="an unknown version of CPython")
 @pytest.mark.parametrize("timeout", [-1, 600])
 def test_a_lock_of_the_library_filelock_is_held_by_the_process_that_has_its_file(timeout: int, tmp_path: Path) -> None:
     file = tmp_path / "cache.lock"

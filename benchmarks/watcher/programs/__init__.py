@@ -11,11 +11,11 @@ DEADLOCKED = (
     "locks", "pipes", "files", "event_loops", "queues", "sockets", "processes", "shared", "executors", "polling",
     "subprocesses", "forks", "partial", "native", "futures", "primitives", "file_locks", "spawned", "loaders",
     "heartbeats", "collectives", "ddp", "mpi", "reported", "reported_ranks", "pollers", "stuck",
-    "applications", "everyday",
+    "applications", "everyday", "integrations", "deployments",
 )  # fmt: skip
 WAITING = (
     "sleepers", "servers", "signals", "parents", "pools", "slow_peers", "services", "timers", "helpers", "trainings",
-    "mpi_works", "idlers", "steady", "routines", "tending",
+    "mpi_works", "idlers", "steady", "routines", "tending", "operations", "upkeep",
 )  # fmt: skip
 BUSY = ("computing", "builds", "crunching")
 LIVELOCKED = ("politeness",)
@@ -30,7 +30,7 @@ LEARNED = frozenset({"locks", "pipes", "files", "event_loops", "sleepers", "serv
 #: The rules were developed with these; their figures show what was fitted.
 DEVELOPED = frozenset(
     {"shared", "collectives", "subprocesses", "forks", "partial", "native", "mpi", "mpi_works", "timers", "pollers",
-     "idlers", "applications", "routines"}
+     "idlers", "applications", "routines", "integrations", "operations"}
 )  # fmt: skip
 #: Rebuilt from public reports; counted by themselves.
 REPORTED = frozenset({"reported", "reported_ranks"})
@@ -55,6 +55,10 @@ CAUSE = {
     "reported_ranks.pippy_969": "rank 0, rank 1", "reported_ranks.ray_56997": "rank 0",
     "reported_ranks.neuron_sp_80": "rank 0", "reported_ranks.horovod_498": "others",
     "reported_ranks.snowfall_152": "rank 0",
+    "integrations.managed_queues_full_on_both_sides": "children", "deployments.xmlrpc_server_calls_back": "children",
+    "deployments.services_that_ask_each_other": "children", "deployments.coprocess_whose_input_stays_open": "children",
+    "deployments.worker_of_node_is_never_notified": "children",
+    "deployments.monitors_of_java_in_two_orders": "children",
     "stuck.child_logs_after_a_fork": "children", "applications.barrier_broken_worker_dies": "children",
     "applications.fcntl_lockf_two_files": "children", "everyday.filelock_two_files_two_processes": "children",
 }  # fmt: skip

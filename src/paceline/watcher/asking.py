@@ -35,6 +35,8 @@ def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
         return wait._replace(by=by, on=f"the lock on {thread.lock_file}", polls="asks") if by else wait
     if call.name in SLEEPS and not _sleeps(pid, stack):  # C code that sleeps between two attempts, as SQLite's
         return _locked(waits, pid, wait)
+    if _serves_as_manager(stack):
+        return wait._replace(by=(pid,), on="the end of its manager", polls="asks")
     loop = loop_of(stack, lambda file: _source(pid, file))
     if loop is None or [frame.function for frame in stack[:2]] == _EVENT == [_event(f.file) for f in stack[:2]]:
         return wait
@@ -68,6 +70,12 @@ def _wait_of(waits: Waits, pid: int, task: Task) -> Wait:
         return Wait("clock", on=f"asyncio.{task.timer}")
     by = waits.holders.reaching(pid, waits.tree) or (pid,)
     return Wait("clock", by, "what its loop asks for", polls="asks" if loop.asks else "idles")
+
+
+def _serves_as_manager(stack: Stack) -> bool:
+    """Whether the main thread of a manager of multiprocessing waits until a client ends it."""
+    serves = next((each for each in stack if os.path.basename(each.file) != "threading.py"), stack[0])
+    return serves.function == "serve_forever" and serves.file.endswith("/multiprocessing/managers.py")
 
 
 def _event(file: str) -> str:

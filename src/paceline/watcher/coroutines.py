@@ -11,14 +11,15 @@ from paceline.watcher.samples import Frame, Stack
 
 #: With more tasks than this, nothing is said of them: they would take too long to read.
 _MOST_TASKS = 1000
-_TASK = "_asyncio.Task"
+_TASK, _TASK_LOOP = "_asyncio.Task", 16
 #: What the innermost function of asyncio says that a task waits for; by file and function.
 _WAITS = {
     ("locks.py", "acquire"): "a lock or semaphore of asyncio", ("locks.py", "wait"): "an event or condition of asyncio",
     ("locks.py", "_block"): "a barrier of asyncio", ("locks.py", "_wait"): "a barrier of asyncio",
     ("queues.py", "get"): "an item of a queue of asyncio", ("queues.py", "put"): "room in a queue of asyncio",
     ("queues.py", "join"): "task_done() for all items of a queue of asyncio",
-    ("taskgroups.py", "__aexit__"): "the end of its group of tasks", ("tasks.py", "_wait"): "other tasks",
+    ("taskgroups.py", "__aexit__"): "the end of its group of tasks",
+    ("taskgroups.py", "_aexit"): "the end of its group of tasks", ("tasks.py", "_wait"): "other tasks",
 }  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def read_loop(objects: Objects, frames: Sequence[CodeFrame], modules: int) -> Lo
     until = next((each for each in frames if _place(each) == ("base_events.py", "run_until_complete")), None)
     main = objects.local(until, "future") if until else 0
     loop = objects.local(running, "self")
-    found = [each for each in _tasks(objects, modules) if objects.memory.word(each + objects.at.task_loop) == loop]
+    found = [each for each in _tasks(objects, modules) if objects.memory.word(each + _TASK_LOOP) == loop]
     if len(found) > _MOST_TASKS:
         return Loop((), True)
     waiting = [_Waiting.of(objects, each) for each in found]
@@ -67,13 +68,15 @@ def read_loop(objects: Objects, frames: Sequence[CodeFrame], modules: int) -> Lo
 
 
 def _tasks(objects: Objects, modules: int) -> Iterator[int]:
-    """Iterate over all tasks that are not done: `asyncio.tasks._all_tasks` is a set of weak references to them."""
+    """Iterate over all tasks that are not done: `asyncio.tasks` has sets of them and of weak references to them."""
     module = objects.items(modules).get("asyncio.tasks")
     if not module:
         return
-    every = objects.items(objects.memory.word(module + 16))["_all_tasks"]
-    for reference in objects.members(objects.attributes(every)["data"]):
-        task = objects.memory.word(reference + 16)
+    known = objects.items(objects.memory.word(module + 16))
+    weak, eager = (known.get(name, 0) for name in objects.at.every_task)
+    references = objects.members(objects.attributes(weak)["data"])
+    found = [objects.memory.word(each + 16) for each in references] + list(objects.members(eager) if eager else ())
+    for task in found:
         if objects.type_of(task) == _TASK and objects.memory.integer(task + objects.at.task_state) == 0:
             yield task
 
@@ -124,7 +127,9 @@ class _Waiting(NamedTuple):
             if handle and objects.type_of(handle) == "cell":
                 handle = objects.memory.word(handle + 16)
             return "wait" if handle and objects.type_of(handle) == "TimerHandle" else ""
-        return place[1] if place in (("tasks.py", "sleep"), ("tasks.py", "wait_for")) else ""
+        if place == ("tasks.py", "sleep"):
+            return "sleep"
+        return "wait_for" if any(_place(each) == ("tasks.py", "wait_for") for each in self.frames) else ""
 
 
 def _values(objects: Objects, frames: Sequence[CodeFrame]) -> Iterator[int]:
@@ -160,4 +165,6 @@ def _place(frame: CodeFrame) -> tuple[str, str]:
 
 def _name(objects: Objects, task: int) -> str:
     name = objects.memory.word(task + objects.at.task_name)
+    if objects.type_of(name) == "int":  # the name is made of it when it is asked for
+        return f"task Task-{objects.number(name)}"
     return f"task {objects.string(name)}" if objects.type_of(name) == "str" else "a task"

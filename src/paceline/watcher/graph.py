@@ -140,11 +140,13 @@ def _circle(held: tuple[Process, ...]) -> tuple[Process, ...]:
     """Return the shortest circle among the processes; a process whose threads wait for each other is a circle of one.
 
     Parents that only wait for the end of their children come last: they share memory with a circle of their children,
-    so they could hold its locks as far as the kernel says.
+    so they could hold its locks as far as the kernel says. The end of a pipe that they could read or write is theirs.
     """
     parents = {p.pid for p in held if any(t.wait.kind == "child" for t in p.threads)}
     rest = tuple(process for process in held if process.pid not in parents)
-    return _circle_of(rest, shares=True) or _circle_of(held)
+    found = _circle_of(rest, shares=True)
+    piped = {pid for p in found for t in p.threads if t.wait.kind == "pipe" for pid in t.wait.by}
+    return found if found and not piped & parents else _circle_of(held)
 
 
 def _circle_of(held: tuple[Process, ...], shares: bool = False) -> tuple[Process, ...]:

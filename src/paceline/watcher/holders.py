@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.watcher.memory import Mapping, mappings
-from paceline.watcher.sockets import peers
+from paceline.watcher.sockets import peers, private_listeners
 
 _WRITE, _READ_WRITE = os.O_WRONLY, os.O_RDWR
 
@@ -36,6 +36,11 @@ class Holders:
     @cached_property
     def _peers(self) -> dict[int, int]:
         return peers()
+
+    @cached_property
+    def private_listeners(self) -> frozenset[int]:
+        """The listening sockets that only processes of their own program connect to."""
+        return private_listeners()
 
     @cached_property
     def locks(self) -> dict[int, list[tuple[int, str]]]:
@@ -116,7 +121,10 @@ class Holders:
         return tuple(sorted({pid for pid, fd in self._ends.get(target, ()) if _mode(pid, fd) in wanted}))
 
     def of_peer(self, inode: int) -> tuple[int, ...]:
-        """Return the processes that hold the other end of a connected socket; none if it is not on this machine."""
+        """Return the processes that hold the other end of a connected socket; none if it is not on this machine.
+
+        Of a connection that is not accepted yet they are those that hold the listening socket.
+        """
         other = self._peers.get(inode)
         return tuple(sorted({pid for pid, _ in self._ends.get(f"socket:[{other}]", ())})) if other else ()
 

@@ -6,6 +6,7 @@ special way, and does not notice. What is torn because a thread runs meanwhile i
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.watcher.coroutines import Loop, read_loop
+from paceline.watcher.layouts import LAYOUTS, Layout
 from paceline.watcher.memory import Memory, mappings, symbol
-from paceline.watcher.objects import LAYOUTS, CodeFrame, Layout, Objects
+from paceline.watcher.objects import CodeFrame, Objects
 from paceline.watcher.samples import Frame, Stack
 
 _MOST_THREADS = 1000
@@ -24,7 +26,7 @@ _START_OF_CODE = 23  # among the fields of /proc/PID/stat after the name
 _LOCKS = frozenset({"_thread.lock", "_thread.RLock"})
 #: Local variables by which programs say which rank of how many they are, where no launcher says it.
 NUMBERS = ("rank", "world_size")
-_LIBRARY = re.compile(r"/(?:libpython|python)(3)\.(\d+)[^/]*$")
+_LIBRARY = re.compile(r"/(?:libpython|python)(3)\.(\d+)(?:\.|$)[^/]*$")  # not "3.13t", which has no interpreter lock
 _TORN = (OSError, struct.error, IndexError, UnicodeError, OverflowError)
 
 
@@ -38,6 +40,7 @@ class PythonThread(NamedTuple):
     numbers: Mapping[str, int] = {}  # local variables of the names in `NUMBERS`, of the innermost frame that has them
     loop: Loop | None = None  # the event loop that it runs
     lock_file: str = ""  # that it asks for without an end, by the library filelock
+    joined: int = 0  # the thread that it joins, where no futex says so
 
 
 class Interpreter(NamedTuple):
@@ -53,9 +56,10 @@ class Interpreter(NamedTuple):
             return (self.gil_holder,) if self.gil_holder else ()
         return tuple(each.tid for each in self.threads if futex in each.holds)
 
-    def ending(self, futex: int) -> tuple[int, ...]:
-        """Return the thread whose end a futex stands for."""
-        return tuple(each.tid for each in self.threads if futex == each.ends)
+    def ending(self, tid: int, futex: int) -> tuple[int, ...]:
+        """Return the thread whose end another one waits for at a futex."""
+        joined = next((each.joined for each in self.threads if each.tid == tid), 0)
+        return tuple(each.tid for each in self.threads if futex == each.ends or each.tid == joined)
 
     def thread(self, tid: int) -> PythonThread | None:
         """Return one thread."""
@@ -78,7 +82,8 @@ def read_interpreter(pid: int) -> Interpreter | None:
         address, layout = _runtime(pid, _image(pid))
         memory = Memory(pid)
         try:
-            return _Reader(Objects(memory, layout), address).interpreter()
+            found = _Reader(Objects(memory, layout), address).interpreter()
+            return found if any(os.path.exists(f"/proc/{pid}/task/{each.tid}") for each in found.threads) else None
         finally:
             memory.close()
     return None
@@ -117,7 +122,8 @@ class _Reader:
         self._state = self._memory.word(runtime + self._at.interpreters)
 
     def interpreter(self) -> Interpreter:
-        gil = self._runtime + self._at.gil
+        inside, at = self._at.gil
+        gil = self._runtime + at if inside else self._memory.word(self._state + at)
         holder, locked = self._memory.word(gil + 8), self._memory.integer(gil + 16)
         holder_tid = self._memory.word(holder + self._at.native_id) if holder and locked == 1 else 0
         return Interpreter(tuple(self._threads()), (gil + 32, gil + 120), holder_tid)
@@ -133,15 +139,29 @@ class _Reader:
     def _thread(self, state: int) -> PythonThread:
         tid, ends = self._memory.word(state + self._at.native_id), self._end_of(state)
         try:
-            frames = list(self._objects.frames(self._memory.word(self._memory.word(state + self._at.cframe) + 8)))
+            frames = list(self._objects.frames(self._current_frame(state)))
             stack = tuple(Frame(each.code.file, each.line, each.code.name) for each in frames)
             holds = tuple(lock for each in frames for lock in self._held(each))
             numbers = {name: found for name in NUMBERS if (found := self._number(frames, name)) >= 0}
-            stack = tuple(each for each in stack if each.file != "<shim>")
             lock_file = next(filter(None, map(self._lock_file, frames)), "")
         except _TORN:
             return PythonThread(tid, (), (), ends)
-        return PythonThread(tid, stack, holds, ends, numbers, self._loop(frames), lock_file)
+        return PythonThread(tid, stack, holds, ends, numbers, self._loop(frames), lock_file, self._joined(frames))
+
+    def _current_frame(self, state: int) -> int:
+        for offset in self._at.current_frame:
+            state = self._memory.word(state + offset)
+        return state
+
+    def _joined(self, frames: list[CodeFrame]) -> int:
+        """Return the thread that a thread joins, of versions in which no lock ends with a thread; 0 if none."""
+        if self._at.on_delete or not frames or frames[0].code.name != "join":
+            return 0
+        with suppress(*_TORN):
+            if os.path.basename(frames[0].code.file) == "threading.py":
+                thread = self._objects.attributes(self._objects.local(frames[0], "self"))
+                return max(self._objects.number(thread.get("_native_id", 0)), 0)
+        return 0
 
     def _loop(self, frames: list[CodeFrame]) -> Loop | None:
         with suppress(*_TORN):
@@ -188,7 +208,7 @@ class _Reader:
 
     def _end_of(self, state: int) -> int:
         with suppress(OSError):
-            reference = self._memory.word(state + self._at.on_delete)
+            reference = self._memory.word(state + self._at.on_delete) if self._at.on_delete else 0
             lock = self._memory.word(reference + 16) if reference else 0
             if lock and self._objects.type_of(lock) == "_thread.lock":
                 return self._memory.word(lock + 16)

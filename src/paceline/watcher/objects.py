@@ -1,6 +1,6 @@
 """Objects of CPython in another process: their types, attributes, code and frames, as its memory holds them.
 
-Their layout is that of a version: see `LAYOUTS`. What is read of a thread that does not run is consistent; what is read
+Their layout is that of a version: see `layouts`. What is read of a thread that does not run is consistent; what is read
 of one that runs may be torn.
 """
 
@@ -9,51 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from paceline.watcher.layouts import Layout
 from paceline.watcher.memory import Memory
 
 _DEEPEST, _LONGEST, _MOST = 200, 1 << 20, 10_000
 _DELEGATES = frozenset({"coroutine", "generator"})
-
-
-class Layout(NamedTuple):
-    """Where fields lie in the structures of one version of CPython, on 64-bit Linux."""
-
-    interpreters: int  # _PyRuntimeState.interpreters.head
-    gil: int  # _PyRuntimeState.ceval.gil
-    threads: int  # PyInterpreterState.threads.head
-    modules: int  # PyInterpreterState.modules
-    next_thread: int
-    cframe: int
-    native_id: int
-    on_delete: int  # PyThreadState.on_delete_data: a weak reference to the lock that ends with the thread
-    code: int  # _PyInterpreterFrame.f_code
-    previous: int
-    instruction: int
-    stack_top: int
-    locals: int
-    names: tuple[int, int]  # PyCodeObject.co_filename, co_name
-    locals_names: int
-    first_line: int
-    locals_count: int
-    exceptions: int
-    lines: int
-    bytecode: int
-    cached_keys: int  # PyHeapTypeObject.ht_cached_keys
-    coroutine_frame: int  # PyCoroObject.cr_iframe
-    task_loop: int  # TaskObj of _asyncio
-    task_state: int  # 0: pending
-    task_waits_for: int
-    task_coroutine: int
-    task_name: int
-
-
-LAYOUTS = {
-    (3, 11): Layout(interpreters=40, gil=360, threads=16, modules=888, next_thread=8, cframe=56, native_id=160,
-                    on_delete=192, code=32, previous=48, instruction=56, stack_top=64, locals=72, names=(112, 120),
-                    locals_names=96, first_line=72, locals_count=76, exceptions=40, lines=136, bytecode=184,
-                    cached_keys=872, coroutine_frame=80, task_loop=16, task_state=88, task_waits_for=128,
-                    task_coroutine=136, task_name=144),
-}  # fmt: skip
+#: The owner of a frame that belongs to the interpreter itself; and where a type has its size.
+_OWN_FRAME, _BASIC_SIZE = 3, 32
 
 
 class CodeFrame(NamedTuple):
@@ -82,9 +44,12 @@ class Objects:
 
     def number(self, value: int) -> int:
         """Return a small whole number; -1 for anything else."""
-        if not value or self.type_of(value) != "int" or self.memory.word(value + 16) > 1:
+        if not value or self.type_of(value) != "int":
             return -1
-        return self.memory.integer(value + 24) if self.memory.word(value + 16) else 0
+        size = self.memory.word(value + 16)  # digits; less than none of a negative number
+        if self.at.tagged_numbers:
+            size = size >> 3 if size & 3 != 2 else -1
+        return self.memory.integer(value + 24) * (size == 1) if 0 <= size <= 1 else -1
 
     def string(self, address: int) -> str:
         """Return a text."""
@@ -92,7 +57,7 @@ class Objects:
         kind, ascii_only = state >> 2 & 7, state >> 6 & 1
         if length > _LONGEST or kind not in (1, 2, 4):
             raise OSError("no string")
-        data = self.memory.read(address + (48 if ascii_only else 72), length * kind)
+        data = self.memory.read(address + self.at.text[not ascii_only], length * kind)
         return data.decode({1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}[kind])
 
     def receiver(self, method: int) -> int:
@@ -102,14 +67,22 @@ class Objects:
     def items(self, dictionary: int) -> Mapping[str, int]:
         """Return a dictionary whose keys are texts."""
         values = self.memory.word(dictionary + 40)
+        if values and self.at.values == "inline":
+            values += 8  # after their own sizes
         return dict(self._entries(self.memory.word(dictionary + 32), values))
 
     def attributes(self, instance: int) -> Mapping[str, int]:
         """Return the attributes of an instance of a class that is written in Python."""
-        if dictionary := self.memory.word(instance - 24):
+        kind, dictionary = self.memory.word(instance + 8), self.memory.word(instance - 24)
+        if self.at.values == "instead" and dictionary & 1:
+            dictionary, values = 0, dictionary + 1
+        elif self.at.values == "inline":
+            values = instance + self.memory.word(kind + _BASIC_SIZE) + 8
+        else:
+            values = self.memory.word(instance - 32) if not dictionary else 0
+        if dictionary:
             return self.items(dictionary)
-        keys = self.memory.word(self.memory.word(instance + 8) + self.at.cached_keys)
-        return dict(self._entries(keys, self.memory.word(instance - 32)))
+        return dict(self._entries(self.memory.word(kind + self.at.cached_keys), values))
 
     def _entries(self, keys: int, values: int) -> Iterator[tuple[str, int]]:
         """Iterate over keys and values; the values lie beside the keys, or by themselves if several share the keys."""
@@ -135,7 +108,8 @@ class Objects:
         for _ in range(_DEEPEST):
             if not frame:
                 return
-            yield self.frame(frame)
+            if self.memory.read(frame + self.at.owner, 1)[0] != _OWN_FRAME:
+                yield self.frame(frame)
             frame = self.memory.word(frame + self.at.previous)
 
     def frame(self, address: int) -> CodeFrame:

@@ -123,6 +123,17 @@ def caught_signals(pid: int) -> int:
     return 0
 
 
+def may_be_read(pid: int) -> bool:
+    """Whether this user may see what the threads of a process wait for."""
+    try:
+        Path(f"/proc/{pid}/syscall").read_bytes()
+    except PermissionError:
+        return False
+    except OSError:  # it has just ended
+        return True
+    return True
+
+
 def read(file: str) -> str:
     """Return a file of /proc, or nothing if its process has ended or belongs to another user."""
     try:

@@ -195,6 +195,8 @@ def _kind(causes: tuple[Process, ...], knot: Knot) -> str:
     ]
     if "task" in kinds:
         return "task"
+    if {"pipe", "child"} <= set(kinds):
+        return "child"
     others = [kind for kind in kinds if kind not in ("child", "lock")]
     asks = any(t.wait.polls == "asks" for p in causes for t in p.threads if t.tid in knot.threads)
     return next(iter(others + ["asks"] * asks + kinds), "lock")

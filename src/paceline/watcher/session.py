@@ -18,6 +18,7 @@ from paceline.errors import UsageError
 from paceline.runs.events import Event, EventKind, EventLog
 from paceline.runs.live import HANG, read_live
 from paceline.watcher.findings import add_verdicts, save_findings, with_findings, with_saved_findings
+from paceline.watcher.proc import may_be_read
 from paceline.watcher.report import Report
 from paceline.watcher.share import Share
 from paceline.watcher.stacks import environment
@@ -130,7 +131,12 @@ def _started(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
 def watch_process(pid: int, actions: Actions, seconds: float | None = None) -> Outcome:
     """Watch a process and its descendants until it hangs, ends, or a time is over."""
     if pid < 1 or not Path(f"/proc/{pid}").exists():
-        raise UsageError(f"--pid {pid}: there is no such process on this machine")
+        raise UsageError(f"--pid {pid}: there is no such process on this machine; `ps -e` lists those that run")
+    if not may_be_read(pid):
+        raise UsageError(
+            f"--pid {pid}: what its threads wait for may not be read; watch it as its own user with "
+            "kernel.yama.ptrace_scope 0, or as root; or start it by `paceline watch -- COMMAND`"
+        )
     return _until_hung(Watch(pid, share=_share(actions)), actions, seconds)
 
 
@@ -171,6 +177,8 @@ def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: 
     while goes_on() or kill_at is not None:
         report = watch.tick()
         if watch.ended:
+            if once and not outcome.reports and actions.run is None:  # a run's own page says how it ended
+                actions.tell("it ended without a hang")
             return outcome
         if report is not None and not outcome.reports:
             report = with_findings(report)
@@ -190,6 +198,7 @@ def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: 
         pace(started, ticks)
     if once:
         outcome.verdict, outcome.probability = watch.verdict()
+        actions.tell(f"nothing hung so far: {outcome.verdict} (probability {outcome.probability:.2f})")
     return outcome
 
 

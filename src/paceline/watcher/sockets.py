@@ -1,15 +1,22 @@
-"""Which socket is connected to which on this machine: TCP by addresses, Unix sockets by sock_diag."""
+"""Which socket is connected to which on this machine: TCP by addresses, Unix sockets by sock_diag.
+
+The other end of a connection that has not been accepted yet is the listening socket: only a process that has it open
+can accept the connection, and then answer.
+"""
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 from contextlib import suppress
 from pathlib import Path
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP = 4, 20, 0x301
-_SHOW_PEER, _PEER_ATTRIBUTE = 4, 2
+_SHOW, _PEER, _NOT_ACCEPTED = 4 | 8, 2, 3  # what is asked for: peers and waiting connections; their attributes
 _DONE, _ERROR = 3, 2
+_ESTABLISHED, _LISTENS = "01", "0A"
+_PRIVATE = re.compile(r"/pymp-[^/]+/listener-[^/]+$")
 _MAPPED = "0000000000000000FFFF0000"  # an IPv4 address within IPv6, as /proc/net/tcp6 prints it
 
 
@@ -18,15 +25,35 @@ def peers() -> dict[int, int]:
     return _tcp_peers() | _unix_peers()
 
 
+def private_listeners() -> frozenset[int]:
+    """Return the sockets at which multiprocessing listens in a folder of its own, for processes of its own program."""
+    with suppress(OSError):
+        lines = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+        return frozenset(int(fields[6]) for fields in lines if len(fields) == 8 and _PRIVATE.search(fields[7]))
+    return frozenset()
+
+
 def _tcp_peers() -> dict[int, int]:
     by_ends: dict[tuple[str, str], int] = {}
+    listening: dict[str, int] = {}
     for file in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             for line in Path(file).read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == "01":  # ESTABLISHED
+                if fields[3] == _ESTABLISHED:
                     by_ends[_plain(fields[1]), _plain(fields[2])] = int(fields[9])
-    return {inode: by_ends[there, here] for (here, there), inode in by_ends.items() if (there, here) in by_ends}
+                elif fields[3] == _LISTENS:
+                    listening[_plain(fields[1])] = int(fields[9])
+    found = {inode: by_ends[there, here] for (here, there), inode in by_ends.items() if (there, here) in by_ends}
+    waiting = {inode: _listener(there, listening) for (_, there), inode in by_ends.items() if found.get(inode) == 0}
+    return found | waiting
+
+
+def _listener(address: str, listening: dict[str, int]) -> int:
+    """Return the socket that listens at an address, or at its port on all addresses; 0 if there is none."""
+    host, port = address.split(":")
+    everywhere = (f"{'0' * len(host)}:{port}", f"{'0' * 32}:{port}")
+    return next((listening[each] for each in (address, *everywhere) if each in listening), 0)
 
 
 def _plain(end: str) -> str:
@@ -36,7 +63,7 @@ def _plain(end: str) -> str:
 def _unix_peers() -> dict[int, int]:
     """Dump all Unix sockets with their peers; empty where the kernel was built without unix_diag."""
     # nlmsghdr, then unix_diag_req: family, protocol, pad, states (all), inode (any), what to show, cookie.
-    body = struct.pack("=BBHIIIQ", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_PEER, 0xFFFFFFFFFFFFFFFF)
+    body = struct.pack("=BBHIIIQ", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW, 0xFFFFFFFFFFFFFFFF)
     request = struct.pack("=IHHII", 16 + len(body), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0) + body
     found: dict[int, int] = {}
     try:
@@ -60,8 +87,11 @@ def _take_messages(data: bytes, found: dict[int, int]) -> bool:
         at = 16 + 16  # after unix_diag_msg
         while at + 4 <= length:
             size, attribute = struct.unpack_from("=HH", data, at)
-            if attribute == _PEER_ATTRIBUTE:
-                found[inode] = struct.unpack_from("=I", data, at + 4)[0]
+            numbers = struct.unpack_from(f"={max(size - 4, 0) // 4}I", data, at + 4)
+            if attribute == _PEER and numbers[0]:
+                found[inode] = numbers[0]
+            elif attribute == _NOT_ACCEPTED:
+                found |= dict.fromkeys(numbers, inode)
             at += (size + 3) & ~3 or 4
         data = data[(length + 3) & ~3 :]
     return True

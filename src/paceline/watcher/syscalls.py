@@ -22,6 +22,7 @@ _NUMBERS = {
 NAMES = {numbers[platform.machine() == "aarch64"]: name for name, numbers in _NUMBERS.items()}
 
 READS = frozenset({"read", "readv", "recvfrom", "recvmsg"})
+ACCEPTS = frozenset({"accept", "accept4"})
 SLEEPS = frozenset({"nanosleep", "clock_nanosleep", "restart_syscall"})
 WRITES = frozenset({"write", "writev", "sendto", "sendmsg", "sendfile"})
 #: The argument that holds the timeout: a number of milliseconds, or the address of a timespec (none: 0).

@@ -19,13 +19,13 @@ from paceline.watcher.interpreter import Interpreter, read_interpreter
 from paceline.watcher.memory import peek
 from paceline.watcher.mutex import owner_of_mutex
 from paceline.watcher.samples import CLOSED, Wait
-from paceline.watcher.syscalls import F_OFD_SETLKW, F_SETLKW, OPENS, READS, WRITES, Call, parse_call
+from paceline.watcher.syscalls import ACCEPTS, F_OFD_SETLKW, F_SETLKW, OPENS, READS, WRITES, Call, parse_call
 
 _POLLIN, _POLLOUT = 1, 4
 _STATES = {"R": "running", "T": "stopped"}
 _CALLS = {
     "nanosleep": "clock", "clock_nanosleep": "clock", "restart_syscall": "clock",
-    "accept": "outside", "accept4": "outside", "connect": "outside", "fsync": "disk", "fdatasync": "disk",
+    "connect": "outside", "fsync": "disk", "fdatasync": "disk",
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class Waits:
         if state == "D":
             return Wait("disk", on=call.name)
         if call.ends_by_itself:
-            known = self._futex(pid, call) if call.name == "futex" else None
+            known = self._futex(pid, tid, call) if call.name == "futex" else None
             if known is not None and known.owners:
                 return known._replace(timed=known.kind != "gil")  # what waits for the interpreter asks again at once
             return Wait("clock", on=f"{call.name} with a timeout")
@@ -64,12 +64,12 @@ class Waits:
     def without_timeout(self, pid: int, tid: int, call: Call) -> Wait:
         """Return what a thread would wait for in its system call if that had no timeout."""
         first = call.arguments[0]
-        if call.name in READS:
+        if call.name in READS or call.name in ACCEPTS:
             return self._descriptor(pid, first, reads=True)
         if call.name in WRITES:
             return self._descriptor(pid, first, reads=False)
         if call.name == "futex":
-            return self._futex(pid, call)
+            return self._futex(pid, tid, call)
         if call.name in ("wait4", "waitid"):
             return self._child(pid, call)
         if call.name in OPENS:
@@ -79,13 +79,13 @@ class Waits:
         polled = _polled(pid, call)
         return self._any(self._descriptor(pid, fd, reads) for fd, reads in polled) if polled else Wait("unknown")
 
-    def _futex(self, pid: int, call: Call) -> Wait:
+    def _futex(self, pid: int, tid: int, call: Call) -> Wait:
         address = call.arguments[0]
         interpreter = self.interpreter(pid)
         if call.is_private:
             if interpreter is not None and interpreter.gil[0] <= address < interpreter.gil[1]:
                 return Wait("gil", (pid,), "Python's interpreter lock", interpreter.owners(address))
-            if interpreter is not None and (joined := interpreter.ending(address)):
+            if interpreter is not None and (joined := interpreter.ending(tid, address)):
                 return Wait("lock", (pid,), "the end of a thread", joined)
             owners = (interpreter.owners(address) if interpreter else ()) or owner_of_mutex(pid, address)
             return Wait("lock", (pid,), "a lock of its own process", owners)
@@ -151,7 +151,8 @@ class Waits:
             holders = self.holders.of_pipe(target, to_write=reads)
             return Wait("pipe", holders, f"{'data in' if reads else 'room in'} pipe {inode}")
         if kind == "socket":
-            holders = self.holders.of_peer(int(inode))
+            private = int(inode) in self.holders.private_listeners
+            holders = self.tree if private else self.holders.of_peer(int(inode))
             return Wait("socket", holders, f"socket {inode}") if holders else Wait("outside", on=f"socket {inode}")
         if target == "anon_inode:[eventpoll]":
             return self._any(self._descriptor(pid, each, True) for each in _registered(pid, fd))
