@@ -102,9 +102,9 @@ class Pump:
     def _measure(self, slept: int) -> None:
         """Note by how much this thread was late, which had to sleep no longer than `_nap`.
 
-        A process that was late by seconds was stopped, or its machine was: others do not wait for that. Nor do they if it
-        was late once, since what is short of cores is late again and again. A process that was stopped for a moment, and
-        is stopped again, would otherwise be waited for by several times that moment.
+        A process that was late by seconds was stopped, or its machine was: others do not wait for that. Nor do they if
+        it was late once, since what is short of cores is late again and again. A process that was stopped for a moment,
+        and is stopped again, would otherwise be waited for by several times that moment.
         """
         late = slept - self._nap * 1_000_000
         late = late if late < STOPPED else 0
