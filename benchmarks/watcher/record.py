@@ -1,9 +1,9 @@
 """Run programs under the watcher and record what it observes.
 
-`python record.py FOLDER [--variants 0,1] [--seconds 60] [--at-once 6] [--within 600] [FAMILY[.PROGRAM]...]` writes one
-trace for each program and variant; what hangs is ended some seconds after it was reported. What has a trace in the
-folder is not recorded again, so that an interrupted run is continued by the same command; with `--within` no recording
-begins that could last longer than so many seconds from the start.
+`python record.py FOLDER [FAMILY[.PROGRAM]...]` writes one trace for each program and each of `--variants 0,1`. What
+hangs is ended some seconds after it was reported, other programs after `--seconds`. What has a trace in the folder is
+not recorded again, so that an interrupted run is continued by the same command; with `--within` no recording begins
+that could last longer than so many seconds from the start. `--python` runs the programs, not the watcher.
 
 Each trace has, besides the looks that the watcher took for reasons of its own, two that are taken in any case, so that
 the classifier also learns what busy programs look like.
@@ -43,16 +43,16 @@ def size_of(variant: int) -> int:
     return (3, 4, 2, 3, 4)[variant % 5]
 
 
-def command_of(family: str, name: str, variant: int) -> list[str]:
+def command_of(family: str, name: str, variant: int, python: str = sys.executable) -> list[str]:
     """Return what starts a program."""
     program = ["-m", "programs", family, name]
     if family in TORCHRUN:
         launcher = ["torch.distributed.run", "--nproc-per-node", str(size_of(variant)), "--standalone"]
-        command = [sys.executable, "-m", *launcher, *program]
+        command = [python, "-m", *launcher, *program]
     elif family in MPIEXEC:
-        command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(3 + variant % 2), sys.executable, *program]
+        command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(3 + variant % 2), python, *program]
     else:
-        command = [sys.executable, *program]
+        command = [python, *program]
     return ["sh", "-c", '"$@"; true', "sh", *command] if variant % 5 == 3 else command
 
 
@@ -66,13 +66,13 @@ def hangs(family: str) -> bool:
     return VERDICT[family] == "deadlocked" or family in STOPPED
 
 
-def record(folder: Path, family: str, name: str, variant: int, seconds: float) -> None:
+def record(folder: Path, family: str, name: str, variant: int, seconds: float, python: str) -> None:
     """Record one program for some seconds, and end it."""
     place = folder / f"{family}.{name}.{variant}"
     with tempfile.TemporaryDirectory() as scratch:
         variables = {"OMP_NUM_THREADS": "1", "VARIANT": str(variant), "TMPDIR": scratch}
         variables = environment(Path(scratch), {**os.environ, **variables})
-        command = command_of(family, name, variant)
+        command = command_of(family, name, variant, python)
         started = subprocess.Popen(command, cwd=HERE, env=variables, stdin=QUIET, stdout=QUIET, stderr=QUIET)
         watch = Watch(started.pid, Path(scratch), keep=None)
         follow(watch, seconds, hangs(family), started.pid)
@@ -92,7 +92,7 @@ def follow(watch: Watch, seconds: float, ends: bool, pid: int) -> None:
         if tick in LOOKS:
             watch.trace.samples.append(proc.look(proc.tree([pid])))
         tick += 1
-        pace(started, tick)
+        pace(started)
 
 
 def main() -> None:
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--at-once", type=int, default=6)
     parser.add_argument("--within", type=float)
+    parser.add_argument("--python", default=sys.executable)
     given = parser.parse_intermixed_args()
     began = time.monotonic()
     wanted = [
@@ -124,7 +125,7 @@ def record_if_missing(given: argparse.Namespace, began: float, family: str, name
     seconds = duration(family, given.seconds)
     late = given.within is not None and time.monotonic() + seconds > began + given.within
     if not late and not (given.folder / f"{family}.{name}.{variant}" / FILE).exists():
-        record(given.folder, family, name, variant, seconds)
+        record(given.folder, family, name, variant, seconds, given.python)
 
 
 if __name__ == "__main__":

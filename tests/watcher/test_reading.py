@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 from paceline.watcher import interpreter, proc, stacks
 from paceline.watcher.graph import find_knot
 from paceline.watcher.layouts import LAYOUTS
-from paceline.watcher.samples import Frame, Wait
+from paceline.watcher.samples import ENDED, Frame, Wait
 from paceline.watcher.sockets import peers, private_listeners
 from paceline.watcher.syscalls import parse_call
 
@@ -94,6 +95,56 @@ def test_a_process_is_seen_to_wait_for_what_it_waits_for(kind: str) -> None:
         for pid in reversed(proc.tree([started.pid])):
             os.kill(pid, 9)
         started.wait()
+
+
+def test_a_program_that_writes_to_a_terminal_waits_for_the_process_that_could_read_it() -> None:
+    here, there = pty.openpty()
+    with subprocess.Popen(["seq", "1000000"], stdout=there) as started:
+        try:
+            until(lambda: proc.look([started.pid]).processes[0].main.kind == "pipe")
+            assert proc.look([started.pid]).processes[0].main.by == (os.getpid(),)
+        finally:
+            started.kill()
+            os.close(here)
+            os.close(there)
+
+
+@pytest.mark.skipif(sys.version_info[:2] not in LAYOUTS, reason="an unknown version of CPython")
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_result_of_a_pool_is_delivered_by_one_thread(readable: bool, tmp_path: Path) -> None:
+    """The thread ends when it cannot read a result, and then nothing delivers the others."""
+    script = tmp_path / "pool.py"
+    script.write_text(f"""
+import multiprocessing, time
+
+class Failure(Exception):
+    def __init__(self, table, key):
+        super().__init__(table)
+
+def work(number):
+    if {readable}:
+        time.sleep(600)
+    raise Failure("orders", number)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("fork").Pool(1).apply(work, (1,))
+""")
+    with subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL) as started:
+
+        def main() -> Wait:
+            return next(each.main for each in proc.look([started.pid]).processes if each.pid == started.pid)
+
+        try:
+            until(lambda: main().on == "a result of a pool")
+            until(lambda: (main().owners == (ENDED,)) == (not readable))
+            process = next(each for each in proc.look([started.pid]).processes if each.pid == started.pid)
+            owners = process.main.owners
+        finally:
+            for pid in reversed(proc.tree([started.pid])):
+                os.kill(pid, 9)
+    delivers = [tid for tid in process.tids if "_handle_results" in {f.function for f in process.stack_of(tid)}]
+    assert owners == tuple(delivers or [ENDED])
+    assert bool(delivers) == readable
 
 
 def test_a_thread_that_sleeps_does_not_run() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from paceline.watcher import watch
 from paceline.watcher.history import History
 from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Wait
 from paceline.watcher.screen import screen
@@ -23,3 +26,12 @@ def test_each_process_has_a_row_with_what_it_uses_and_waits_for() -> None:
         "pid 10 (a.py)  1        0.00   6 s    a lock     a.py:7 in work",
         "pid 20 (b.py)  2        0.50          running",
     ]
+
+
+def test_ticks_that_were_missed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(watch.time, "sleep", slept.append)
+    for passed in (0.25, 1.0, 97.5):
+        monkeypatch.setattr(watch.time, "monotonic", lambda passed=passed: 5.0 + passed)
+        watch.pace(5.0)
+    assert slept == [0.75, 1.0, 0.5]

@@ -15,7 +15,7 @@ DEADLOCKED = (
 )  # fmt: skip
 WAITING = (
     "sleepers", "servers", "signals", "parents", "pools", "slow_peers", "services", "timers", "helpers", "trainings",
-    "mpi_works", "idlers", "steady", "routines", "tending", "operations", "upkeep",
+    "mpi_works", "idlers", "steady", "routines", "tending", "operations", "upkeep", "workday",
 )  # fmt: skip
 BUSY = ("computing", "builds", "crunching")
 LIVELOCKED = ("politeness",)
@@ -54,7 +54,7 @@ CAUSE = {
     "reported_ranks.nccl_479": "ranks", "reported_ranks.pytorch_132003": "ranks",
     "reported_ranks.pippy_969": "rank 0, rank 1", "reported_ranks.ray_56997": "rank 0",
     "reported_ranks.neuron_sp_80": "rank 0", "reported_ranks.horovod_498": "others",
-    "reported_ranks.snowfall_152": "rank 0",
+    "reported_ranks.snowfall_152": "rank 0", "reported_ranks.pytorch_54059": "rank 0",
     "integrations.managed_queues_full_on_both_sides": "children", "deployments.xmlrpc_server_calls_back": "children",
     "deployments.services_that_ask_each_other": "children", "deployments.coprocess_whose_input_stays_open": "children",
     "deployments.worker_of_node_is_never_notified": "children",

@@ -122,13 +122,17 @@ def pytorch_124268(rank: int, other: int, dist: Any) -> None:
         dist.all_reduce(ones(1))
 
 
-def pytorch_130102(rank: int, other: int, dist: Any) -> None:
-    """Ranks make different groups in the same call, and meet in them."""
-    size = dist.get_world_size()
-    group = dist.new_group([0, size - 1] if rank in (0, size - 1) else [1, size - 2])
-    dist.barrier(group=group)
-    if rank == other:
-        dist.recv(ones(1), src=0)
+def pytorch_54059(rank: int, other: int, dist: Any) -> None:
+    """One rank evaluates with the wrapped model, whose forward pass synchronizes buffers, before all meet."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)))
+    steps(model, 2)
+    if rank == 0:
+        model.eval()
+        model(torch.randn(4, 8))
+    dist.barrier()
 
 
 def horovod_498(rank: int, other: int, dist: Any) -> None:
@@ -164,7 +168,7 @@ PROGRAMS = {
     each.__name__: ranks(each)
     for each in (
         pytorch_33148, pytorch_38174, pymarlin_80, lightning_19045, lightning_11267, ray_56997, neuron_sp_154,
-        neuron_sp_80, composer_1319, pytorch_109401, nccl_479, pytorch_132003, pytorch_124268, pytorch_130102,
+        neuron_sp_80, composer_1319, pytorch_109401, nccl_479, pytorch_132003, pytorch_124268, pytorch_54059,
         horovod_498, pippy_969, deepdeblur_44, snowfall_152,
     )
 }  # fmt: skip

@@ -12,8 +12,6 @@ import threading
 import time
 from pathlib import Path
 
-from filelock import FileLock
-
 
 def output_read_after_the_end() -> None:
     program = [sys.executable, "-c", "print('x' * 1_000_000)"]
@@ -22,12 +20,6 @@ def output_read_after_the_end() -> None:
             time.sleep(0.5)
         assert child.stdout
         child.stdout.read()
-
-
-def lock_file_taken_twice() -> None:
-    file = Path(tempfile.mkdtemp()) / "cache.lock"
-    with FileLock(file), FileLock(file):
-        pass
 
 
 def child_logs_after_a_fork() -> None:
@@ -102,7 +94,7 @@ def select_loop_without_a_writer() -> None:
 PROGRAMS = {
     each.__name__: each
     for each in (
-        output_read_after_the_end, lock_file_taken_twice, child_logs_after_a_fork, condition_waited_for_in_steps,
+        output_read_after_the_end, child_logs_after_a_fork, condition_waited_for_in_steps,
         named_pipes_in_two_orders, thread_imports_what_is_imported, select_loop_without_a_writer,
     )
 }  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.watcher.memory import Mapping, mappings
 from paceline.watcher.sockets import peers, private_listeners
 
+_MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")  # of pseudoterminals
 _WRITE, _READ_WRITE = os.O_WRONLY, os.O_RDWR
 
 
@@ -120,6 +121,13 @@ class Holders:
         wanted = (_WRITE, _READ_WRITE) if to_write else (os.O_RDONLY, _READ_WRITE)
         return tuple(sorted({pid for pid, fd in self._ends.get(target, ()) if _mode(pid, fd) in wanted}))
 
+    def of_terminal(self, pid: int, fd: int, target: str) -> tuple[int, ...]:
+        """Return the processes that hold the other end of a pseudoterminal; none if they are not of this machine."""
+        if target not in _MASTERS:
+            masters = [each for name in _MASTERS for each in self._ends.get(name, ())]
+            return tuple(sorted({p for p, each in masters if f"/dev/pts/{_index(p, each)}" == target}))
+        return tuple(sorted({p for p, _ in self._ends.get(f"/dev/pts/{_index(pid, str(fd))}", ())}))
+
     def of_peer(self, inode: int) -> tuple[int, ...]:
         """Return the processes that hold the other end of a connected socket; none if it is not on this machine.
 
@@ -159,6 +167,15 @@ class Holders:
 def file_of(pid: int, path: str) -> str:
     """Return where this process finds a file that another one names, relative to its folder or within its root."""
     return f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}"
+
+
+def _index(pid: int, fd: str) -> str:
+    """Return the number of the terminal of which a descriptor is the master's end."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines():
+            if line.startswith("tty-index:"):
+                return line.split()[1]
+    return ""
 
 
 def _mode(pid: int, fd: str) -> int:

@@ -19,9 +19,9 @@ from paceline.watcher.coroutines import Loop, read_loop
 from paceline.watcher.layouts import LAYOUTS, Layout
 from paceline.watcher.memory import Memory, mappings, symbol
 from paceline.watcher.objects import CodeFrame, Objects
-from paceline.watcher.samples import Frame, Stack
+from paceline.watcher.samples import ENDED, Frame, Stack
 
-_MOST_THREADS = 1000
+_MOST_THREADS, _NEAR = 1000, 4  # threads that are read, frames among which one function is called by another
 _START_OF_CODE = 23  # among the fields of /proc/PID/stat after the name
 _LOCKS = frozenset({"_thread.lock", "_thread.RLock"})
 #: Local variables by which programs say which rank of how many they are, where no launcher says it.
@@ -61,6 +61,17 @@ class Interpreter(NamedTuple):
         joined = next((each.joined for each in self.threads if each.tid == tid), 0)
         return tuple(each.tid for each in self.threads if futex == each.ends or each.tid == joined)
 
+    def delivering(self, tid: int) -> tuple[int, ...]:
+        """Return the threads that alone deliver the result of a pool of multiprocessing which a thread waits for.
+
+        `ENDED` if there is none left: it ends when a result cannot be read. Nothing is said while any stack is unknown.
+        """
+        thread = self.thread(tid)
+        if thread is None or not any(_is_of_pool(each, "wait") for each in thread.stack[:_NEAR]):
+            return ()
+        found = tuple(t.tid for t in self.threads if any(_is_of_pool(each, "_handle_results") for each in t.stack))
+        return (found or (ENDED,)) if all(each.stack for each in self.threads) else ()
+
     def thread(self, tid: int) -> PythonThread | None:
         """Return one thread."""
         return next((each for each in self.threads if each.tid == tid), None)
@@ -74,6 +85,10 @@ class Interpreter(NamedTuple):
         threads = sorted((each for each in self.threads if each.stack), key=lambda each: each.tid != main)
         tasks = (task for each in self.threads if each.loop for task in each.loop.tasks)
         return {each.tid: each.stack for each in threads} | {task.number: task.stack for task in tasks}
+
+
+def _is_of_pool(frame: Frame, function: str) -> bool:
+    return frame.function == function and frame.file.endswith("/multiprocessing/pool.py")
 
 
 def read_interpreter(pid: int) -> Interpreter | None:

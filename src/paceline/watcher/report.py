@@ -18,8 +18,9 @@ _REMEDIES = {
     "together": "let every rank call it with the same group, sizes, types and root, and as often: all ranks are at one "
     "line but do not meet there, so look for what differs between them before (`paceline check` reports conditions)",
     "gil": "do not wait in C code for a lock while holding Python's interpreter lock (release it around the wait)",
-    "lock": "take locks in one order everywhere, and release them on every path; a fork while a thread holds a lock "
-    "leaves it locked in the child (use the start method spawn)",
+    "owned": "take locks in one order everywhere, and none again in the thread that holds it, unless it is an RLock",
+    "lock": "let what is to release, set, notify or put do so on every path, also when it fails; take no lock twice; "
+    "a fork while a thread holds a lock leaves it locked in the child (use the start method spawn)",
     "shared lock": "let the process that took the lock, semaphore or queue give it back, also when it fails",
     "pipe": "read from a child's pipes while it runs (communicate()), and close the ends that a process does not use: "
     "a reader only sees the end when no writer is left",
@@ -37,6 +38,7 @@ _VERDICTS = {
     "livelocked": "livelocked: it asks again and again for what nothing can give any more",
     "stopped": "stopped",
 }
+_END = "the end of a thread"
 #: Further threads of one process that are shown.
 SHOWN_THREADS = 8
 
@@ -199,7 +201,8 @@ def _kind(causes: tuple[Process, ...], knot: Knot) -> str:
         return "child"
     others = [kind for kind in kinds if kind not in ("child", "lock")]
     asks = any(t.wait.polls == "asks" for p in causes for t in p.threads if t.tid in knot.threads)
-    return next(iter(others + ["asks"] * asks + kinds), "lock")
+    owned = any(t.wait.owners and t.wait.on != _END for p in causes for t in p.threads if t.tid in knot.core)
+    return next(iter(others + ["asks"] * asks + ["owned"] * owned + kinds), "lock")
 
 
 def _told(process: Process, is_cause: bool, knot: Knot) -> Waiting:
@@ -239,7 +242,7 @@ def _on(process: Process, wait: Wait) -> str:
     if not wait.owners:
         return wait.on
     names = [_thread_name(process, owner) for owner in wait.owners]
-    if wait.on in ("the end of a thread", "the end of a task"):
+    if wait.on in (_END, "the end of a task"):
         return "the end of " + " and ".join(names)
     return f"{wait.on} that {' and '.join(names)} holds"
 

@@ -173,7 +173,7 @@ def _follow(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: b
 def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: bool) -> Outcome:
     """Tick until the end; with `once` until the first hang, unless that is to be ended."""
     outcome = Outcome()
-    started, ticks, kill_at = time.monotonic(), 0, None
+    started, kill_at = time.monotonic(), None
     while goes_on() or kill_at is not None:
         report = watch.tick()
         if watch.ended:
@@ -194,8 +194,7 @@ def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: 
             return outcome
         if actions.show is not None:
             actions.show(watch.screen())
-        ticks += 1
-        pace(started, ticks)
+        pace(started)
     if once:
         outcome.verdict, outcome.probability = watch.verdict()
         actions.tell(f"nothing hung so far: {outcome.verdict} (probability {outcome.probability:.2f})")

@@ -87,6 +87,8 @@ class Waits:
                 return Wait("gil", (pid,), "Python's interpreter lock", interpreter.owners(address))
             if interpreter is not None and (joined := interpreter.ending(tid, address)):
                 return Wait("lock", (pid,), "the end of a thread", joined)
+            if interpreter is not None and (delivering := interpreter.delivering(tid)):
+                return Wait("lock", (pid,), "a result of a pool", delivering)
             owners = (interpreter.owners(address) if interpreter else ()) or owner_of_mutex(pid, address)
             return Wait("lock", (pid,), "a lock of its own process", owners)
         holders = self.holders.of_memory(pid, address)
@@ -154,6 +156,9 @@ class Waits:
             private = int(inode) in self.holders.private_listeners
             holders = self.tree if private else self.holders.of_peer(int(inode))
             return Wait("socket", holders, f"socket {inode}") if holders else Wait("outside", on=f"socket {inode}")
+        if target.startswith("/dev/pt"):
+            holders = self.holders.of_terminal(pid, fd, target)
+            return Wait("pipe", holders, target) if holders else Wait("outside", on=target)
         if target == "anon_inode:[eventpoll]":
             return self._any(self._descriptor(pid, each, True) for each in _registered(pid, fd))
         if target == "anon_inode:[eventfd]":  # forked processes may share it

@@ -119,6 +119,6 @@ class Watch:
         return look.with_stacks(stacks.ask(self._stacks_folder, pids))
 
 
-def pace(started: float, ticks: int) -> None:
-    """Sleep until the next tick is due, however long the last one took."""
-    time.sleep(max(0.0, started + ticks * INTERVAL - time.monotonic()))
+def pace(started: float) -> None:
+    """Sleep until the next tick is due; ticks that were missed are left out."""
+    time.sleep(INTERVAL - (time.monotonic() - started) % INTERVAL)
