@@ -134,7 +134,7 @@ def _table(study: Study, trials: Sequence[TrialRecord], metric: str) -> str:
     left = f"<p class=note>{len(trials) - ROWS:,} more are in the journal.</p>" if len(trials) > ROWS else ""
     heads = ("trial", metric, "steps", "status", "seconds", "configuration")
     return (
-        f'<div class="scroll"><table><thead><tr>{"".join(f"<th>{escape(h)}</th>" for h in heads)}</tr></thead>'
+        f'<div class="scroll"><table class="rows"><thead><tr>{"".join(f"<th>{escape(h)}</th>" for h in heads)}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>{left}"
     )
 
