@@ -12,7 +12,7 @@ from paceline.runs.machine import this_machine
 from paceline.runs.schema import to_dict
 
 
-def write(folder: Path, figures: dict[str, Any], name: str = "result.json") -> None:
+def write(folder: Path, figures: dict[str, Any], name: str = "result.json", say: bool = True) -> None:
     record = {
         "command": "python " + " ".join(sys.argv),
         "date": time.strftime("%Y-%m-%d"),
@@ -20,4 +20,5 @@ def write(folder: Path, figures: dict[str, Any], name: str = "result.json") -> N
         **figures,
     }
     (folder / name).write_text(json.dumps(record, indent=1) + "\n")
-    print(f"written to {folder / name}")
+    if say:
+        print(f"written to {folder / name}")

@@ -1,7 +1,7 @@
 """How many histories of a cluster, drawn from seeds, break a promise: python benchmarks/simulation/run.py --seconds 480
 
-The seeds are run in blocks over processes. The next call goes on after the last seed in result.json: call it until all
-seeds were run.
+The seeds are run in blocks over processes, and result.json is written after each. The next call goes on after the last
+seed in it, also if the one before was cut off: call it until all seeds were run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import json
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.engines.virtual.network import first_fault
 
@@ -22,11 +24,52 @@ from record import write  # noqa: E402
 BLOCK = 500
 
 
-def run_block(block: int) -> tuple[int, float, tuple[int, str] | None]:
-    """Run the histories of a block; return its number, CPU seconds, and the first fault."""
+class Block(NamedTuple):
+    """A block of seeds that was run."""
+
+    number: int
+    cpu: float  # seconds
+    #: The first seed that breaks a promise, and which.
+    fault: tuple[int, str] | None
+
+
+def run_block(number: int) -> Block:
+    """Run the histories of a block."""
     began = time.process_time()
-    fault = first_fault(range(block * BLOCK, (block + 1) * BLOCK))
-    return block, time.process_time() - began, fault
+    fault = first_fault(range(number * BLOCK, (number + 1) * BLOCK))
+    return Block(number, time.process_time() - began, fault)
+
+
+@dataclass
+class Counted:
+    """The blocks from the first on of which all were run, and what they came to."""
+
+    blocks: int = 0
+    cpu: float = 0.0
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    #: Blocks that overtook one that still runs.
+    _above: dict[int, Block] = field(default_factory=dict)
+
+    @staticmethod
+    def read(file: Path) -> Counted:
+        """Return what earlier calls have counted."""
+        kept = json.loads(file.read_text()) if file.exists() else {}
+        faults = [(int(seed), str(fault)) for seed, fault in kept.get("faults", [])]
+        return Counted(int(kept.get("blocks", 0)), float(kept.get("cpu_seconds", 0.0)), faults)
+
+    def add(self, found: Block) -> None:
+        """Count a block as soon as all before it are, and write that down: a call that is cut off loses little."""
+        self._above[found.number] = found
+        while (block := self._above.pop(self.blocks, None)) is not None:
+            self.blocks, self.cpu = self.blocks + 1, self.cpu + block.cpu
+            self.faults += [block.fault] if block.fault else []
+        figures = {"seeds": self.seeds, "blocks": self.blocks, "cpu_seconds": round(self.cpu, 1)}
+        speed = round(self.seeds / self.cpu, 1) if self.cpu else 0.0
+        write(FOLDER, {**figures, "faults": sorted(self.faults), "seeds_per_cpu_second": speed}, say=False)
+
+    @property
+    def seeds(self) -> int:
+        return self.blocks * BLOCK
 
 
 def main() -> int:
@@ -35,34 +78,26 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=480.0, help="begin no further block after this time")
     options = parser.parse_args()
-    kept = FOLDER / "result.json"
-    before = json.loads(kept.read_text()) if kept.exists() else {}
-    blocks, cpu = int(before.get("blocks", 0)), float(before.get("cpu_seconds", 0.0))
-    faults: list[tuple[int, str]] = [tuple(fault) for fault in before.get("faults", [])]
-    last, began = -(-options.seeds // BLOCK), time.monotonic()
+    counted = Counted.read(FOLDER / "result.json")
+    begun, last, end = counted.blocks, -(-options.seeds // BLOCK), time.monotonic() + options.seconds
     with ProcessPoolExecutor(options.processes) as pool:
-        running: set[Future[tuple[int, float, tuple[int, str] | None]]] = set()
-        begun, done = blocks, 0
+        running: set[Future[Block]] = set()
         while True:
-            while begun < last and len(running) < options.processes and time.monotonic() - began < options.seconds:
+            while begun < last and len(running) < options.processes and time.monotonic() < end:
                 running.add(pool.submit(run_block, begun))
                 begun += 1
             if not running:
                 break
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for each in finished:
-                _, seconds, fault = each.result()
-                cpu, done = cpu + seconds, done + 1
-                faults += [fault] if fault else []
-            print(f"\r{(blocks + done) * BLOCK:,} seeds, {len(faults)} faults", end="", file=sys.stderr, flush=True)
-    wall, seeds = time.monotonic() - began, begun * BLOCK
-    print(f"\n{done * BLOCK:,} seeds in {wall:.0f} s, {done * BLOCK / wall:.0f} a second", file=sys.stderr)
-    for seed, fault in faults:
+                counted.add(each.result())
+            print(f"\r{counted.seeds:,} seeds, {len(counted.faults)} faults", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    for seed, fault in counted.faults:
         print(f"seed {seed}: {fault}")
-    figures = {"seeds": seeds, "blocks": begun, "cpu_seconds": round(cpu, 1), "faults": sorted(faults)}
-    write(FOLDER, {**figures, "seeds_per_cpu_second": round(seeds / cpu, 1) if cpu else 0.0})
-    print(f"{seeds:,} of {options.seeds:,} seeds were run, in {cpu:,.0f} s of CPU: {len(faults)} faults")
-    return 1 if faults else 0
+    faults = f"{len(counted.faults)} faults"
+    print(f"{counted.seeds:,} of {options.seeds:,} seeds were run, in {counted.cpu:,.0f} s of CPU: {faults}")
+    return 1 if counted.faults else 0
 
 
 if __name__ == "__main__":

@@ -168,6 +168,11 @@ def _refuse(model: nn.Module, plan: Plan) -> None:
         if isinstance(plan.method, NativeDdp):
             remedy = "leave out `paceline.parallel`, or name another plan, such as ring"
         raise PlanError(f"plan {plan.name} {why}; {remedy}")
+    if plan.sizes or plan.chunks > 1:
+        option = "sizes" if plan.sizes else "chunks"
+        raise PlanError(
+            f"plan {plan}: {option}= divides batches, and here your loop does; leave it out, or use `paceline.train`"
+        )
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UsageError(
             "this model is wrapped in DistributedDataParallel, which has its own collectives: give model.module"

@@ -43,11 +43,18 @@ class Learner:
 
     def compute(self, chunks: list[Chunk]) -> GradientSum:
         """Return the weighted sum over these chunks. Each starts from the same buffers, as if all ran at once."""
+        # Copies only where buffers have to be put back: for the next chunk, or because the gradient is left out.
+        start = self.buffers() if len(chunks) > 1 or self.replica.job.on_nan == "skip" else []
+        return self.accept(self.add_up(chunks, start), chunks, start)
+
+    def buffers(self) -> list[Tensor]:
+        """Return copies of the moving buffers."""
+        return [b.clone() for b in self._moving]
+
+    def add_up(self, chunks: list[Chunk], start: list[Tensor]) -> GradientSum:
+        """Return the weighted sum over these chunks, whatever it is; every chunk but the first starts from `start`."""
         assert self.reader is not None
         replica, loss, total, samples = self.replica, 0.0, 0.0, 0
-        on_nan = replica.job.on_nan
-        # Copies only where buffers have to be put back: for the next chunk, or because the gradient is left out.
-        start = [b.clone() for b in self._moving] if len(chunks) > 1 or on_nan == "skip" else []
         sums: list[Tensor] = []
         for number, chunk in enumerate(chunks):
             if number and start:
@@ -61,7 +68,16 @@ class Learner:
                 # Weighted as the gradients are, so that a plain sum over all workers is the mean over the batch.
                 mine = [b.to(self._dtype, copy=True).mul_(weight) for b in self._moving]
                 sums = [a.add_(b) for a, b in zip(sums, mine, strict=True)] if sums else mine
-        computed = GradientSum(replica.take(), sums, loss, total, samples, chunks[0].number if chunks else 0)
+        return GradientSum(replica.take(), sums, loss, total, samples, chunks[0].number if chunks else 0)
+
+    def accept(self, computed: GradientSum, chunks: list[Chunk], start: list[Tensor]) -> GradientSum:
+        """Return the sums over all chunks of an update; without weight, if they are not finite and the job skips that.
+
+        Raises:
+            NotFinite: the loss is not finite, and the job stops there.
+        """
+        assert self.reader is not None
+        on_nan, loss = self.replica.job.on_nan, computed.loss
         if on_nan == "stop" and not math.isfinite(loss):  # a gradient that is not finite makes the next loss so
             raise NotFinite(loss, chunks[0].update, [n for c in chunks for n in self.reader.order.indices(c).tolist()])
         if on_nan == "skip" and not computed.finite():

@@ -40,6 +40,14 @@ class GradientSum:
         buffers = [b * factor for b in self.buffers]
         return GradientSum(gradients, buffers, self.loss * factor, self.weight * factor, self.samples, self.part)
 
+    def add(self, other: GradientSum) -> None:
+        """Add the sums of further chunks, as a backward pass over them would have."""
+        pairs = zip(self.gradients, other.gradients, strict=True)
+        self.gradients = [g if more is None else more.clone() if g is None else g.add_(more) for g, more in pairs]
+        torch._foreach_add_(self.buffers, other.buffers) if self.buffers else None
+        self.loss, self.weight = self.loss + other.loss, self.weight + other.weight
+        self.samples += other.samples
+
     def finite(self) -> bool:
         """Return whether the loss and all gradients are finite."""
         present = [numbers(g) for g in self.gradients if g is not None]

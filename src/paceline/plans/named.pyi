@@ -110,6 +110,7 @@ def Downpour(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     shards: int = 1,
+    chunks: int = 1,
     pull: str = "dense",
 ) -> Plan:
     """Plan `downpour`: asynchronous parameter server."""
@@ -120,6 +121,7 @@ def Ssp(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     shards: int = 1,
+    chunks: int = 1,
     pull: str = "dense",
     bound: int = 3,
 ) -> Plan:
@@ -139,6 +141,7 @@ def DcAsgd(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     shards: int = 1,
+    chunks: int = 1,
     mode: Literal["constant", "adaptive"] = "constant",
     lam: float | None = None,
 ) -> Plan:

@@ -60,5 +60,5 @@ WORKERS, THREADS = Kind(2), Kind(1)
 TEAM = {"workers": WORKERS, "threads": THREADS}
 SIZES = Kind("")
 SUMMED = {**TEAM, "codec": Kind("dense"), "sizes": SIZES}  # of plans whose workers sum their gradients
-SERVER = {**TEAM, "codec": Kind("dense"), "shards": Kind(1)}
+SERVER = {**TEAM, "codec": Kind("dense"), "shards": Kind(1), "chunks": Kind(1)}
 PULLED = {**SERVER, "pull": Kind("dense")}  # of servers whose answers may be coded, too

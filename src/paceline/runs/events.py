@@ -38,6 +38,7 @@ class ProcessKind(StrEnum):
 
     AGENT = "agent"
     WORKER = "worker"
+    HELPER = "helper"  # of a worker: it computes chunks of the same batches
     SERVER = "server"
     DESK = "desk"
 

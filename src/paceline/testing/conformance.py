@@ -58,6 +58,7 @@ PLANS = (
     Member("central", (2, 3)),
     Member("downpour", (1, 2, 3)),
     Member("downpour:shards=3", (1, 3)),
+    Member("downpour:chunks=2", (2,)),
     Member("ssp:bound=1", (3,)),
     Member("backup", (2, 4)),
     Member("backup:backups=0", (1, 3)),

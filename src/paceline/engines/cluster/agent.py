@@ -4,6 +4,7 @@ the head say to each other, and ends the worker.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,8 +37,10 @@ from paceline.engines.cluster.control import (
     state_message,
 )
 from paceline.engines.cluster.seat import Ticket
+from paceline.engines.cluster.servers.helpers import HelperKeeper
 from paceline.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers, parted
 from paceline.engines.cluster.servers.processes import ServerTicket, run_worker
+from paceline.engines.cluster.servers.team import TeamMemory, TeamShape
 from paceline.engines.cluster.worker_main import main
 from paceline.engines.local import messages
 from paceline.engines.local.arena import TAKEN, WANTED, Arena, ArenaShape
@@ -107,6 +110,8 @@ class Agent:
         #: What processes need to reach the servers; None under other plans.
         self._servers: ServerTicket | None = None
         self._node_servers: NodeServers | None = None
+        #: What the worker shares with its helpers; None where it computes alone.
+        self._team: TeamMemory | None = None
         #: Workers that were started, and whether one has made its last batch.
         self._workers, self._finished = 0, False
         #: How many nodes have had this rank before.
@@ -131,20 +136,29 @@ class Agent:
         self.keepers.append(servers)
         servers.start(message.shards, message.spares, parted(message.starts, content))
         self._servers, self._life = ticket, message.life
+        if (shape := TeamShape.of(self.setup, len(os.sched_getaffinity(0)))) is not None:
+            self._team = TeamMemory(shape)
+            helpers = HelperKeeper(self.children, self._team, self._number, self.assignment, self.tensors)
+            self.keepers.append(helpers)
+            helpers.start()
         self._start_worker()
 
     def _start_worker(self) -> None:
         """Start a worker that pushes to servers. One that takes the place of a dead one has a number of its own."""
         assert self._servers is not None
-        number = (self._life * LIFE + self._workers) * self.ticket.parts + self.ticket.rank
+        number = self._number(self._workers)
         self._workers += 1
         self.worker = self.children.start(
             ProcessName(ProcessKind.WORKER, number), run_worker,
             (
                 self._servers, number, [self.assignment()], self.arena, self.setup.layout, self.tensors,
-                self.resume.state_buffer,
+                self.resume.state_buffer, self._team,
             ),
         )  # fmt: skip
+
+    def _number(self, started: int) -> int:
+        """Return the number of the process of its kind that this node starts after so many: no other has it."""
+        return (self._life * LIFE + started) * self.ticket.parts + self.ticket.rank
 
     def hear(self, message: Message, content: memoryview = NOTHING) -> None:
         """Take a message of the head, and the bytes that follow it."""
@@ -180,8 +194,9 @@ class Agent:
         """End the worker and release what it shared."""
         self.children.end()
         self.arena.close()
-        if self.tensors is not None:
-            self.tensors.memory.close()
+        for shared in (self.tensors, self._team):
+            if shared is not None:
+                shared.memory.close()
         if self.scratch is not None:
             self.scratch.cleanup()
         if self.resume.state_buffer is not None:

@@ -37,6 +37,7 @@ from paceline.links.tcp.doors import LOOPBACK, Address, TrustedNetwork
 from paceline.links.tcp.handshake import RUN_BYTES
 from paceline.links.tcp.keys import make_keys
 from paceline.plans.methods.server import Server
+from paceline.plans.plan import Plan
 from paceline.runs.live import Heartbeat
 from paceline.runs.progress import ProgressCallback
 
@@ -59,11 +60,11 @@ def train(
     backups: int = 1,
 ) -> Iterator[Outcome]:
     """Run a plan on nodes that Ray places. This process is the head, and has no worker."""
-    workers, threads = setup.plan.workers, setup.plan.threads
+    workers = setup.plan.workers
     head, meeting = Address("127.0.0.1", 0), secrets.token_bytes(RUN_BYTES)
     roster = Roster(workers, workers, head, 0, "ray", meeting, LOOPBACK, head_rank=workers)
     mission = Mission(setup.job, setup.plan, setup.limit, roster, deadline, {})
-    with session(options.address, workers * threads, len(mission.pack())) as where:
+    with session(options.address, workers * _cpus(setup.plan), len(mission.pack())) as where:
         door = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
         keys = {} if where.own or options.trusted_network else make_run_keys()
         roster = replace(roster, head=Address(where.host, 0), door=door)
@@ -115,7 +116,7 @@ class RayNodes:
         self._since = time.monotonic()
         self._mission = replace(self._mission, roster=replace(self._mission.roster, head=head))
         actor = self._ray.remote(RayAgent).options(
-            num_cpus=self._mission.plan.threads, num_gpus=self._gpus, scheduling_strategy="SPREAD",
+            num_cpus=_cpus(self._mission.plan), num_gpus=self._gpus, scheduling_strategy="SPREAD",
             max_restarts=-1 if self.replaces else 0,
         )  # fmt: skip
         self._warn_if_scarce()
@@ -159,7 +160,7 @@ class RayNodes:
 
     def _warn_if_scarce(self) -> None:
         plan = self._mission.plan
-        needed, there = plan.workers * plan.threads, self._ray.cluster_resources().get("CPU", 0)
+        needed, there = plan.workers * _cpus(plan), self._ray.cluster_resources().get("CPU", 0)
         if needed > there:
             warnings.warn(
                 f"the Ray cluster has {there:g} CPUs, and {plan.workers} workers need {needed}: the run begins if more "
@@ -191,7 +192,7 @@ class RayNodes:
         return (
             f"Ray has placed {placed} of {plan.workers} workers within {self._mission.deadline:g} s: of the cluster's "
             f"{everything.get('CPU', 0):g} CPUs {free.get('CPU', 0):g} are free{gpus}. Each worker needs "
-            f"{plan.threads} CPU{'s' * (plan.threads > 1)}: give fewer workers, or add nodes to the cluster"
+            f"{_cpus(plan)} CPU{'s' * (_cpus(plan) > 1)}: give fewer workers, or add nodes to the cluster"
         )
 
     def _ask(self, rank: int, attempt: int) -> None:
@@ -233,3 +234,8 @@ def alternating(machines: Sequence[str]) -> list[int]:
 def _first(error: BaseException) -> str:
     """Return the first line of what Ray says."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _cpus(plan: Plan) -> int:
+    """Return the CPUs of an agent: for its worker, and helpers that compute chunks beside it."""
+    return plan.threads * plan.chunks

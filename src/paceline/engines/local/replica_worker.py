@@ -27,6 +27,24 @@ from paceline.parameters.layout import Layout, sha256
 from paceline.runs.trace import Kind
 
 
+def learner_of(given: Assignment, source: Source, repeats: bool = False) -> Learner:
+    """Make the replica of a worker, with its data.
+
+    Raises:
+        JobError: the model is another one than the parent's.
+    """
+    job = given.job
+    module = job.make_model()
+    if sha256(module) != given.initial_sha256:
+        raise JobError(
+            "model= makes another model in this process than in the parent's; let all its random numbers come "
+            "from torch, random or NumPy's global generator, which are seeded, or give the module itself"
+        )
+    replica = given.placement.replica(given.number, job, module.train(), given.moving)
+    order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
+    return Learner(replica, Reader(source, order, job.num_workers, die_with_parent, repeats))
+
+
 class ReplicaWorker:
     """A replica with its data, its optimizer and its runner."""
 
@@ -34,21 +52,16 @@ class ReplicaWorker:
         self, given: Assignment, source: Source, layout: Layout, shared: WorkerMemory, waiter: Waiter, host: Host,
         group: Group, resume: ResumePoint, repeats: bool,
     ) -> None:  # fmt: skip
-        job = given.job
-        module = job.make_model()
-        if sha256(module) != given.initial_sha256:
-            raise JobError(
-                "model= makes another model in this process than in the parent's; let all its random numbers come "
-                "from torch, random or NumPy's global generator, which are seeded, or give the module itself"
-            )
-        replica = given.placement.replica(given.number, job, module.train(), given.moving)
-        optimizer = job.make_optimizer(module, replica.parameters)
-        order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
-        self.reader = Reader(source, order, job.num_workers, die_with_parent, repeats)
+        learner = learner_of(given, source, repeats)
+        replica = learner.replica
+        optimizer = given.job.make_optimizer(replica.module, replica.parameters)
+        assert learner.reader is not None
+        self.reader = learner.reader
         self.runner = PlanRunner(
-            given.number, shared, waiter, given.plan, given.agenda, resume, host, Learner(replica, self.reader),
-            optimizer, layout, group,
-        )  # fmt: skip
+            given.number, shared, waiter, given.plan, given.agenda, resume, host, learner, optimizer, layout, group
+        )
+        #: Computes the sums over some chunks; a cluster's worker may have helpers.
+        self.sums: Callable[[list[Chunk]], GradientSum] = learner.compute
 
     def position(self, update: int) -> Position:
         """Return the update that the worker is in, with its version and samples if they are known."""
@@ -81,7 +94,7 @@ class ReplicaWorker:
         runner.doing(update // runner.agenda.shares)
         runner.due = GradientRequest(update, chunks, version)
         start = now()
-        computed = runner.learner.compute(chunks)
+        computed = self.sums(chunks)
         samples = max(0, computed.samples - counted)
         runner.record(Kind.COMPUTE, update, -1, version, -1, start, now(), runner.waited, samples, 0, computed.mean)
         runner.waited = 0

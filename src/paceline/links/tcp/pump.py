@@ -39,8 +39,10 @@ class Pump:
         self._interval = int(heartbeat * SECOND)
         self._nap = max(1, int(heartbeat * 1000 / 4))  # milliseconds
         self._forgets = 0.5 ** (self._nap / 1000 / HALF_LIFE)
-        #: Nanoseconds by which this thread has run too late: the most, half of which is forgotten in `HALF_LIFE`.
+        #: Nanoseconds by which this thread has run too late again and again; half is forgotten in `HALF_LIFE`.
         self.delay = 0
+        #: The same, but for once.
+        self._once = 0
         self._watched: set[Connection] = set()
         #: Held while `_watched` is used.
         self._lock = threading.Lock()
@@ -100,7 +102,11 @@ class Pump:
     def _measure(self, slept: int) -> None:
         """Note by how much this thread was late, which had to sleep no longer than `_nap`.
 
-        A process that was late by seconds was stopped, or its machine was: others do not wait for that.
+        A process that was late by seconds was stopped, or its machine was: others do not wait for that. Nor do they if
+        it was late once, since what is short of cores is late again and again. A process that was stopped for a moment,
+        and is stopped again, would otherwise be waited for by several times that moment.
         """
         late = slept - self._nap * 1_000_000
-        self.delay = max(late if late < STOPPED else 0, int(self.delay * self._forgets))
+        late = late if late < STOPPED else 0
+        once, delay = int(self._once * self._forgets), int(self.delay * self._forgets)
+        self.delay, self._once = max(delay, min(late, once)), max(once, late)

@@ -21,11 +21,13 @@ class FaultKind(StrEnum):
     """What is done, and to which process."""
 
     KILL_WORKER = "kill worker"
+    KILL_HELPER = "kill helper"
     KILL_PRIMARY = "kill primary"
     KILL_BACKUP = "kill backup"
     KILL_DESK = "kill desk"
     KILL_NODE = "kill node"  # the agent of a node other than the head's; its processes end with it
     STOP_WORKER = "stop worker"
+    STOP_HELPER = "stop helper"
     STOP_PRIMARY = "stop primary"
     STOP_BACKUP = "stop backup"
     STOP_DESK = "stop desk"
@@ -43,7 +45,8 @@ class FaultKind(StrEnum):
 #: Faults of synchronous plans, of links, and of plans with servers.
 IN_STEP = (FaultKind.KILL_WORKER, FaultKind.KILL_NODE, FaultKind.STOP_WORKER)
 LINKS = (FaultKind.CUT_LINK, FaultKind.PART_NODES, FaultKind.SLOW_LINK)
-SERVED = tuple(kind for kind in FaultKind if kind not in LINKS)
+HELPED = (FaultKind.KILL_HELPER, FaultKind.STOP_HELPER)  # of plans whose batches have chunks
+SERVED = tuple(kind for kind in FaultKind if kind not in LINKS + HELPED)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Picture:
     def candidates(self, kind: FaultKind) -> list[tuple[Event, tuple[int, ...]]]:
         """Return the processes that a fault of this kind may meet, with the shards that they hold."""
         what = kind.value.split()[1]
-        if what in ("worker", "desk"):
+        if what in ("worker", "helper", "desk"):
             return [(event, ()) for event in self.alive.values() if event.process == what]
         if what in ("primary", "backup"):
             return [

@@ -28,6 +28,7 @@ from paceline.engines.cluster.servers.client import ServerClient
 from paceline.engines.cluster.servers.desk_process import DeskProcess
 from paceline.engines.cluster.servers.shard_process import ShardProcess, State
 from paceline.engines.cluster.servers.shard_state import ShardState
+from paceline.engines.cluster.servers.team import TeamLeader, TeamMemory
 from paceline.engines.cluster.servers.wire import peer_of
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.assignment import Assignment
@@ -142,11 +143,11 @@ def run_server(
 
 def run_worker(
     ticket: ServerTicket, number: int, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None,
-    state_buffer: StateBuffer | None, pipe: Pipe,
+    state_buffer: StateBuffer | None, team: TeamMemory | None, pipe: Pipe,
 ) -> None:  # fmt: skip
     """Run one worker: prepare, train, and say how it ended. Never returns.
 
-    `number` is another one for each process. The assignment has the rank, which outlasts it.
+    `number` is another one for each process. The assignment has the rank, which outlasts it. With a team it leads it.
     """
     become_worker(scarce=False)
     before, replica = memory("RssAnon") - len(box[0]), None  # type: int, ReplicaWorker | None
@@ -160,6 +161,9 @@ def run_worker(
         resume = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
         repeats = given.plan.traits.repeats
         replica = ReplicaWorker(given, source, layout, shared, waiter, host, NoGroup(), resume, repeats)
+        if team is not None:
+            at_team = Waiter(given.number, team.doorbells[0], host.cancelled, given.deadline, lambda: "in its team")
+            replica.sums = TeamLeader(team, replica.runner.learner, at_team).compute
         client = ServerClient(
             number, replica.runner, ticket.timing, ticket.desk, given.deadline,
             lambda place: ticket.hub(Process(Role.WORKER, number), place),
