@@ -69,8 +69,9 @@ class ProgressEngine:
 
     def start(self, work: CollectiveWork) -> None:
         """Queue a collective, and let it go as far as it can."""
-        self.check()
-        self.queue.append(work)  # [2]
+        with self.lock:  # a failure in another thread empties the queue: the work is refused, or fails with the others
+            self.check()
+            self.queue.append(work)  # [2]
         self.advance()
 
     def advance(self) -> None:

@@ -55,6 +55,8 @@ def kind_of(node: ast.Attribute | ast.Name) -> str:
             return "shrink"
         if up.attr in VIEWS:
             return "view"
+    if isinstance(up, ast.Call) and isinstance(up.func, ast.Attribute) and up.func.attr in VIEWS and node in up.args:
+        return "view"  # six.itervalues(d)
     if isinstance(up, ast.For | ast.AsyncFor | ast.comprehension) and up.iter is node:
         return "iterate"
     return "read"
@@ -66,7 +68,8 @@ def iterates(access: Access) -> bool:
         return True
     if access.kind != "view":
         return False
-    call = parent(parent(access.node))  # type: ignore[arg-type]
+    call = parent(access.node)
+    call = call if isinstance(call, ast.Call) else parent(call)  # type: ignore[arg-type]
     up = parent(call) if call is not None else None
     if isinstance(up, ast.For | ast.AsyncFor | ast.comprehension):
         return True

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.check.graph import Graph, TooLarge, build
-from paceline.check.names import dotted, imported, is_constant, original, short_name
+from paceline.check.names import dotted, imported, is_constant, original, parent, short_name
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 
@@ -114,6 +114,13 @@ class Function:
     @property
     def asynchronous(self) -> bool:
         return isinstance(self.node, ast.AsyncFunctionDef)
+
+    @property
+    def only_awaited(self) -> bool:
+        """Whether this is a coroutine of which nothing runs unless its caller awaits it: a decorator may start it."""
+        decorators = {short_name(d) for d in getattr(self.node, "decorator_list", ())}
+        certain = not self.name.startswith("__") and not isinstance(parent(self.node), ast.If)
+        return self.asynchronous and certain and not self.generator and decorators <= _TRANSPARENT
 
     @cached_property
     def self_name(self) -> str:
@@ -326,6 +333,7 @@ class Declarations:
         return self._by_node.get(id(node))
 
 
+_TRANSPARENT = {"abstractmethod", "override", "staticmethod", "classmethod"}
 _SCOPES = {ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda}
 
 

@@ -273,6 +273,8 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
             return of_rank(node.args[0], fn, module, depth)
         if name in ("get", "getenv") and node.args and _names_rank(node.args[0]):
             return "rank", "", False
+        if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            return of_rank(ast.Attribute(node.args[0], str(node.args[1].value)), fn, module, depth)
         return None
     if isinstance(node, ast.Subscript):
         return ("rank", "", False) if _names_rank(node.slice) and short_name(node.value) == "environ" else None

@@ -16,6 +16,7 @@ from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.shared_state import BEGINNINGS, is_caught, is_teardown
 from paceline.check.summaries import Facts
 
+CALLERS = 4  # calls through which a private function is followed to those that may hold a lock
 # A file without any of these starts no threads, and no library starts them for it.
 THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc")
 
@@ -40,6 +41,16 @@ def _open(fn: Function, facts: Facts) -> bool:
     hidden = fn.name.startswith("_") or fn.name in BEGINNINGS or fn is facts.module.top or is_teardown(fn)
     starts = any(short_name(call.func) in ("start", "submit") for call in fn.calls)
     return not hidden and not starts and fn.cls is not None
+
+
+def may_be_alone(fn: Function, facts: Facts, depth: int = CALLERS) -> bool:
+    """Whether a function may run under its caller's lock, or before or after all other threads."""
+    if fn.name in BEGINNINGS or fn.name.endswith("locked") or is_teardown(fn) or not depth:
+        return True
+    if not fn.name.startswith("_") or fn.name.startswith("__") or facts.threads_of(fn):
+        return False
+    callers = facts.callers.get(id(fn), [])
+    return all(event.held or may_be_alone(caller, facts, depth - 1) for caller, event in callers)
 
 
 def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:

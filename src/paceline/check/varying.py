@@ -113,6 +113,8 @@ class Varying:
             return ""
         if name in catalogue.RANK_CALLS:
             return RANK
+        if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            return RANK if str(node.args[1].value).strip("_") in catalogue.RANK_NAMES else ""
         if name in ("get", "getenv") and node.args and isinstance(node.args[0], ast.Constant):
             return RANK if node.args[0].value in catalogue.RANK_VARIABLES else ""
         if canonical in _CLOCKS:

@@ -92,6 +92,52 @@ def test_one_rank_calls_a_function_of_another_file_with_a_barrier() -> None:
     assert not across({"saving.py": saving, "job.py": job.replace("rank == 0", "model.large")})
 
 
+def test_other_ranks_return_before_a_function_of_another_file_with_a_barrier() -> None:
+    saving = "import torch.distributed as dist\n\n\ndef save(model):\n    model.write()\n    dist.barrier()\n"
+    job = (
+        "import torch\nfrom saving import save\n\n\ndef main(model, rank):\n    if rank != 0:\n        return\n"
+        "    save(model)\n"
+    )
+    assert across({"saving.py": saving, "job.py": job}) == [("PC501", "job.py", 8)]
+    assert not across({"saving.py": saving, "job.py": job.replace("rank != 0", "model.small")})
+    decorated = (
+        "import torch\nfrom lightning.pytorch.utilities import rank_zero_only\nfrom saving import save\n\n\n"
+        "@rank_zero_only\ndef main(model):\n    save(model)\n"
+    )
+    assert across({"saving.py": saving, "job.py": decorated}) == [("PC501", "job.py", 8)]
+
+
+STREAM = """
+class Stream:
+    async def flush(self):
+        self.flushed = True
+
+    @background
+    async def report(self):
+        self.reported = True
+
+    async def lines(self):
+        yield self.flushed
+"""
+CLOSING = """
+from stream import Stream
+
+
+class Service:
+    def __init__(self):
+        self.stream = Stream()
+
+    async def close(self):
+        self.stream.flush()
+"""
+
+
+def test_a_coroutine_of_another_file_is_not_awaited() -> None:
+    assert across({"stream.py": STREAM, "service.py": CLOSING}) == [("PC305", "service.py", 10)]
+    for instead in ("await self.stream.flush()", "task = self.stream.flush()", "self.stream.report()"):
+        assert not across({"stream.py": STREAM, "service.py": CLOSING.replace("self.stream.flush()", instead)})
+
+
 def test_a_lock_of_a_base_class_in_another_file_is_one_lock() -> None:
     base = "import threading\n\n\nclass Base:\n    def __init__(self):\n        self._lock = threading.Lock()\n"
     sub = (

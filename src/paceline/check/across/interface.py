@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from paceline.check.catalogue import LOCKS
+from paceline.check.catalogue import LOCKS, RANK_DECORATORS
 from paceline.check.declarations import Function, Resource
 from paceline.check.effects import text_of
 from paceline.check.module import Module
@@ -26,6 +26,7 @@ class Call(NamedTuple):
     text: str
     awaited: bool
     held: tuple[tuple[str, int], ...] = ()  # the locks held, and the lines where they were taken
+    dropped: bool = False  # nothing is done with what it returns
 
 
 class Take(NamedTuple):
@@ -46,7 +47,8 @@ class Behaviour(NamedTuple):
     blocks: tuple[tuple[str, str, int], ...]  # function of a library, what it waits for, line
     calls: tuple[Call, ...]
     collectives: tuple[tuple[str, int], ...] = ()  # name and line
-    one_rank: tuple[tuple[Call, str], ...] = ()  # calls that only one side of a test of the rank makes, and the test
+    one_rank: tuple[tuple[Call, str], ...] = ()  # calls that not every rank makes, and why
+    only_awaited: bool = False  # a coroutine of which nothing runs unless its caller awaits it
 
 
 class Interface(NamedTuple):
@@ -73,14 +75,15 @@ def read_interface(row: Any) -> Interface:
             tuple(_call(c) for c in calls),
             tuple((c[0], c[1]) for c in collectives),
             tuple((_call(c[0]), c[1]) for c in one_rank),
+            only_awaited,
         )
-        for name, asynchronous, takes, blocks, calls, collectives, one_rank in row[0]
+        for name, asynchronous, takes, blocks, calls, collectives, one_rank, only_awaited in row[0]
     )
     return Interface(behaviours, row[1], tuple(row[2]), row[3])
 
 
 def _call(row: list[Any]) -> Call:
-    return Call(row[0], row[1], row[2], row[3], row[4], _pairs(row[5]))
+    return Call(row[0], row[1], row[2], row[3], row[4], _pairs(row[5]), row[6])
 
 
 def _pairs(rows: Iterable[list[Any]]) -> tuple[tuple[str, int], ...]:
@@ -107,27 +110,33 @@ def _behaviour(fn: Function, facts: Facts) -> Behaviour | None:
             target = _target(effect.callee, at, fn, facts.module)
             if target:
                 awaited = isinstance(parent(at), ast.Await)
-                calls[Call(target, at.lineno, at.col_offset + 1, text_of(at), awaited, _held(held))] = None
+                dropped = isinstance(parent(at), ast.Expr) and not effect.perhaps
+                made = Call(target, at.lineno, at.col_offset + 1, text_of(at), awaited, _held(held), dropped)
+                calls[made] = None
     blocks = tuple((name, block.waits, block.steps[-1][1].lineno) for name, block in facts.own_blocks(fn).items())
     own = tuple((name, line) for name, line in facts.sequences.own(fn) if name not in _ONCE)
-    if not takes and not calls and not blocks and not own:
+    if not takes and not calls and not blocks and not own and not fn.asynchronous:
         return None
-    one_rank = tuple(_on_one_rank(fn, list(calls), facts)) if calls and fn.tests else ()
-    return Behaviour(fn.qualname, fn.asynchronous, tuple(takes), blocks, tuple(calls), own, one_rank)
+    one_rank = tuple(_on_one_rank(fn, list(calls), facts)) if calls else ()
+    done = (tuple(takes), blocks, tuple(calls), own, one_rank)
+    return Behaviour(fn.qualname, fn.asynchronous, *done, fn.only_awaited)
 
 
 def _on_one_rank(fn: Function, calls: list[Call], facts: Facts) -> Iterator[tuple[Call, str]]:
     """The calls of other files that one side of a test of the rank makes, and the rest of the function does not."""
     often = Counter(call.target for call in calls)
     outside = [call for call in calls if not call.target.startswith(":") and often[call.target] == 1]
+    if outside and fn.decorated(*RANK_DECORATORS):
+        yield from ((call, f"{fn.qualname} runs on one rank only") for call in outside)
     for test in fn.tests if outside else ():
         asked = facts.sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
         if len(asked) != 1 or asked[0].local or asked[0].group or not isinstance(test, ast.If):
             continue
-        for side in (test.body, test.orelse):
-            for call in outside if side else ():
-                if side[0].lineno <= call.line <= (side[-1].end_lineno or 0):
-                    yield call, ast.unparse(test.test)
+        why = f"`if {ast.unparse(test.test)}` depends on the rank"
+        sides = [(side[0].lineno, side[-1].end_lineno or 0) for side in (test.body, test.orelse) if side]
+        if not test.orelse and isinstance(test.body[-1], ast.Return) and parent(test) is fn.node:
+            sides.append(((test.end_lineno or 0) + 1, fn.body[-1].end_lineno or 0))
+        yield from ((call, why) for first, last in sides for call in outside if first <= call.line <= last)
 
 
 def _counts(resource: Resource) -> bool:

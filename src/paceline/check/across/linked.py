@@ -45,14 +45,18 @@ class Linked:
 
     def target(self, call: Call, path: str) -> Node | None:
         """The function that a call runs before it returns; None when it is not in these files."""
+        found = self.named_by(call, path)
+        return found if found is not None and self.functions[found].asynchronous == call.awaited else None
+
+    def named_by(self, call: Call, path: str) -> Node | None:
+        """The function that a call names; None when it is not in these files."""
         if call.target.startswith(":"):
             found: Node | None = (path, call.target[1:])
         else:
             if (call.target, path) not in self._named:
                 self._named[call.target, path] = self.named(call.target, path)
             found = self._named[call.target, path]
-        behaviour = None if found is None else self.functions.get(found)
-        return found if behaviour is not None and behaviour.asynchronous == call.awaited else None
+        return found if found in self.functions else None
 
     def named(self, name: str, path: str, depth: int = 0) -> Node | None:
         """The function with a canonical name, as a file sees it."""

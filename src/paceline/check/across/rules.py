@@ -32,7 +32,7 @@ class Edge(NamedTuple):
 def findings_across(interfaces: Mapping[str, Interface]) -> list[Finding]:
     """What is found in the files together, in the order of paths and lines."""
     linked = Linked(interfaces)
-    found = [*_orders(linked), *_blocking(linked), *_some_ranks(linked)]
+    found = [*_orders(linked), *_blocking(linked), *_never_run(linked), *_some_ranks(linked)]
     return sorted(found, key=lambda f: (f.path, f.line, f.column, f.rule, f.about))
 
 
@@ -133,10 +133,36 @@ def _blocking(linked: Linked) -> Iterator[Finding]:
                 )
 
 
+def _never_run(linked: Linked) -> Iterator[Finding]:
+    """Coroutines of other files that are called and not awaited."""
+    for node, behaviour in linked.functions.items():
+        for call in behaviour.calls:
+            to = linked.named_by(call, node[0]) if call.dropped and not call.target.startswith(":") else None
+            if to is not None and linked.functions[to].only_awaited:
+                called = call.text.removesuffix("()")
+                yield Finding(
+                    "PC305",
+                    call.line,
+                    call.column,
+                    node[1],
+                    f"{call.text} is not awaited: {to[1]} ({to[0]}) is a coroutine and never runs, and what comes "
+                    "after does not wait for it",
+                    [
+                        Told("task A", call.line, f"{node[1]} calls {call.text} without await, and goes on"),
+                        Told("task A", call.line, f"nothing of {to[1]} is run"),
+                    ],
+                    [],
+                    f"`await {called}(...)`, or keep a task made of it",
+                    0.85,
+                    to[1],
+                    node[0],
+                )
+
+
 def _some_ranks(linked: Linked) -> Iterator[Finding]:
     """Functions of other files with collectives, called on one side of a test of the rank."""
     for node, behaviour in linked.functions.items():
-        for call, test in behaviour.one_rank:
+        for call, why in behaviour.one_rank:
             to = linked.target(call, node[0])
             paths = sorted((len(p), n, p) for n, p in linked.collectives.get(to, {}).items()) if to is not None else []
             for length, name, path in paths[:1]:
@@ -147,7 +173,7 @@ def _some_ranks(linked: Linked) -> Iterator[Finding]:
                     call.column,
                     node[1],
                     f"{call.text}, which calls {name} ({path[-1].path}:{path[-1].line}), must be called by every rank, "
-                    f"but `if {test}` depends on the rank: the ranks that call it wait for the others",
+                    f"but {why}: the ranks that call it wait for the others",
                     [
                         *_told("rank 0", steps, f"calls {name}, and waits for all ranks"),
                         Told("rank 1", call.line, f"takes the other branch, without {name}"),

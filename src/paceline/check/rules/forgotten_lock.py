@@ -1,8 +1,9 @@
 """A change of shared state without the lock that all other changes hold.
 
-Where an attribute is changed under one and the same lock in most places, and in one place without it, the lock was most
-likely forgotten. Assigning a plain value (a flag, None) is reported only where another method decides under the lock by
-the old value (`if self.running: raise`), since otherwise the last assignment wins.
+Where most functions use an attribute under one and the same lock, and one changes it without, the lock was most likely
+forgotten; a private function is judged by the locks of its callers. Assigning a plain value (a flag, None) is reported
+only where another method decides under the lock by the old value (`if self.running: raise`), since otherwise the last
+assignment wins.
 """
 
 from __future__ import annotations
@@ -11,37 +12,41 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.accesses import Access
-from paceline.check.declarations import Class
+from paceline.check.declarations import Class, Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, short_name
+from paceline.check.names import enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import BEGINNINGS, accesses_of_class, is_teardown, own_locks
-from paceline.check.sharing import filled_if_missing
+from paceline.check.shared_state import BEGINNINGS, accesses_of_class, own_locks
+from paceline.check.sharing import filled_if_missing, may_be_alone
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report changes without the lock, where most changes of the same attribute hold it."""
+    """Report changes without the lock, where most uses of the same attribute hold it."""
     for cls in facts.module.classes.values():
         for accesses in accesses_of_class(cls, facts).values():
-            yield from _changes(accesses, cls)
+            yield from _changes(accesses, cls, facts)
 
 
-def _changes(accesses: list[Access], cls: Class) -> Iterator[Finding]:
+def _changes(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
+    if not any(a.locks for a in accesses):
+        return
     filled = {id(a.node) for a, _ in filled_if_missing(accesses)}  # reported as PC401
     changes = [a for a in accesses if a.kind in ("grow", "shrink") and id(a.node) not in filled]
-    found = _bare(changes, cls)
+    found = _bare(changes, cls, facts)
     if found is None and (decided := _decided_under_lock(accesses)):
-        found = _bare([*decided, *(a for a in accesses if a.kind in ("write", "none") and not a.locks)], cls)
+        found = _bare([*decided, *(a for a in accesses if a.kind in ("write", "none") and not a.locks)], cls, facts)
     if found is not None:
         access, guarded, lock = found
         most = 2 * sum(bool(a.locks) for a in changes) >= len(changes) + 2
         yield _report(access, guarded, lock, 0.6 if most else 0.5)
+    elif (minority := _minority([a for a in accesses if id(a.node) not in filled], cls, facts)) is not None:
+        yield _report(*minority, 0.55)
 
 
-def _bare(changes: list[Access], cls: Class) -> tuple[Access, Access, str] | None:
+def _bare(changes: list[Access], cls: Class, facts: Facts) -> tuple[Access, Access, str] | None:
     """A change without a lock, one with the lock that all guarded changes share, and that lock."""
-    bare = [a for a in changes if not a.locks and not _excused(a)]
+    bare = [a for a in changes if not a.locks and not _excused(a, facts)]
     guarded = [a for a in changes if a.locks and a.fn.name not in BEGINNINGS]
     alone = len(guarded) == 1 and guarded[0].fn.name.startswith("_")
     if not bare or not guarded or alone or len(bare) > len(guarded):
@@ -50,13 +55,38 @@ def _bare(changes: list[Access], cls: Class) -> tuple[Access, Access, str] | Non
     return (bare[0], guarded[0], min(common)) if common else None
 
 
-def _excused(access: Access) -> bool:
+def _minority(accesses: list[Access], cls: Class, facts: Facts) -> tuple[Access, Access, str] | None:
+    """A change without the lock under which more functions use the attribute, a use with it, and the lock."""
+    users: dict[str, dict[Function, Access]] = {}
+    for access in accesses:
+        for lock in own_locks(access.locks, cls):
+            known = users.setdefault(lock, {}).setdefault(access.fn, access)
+            if access.changes and not known.changes:
+                users[lock][access.fn] = access
+    if not users:
+        return None
+    lock = max(users, key=lambda name: (len(users[name]), name))
+    bare = [a for a in accesses if not a.locks and _loses(a) and not _excused(a, facts)]
+    others = [a for fn, a in users[lock].items() if all(b.fn is not fn for b in bare)]
+    if not bare or len({b.fn for b in bare}) >= len(others) or not any(a.kind != "read" for a in others):
+        return None
+    return bare[0], next((a for a in others if a.changes), others[0]), lock
+
+
+def _loses(access: Access) -> bool:
+    """Whether a change depends on what was there before, or puts something computed in its place."""
+    if access.kind in ("grow", "shrink", "update"):
+        return True
+    up = parent(access.node)
+    return access.kind == "write" and isinstance(up, ast.Assign) and isinstance(up.value, ast.Call | ast.BinOp)
+
+
+def _excused(access: Access, facts: Facts) -> bool:
     """Whether the caller may hold the lock, or no other thread runs yet or any more."""
-    name = access.fn.name
-    hidden = name.startswith("_") and not name.startswith("__")
-    renews = any(short_name(v.func).endswith("Lock") for _, v in access.fn.assigns for v in _calls(v))
-    starts = any(short_name(c.func) == "start" and c.lineno > access.line for c in access.fn.calls)
-    return hidden or renews or starts or name.endswith("locked") or is_teardown(access.fn)
+    fn = access.fn
+    renews = any(short_name(v.func).endswith("Lock") for _, v in fn.assigns for v in _calls(v))
+    starts = any(short_name(c.func) == "start" and c.lineno > access.line for c in fn.calls)
+    return renews or starts or may_be_alone(fn, facts)
 
 
 def _calls(value: ast.expr) -> list[ast.Call]:
@@ -82,13 +112,19 @@ def _decides(access: Access) -> bool:
     return inside and not any(isinstance(n, ast.Call) and short_name(n.func) == "wait" for n in ast.walk(test))  # type: ignore[arg-type]
 
 
+def _others(guarded: Access) -> str:
+    """What the others do under the lock."""
+    return "all other changes of it hold" if guarded.changes else "most others hold to use it"
+
+
 def _report(access: Access, guarded: Access, lock: str, confidence: float) -> Finding:
+    how = "changes" if guarded.changes else "uses"
     return finding(
         access.node,
         access.fn,
-        f"{access.thing} is changed here without {lock}, which all other changes of it hold (line {guarded.line})",
+        f"{access.thing} is changed here without {lock}, which {_others(guarded)} (line {guarded.line})",
         [
-            Step("thread A", guarded.line, f"{guarded.fn.qualname} changes {access.thing} under {lock}"),
+            Step("thread A", guarded.line, f"{guarded.fn.qualname} {how} {access.thing} under {lock}"),
             Step(
                 "thread B",
                 access.line,

@@ -35,9 +35,9 @@ def find(facts: Facts) -> Iterator[Finding]:
             if short_name(call.func) not in SETS or not isinstance(call.func, ast.Attribute):
                 continue
             name = dotted(call.func.value)
-            if name in reported or not _waits(call.func.value, fn) or _asked(name, call, fn):
+            if name in reported or _asked(name, call, fn) or is_caught(call, "InvalidStateError"):
                 continue
-            if not is_caught(call, "InvalidStateError") and _given_up(facts):
+            if (_waits(call.func.value, fn) and _given_up(facts)) or _awaited(call.func.value, fn):
                 reported.add(name)
                 yield _report(call, fn, name)
 
@@ -51,6 +51,56 @@ def _waits(node: ast.expr, fn: Function) -> bool:
         return dotted(value.value).startswith(f"{fn.self_name}.") and bool(fn.cls)
     looped = fn.looped.get(node.id) if isinstance(node, ast.Name) else None
     return looped is not None and dotted(looped).startswith(f"{fn.self_name}.") and bool(fn.cls)
+
+
+def _awaited(node: ast.expr, fn: Function) -> bool:
+    """Whether this comes from an attribute with futures that coroutines await, whose tasks may be cancelled.
+
+    That a coroutine takes its future away when it is cancelled is no help: others run between `cancel()` and its turn.
+    """
+    if fn.cls is None or not fn.self_name:
+        return False
+    attribute = _attribute(node, fn)
+    return bool(attribute) and any(_awaits(attribute, m) for m in fn.cls.methods.values() if m is not fn)
+
+
+def _attribute(node: ast.expr, fn: Function) -> str:
+    """The attribute of the own object that an expression or a local name takes its value from."""
+    if isinstance(node, ast.Name):
+        value = fn.bound.get(node.id) or fn.looped.get(node.id)
+        return _attribute(value, fn) if value is not None and not isinstance(value, ast.Name) else ""
+    if isinstance(node, ast.Call) and short_name(node.func) in ("next", "iter", "list", "tuple") and node.args:
+        return _attribute(node.args[0], fn)
+    while not isinstance(node, ast.Attribute) or dotted(node.value) != fn.self_name:
+        inner = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
+        unknown = isinstance(node, ast.Call) and short_name(inner or node) not in (*TAKES, "values")
+        if not isinstance(inner, ast.expr) or unknown:
+            return ""
+        node = inner
+    return node.attr
+
+
+def _awaits(attribute: str, fn: Function) -> bool:
+    """Whether a coroutine makes a future, keeps it in this attribute, and awaits it."""
+    own = f"{fn.self_name}.{attribute}"
+    values = fn.cls.values.get(attribute, ()) if fn.cls is not None else ()
+    names = {dotted(t) for t, v in fn.assigns if _makes(v)} | {own for v, _ in values if _makes(v)}
+    names |= {dotted(t) for t, v in fn.assigns if dotted(v) == own and own in names}
+    put = {dotted(v) for t, v in fn.assigns if dotted(t) in (own, f"{own}[]")}
+    put |= {dotted(c.args[0]) for c in fn.calls if c.args and dotted(c.func) in (f"{own}.append", f"{own}.add")}
+    if own not in names and not names & put:
+        return False
+    return any(dotted(a.value) in names or _timed(a.value, names) for a in fn.awaits)
+
+
+def _makes(value: ast.expr) -> bool:
+    """Whether this makes a future of a loop."""
+    return isinstance(value, ast.Call) and short_name(value.func) in ("create_future", "Future")
+
+
+def _timed(node: ast.expr, names: set[str]) -> bool:
+    """Whether this is `wait_for(future, seconds)`."""
+    return isinstance(node, ast.Call) and short_name(node.func) == "wait_for" and dotted(node.args[0]) in names
 
 
 def _asked(name: str, call: ast.Call, fn: Function) -> bool:

@@ -16,7 +16,7 @@ from paceline.check.findings import Finding, Step
 from paceline.check.library_types import type_name
 from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class, accesses_of_globals, accesses_of_locals
+from paceline.check.shared_state import BEGINNINGS, accesses_of_class, accesses_of_globals, accesses_of_locals
 from paceline.check.sharing import THREAD_WORDS, absent, filled_at_once
 from paceline.check.summaries import Facts
 
@@ -83,6 +83,21 @@ def _in_threads(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         if other:
             yield _report(access, None, other)
             return
+    for access in inside:
+        reset = next((a for a in accesses if a.kind in ("write", "none") and _overwritten(a, access, facts)), None)
+        if reset is not None:
+            yield _report(access, None, reset.fn.qualname)
+            return
+
+
+def _overwritten(write: Access, update: Access, facts: Facts) -> bool:
+    """Whether a plain write may come between the read and the write of an update that a thread makes."""
+    fn = write.fn
+    if write.locks or update.locks or facts.threads_of(fn) or fn.name.startswith("_") or fn.name in BEGINNINGS:
+        return False
+    started = any(short_name(c.func) in ("start", "submit") for c in fn.calls)
+    joined = any(short_name(c.func) in ("join", "shutdown", "wait") and c.lineno < write.line for c in fn.calls)
+    return not started and not joined
 
 
 def _handed_out(access: Access, facts: Facts) -> bool:

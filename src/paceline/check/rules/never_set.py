@@ -1,94 +1,146 @@
 """What other threads wait for is not done when the work before it raises.
 
-A thread works and then sets an event, or meets others at a barrier, for which they wait without a timeout. If the work
-raises, also where the thread catches that and returns, the event stays unset or the barrier one party short, and they
-wait for ever. Set an event in a `finally`; abort the barrier.
+A thread or task works and then sets an event, puts an end mark into a queue, or meets others at a barrier, for which
+they wait without a timeout. If the work raises, also where the thread catches that and returns, the event stays unset,
+the mark is not sent or the barrier one party short, and they wait for ever. Set an event, and send an end mark, in a
+`finally`; abort the barrier.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Container, Iterator
 
+from paceline.check.catalogue import QUEUES
 from paceline.check.declarations import Function
 from paceline.check.duties import Duty, Skipped
-from paceline.check.effects import Effect, has_timeout
+from paceline.check.effects import has_timeout
 from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, short_name
+from paceline.check.names import enclosing, is_constant, short_name
 from paceline.check.roots import in_loop
-from paceline.check.rules.rule import Rule, finding, resource_of
+from paceline.check.rules.rule import Rule, finding, queue_of, resource_of
 from paceline.check.summaries import Facts
 
-KINDS = ("Event", "Barrier")
+KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
 MEETS = ("wait", "abort")
+_MARK = re.compile(r"(^|_)(end|stop|done|eof|sentinel|finished|shutdown|poison|quit|exit)", re.IGNORECASE)
+Waiter = tuple[Function, ast.Call]
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report threads in which an exception skips what others wait for."""
-    waits: dict[str, tuple[Function, Effect]] = {}
-    for fn in facts.module.functions:
-        for effect in facts.walker.effects(fn):
-            found = effect.resource
-            if effect.kind == "wait" and not effect.timeout and found is not None and found.kind in KINDS:
-                waits.setdefault(found.id, (fn, effect))
-    run = {id(root.function): root.function for root in facts.roots if root.kind == "thread"} if waits else {}
-    for fn in run.values():
-        yield from _events(fn, waits, facts)
-        yield from _barriers(fn, facts)
+    """Report threads and tasks in which an exception skips what others wait for."""
+    waits, gets = _waited_for(facts)
+    run: dict[int, tuple[Function, set[str]]] = {}
+    for root in facts.roots:
+        run.setdefault(id(root.function), (root.function, set()))[1].add(root.kind)
+    for fn, kinds in run.values():
+        yield from _events(fn, {e: w for e, (kind, w) in waits.items() if KINDS[kind] in kinds}, facts)
+        yield from _end_marks(fn, gets if kinds & {"thread", "process", "task"} else {}, facts)
+        if "thread" in kinds:
+            yield from _barriers(fn, facts)
     for fn in facts.module.functions if waits else ():
-        cleared = {e for call in fn.calls if (e := _subject(call, ("clear",), "Event", fn, facts)) in waits}
+        cleared = {e for call in fn.calls if (e := _subject(call, ("clear",), KINDS, fn, facts)) in waits}
         if cleared and id(fn) not in run:  # says itself that others wait while it works
-            yield from _events(fn, {e: waits[e] for e in cleared}, facts)
+            yield from _events(fn, {e: waits[e][1] for e in cleared}, facts)
 
 
-def _events(fn: Function, waits: dict[str, tuple[Function, Effect]], facts: Facts) -> Iterator[Finding]:
+def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, Waiter]]:
+    """The events that are waited for without a timeout, with their kind, and the queues that a loop gets from so."""
+    waits: dict[str, tuple[str, Waiter]] = {}
+    gets: dict[str, Waiter] = {}
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            found = resource_of(call, ("wait", "get"), fn, facts)
+            if found is None or has_timeout(call, short_name(call.func)) or _limited(call):
+                continue
+            if short_name(call.func) == "wait" and found.kind in KINDS:
+                waits.setdefault(found.id, (found.kind, (fn, call)))
+            elif found.kind in QUEUES and not found.one_of_several and in_loop(call, fn):
+                gets.setdefault(found.id, (fn, call))
+    return waits, gets
+
+
+def _limited(call: ast.Call) -> bool:
+    """Whether a wait is the argument of one with a timeout, as `asyncio.wait_for(event.wait(), 5)`."""
+    around = enclosing(call, ast.Call)
+    return isinstance(around, ast.Call) and short_name(around.func) in ("wait_for", "wait", "timeout")
+
+
+def _events(fn: Function, waits: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:
     """The events that a thread sets once, though not if it raises."""
-    for event in dict.fromkeys(e for c in fn.calls if (e := _subject(c, ("set",), "Event", fn, facts)) in waits):
-        sets = [c for c in fn.calls if _subject(c, ("set",), "Event", fn, facts) == event]
+    for event in dict.fromkeys(e for c in fn.calls if (e := _subject(c, ("set",), KINDS, fn, facts)) in waits):
+        sets = [c for c in fn.calls if _subject(c, ("set",), KINDS, fn, facts) == event]
         conditional = any(enclosing(c, ast.If) or in_loop(c, fn) for c in sets)
         if conditional or waits[event][0] is fn or _set_elsewhere(event, fn, facts):
             continue
-        duty = Duty(fn, lambda call, sets=sets: any(call is each for each in sets))  # type: ignore[misc]
-        for skipped in list(duty.skipped_by_exceptions())[:1]:
-            yield _report(fn, sets[0], skipped, event, waits[event])
+        yield from _skipped(fn, sets, event, waits[event])
+
+
+def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:
+    """The end marks that a thread puts into a queue after its work, though not if that raises."""
+    puts: dict[str, list[ast.Call]] = {}
+    for call in fn.calls:
+        queue = queue_of(call, ("put", "put_nowait"), fn, facts)
+        if queue in gets and gets[queue][0] is not fn and not in_loop(call, fn) and _is_mark(call):
+            puts.setdefault(queue, []).append(call)
+    for queue, marks in puts.items():
+        works = any(queue_of(c, ("put", "put_nowait"), fn, facts) == queue and in_loop(c, fn) for c in fn.calls)
+        if works and not any(enclosing(mark, ast.If) for mark in marks):
+            yield from _skipped(fn, marks, queue, gets[queue])
+
+
+def _is_mark(call: ast.Call) -> bool:
+    """Whether None, or something named so, is put into a queue to say that nothing more comes."""
+    given = call.args[0] if call.args else None
+    return is_constant(given, None) or (given is not None and _MARK.search(short_name(given)) is not None)
+
+
+def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Waiter) -> Iterator[Finding]:
+    """The first step whose exception skips what others wait for."""
+    duty = Duty(fn, lambda call: any(call is each for each in met_by))
+    for skipped in list(duty.skipped_by_exceptions())[:1]:
+        yield _report(fn, met_by[0], skipped, what, waiter)
 
 
 def _barriers(fn: Function, facts: Facts) -> Iterator[Finding]:
     """The barriers at which a thread does not arrive once it has caught an exception."""
-    for barrier in dict.fromkeys(b for c in fn.calls if (b := _subject(c, ("wait",), "Barrier", fn, facts))):
+    for barrier in dict.fromkeys(b for c in fn.calls if (b := _subject(c, ("wait",), ("Barrier",), fn, facts))):
         if any(short_name(c.func) == "wait" and has_timeout(c, "wait") for c in fn.calls):
             continue
-        duty = Duty(fn, lambda call, of=barrier: _subject(call, MEETS, "Barrier", fn, facts) == of)  # type: ignore[misc]
+        duty = Duty(fn, lambda call, of=barrier: _subject(call, MEETS, ("Barrier",), fn, facts) == of)  # type: ignore[misc]
         for skipped in [s for s in duty.skipped_by_exceptions() if s.caught][:1]:
             yield _left(fn, skipped, barrier)
 
 
-def _subject(call: ast.Call, methods: tuple[str, ...], kind: str, fn: Function, facts: Facts) -> str:
+def _subject(call: ast.Call, methods: tuple[str, ...], kinds: Container[str], fn: Function, facts: Facts) -> str:
     """The event or barrier of which a call is such a method; empty where it is none."""
     found = resource_of(call, methods, fn, facts)
-    return found.id if found is not None and found.kind == kind else ""
+    return found.id if found is not None and found.kind in kinds else ""
 
 
 def _set_elsewhere(event: str, fn: Function, facts: Facts) -> bool:
     """Whether another function sets the event too."""
     others = (other for other in facts.module.functions if other is not fn)
-    return any(_subject(c, ("set",), "Event", other, facts) == event for other in others for c in other.calls)
+    return any(_subject(c, ("set",), KINDS, other, facts) == event for other in others for c in other.calls)
 
 
-def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: tuple[Function, Effect]) -> Finding:
-    other, effect = waiter
+def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: Waiter) -> Finding:
+    other, wait = waiter
     line = skipped.node.line
+    sets = short_name(at.func) == "set"
+    what = f"{event} is set" if sets else f"the end mark is put into {event}"
     ends = "returns" if skipped.caught else "ends"
     return finding(
         at,
         fn,
-        f"{event} is set only if everything before it succeeds; if line {line} raises, "
-        f"{other.qualname} waits for it for ever (line {effect.line})",
+        f"{what} only if everything before succeeds; if line {line} raises, {other.qualname} waits for it for ever "
+        f"(line {wait.lineno})",
         [
-            Step("thread B", line, f"{fn.qualname} raises and {ends} without setting {event}"),
-            Step("thread A", effect.line, f"{other.qualname} waits for {event}, which is never set"),
+            Step("thread B", line, f"{fn.qualname} raises and {ends} before {what}"),
+            Step("thread A", wait.lineno, f"{other.qualname} waits for {event} for ever"),
         ],
-        "set it in a `finally`, and report the exception",
+        f"{'set' if sets else 'put'} it in a `finally`, and report the exception",
         event,
         0.6,
     )
@@ -113,7 +165,7 @@ def _left(fn: Function, skipped: Skipped, barrier: str) -> Finding:
 RULE = Rule(
     "PC209",
     "never-set",
-    "an event that is not set, or a barrier not reached, when the work before it raises",
+    "an event not set, an end mark not sent, or a barrier not reached, when the work before raises",
     find,
     bad="""
         import threading
@@ -143,5 +195,5 @@ RULE = Rule(
             threading.Thread(target=load, args=(source,)).start()
             ready.wait()
     """,
-    needs=("Event", "Barrier"),
+    needs=("Event", "Barrier", "Queue"),
 )

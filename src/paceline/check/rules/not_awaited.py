@@ -25,7 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             resource, callee = effect.resource, effect.callee
             alone = isinstance(parent(effect.node), ast.Expr) and callee is not None and not effect.perhaps
             named = callee is not None and callee.name == short_name(_called(effect.node))
-            if alone and named and callee is not None and callee.asynchronous and not callee.generator:
+            if alone and named and callee is not None and callee.only_awaited:
                 yield _never_run(fn, effect.node, callee)
             if effect.kind not in ("take", "try", "wait") or resource is None or not resource.sure:
                 continue
@@ -90,5 +90,5 @@ RULE = Rule(
             async with lock:
                 await work()
     """,
-    needs=("asyncio",),
+    needs=("async def", "asyncio"),
 )

@@ -3,8 +3,8 @@
 A `for` over a dictionary, set or deque raises when its size changes during the iteration; over a list it skips or
 repeats items. The same holds for a view (`.items()`) that a method returns. `list(self.d.items())` copies in one step
 and is safe with the GIL. Reported where the changes are made under a lock that the loop does not hold, in another
-thread, in a callback of a weak reference, which may run in the middle of the loop, or by the loop over a dictionary or
-set itself.
+thread, in a callback of a weak reference, which may run in the middle of the loop, by a callback that the loop calls,
+or by the loop over a dictionary or set itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from paceline.check.shared_state import (
     is_teardown,
     own_locks,
 )
+from paceline.check.sharing import may_be_alone
 from paceline.check.summaries import Facts
 
 
@@ -64,11 +65,13 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
         ):
             return change, "a callback of a weak reference, which runs wherever an object dies,", 0.7
     guarded = [c for c in changes if c.locks]
-    if guarded and len(guarded) == len(changes) and (cls is None or is_shared(cls, facts)):
+    bare = [c for c in changes if not c.locks and not is_teardown(c.fn)]
+    if guarded and not bare and (cls is None or is_shared(cls, facts)):
         common = frozenset(own_locks(frozenset.intersection(*(c.locks for c in guarded)), cls))
-        inner = loop.fn.name.startswith("_") and not loop.fn.name.startswith("__") and id(loop.fn) in facts.callers
-        if common and (not loop.locks & common or _returned(loop)) and not inner:
+        if common and (not loop.locks & common or _returned(loop)) and not may_be_alone(loop.fn, facts):
             return guarded[0], f"{guarded[0].fn.qualname}, under {min(common)},", 0.65
+    if (removes := _by_callback(loop, changes)) is not None:
+        return removes, f"{removes.fn.qualname}, which a callback that the loop calls may call,", 0.5
     mine = facts.threads_of(loop.fn)
     for change in changes:
         theirs = facts.threads_of(change.fn)
@@ -77,6 +80,18 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
         if theirs and not mine and not change.locks & loop.locks:
             return change, f"{change.fn.qualname}, in another thread,", 0.6
     return None
+
+
+def _by_callback(loop: Access, changes: list[Access]) -> Access | None:
+    """A method that removes from the container, where the loop calls its elements: they may call that method."""
+    around = enclosing(loop.node, ast.For)
+    if not isinstance(around, ast.For) or not any(n is loop.node for n in ast.walk(around.iter)):
+        return None
+    names = {n.id for n in ast.walk(around.target) if isinstance(n, ast.Name)}
+    calls = (n for s in around.body for n in ast.walk(s) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
+    called = any(c.func.id in names for c in calls)  # type: ignore[attr-defined]
+    open_ones = (c for c in changes if c.kind == "shrink" and c.fn is not loop.fn and not c.fn.name.startswith("_"))
+    return next((c for c in open_ones if not is_teardown(c.fn)), None) if called else None
 
 
 def _changed_by_itself(loop: Access, changes: list[Access]) -> Access | None:
