@@ -12,7 +12,7 @@ from traces import TRACES, Program, load
 
 RESULT = Path(__file__).parent / "result.json"
 IN_TIME = 15.0  # seconds
-SETTINGS = (5.0, 10.0, 40.0, 120.0)  # seconds, of the simple rules; what hangs is recorded for the shorter ones only
+SETTINGS = (5.0, 10.0, 40.0, 120.0)  # seconds, of the simple rules; a hang is recorded for the shorter ones only
 #: With so many expected events none is seen in one of twenty cases.
 NONE_IN_TWENTY = 3.0
 

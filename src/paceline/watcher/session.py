@@ -197,7 +197,7 @@ def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: 
         pace(started)
     if once:
         outcome.verdict, outcome.probability = watch.verdict()
-        actions.tell(f"nothing hung so far: {outcome.verdict} (probability {outcome.probability:.2f})")
+        actions.tell("nothing hung so far")
     return outcome
 
 
