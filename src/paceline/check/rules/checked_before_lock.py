@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from paceline.check.accesses import SHRINKS
 from paceline.check.catalogue import ASYNC_LOCKS, LOCKS
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
@@ -76,8 +77,10 @@ def _asks_again(node: ast.AST, asked: set[str], fn: Function) -> bool:
 
 
 def _makes(test: ast.If, lock: ast.With, fn: Function) -> ast.AST | None:
-    """What is made under the lock, of which the check asked whether it exists."""
+    """What is made under the lock, of which the check asked whether it exists, or what it asked about is changed."""
     asked = absent(test.test) or _wanted(test, fn)
+    operands = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
+    shared = set.intersection(*(_own(operand, fn) for operand in operands))
     files = any(isinstance(n, ast.Call) and short_name(n.func) in _ASKS_FOR_FILES for n in ast.walk(test.test))
     for node in (n for statement in lock.body for n in ast.walk(statement)):
         if isinstance(node, ast.Assign) and asked:
@@ -85,9 +88,35 @@ def _makes(test: ast.If, lock: ast.With, fn: Function) -> ast.AST | None:
             made = target.value if isinstance(target, ast.Subscript) else target
             if dotted(made) == asked:
                 return node
+        name = _changed(node)
+        if name in shared and not (isinstance(node, ast.Assign) and name in _own(node.value, fn)):
+            return node
         if files and isinstance(node, ast.Call) and _MAKES.match(short_name(node.func).strip("_")):
             return node
     return None
+
+
+def _own(node: ast.expr, fn: Function) -> set[str]:
+    """The attributes of the own object that an expression asks for; none in a test for a fork, which PC113 reports."""
+    if any(isinstance(n, ast.Call) and short_name(n.func) == "getpid" for n in ast.walk(node)):
+        return set()
+    found = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and dotted(n.value) == fn.self_name)
+    return {dotted(n) for n in found} if fn.cls is not None else set()
+
+
+def _changed(node: ast.AST) -> str:
+    """What a statement or call changes by more than assigning a constant; empty where that is nothing."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        target = node.targets[0]
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(target, ast.Attribute):
+            return ""
+    elif isinstance(node, ast.AugAssign):
+        target = node.target
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SHRINKS:
+        target = node.func.value
+    else:
+        return ""
+    return dotted(target.value if isinstance(target, ast.Subscript) else target)
 
 
 def _wanted(test: ast.If, fn: Function) -> str:
@@ -109,16 +138,17 @@ def _wanted(test: ast.If, fn: Function) -> str:
 def _report(test: ast.If, lock: ast.With, made: ast.AST, fn: Function) -> Finding:
     asked, what = ast.unparse(test.test), ast.unparse(lock.items[0].context_expr)
     line = getattr(made, "lineno", lock.lineno)
+    again = "makes it once more" if isinstance(made, ast.Assign) else "relies on what may have changed since"
     return finding(
         lock,
         fn,
-        f"`{asked}` is checked before {what} is taken (line {test.lineno}), and not again under it: who waited for the "
-        f"lock makes it once more (line {line})",
+        f"`{asked}` is checked before {what} is taken (line {test.lineno}), and not again under it: a thread that "
+        f"waited for the lock {again} (line {line})",
         [
             Step("thread A", test.lineno, f"{fn.qualname} checks `{asked}`, and takes {what}"),
             Step("thread B", test.lineno, "checks it too, and waits for the lock"),
-            Step("thread A", line, "makes it, and releases the lock"),
-            Step("thread B", line, "makes it again, though it exists by now"),
+            Step("thread A", line, "changes it, and releases the lock"),
+            Step("thread B", line, again),
         ],
         "check again once the lock is held",
         what,
