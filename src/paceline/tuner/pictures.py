@@ -62,7 +62,8 @@ def parallel(axes: Sequence[Axis], rows: Sequence[tuple[list[Any], float, int]])
     """Draw a line for each trial through its values on all axes; the last axis is the metric. Good ones are dark."""
     gap = SIDE / max(1, len(axes) - 1)
     lines, words = "", ""
-    crowded = sum(len(axis.name) for axis in axes) * WIDTH / 2 > 1
+    crowded = sum(len(axis.name) for axis in axes) * WIDTH > 1
+    at_edge = ";transform:translateX(-100%)"
     for values, goodness, trial in sorted(rows, key=lambda row: row[1])[-MOST:]:
         known = [
             (n * gap, (1 - a.place(v)) * SIDE)
@@ -78,8 +79,8 @@ def parallel(axes: Sequence[Axis], rows: Sequence[tuple[list[Any], float, int]])
     for place, axis in enumerate(axes):
         lines += f'<path class="grid" d="M{place * gap:.0f} 0v{SIDE}"/>'
         left = place / max(1, len(axes) - 1)
-        row = place % 2 if crowded else 0
-        words += f'<i class="x" style="left:{left:.1%};margin-top:{1.1 * row}em">{escape(axis.name)}</i>'
+        moved = f"margin-top:{1.1 * (place % 2 and crowded)}em{at_edge * (axis is axes[-1])}"
+        words += f'<i class="x" style="left:{left:.1%};{moved}">{escape(axis.name)}</i>'
         for at, text in _apart(axis.marks, [HEIGHT] * len(axis.marks)):
             words += f'<i style="left:{left:.1%};top:{1 - at:.1%}">{escape(text)}</i>'
     return _figure("All parameters and the metric", lines, words, "\N{NO-BREAK SPACE}", "wide")
