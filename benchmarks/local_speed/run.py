@@ -2,13 +2,15 @@
 Hogwild example and DDP.
 
 Speed is the slope between a short and a long training, taken by a clock outside; what is compared is run in turn, round
-after round; medians and ratios are reported. The ceiling is two processes of a plain PyTorch loop, written here and
+after round. Each round is a line of rounds.jsonl as soon as it is done, and further calls add to it; medians and ratios
+of all are reported. The ceiling is two processes of a plain PyTorch loop, written here and
 sharing no code with Paceline, that never meet: each trains its own model on batches of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import statistics
 import sys
@@ -32,11 +34,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from neighbours import neighbours
 from record import write
 
+FOLDER = Path(__file__).parent
 BATCH = 100
 # A backup worker's share is meant to come late; speed is that of the workers who are waited for.
 ALONE = ("sequential", "ceiling")
 MEMBERS = [{"backup": "backup:backups=0"}.get(name, name) for name in (*DATA_PARALLEL, *PEERS) if name not in ALONE]
 SIZES = {"55 thousand": 64, "1 million": 660, "11 million": 2960}
+#: About what each worker makes in a second, to choose how long a training is.
+UPDATES = {"55 thousand": 1000, "1 million": 120, "11 million": 9}
 Updates = int
 
 
@@ -114,25 +119,34 @@ def paceline(plan: str, hidden: int, data: Any, batch: int) -> Callable[[Updates
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a long training")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a long training")
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--plans", default=",".join(MEMBERS))
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes of another program beside all")
+    parser.add_argument("--again", action="store_true", help="begin a new rounds.jsonl")
     options = parser.parse_args()
     warnings.simplefilter("ignore", IdxMissing)
     warnings.simplefilter("ignore", JobWarning)  # sandblaster's: dropout is another loss in every evaluation
     data, _ = mnist(None)
-    figures: dict[str, Any] = {}
-    file = f"result_neighbours_{options.neighbours}.json" if options.neighbours else "result.json"
+    rows = FOLDER / "rounds.jsonl"
+    if options.again:
+        rows.unlink(missing_ok=True)
     with neighbours(options.neighbours):
-        for size in options.sizes.split(","):
-            figures[size] = measure(SIZES[size], data, options.rounds, options.seconds, options.plans.split(","))
-            show(size, figures[size])
-            write(Path(__file__).parent, {"rounds": options.rounds, "seconds": options.seconds, "sizes": figures}, file)
+        for _ in range(options.rounds):
+            for size in options.sizes.split(","):
+                speeds = one_round(size, data, options.seconds, options.plans.split(","))
+                row = {"size": size, "neighbours": options.neighbours, "speeds": speeds}
+                with rows.open("a") as kept:
+                    kept.write(json.dumps(row) + "\n")
+                found = summary([json.loads(line) for line in rows.read_text().splitlines()])
+                write(FOLDER, found)
+                show(found[title(size, options.neighbours)])
 
 
-def measure(hidden: int, data: Any, rounds: int, length: float, plans: list[str]) -> dict[str, Any]:
+def one_round(size: str, data: Any, length: float, plans: list[str]) -> dict[str, float]:
+    """Return the samples per second of everything, measured once in turn."""
+    hidden = SIZES[size]
     # (what, seconds for n updates, samples per update)
     entrants: list[tuple[str, Callable[[Updates], float], int]] = [
         ("one process, 1 thread", plain(1, 1, hidden), BATCH),
@@ -145,50 +159,47 @@ def measure(hidden: int, data: Any, rounds: int, length: float, plans: list[str]
         plan = Plan.parse(name, workers=2)
         batch = BATCH * plan.parts
         entrants.append((name, paceline(str(plan), hidden, data, batch), batch))
-    speeds: dict[str, list[float]] = {name: [] for name, _, _ in entrants}
-    many = {name: _long(seconds, length) for name, seconds, _ in entrants}
-    for _ in range(rounds):
-        for name, seconds, samples in entrants:
-            few = many[name] // 10
-            # Untimed: the first run after another program has given its memory back pays for getting it again.
-            seconds(few)
-            slope = (seconds(many[name]) - seconds(few)) / (many[name] - few)
-            speeds[name].append(samples / slope)
-    medians = {name: statistics.median(found) for name, found in speeds.items()}
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(speeds[name], speeds["ceiling"], strict=True)) for name in plans
-    }
-    strict = {
-        name: statistics.median(a / b for a, b in zip(speeds[name], speeds["ceiling, index_select"], strict=True))
-        for name in plans
-    }
-    best = max(medians["one process, 1 thread"], medians["one process, 2 threads"])
-    return {
-        "parameters": sum(p.numel() for p in network(hidden).parameters()),
-        "samples_per_second": {name: round(value) for name, value in medians.items()},
-        "range": {name: [round(min(found)), round(max(found))] for name, found in speeds.items()},
-        "share_of_ceiling": {name: round(value, 3) for name, value in ratios.items()},
-        "share_of_ceiling_index_select": {name: round(value, 3) for name, value in strict.items()},
-        "speedup_over_best_single": {name: round(medians[name] / best, 2) for name in ratios},
-    }
+    speeds = {}
+    for name, seconds, samples in entrants:
+        # As many batches in every process, whether an update is of one or of two.
+        many = round(UPDATES[size] * length * (2 if samples == BATCH and name in plans else 1))
+        few = max(2, many // 10)
+        # Untimed: the first run after another program has given its memory back pays for getting it again.
+        seconds(few)
+        speeds[name] = round(samples * (many - few) / (seconds(many) - seconds(few)))
+    return speeds
 
 
-def _long(seconds: Callable[[Updates], float], length: float) -> Updates:
-    """So many updates as take `length` seconds."""
-    few, many = 4, 40
-    seconds(few)  # the very first run also starts the process that all workers are forked from
-    while (took := seconds(many) - seconds(few)) < length / 5:
-        many *= 4
-    return max(20, round((many - few) * length / took))
+def title(size: str, neighbours: int) -> str:
+    return f"{size} parameters" + (f", beside {neighbours} busy processes" if neighbours else "")
 
 
-def show(size: str, found: dict[str, Any]) -> None:
-    print(f"{size} parameters ({found['parameters']:,})")
-    for name, speed in found["samples_per_second"].items():
-        share = found["share_of_ceiling"].get(name)
-        strict = found["share_of_ceiling_index_select"].get(name)
-        tail = "" if share is None else f"  {share:.0%} of the ceiling, {strict:.0%} of the one with index_select"
-        print(f"  {name:24} {speed:>10,} samples/s{tail}", flush=True)
+def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return medians and ranges, and the median of each round's share of its own ceiling."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(title(row["size"], row["neighbours"]) for row in rounds):
+        mine = [row["speeds"] for row in rounds if title(row["size"], row["neighbours"]) == name]
+        found[name] = {
+            what: {
+                "samples_per_second": round(statistics.median(each[what] for each in mine if what in each)),
+                "range": [min(each[what] for each in mine if what in each), max(each.get(what, 0) for each in mine)],
+                "of_the_ceiling": _share(what, "ceiling", mine),
+                "of_the_ceiling_index_select": _share(what, "ceiling, index_select", mine),
+                "rounds": sum(what in each for each in mine),
+            }
+            for what in dict.fromkeys(what for each in mine for what in each)
+        }
+    return found
+
+
+def _share(what: str, of: str, rounds: list[dict[str, float]]) -> float:
+    return round(statistics.median(each[what] / each[of] for each in rounds if what in each), 3)
+
+
+def show(found: dict[str, Any]) -> None:
+    for name, row in found.items():
+        share = f"{row['of_the_ceiling']:.0%} of the ceiling, {row['rounds']} rounds"
+        print(f"  {name:26} {row['samples_per_second']:>10,} samples/s  {share}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from paceline.kernels import CannotFuse, NoCompiler, machine
 from paceline.kernels.alike import rates_of
 from paceline.kernels.build import COMPILING
 
-LOOK = 0.1  # seconds for which a form is timed, at least one update
+LOOK = 0.05  # seconds for which a form is timed, at least one update
 SIDE_BY_SIDE = 16  # members by torch.func that are timed
 WORTH = 2.0  # times the seconds of a look, which a form has to be able to save for it to be looked at
 GeneratedStack = CoreStack | LaneStack

@@ -7,8 +7,7 @@ sparse gradient, settings that have changed their form) is PyTorch's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.core.rules import Arrival, Memory, Rule, Store
+from paceline.core.rules import Arrival, Memory, Rule
 from paceline.core.rules.plain import Plain
 from paceline.kernels.one_pass import SPAN, Pass, one_pass
 from paceline.kernels.served_steps import ALIKE, UNKNOWN, ServedRule, ServedStep, served_step
@@ -25,24 +24,6 @@ from paceline.parameters.optimizers import Optimizer, bare_step, has_hooks
 PLAIN = ServedRule()
 NUMBERS = 1003  # which no vector divides: the last of them are computed one by one
 PARALLEL = 1 << 15  # numbers from which on PyTorch would use several threads, where it has them
-
-
-ADDED = ServedRule(looks_back=True, each=("g = g + p;",))
-NONE: Mapping[int, Tensor] = {}
-
-
-@dataclass(frozen=True)
-class Added:
-    """A rule that adds a second gradient, which it is given in the place of what was pulled."""
-
-    looks_back = True
-
-    def remembers(self, parameter: Tensor) -> Memory:
-        return {}
-
-    def update(self, store: Store, arrival: Arrival) -> None:
-        pairs = zip(arrival.gradients, arrival.pulled, strict=True)
-        store.step([None if mine is None else mine + other for mine, other in pairs])
 
 
 class Settings:
@@ -74,21 +55,13 @@ class NativeStep:
         self._groups = [(p, number) for number, group in enumerate(optimizer.param_groups) for p in group["params"]]
         self._spans = np.zeros(len(self._groups), SPAN)
 
-        self._adding: Pass | None = None
-
-    def adds(self) -> bool:
-        """Prepare to add a second gradient in the same pass; return whether that has PyTorch's bits."""
-        if agrees(self.optimizer, self._dtype, self.step, ADDED, Added()):
-            self._adding = one_pass(self._dtype, self.step, ADDED)
-        return self._adding is not None
-
     @torch.no_grad()
-    def __call__(self, others: Mapping[int, Tensor] = NONE) -> None:
-        """Make the step, by the gradients alone or each with what `others` has for its parameter's identity."""
+    def __call__(self) -> None:
+        """Make the step."""
         moved = [(p, g, number) for p, number in self._groups if (g := p.grad) is not None]
         rows = self._settings.rows()
         if rows is None or not all(fits(p, self._dtype) and fits(g, self._dtype) for p, g, _ in moved):
-            self._by_optimizer(others)
+            self._bare()
             return
         spans = self._spans[: len(moved)]
         spans["old"] = spans["fresh"] = [p.data_ptr() for p, _, _ in moved]
@@ -96,19 +69,9 @@ class NativeStep:
         spans["count"] = [g.numel() for _, g, _ in moved]
         spans["group"] = [number for _, _, number in moved]
         if self.step.state is not None and not self._remember(spans, [p for p, _, _ in moved]):
-            self._by_optimizer(others)
+            self._bare()
             return
-        if others:
-            assert self._adding is not None
-            spans["pulled"] = [others[id(p)].data_ptr() for p, _, _ in moved]
-        (self._adding if others else self._run)(rows, spans)  # type: ignore[misc]
-
-    def _by_optimizer(self, others: Mapping[int, Tensor]) -> None:
-        """Let PyTorch make the step."""
-        for parameter in (p for p, _ in self._groups if others):
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad + others[id(parameter)]
-        self._bare()
+        self._run(rows, spans)
 
     def _remember(self, spans: np.ndarray, parameters: Sequence[nn.Parameter]) -> bool:
         """Find what the optimizer remembers, or begin it; False where it has another form."""

@@ -186,6 +186,7 @@ class Contract:
     layer: str = ""
     then: tuple[Apply, ...] = ()  # done with each number while it is still in a register
     keeps: bool = True  # whether the target itself is written, too
+    first: bool = False  # a gradient whose sum the first group of a chunk stores, so that it need not begin with zeros
 
     def fixed(self) -> Loops:
         """The loops that name a place in the target; the others are summed over."""

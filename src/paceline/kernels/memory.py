@@ -114,7 +114,7 @@ class Memory:
                 turned = f"{s.right.buffer}.turned"
                 if turned not in self.program.buffers:
                     found.append(self._turn(s.right.buffer, turned, s.layer))
-                found.append(self._by_row(s, turned))
+                found.append(replace(self._by_row(s, turned), first=self._alone(s, statements)))
             else:
                 found.append(s)
         return found
@@ -130,6 +130,13 @@ class Memory:
         ends = it.right.index[-1] == it.target.index[1] and not any(i.of(last) for i in it.right.index[:-1])
         few = prod(loop.extent for loop in it.summed()) < LONG or any(loop.name == "t" for loop in it.loops)
         return ends and few and not any(index.of(last) for index in it.left.index)
+
+    def _alone(self, it: Contract, statements: Sequence[Statement]) -> bool:
+        """Whether this sum, and nothing else, makes the whole of its gradient."""
+        name, extents = it.target.buffer, {loop.name: loop.extent for loop in it.loops}
+        makers = [s for s in statements if name in map(self.program.base, written_by(s))]
+        whole = tuple(extents[index.terms[0][0]] for index in it.target.index)
+        return len(makers) == 1 and whole == self.program.shape(name)
 
     def _turn(self, source: str, turned: str, layer: str) -> Transpose:
         *outer, size = self.program.shape(source)

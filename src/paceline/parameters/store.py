@@ -31,11 +31,9 @@ class LocalStore:
         optimizer: Optimizer,
         schedule: LRSchedule | None,
         rule: Rule | Averaging,
-        step: Callable[..., object] | None = None,
+        step: Callable[[], object] | None = None,
     ) -> None:
-        """`step` makes the optimizer's step in place of the optimizer itself; given further gradients by the identities
-        of their parameters, it adds them first.
-        """
+        """`step` makes the optimizer's step in place of the optimizer itself."""
         self.parameters, self.optimizer = parameters, optimizer
         self.memory = [rule.remembers(p.detach()) for p in parameters]
         self.schedule = ScheduleStepper(optimizer, schedule)
@@ -43,21 +41,18 @@ class LocalStore:
         self.updates = 0
         #: What steps in place of the optimizer; None where that steps itself.
         self.stepper = step
-        self._step: Callable[..., object] = step or bare_step(optimizer)
+        self._step = step or bare_step(optimizer)
 
     @property
     def values(self) -> list[Tensor]:
         return [p.detach() for p in self.parameters]
 
-    def step(self, gradients: Sequence[Tensor | None], others: Sequence[Tensor] = ()) -> None:
-        """Let the optimizer apply these gradients, or their sums with those of another worker."""
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """Let the optimizer apply these gradients."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.schedule.advance(self.updates)
-        if others:
-            self._step(dict(zip(map(id, self.parameters), others, strict=True)))
-        else:
-            self._step()
+        self._step()
         self.updates += 1
         # The gradients may be views of memory that other workers read. Autograd would add the next ones to them.
         for parameter in self.parameters:

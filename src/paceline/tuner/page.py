@@ -132,9 +132,11 @@ def _table(study: Study, trials: Sequence[TrialRecord], metric: str) -> str:
     shown = sorted(trials, key=lambda t: (t.value is None, (t.value or 0) * (1 if study.minimize else -1)))[:ROWS]
     body = "".join(_rows(shown))
     left = f"<p class=note>{len(trials) - ROWS:,} more are in the journal.</p>" if len(trials) > ROWS else ""
-    heads = ("trial", metric, "steps", "status", "seconds", "configuration")
+    heads = "".join(
+        f"<th>{escape(head)}</th>" for head in ("trial", metric, "steps", "status", "seconds", "configuration")
+    )
     return (
-        f'<div class="scroll"><table><thead><tr>{"".join(f"<th>{escape(h)}</th>" for h in heads)}</tr></thead>'
+        f'<div class="scroll"><table class="rows"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>{left}"
     )
 

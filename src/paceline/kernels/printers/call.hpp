@@ -67,6 +67,7 @@ struct Group {
     double loss[LANES];
     V* first_arena; // of the first group; the others lie behind it
     int64_t number, groups, samples;
+    bool first; // of its chunk: what it adds to a gradient is all there is so far
 };
 
 INLINE uint32_t mixed(uint32_t h) {

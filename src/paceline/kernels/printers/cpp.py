@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
-from paceline.kernels.ir import Loss
+from paceline.kernels.ir import Contract, Loss
 from paceline.kernels.losses import SCORE, TARGET
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
-from paceline.kernels.plan import CHUNKS, Plan
+from paceline.kernels.plan import CHUNKS, Plan, contractions
 from paceline.kernels.printers.access import Access
 from paceline.kernels.printers.nests import Nests, RegisterNests
 from paceline.kernels.printers.pixels import PixelNests
@@ -45,7 +45,7 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
     lines += printer.functions(plan)
     lines += phases(plan, printer)
     lines.append(f"static void (*const STEPS[])(Group&) = {{{', '.join(step.name for step in plan.steps())}}};")
-    lines += _chunk_end(plan)
+    lines += [*_chunk_begin(plan), *_chunk_end(plan)]
     lines += rule.lines()
     lines += [part("exchange"), part("team")]
     return "\n".join(lines)
@@ -128,6 +128,23 @@ def phases(plan: Plan, printer: Printer) -> Iterator[str]:
         yield "}"
     calls = " ".join(f"case {phase}: return phase{phase}(g);" for phase in range(len(plan.phases)))
     yield f"FUNCTION void run_phase(int phase, Group& g) {{ switch (phase) {{ {calls} }} }}"
+
+
+def _chunk_begin(plan: Plan) -> Iterator[str]:
+    """Prints the function that sets a gradient to zero, but where its first group of samples stores all numbers."""
+    stored = [plan.places[plan.program.base(it.target.buffer)] for it in _contractions(plan) if it.first]
+    yield "static void begin_chunk(W* gradient) {"
+    begin = 0
+    for place in sorted(stored, key=lambda place: place.start):
+        yield f"    std::memset((void*)(gradient + {begin}), 0, sizeof(W) * {place.start - begin});"
+        begin = place.start + place.size
+    yield f"    std::memset((void*)(gradient + {begin}), 0, sizeof(W) * (NUMBERS - {begin}));"
+    yield "}"
+
+
+def _contractions(plan: Plan) -> Iterator[Contract]:
+    for step in plan.steps():
+        yield from contractions(step.statement)
 
 
 def _chunk_end(plan: Plan) -> Iterator[str]:

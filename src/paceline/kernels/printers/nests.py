@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from paceline.kernels.blocks import Block, places
@@ -36,6 +37,16 @@ class Sums:
             start = "" if it.start is None else f" + {self.access.load(it.start, where[shift])}"
             yield f"{indent}{number} {name} = {number}{{}}{start};"
         yield from self.rounds(it, block, list(it.summed()), dict(rounds), sums, indent)
+        if it.first:
+            yield f"{indent}if (first_of_chunk) {{"
+            yield from self._ends(replace(it, add=False), sums, where, indent + "    ")
+            yield f"{indent}}} else {{"
+            yield from self._ends(it, sums, where, indent + "    ")
+            yield f"{indent}}}"
+        else:
+            yield from self._ends(it, sums, where, indent)
+
+    def _ends(self, it: Contract, sums: dict[int, str], where: dict[int, dict[str, int]], indent: str) -> Lines:
         for shift, name in sums.items():
             yield from self.finish(it, name, where[shift], indent)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.kernels.blocks import Block
 from paceline.kernels.ir import Apply, Contract, Repeat, Statement, Transpose
 from paceline.kernels.memory import used_by
-from paceline.kernels.plan import Plan, Step
+from paceline.kernels.plan import Plan, Step, contractions
 from paceline.kernels.printers.access import Access, Lines
 from paceline.kernels.printers.nests import Nests
 from paceline.kernels.printers.others import Others
@@ -35,6 +35,8 @@ class Printer:
         yield f"// {_described(step.statement)}"
         yield f"{self.threads.function} {step.name}(Group& g) {{"
         yield from self.access.declarations(used_by([step.statement]))
+        if any(it.first for it in contractions(step.statement)):
+            yield "    const bool first_of_chunk = g.first;"
         yield from self._lines(step.statement, iter(step.blocks), "    ")
         yield "}"
         yield ""

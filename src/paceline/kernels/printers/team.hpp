@@ -74,7 +74,7 @@ static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t 
     V* lanes = c.lane_gradients + chunk * LANE_NUMBERS;
     double* loss = c.losses + chunk * LANES;
     if (phase == 0) {
-        std::memset((void*)gradient, 0, sizeof(W) * NUMBERS);
+        begin_chunk(gradient);
         std::memset((void*)lanes, 0, sizeof(V) * LANE_NUMBERS);
         for (int l = 0; l < LANES; l++) loss[l] = 0;
     }
@@ -84,6 +84,7 @@ static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t 
     begin_draws(c, g, u);
     for (int64_t k = chunk * groups / chunks; k < (chunk + 1) * groups / chunks; k++) {
         prepare(c, g, first, n, k, groups, c.arenas, PHASES > 1 ? k : thread);
+        g.first = k == chunk * groups / chunks;
         run_phase(phase, g);
         for (int l = 0; l < LANES; l++) loss[l] += g.loss[l];
     }
@@ -206,6 +207,7 @@ extern "C" void paceline_step(const Call* c, int64_t step, int64_t times) {
     g.lanes = c->lane_gradients;
     begin_draws(*c, g, 0);
     prepare(*c, g, 0, REPLICAS ? 1 : LANES, 0, 1, c->arenas, 0);
+    g.first = false;
     for (int phase = 0; phase < PHASES; phase++) run_phase(phase, g);
     for (int64_t k = 0; k < times; k++) STEPS[step](g);
 }

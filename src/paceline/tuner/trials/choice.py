@@ -26,7 +26,7 @@ RANKS = "processes"  # what `auto` means for several ranks
 WAYS = ("auto", "processes", "stacked", "distributed", "here")
 FEW = 4  # trials of an architecture, with fewer of which stacking is not looked at
 PREVIEWED = 16  # configurations by which architectures are distinguished
-LOOK = 0.1  # seconds for which a separate training is timed
+LOOK = 0.05  # seconds for which a separate training is timed
 
 
 class Way(NamedTuple):

@@ -10,8 +10,7 @@ worker                                            its peers
 6 divide by the weight, clip, take the buffers
 7 the user's optimizer makes the step             the same step, bit for bit
 
-Two workers need no table: each reads the other's gradient where it lies (`pair_sum`). Where generated code computes, it
-does all of this for many updates in one call (`legs`).
+Where generated code computes, it does all of this for many updates in one call (`legs`).
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from time import perf_counter_ns as now
 
 from paceline.engines.local.methods.legs import legs_of
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
-from paceline.engines.local.methods.updates import Update, make_updates, step, step_together
-from paceline.engines.local.pair_sum import paired
+from paceline.engines.local.methods.updates import Update, make_updates, step
 from paceline.plans.methods.all_reduce import AllReduce
 
 
@@ -35,13 +33,9 @@ def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
         if computed is None:
             return False
         start = now()
-        if pair is not None:
-            step_together(runner, pair, update, computed)
-            return True
         whole, waited, sent = reduction.all_reduce(update, computed)  # 2, 3, 4, 5
         runner.exchanged(update, start, waited, sent)
         step(runner, store, update, whole)  # 6, 7
         return True
 
-    pair = paired(reduction, runner.layout, runner.job, store)
     return make_updates(runner, store, state, runner.updates_ahead(), legs_of(runner, store, reduction), make)

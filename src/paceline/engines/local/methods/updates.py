@@ -9,7 +9,6 @@ from paceline.core.rules import Arrival
 from paceline.core.rules.plain import Plain
 from paceline.engines.local.methods.legs import Legs
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
-from paceline.engines.local.pair_sum import PairSum
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.store import LocalStore
 from paceline.parameters.worker_state import WorkerState
@@ -43,19 +42,4 @@ def step(runner: PlanRunner, store: LocalStore, update: int, computed: GradientS
     start, base = now(), store.updates
     Plain().update(store, Arrival(runner.learner.settle(computed)))
     store.schedule.hear(computed.mean)
-    runner.applied(update, base, store.updates, start)
-
-
-def step_together(runner: PlanRunner, pair: PairSum, update: int, computed: GradientSum) -> None:
-    """Step by the sum of two workers' gradients; in one pass unless the sum is to be measured or changed."""
-    start = now()
-    met = pair.meet(update, computed)
-    runner.exchanged(update, start, met.waited, pair.bytes)
-    start, store, base = now(), pair.store, pair.store.updates
-    mean = None if runner.meter.due else pair.step(met)
-    if mean is None:
-        step(runner, store, update, pair.add(met, computed.samples))
-        return
-    runner.meter.before_step([], update)
-    store.schedule.hear(mean)
     runner.applied(update, base, store.updates, start)
