@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.engines.replay.replay import servers_apart
 from paceline.errors import ReplayDiverged, RunFolderError, UsageError
 from paceline.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
 from paceline.parameters.layout import sha256
 from paceline.runs.events import Event, EventKind, EventLog
+from paceline.runs.record import LifeRecord, RunRecord
 
 G = torch.Generator().manual_seed(0)
 
@@ -21,6 +23,13 @@ def job(model, *shape: int, **rest) -> pl.Job:  # type: ignore[no-untyped-def]
     x, y = torch.randn(600, *shape, generator=G), torch.randint(10, (600,), generator=G)
     given = {"optimizer": partial(torch.optim.Adam, lr=1e-3), "batch_size": 30, "epochs": 2, **rest}
     return pl.Job(model=model, data=(x, y), loss=nn.CrossEntropyLoss(), **given)
+
+
+@pytest.mark.parametrize(("engine", "apart"), [("local", False), ("cluster", True), ("ray", True)])
+def test_runs_whose_servers_were_processes_are_replayed_from_their_pushes(engine: str, apart: bool) -> None:
+    """Under Ray servers are the processes of a cluster, too: rows of workers may be missing, and clocks differ."""
+    assert servers_apart(LifeRecord("downpour", 0, engine), RunRecord(engine="local")) is apart
+    assert servers_apart(LifeRecord("downpour", 0), RunRecord(engine=engine)) is apart
 
 
 CASES = {

@@ -8,8 +8,8 @@ import pytest
 
 from paceline.watcher.graph import find_knot, find_retries
 from paceline.watcher.history import History
-from paceline.watcher.ranks import find_divergence
-from paceline.watcher.samples import ENDED, Frame, Glance, Look, Pace, Process, Stack, Thread, Wait
+from paceline.watcher.ranks import Place, find_divergence, place_of
+from paceline.watcher.samples import AGAIN, ENDED, Frame, Glance, Look, Pace, Process, Stack, Thread, Wait
 
 LOCK_STACK: Stack = (Frame("/home/a.py", 3, "run"),)
 EVENT_STACK: Stack = (Frame("/usr/lib/python3.11/threading.py", 327, "wait"), Frame("/home/a.py", 3, "run"))
@@ -70,6 +70,21 @@ def test_a_parent_that_only_waits_for_its_children_is_their_victim() -> None:
     assert knot(parent, process(20, shared), process(30, shared)) == ([10, 20, 30], [20, 30])
 
 
+def test_a_signal_may_set_the_flag_that_a_main_thread_asks_for_but_brings_no_data() -> None:
+    for on, hangs in (("a flag", False), (f"data in pipe 7{AGAIN}", True)):
+        asks = process(20, Wait("clock", (20,), on, polls="asks"), handles_signals=True, stacks=(LOCK_STACK,))
+        found = find_knot(Look(0.0, (asks,)), lambda pid, tid: False, polls=lambda pid, tid: True)
+        assert (found is not None) == hangs
+
+
+def test_a_launcher_is_the_victim_of_a_program_that_asks_for_what_it_could_give_itself() -> None:
+    launcher = process(10, Wait("child", (20,)))
+    asks = process(20, Wait("clock", (10, 20), "a flag", polls="asks"))
+    found = find_knot(Look(0.0, (launcher, asks)), lambda pid, tid: tid == 10, polls=lambda pid, tid: True)
+    assert found is not None
+    assert [each.pid for each in found.circle] == [20]
+
+
 def test_a_parent_that_could_read_what_its_child_writes_is_a_cause() -> None:
     parent = process(10, Wait("child", (20,)))
     writers = process(20, pipe(10, 20, 30)), process(30, pipe(10, 20, 30))
@@ -109,6 +124,12 @@ def causes(*ranks: Process, moving: tuple[int, ...] = ()) -> list[int | None]:
 
 def test_the_rank_in_another_collective_is_the_cause() -> None:
     assert causes(rank(0, 5, "all_reduce"), rank(1, 9, "barrier"), rank(2, 5, "all_reduce")) == [1]
+
+
+def test_a_forward_pass_that_synchronizes_buffers_is_in_a_collective() -> None:
+    stack = (Frame("/torch/nn/parallel/distributed.py", 9, "_sync_buffers"), Frame("/a.py", 3, "evaluate"))
+    process = Process(10, 1, "a.py", (), rank=0, world_size=3, stacks=(stack,))
+    assert place_of(process) == Place("_sync_buffers", stack[1])
 
 
 def test_a_rank_that_waits_for_a_lock_is_the_cause() -> None:

@@ -147,6 +147,38 @@ if __name__ == "__main__":
     assert bool(delivers) == readable
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(("timeout", "polls"), [(0, "asks"), (600, "")])
+def test_a_data_loader_asks_its_workers_unless_it_has_a_timeout(timeout: int, polls: str, tmp_path: Path) -> None:
+    script = tmp_path / "loads.py"
+    script.write_text(f"""
+import time
+from torch.utils.data import DataLoader
+
+class Slow:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        time.sleep(600)
+
+if __name__ == "__main__":
+    next(iter(DataLoader(Slow(), num_workers=1, timeout={timeout})))
+""")
+    with subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL) as started:
+
+        def loads() -> bool:
+            stack = proc.look([started.pid]).processes[0].stacks[:1]
+            return any(frame.function == "_try_get_data" for frame in (stack[0] if stack else ()))
+
+        try:
+            until(loads)
+            until(lambda: proc.look([started.pid]).processes[0].main.kind == "clock")
+            assert proc.look([started.pid]).processes[0].main.polls == polls
+        finally:
+            for pid in reversed(proc.tree([started.pid])):
+                os.kill(pid, 9)
+
+
 def test_a_thread_that_sleeps_does_not_run() -> None:
     sleeping = threading.Event()
     thread = threading.Thread(target=sleeping.wait)

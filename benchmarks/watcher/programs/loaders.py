@@ -41,7 +41,7 @@ def load(data: Any) -> None:
 def worker_forked_with_a_lock() -> None:
     def hold() -> None:
         with LOCK:
-            time.sleep(6)
+            time.sleep(60)  # longer than PyTorch takes to import on a busy machine
 
     threading.Thread(target=hold).start()
     time.sleep(0.1)

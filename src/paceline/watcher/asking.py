@@ -11,8 +11,8 @@ from paceline.watcher.coroutines import Task
 from paceline.watcher.holders import file_of
 from paceline.watcher.interpreter import Interpreter
 from paceline.watcher.polling import loop_of
-from paceline.watcher.samples import CLOSED, OPEN_FILE_LOCK, Stack, Thread, Wait
-from paceline.watcher.syscalls import SLEEPS
+from paceline.watcher.samples import AGAIN, CLOSED, OPEN_FILE_LOCK, Stack, Thread, Wait
+from paceline.watcher.syscalls import SLEEPS, Call
 from paceline.watcher.waits import Waits, call_of
 
 _EVENT = ["wait", "wait"]  # the innermost functions of a thread that uses an event as a clock: `while not stop.wait(9)`
@@ -37,6 +37,16 @@ def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
         return _locked(waits, pid, wait)
     if _serves_as_manager(stack):
         return wait._replace(by=(pid,), on="the end of its manager", polls="asks")
+    if not thread.loads and (found := _by_its_source(waits, pid, call, wait, stack)) is not None:
+        return found
+    untimed = waits.without_timeout(pid, tid, call)
+    if untimed.kind not in CLOSED or not untimed.by:
+        return wait
+    return wait._replace(by=untimed.by, on=untimed.on + AGAIN, polls="asks")
+
+
+def _by_its_source(waits: Waits, pid: int, call: Call, wait: Wait, stack: Stack) -> Wait | None:
+    """Return the wait as the source of its loop explains it; None if the system call says for what it asks."""
     loop = loop_of(stack, lambda file: _source(pid, file))
     if loop is None or [frame.function for frame in stack[:2]] == _EVENT == [_event(f.file) for f in stack[:2]]:
         return wait
@@ -46,13 +56,10 @@ def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
         return _locked(waits, pid, wait)
     if call.name in SLEEPS and loop.takes:
         return wait
-    if call.name in SLEEPS:
-        by = waits.holders.reaching(pid, waits.tree)
-        return wait._replace(by=by, on="what its loop asks for", polls="asks") if by else wait
-    untimed = waits.without_timeout(pid, tid, call)
-    if untimed.kind not in CLOSED or not untimed.by:
-        return wait
-    return wait._replace(by=untimed.by, on=f"{untimed.on}, with a timeout, again and again", polls="asks")
+    if call.name not in SLEEPS:
+        return None
+    by = waits.holders.reaching(pid, waits.tree)
+    return wait._replace(by=by, on="what its loop asks for", polls="asks") if by else wait
 
 
 def tasks_of(waits: Waits, pid: int, interpreter: Interpreter) -> Iterator[Thread]:

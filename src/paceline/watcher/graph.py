@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from paceline.narrative import Wait as Edge
 from paceline.narrative import shortest_cycle
-from paceline.watcher.samples import CLOSED, ENDED, OPEN_FILE_LOCK, Look, Process, Stack, Thread
+from paceline.watcher.samples import AGAIN, CLOSED, ENDED, OPEN_FILE_LOCK, Look, Process, Stack, Thread
 
 _WAIT = ("threading.py", "wait")
 
@@ -100,8 +100,8 @@ def _closed(process: Process, thread: Thread, stopped: bool) -> bool:
 
 
 def _signalled(process: Process, thread: Thread) -> bool:
-    """Whether a signal may end what a thread waits for."""
-    if thread.wait.polls:
+    """Whether a signal may end what a thread waits for: its handler may set a flag, but brings no data."""
+    if thread.wait.polls and not thread.wait.on.endswith(AGAIN):
         return process.handles_signals and thread.tid == process.pid and thread.wait.on != OPEN_FILE_LOCK
     return process.handles_signals and thread.tid == process.pid and not waits_for_lock(process.stacks)
 
@@ -174,9 +174,13 @@ def _reached(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
 
 
 def _shared(process: Process) -> set[int]:
-    """Return the process itself if it waits for a lock that it shares: it may hold it, or one that has ended may."""
-    unowned = (thread for thread in process.threads if not thread.wait.owners)
-    return {process.pid} if any(thread.wait.kind == "shared lock" for thread in unowned) else set()
+    """Return the process itself if it waits for a lock that it shares, or asks for what it could give itself.
+
+    It may hold the lock, or one that has ended may.
+    """
+    waits = [thread.wait for thread in process.threads if not thread.wait.owners]
+    itself = any(each.kind == "shared lock" or (each.polls == "asks" and process.pid in each.by) for each in waits)
+    return {process.pid} if itself else set()
 
 
 def waits_for(process: Process) -> tuple[int, ...]:

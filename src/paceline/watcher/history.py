@@ -97,7 +97,10 @@ class History:
             self._retries = retries, look.at, 1
 
     def _asking(self, look: Look) -> Iterator[tuple[tuple[int, int], _Poll]]:
-        """Iterate over the threads that ask; one that is just running, or about to, keeps what was seen of it."""
+        """Iterate over the threads that ask; one that is just running, or about to, keeps what was seen of it.
+
+        So does one at the same lines of which this look does not find who could answer: a lock is being tried.
+        """
         for process, thread in look.threads():
             at = process.pid, thread.tid
             old = self._polls.get(at)
@@ -106,7 +109,10 @@ class History:
                 what = thread.wait, process.stack_of(thread.tid)
                 same = old is not None and old.what == what
                 yield at, old._replace(looks=old.looks + 1) if same and old else _Poll(what, look.at, 1, pace)
-            elif old is not None and thread.wait.kind in ("running", "gil"):
+            elif old is not None and (
+                thread.wait.kind in ("running", "gil")
+                or (thread.wait.kind == "clock" and process.stack_of(thread.tid) == old.what[1])
+            ):
                 yield at, old
 
     def polls(self, pid: int, tid: int) -> bool:

@@ -41,6 +41,7 @@ class PythonThread(NamedTuple):
     loop: Loop | None = None  # the event loop that it runs
     lock_file: str = ""  # that it asks for without an end, by the library filelock
     joined: int = 0  # the thread that it joins, where no futex says so
+    loads: bool = False  # it asks the workers of a DataLoader again and again
 
 
 class Interpreter(NamedTuple):
@@ -159,9 +160,12 @@ class _Reader:
             holds = tuple(lock for each in frames for lock in self._held(each))
             numbers = {name: found for name in NUMBERS if (found := self._number(frames, name)) >= 0}
             lock_file = next(filter(None, map(self._lock_file, frames)), "")
+            loads = any(map(self._loads, frames))
         except _TORN:
             return PythonThread(tid, (), (), ends)
-        return PythonThread(tid, stack, holds, ends, numbers, self._loop(frames), lock_file, self._joined(frames))
+        return PythonThread(
+            tid, stack, holds, ends, numbers, self._loop(frames), lock_file, self._joined(frames), loads
+        )
 
     def _current_frame(self, state: int) -> int:
         for offset in self._at.current_frame:
@@ -199,6 +203,13 @@ class _Reader:
             return ""
         name = self._objects.local(frame, "lock_filename") or self._objects.local(frame, "canonical_path")
         return self._objects.string(name) if name and self._objects.type_of(name) == "str" else ""
+
+    def _loads(self, frame: CodeFrame) -> bool:
+        """Whether a frame asks the workers of a DataLoader every five seconds, and has no timeout that would end it."""
+        if not frame.code.file.endswith("/torch/utils/data/dataloader.py") or frame.code.name != "_try_get_data":
+            return False
+        loader = self._objects.attributes(self._objects.local(frame, "self"))
+        return self._objects.number(loader.get("_timeout", 0)) == 0
 
     def _held(self, frame: CodeFrame) -> Iterator[int]:
         """Iterate over the locks of which the `__exit__` lies on a frame's stack of values."""

@@ -115,10 +115,13 @@ def _judge(history: History, look: Look, before: Look) -> Report | None:
 
 
 def _unchanged(knot: Knot, before: Look) -> bool:
-    """Whether every thread of the knot waited for the same thing in the look before."""
+    """Whether every thread of the knot waited for the same thing in the look before.
+
+    One that asks was seen to ask for the same in several looks, and may just have tried in the one before.
+    """
     old = {thread.tid: thread for _, thread in before.threads()}
-    new = {thread.tid: thread for process in knot.processes for thread in process.threads}
-    return all(old.get(tid) == new[tid] or new[tid].wait.kind == "gil" for tid in knot.threads)
+    new = [t for process in knot.processes for t in process.threads if t.tid in knot.threads]
+    return all(old.get(t.tid) == t or t.wait.kind == "gil" or (t.wait.polls == "asks" and not t.task) for t in new)
 
 
 def _span(history: History, look: Look, threads: Iterable[tuple[int, int]]) -> Span:

@@ -125,6 +125,8 @@ def _collective(frames: Stack) -> str:
     for frame in reversed(frames):
         if "/distributed/" in frame.file and frame.function not in _WRAPPERS:
             return frame.function
+        if frame.file.endswith("/nn/parallel/distributed.py") and frame.function.startswith("_sync_"):
+            return frame.function  # of buffers, at the beginning of a forward pass
         if frame.function in ("_engine_run_backward", "backward"):
             return "backward"
     return ""

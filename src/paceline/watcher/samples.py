@@ -15,6 +15,9 @@ ENDED = 0
 #: What a thread waits for that tries again and again to lock a file.
 OPEN_FILE_LOCK = "a lock on a file that it has open"
 
+#: Follows what a thread waits for that asks for it with a timeout, in a loop.
+AGAIN = ", with a timeout, again and again"
+
 #: Processes of other machines have numbers from this one on, so that no two have the same.
 ELSEWHERE = 10**9
 

@@ -129,13 +129,13 @@ class Waits:
 
     @cached_property
     def _openers(self) -> dict[int, bool]:
-        """The processes of the tree whose main threads wait to open a named pipe, and whether to write."""
-        calls = {pid: call_of(pid, pid) for pid in self.tree}
-        return {
-            pid: call.arguments[OPENS[call.name][1]] & os.O_ACCMODE != os.O_RDONLY
-            for pid, call in calls.items()
-            if call is not None and call.name in OPENS and _named_pipe(pid, call)
-        }
+        """The processes of the tree of which a thread waits to open a named pipe, and whether one does to write."""
+        found: dict[int, bool] = {}
+        for pid, call in ((each, call_of(each, tid)) for each in self.tree for tid in _threads(each)):
+            if call is not None and call.name in OPENS and _named_pipe(pid, call):
+                writes = call.arguments[OPENS[call.name][1]] & os.O_ACCMODE != os.O_RDONLY
+                found[pid] = found.get(pid, False) or writes
+        return found
 
     def _file_lock(self, pid: int, tid: int) -> Wait:
         held = self.holders.locks.get(pid) or self.holders.locks.get(tid)
@@ -195,6 +195,12 @@ def _named_pipe(pid: int, call: Call) -> str:
         if stat.S_ISFIFO(os.stat(file_of(pid, path)).st_mode):
             return path
     return ""
+
+
+def _threads(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    return []
 
 
 def _children(pid: int) -> tuple[int, ...]:

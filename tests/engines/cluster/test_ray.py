@@ -19,7 +19,7 @@ import torch
 
 import paceline as pl
 from paceline.engines.cluster import ray_session
-from paceline.engines.cluster.ray_nodes import alternating
+from paceline.engines.cluster.ray_nodes import alternating, head_lost
 from paceline.errors import DeathWarning, MachineError, PlanError, RunFailed, RunStopped, SecurityError, UsageError
 from paceline.links.tcp.doors import Address
 from paceline.runs.trace import Kind
@@ -160,6 +160,7 @@ def test_a_killed_worker_and_a_killed_server_are_replaced(cluster: ray_session.R
     assert any("another one is started in its place" in line for line in told)
     _applied_once(run)
     assert len(run.trace.of_kind(Kind.DEATH)) == 1
+    assert pl.replay(run).matches
 
 
 def _children_of_agents() -> list[int]:
@@ -262,6 +263,12 @@ def test_without_ray_or_its_cluster_the_error_says_what_to_do(tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'paceline\[ray\]'"):
         pl.train(job(tmp_path), "ring", workers=2, engine="ray", folder=None)
+
+
+def test_a_lost_head_is_told_with_the_command_that_resumes_the_run() -> None:
+    said = head_lost(Address("192.0.2.7", 6379), 20.0, Path("runs/kept"))
+    assert said.endswith("start Ray again\n  resume  paceline train --resume runs/kept   (on Ray or on one machine)")
+    assert head_lost(Address("192.0.2.7", 6379), 20.0, None).endswith("start Ray and the run again")
 
 
 def test_neighbours_are_on_different_machines() -> None:

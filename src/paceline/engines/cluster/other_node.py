@@ -94,7 +94,9 @@ def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: b
 
 
 def _head_lost(part: NodePart, why: str, folder: str) -> str:
-    resume = f"\n  resume  paceline train --resume {folder}, by the same launcher or on one machine" if folder else ""
+    resume = (
+        f"\n  resume  paceline train --resume {folder}   (by the same launcher or on one machine)" if folder else ""
+    )
     roster = part.roster
     return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}{resume}"
 

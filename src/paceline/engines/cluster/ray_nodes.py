@@ -68,7 +68,8 @@ def train(
         door = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
         keys = {} if where.own or options.trusted_network else make_run_keys()
         roster = replace(roster, head=Address(where.host, 0), door=door)
-        nodes = RayNodes(where, replace(mission, roster=roster, keys=keys), _gpus(setup))
+        kept = request.run if request else None
+        nodes = RayNodes(where, replace(mission, roster=roster, keys=keys), _gpus(setup), kept)
         settings = (run, heartbeat, progress, deadline, request, backups, nodes)
         try:
             with with_keys(roster, keys) as placed, engine.train(setup, placed, *settings) as outcome:
@@ -95,11 +96,12 @@ def _gpus(setup: Setup) -> int:
 class RayNodes:
     """`node.Nodes` that are actors."""
 
-    def __init__(self, where: RaySession, mission: Mission, gpus: int) -> None:
+    def __init__(self, where: RaySession, mission: Mission, gpus: int, kept: Path | None = None) -> None:
+        """`kept` is the folder of a run that keeps checkpoints."""
         import ray
 
         self._ray: Any = ray
-        self._where, self._mission, self._gpus = where, mission, gpus
+        self._where, self._mission, self._gpus, self._kept = where, mission, gpus, kept
         #: under synchronous plans the survivors continue, and no one joins them.
         self.replaces = isinstance(mission.plan.method, Server)
         self._actors: list[Any] = []
@@ -134,10 +136,7 @@ class RayNodes:
         self._looked = now
         lost, patience = self._where.watch.lost_since, OWN_PATIENCE if self._where.own else HEAD_PATIENCE
         if lost is not None and now - lost > patience:
-            raise RunFailed(
-                f"the head of Ray at {self._where.head} cannot be reached for {patience:g} s: its process or its "
-                "machine has ended, or the network is down. Every process of the run ends; start Ray and the run again"
-            )
+            raise RunFailed(head_lost(self._where.head, patience, self._kept))
         if self._machines:
             self._placed(now)
         else:
@@ -234,6 +233,15 @@ def alternating(machines: Sequence[str]) -> list[int]:
 def _first(error: BaseException) -> str:
     """Return the first line of what Ray says."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def head_lost(head: Address, patience: float, kept: Path | None) -> str:
+    """Say that the head of Ray cannot be reached, and what to do."""
+    again = f"start Ray again\n  resume  paceline train --resume {kept}   (on Ray or on one machine)" if kept else ""
+    return (
+        f"the head of Ray at {head} cannot be reached for {patience:g} s: its process or its machine has ended, or the "
+        f"network is down. Every process of the run ends; {again or 'start Ray and the run again'}"
+    )
 
 
 def _cpus(plan: Plan) -> int:

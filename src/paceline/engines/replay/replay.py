@@ -87,7 +87,7 @@ def replay(
             trace = _until_stopped(Path(run), record, setup, trace)
         _check_same_start(setup, record)
         _refuse_other_plans(record, plan)
-        lives = [Life(Plan.recorded(each.plan, record.table), _apart(each, record)) for each in record.lives]
+        lives = [Life(Plan.recorded(each.plan, record.table), servers_apart(each, record)) for each in record.lives]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)
         if until == "failure":
             stop = _before_failure(record)
@@ -135,9 +135,9 @@ def _refuse_other_plans(record: RunRecord, plan: Plan) -> None:
         raise UsageError(f"this run was resumed by other plans ({', then '.join(names)}): it cannot be replayed as one")
 
 
-def _apart(life: LifeRecord, record: RunRecord) -> bool:
+def servers_apart(life: LifeRecord, record: RunRecord) -> bool:
     """Whether servers were processes of their own in this life of a run."""
-    return (life.engine or record.engine) == "cluster"
+    return (life.engine or record.engine) in ("cluster", "ray")
 
 
 def _last_update(record: RunRecord) -> int | None:

@@ -84,6 +84,8 @@ class Program:
     seed: int = 0
     #: Seconds that a worker or a node waits for another.
     deadline: float = 120.0
+    #: Updates between two checkpoints; None for no checkpoints.
+    checkpoint_every: int | None = None
 
 
 @dataclass
@@ -218,7 +220,7 @@ def _train(folder: Path, program: Program, apart: bool) -> int:
     try:
         train(
             survival_job(program.batches, seed=program.seed), program.plan, engine="cluster", folder=folder / "runs",
-            timeout=program.deadline, trusted_network=apart,
+            timeout=program.deadline, trusted_network=apart, checkpoint_every=program.checkpoint_every,
         )  # fmt: skip
         return 0
     except Exception as error:
