@@ -230,6 +230,7 @@ def main() -> None:
     parser.add_argument("--fault", choices=tuple(FAULTS))
     parser.add_argument("--seed", type=int, help="default: the number of faults done so far")
     parser.add_argument("--table", action="store_true")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster is ended on the way out
     options, file = parser.parse_args(), HERE / "ray.jsonl"
     if options.fault:
         seed = options.seed if options.seed is not None else len(file.read_text().splitlines()) if file.exists() else 0

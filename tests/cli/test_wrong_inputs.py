@@ -41,6 +41,7 @@ def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
 @pytest.mark.parametrize("row", TABLE["input"], ids=[row["typed"] for row in TABLE["input"]])
 def test_a_wrong_input_gets_its_message(row: dict[str, Any], folder: Path, command: Command) -> None:
     for name, text in TABLE["files"].items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     for name, line in {"right": "", **TABLE["mistakes"]}.items():
         (folder / f"{name}.py").write_text(f"{JOB}{line}\njob = paceline.Job(**settings)\n")

@@ -182,7 +182,7 @@ DATA = (
          (r"JobError: the data's tensors have shapes \(200, 8\), \(50,\)",)),
     Case("arrays of something else than numbers", "job = job.with_(data=(x.numpy(), y.numpy().astype(str)))\n", RING, 2,
          (r"data= has a NumPy array of <U\d+; give one of numbers",)),
-    Case("something that is no data", "job = job.with_(data=42)\n", RING, 2, (r"JobError: data=int is neither",)),
+    Case("something that is no data", "job = job.with_(data=42)\n", RING, 2, (r"JobError: data=42 is neither",)),
     Case("data that cannot be sent to another process",
          "class Locked(Samples):\n    lock = None\n    def __init__(self):\n        self.lock = threading.Lock()\n"
          "job = job.with_(data=Locked())\n", RING, 2, (r"JobError: the job cannot be .*cannot pickle '_thread.lock'",)),

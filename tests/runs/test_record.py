@@ -102,7 +102,7 @@ def test_a_job_of_an_older_version_is_read_by_its_new_names(made: Path, tmp_path
     (old / "job.pickle").write_bytes(_with_module(now, b"paceline.job"))
     assert pl.replay(old).matches
     (old / "job.pickle").write_bytes(_with_module(now, b"paceline.nowhere"))
-    with pytest.raises(RunFolderError, match=r"No module named 'paceline.nowhere'; give the job as job="):
+    with pytest.raises(RunFolderError, match=r"No module named 'paceline.nowhere'; give the job, as in"):
         pl.replay(old)
 
 

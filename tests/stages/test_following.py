@@ -313,3 +313,22 @@ def test_a_deferred_gradient_is_that_of_the_parameter() -> None:
     model = Body()
     nn.utils.spectral_norm(model.middle)
     same_numbers(job_of(model, 6), make("zero_bubble", micro_batches=3), "virtual", tolerance=1e-12)
+
+
+class OfSeveral(nn.Module):
+    """Four dense layers in one, by torch.func.vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(4, 6, 6)), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = torch.func.vmap(lambda weight, x: x @ weight, (0, None))(self.weight, x)
+        result: Tensor = self.head(made.mean(0))
+        return result
+
+
+def test_a_model_that_is_refused_leaves_no_transform_of_torch_func_behind() -> None:
+    with pytest.raises(JobError, match="run one by one"):
+        set_up(job_of(OfSeveral(), 6), make("gpipe", workers=2), "virtual")
+    torch.randn(3)  # vmap would not let it

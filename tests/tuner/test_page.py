@@ -11,6 +11,7 @@ from paceline.tuner.account import Account
 from paceline.tuner.drive import drive
 from paceline.tuner.journal import Journal
 from paceline.tuner.page import page
+from paceline.tuner.pictures import Axis, parallel
 from paceline.tuner.searches import Search
 from paceline.tuner.space import Choice, Float, Int, Space
 from paceline.tuner.study import Study
@@ -75,3 +76,10 @@ def test_a_page_of_hardly_any_trials(budget: int) -> None:
 
 def test_a_page_without_any_value() -> None:
     assert "No trial has a value" in written(Space({"lr": Float(0.1, 1), "n": Int(2, 2)}), "random", objective, 2)
+
+
+@pytest.mark.parametrize(("values", "shown"), [([0.0, 0.01, 0.5, 0.52, 1.0], 3), ([0.0, 0.5, 1.0], 3)])
+def test_marks_whose_texts_would_overlap_are_left_out(values: list[float], shown: int) -> None:
+    axis = Axis("width", float, [(at, str(at)) for at in values])
+    drawn = parallel([axis, Axis("loss", float, [])], [([0.5, 0.5], 1.0, 0)])
+    assert sum(f">{at}</i>" in drawn for at in values) == shown

@@ -25,8 +25,8 @@ from paceline.api.compare_link import LINK_PLANS, check_plans, simulate_plans
 from paceline.api.overhead import Case, step, unmeasured, verdict
 from paceline.api.timing import Entrant, Ratio, Say, Schedule, Timed, time_plans
 from paceline.api.train import RUNS, train
-from paceline.errors import UsageError
-from paceline.jobs.job import Job
+from paceline.errors import UsageError, is_positive, is_whole
+from paceline.jobs.job import Job, checked
 from paceline.plans.plan import Plan
 from paceline.runs.comparison import Answer, ComparisonRecord, Row, Step, Timing
 from paceline.runs.folder import emptied, new_folder
@@ -147,7 +147,7 @@ def compare(
         command: The command that trains this job, without a plan; the recommendation quotes it.
     """
     chosen = _chosen(plans, workers, seconds, link)
-    job.refuse_unused()
+    checked(job).refuse_unused()
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
     if link is not None:
@@ -159,9 +159,15 @@ def _chosen(
     plans: Sequence[str | Plan] | None, workers: int | None, seconds: float | None, link: str | None
 ) -> list[Plan]:
     """Return the plans to compare; raise UsageError or PlanError for what cannot be compared."""
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise UsageError(f"seconds={seconds}: give how many seconds each plan is timed, such as 20")
+    if seconds is not None and not (is_positive(seconds) and seconds < math.inf):
+        raise UsageError(f"seconds={seconds!r}: give how many seconds each plan is timed, such as 20")
     plans = plans if plans is not None else LINK_PLANS if link else DEFAULT_PLANS
+    if isinstance(plans, str | Plan):
+        raise UsageError(f"plans={str(plans)!r} is one word; give a list, as in plans=['ring', 'downpour']")
+    if not isinstance(plans, Sequence):
+        raise UsageError(f"plans={plans!r} is not a list of plans; give one, as in plans=['ring', 'downpour']")
+    if workers is not None and not is_whole(workers, 1):
+        raise UsageError(f"workers={workers!r} is not a whole number of at least 1")
     if not plans:
         raise UsageError("there are no plans to compare; name some, as in ring,downpour")
     chosen = [Plan.parse(plan, workers or (LINKED_WORKERS if link else WORKERS)) for plan in plans]

@@ -32,10 +32,12 @@ from paceline.errors import (
     RunFailed,
     RunStopped,
     UsageError,
+    is_positive,
+    is_whole,
     suggest,
 )
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
-from paceline.jobs.job import Job
+from paceline.jobs.job import Job, checked
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, new_folder
@@ -95,6 +97,9 @@ def train(
     """
     _check_together(engine, address, keys, epochs, resume)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)
+    for word, value in {"max_updates": max_updates, "workers": workers}.items():
+        if value is not None and not is_whole(value, 1):
+            raise UsageError(f"{word}={value!r} is not a whole number of at least 1")
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
     ray = RayOptions(address, trusted_network) if engine == "ray" else None
@@ -103,7 +108,7 @@ def train(
         return _resume(_path(resume), job, plan, workers, max_updates, epochs, interval, how)
     if job is None:
         raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
-    job.refuse_unused()
+    checked(job).refuse_unused()
     job, plan, workers = _settled(job, plan, workers, engine, compute)
     return _begin(job, plan, workers, engine, folder, max_updates, interval, how)
 
@@ -192,8 +197,8 @@ def _check_together(
 def _check(engine: str, folder: str | Path | None, timeout: float, checkpoints_wanted: bool) -> None:
     if engine not in ENGINES:
         raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
-    if not timeout > 0:
-        raise UsageError(f"timeout={timeout} is not a positive number of seconds; give one, such as 120")
+    if not is_positive(timeout):
+        raise UsageError(f"timeout={timeout!r} is not a positive number of seconds; give one, such as 120")
     if checkpoints_wanted and (engine not in KEEPING or folder is None):
         raise UsageError("checkpoints need engine='local', 'cluster' or 'ray', and a folder")
 

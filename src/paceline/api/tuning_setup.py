@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.api.trial_plans import PlannedObjective
 from paceline.engines.stepping import SteppedTraining
-from paceline.errors import PacelineError, TuningError, suggest
+from paceline.errors import PacelineError, TuningError, is_whole, suggest
 from paceline.jobs.job import Job
 from paceline.jobs.loading import load_maker
 from paceline.plans.plan import Plan
@@ -75,8 +75,8 @@ def check(
             "or a function of a trial that suggests values"
         )
     for word, value in (("workers", workers), ("budget", budget)):
-        if value is not None and value < 1:
-            raise TuningError(f"{word}={value} is not a whole number of at least 1")
+        if value is not None and not is_whole(value, 1):
+            raise TuningError(f"{word}={value!r} is not a whole number of at least 1")
     if trials not in WAYS:
         raise TuningError(f"trials={trials!r}; {suggest(trials, WAYS)}")
     if (plan is not None) != (trials == "distributed"):

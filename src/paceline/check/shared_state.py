@@ -74,13 +74,25 @@ def accesses_of_locals(facts: Facts) -> Iterator[list[Access]]:
     yield from found.values()
 
 
+def accesses_of_arguments(facts: Facts) -> Iterator[list[Access]]:
+    """The accesses of each parameter of a function that is started in several threads with the same container."""
+    for fn in {id(r.function): r.function for r in facts.roots if r.kind == "thread" and r.several}.values():
+        for name in fn.parameters:
+            given = facts.module.passing.to(fn, name)
+            own = any(isinstance(a.value, ast.Name) and is_container(a.caller.bound.get(a.value.id)) for a in given)
+            uses = [n for n in fn.names if n.id == name] if own and name not in {n.id for n in fn.stores} else []
+            if uses:
+                thing = f"{fn.qualname}.{name}"
+                yield [Access(thing, kind_of(node), node, fn, facts.held_at(node, fn)) for node in uses]
+
+
 def accesses_of_globals(facts: Facts) -> dict[str, list[Access]]:
     """Global -> its accesses in functions, for globals that some function assigns and for containers."""
     if "" in facts.accesses:
         return facts.accesses[""]
     module = facts.module
     shared = {name for fn in module.functions if fn is not module.top for name in fn.globals}
-    shared |= {name for name, value in module.top.bound.items() if _is_container(value)}
+    shared |= {name for name, value in module.top.bound.items() if is_container(value)}
     found: dict[str, list[Access]] = {}
     facts.accesses[""] = found
     if not shared:
@@ -95,7 +107,8 @@ def accesses_of_globals(facts: Facts) -> dict[str, list[Access]]:
     return found
 
 
-def _is_container(value: ast.expr) -> bool:
+def is_container(value: ast.expr | None) -> bool:
+    """Whether this makes a dictionary, list or set."""
     if isinstance(value, ast.Dict | ast.List | ast.Set):
         return True
     return isinstance(value, ast.Call) and short_name(value.func) in (

@@ -136,6 +136,23 @@ def removed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
             yield access, test, other
 
 
+def emptied_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, ast.If | ast.While]]:
+    """`while items: items.pop()` in a function that several threads run: one of them finds the last item gone."""
+    for access in accesses:
+        test, method = enclosing(access.node, ast.If, ast.While), parent(access.node)
+        if access.kind != "shrink" or access.locks or not isinstance(method, ast.Attribute):
+            continue
+        call = parent(method)
+        keyed = method.attr == "pop" and isinstance(call, ast.Call) and len(call.args) > 1
+        if method.attr not in ("pop", "popleft", "popitem") or keyed or not isinstance(test, ast.If | ast.While):
+            continue
+        asked = test.test.left if isinstance(test.test, ast.Compare) else test.test
+        counted = asked.args[0] if isinstance(asked, ast.Call) and short_name(asked.func) == "len" else asked
+        caught = is_caught(access.node, "IndexError", "KeyError", "LookupError")
+        if dotted(counted) == dotted(access.node) and not caught and overlap(access.fn, access.fn, facts):
+            yield access, test
+
+
 def _asks_for(test: ast.If, subscript: ast.Subscript, operator: type[ast.cmpop]) -> bool:
     """Whether a test asks for the key of a subscript in the same container."""
     key, container = ast.unparse(subscript.slice), dotted(subscript.value)

@@ -154,7 +154,8 @@ class Walker:
         found = []
         for decorator in getattr(fn.node, "decorator_list", ()):
             named = decorator.func if isinstance(decorator, ast.Call) else decorator
-            maker = self.module.top.nested.get(named.id) if isinstance(named, ast.Name) else None
+            name = named.id if isinstance(named, ast.Name) else ""
+            maker = self.module.top.nested.get(name) or (fn.cls.methods.get(name) if fn.cls is not None else None)
             makers = [] if maker is None else [maker] if named is decorator else list(maker.nested.values())
             for each in makers:
                 given = next(iter(each.parameters), "")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from paceline.data.mix import Mix
 from paceline.data.sampled import SampledSource
@@ -36,6 +38,8 @@ def open_source(data: Any, seed: int, what: str = "data", length: int | None = N
         data = (data,)
     source: Source
     if isinstance(data, tuple | list) and data and all(isinstance(t, Tensor) for t in data):
+        if any(t.layout is not torch.strided for t in data):
+            raise JobError(f"{what}= has a sparse tensor, whose rows cannot be taken; give it by .to_dense()")
         source = TensorSource(tuple(t.detach() for t in data))
     else:
         _refuse(data, what)
@@ -77,10 +81,14 @@ def _refuse(data: Any, what: str) -> None:
             f"{what}= is an iterator, which is used up after one epoch; give a function that makes it, or an "
             "IterableDataset"
         )
+    if isinstance(data, str | bytes | Path):
+        raise JobError(f"{what}={str(data)!r:.60} is a text; load what it names, and give tensors, arrays or a Dataset")
+    if isinstance(data, Dataset) and hasattr(type(data), "__getitem__") and not hasattr(data, "__len__"):
+        raise JobError(f"{what}= is a Dataset, {type(data).__name__}, without a length; give it a __len__")
     by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if not isinstance(data, LoaderData) and not by_number and not hasattr(data, "__iter__"):
         raise JobError(
-            f"{what}={type(data).__name__} is neither a tuple of tensors or arrays, nor a Dataset with a length, nor "
+            f"{what}={data!r:.60} is neither a tuple of tensors or arrays, nor a Dataset with a length, nor "
             "an IterableDataset, nor a DataLoader, nor a function that makes one of these"
         )
 

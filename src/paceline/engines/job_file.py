@@ -24,6 +24,8 @@ MOVED = {
     "paceline.modules": "paceline.jobs.modules",
     "paceline.compute.through_time": "paceline.stages.through_time",
 }
+#: What to do where a folder has no job that can be read.
+GIVE = "give the job, as in `paceline train JOB --resume RUN`, or in Python paceline.replay(RUN, job=job)"
 SMALL = 64 << 20  # bytes of tensors up to which they are copied into the run's folder
 
 
@@ -54,9 +56,10 @@ def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
         with (path / "job.pickle").open("rb") as file:
             job: Job = _JobReader(file).load()
     except FileNotFoundError:
-        raise RunFolderError(f"{path} has no job.pickle; give the job as job=") from None
-    except (ImportError, AttributeError) as error:  # of a class that was moved
-        raise RunFolderError(f"{path / 'job.pickle'} cannot be read: {error}; give the job as job=") from error
+        raise RunFolderError(f"{path} has no job.pickle; {GIVE}") from None
+    except Exception as error:  # a damaged file, or a class that was moved: unpickling raises anything
+        fault = f"{type(error).__name__}: {error}"
+        raise RunFolderError(f"{path / 'job.pickle'} cannot be read: {fault}; {GIVE}") from error
     tested = resumable and read_record(path).job.test_samples > 0
     if data is not None:
         job = job.with_(data=data)

@@ -74,7 +74,7 @@ from paceline.errors.run import (
     WorkerFailed,
     WorkerSilent,
 )
-from paceline.errors.suggestions import suggest
+from paceline.errors.suggestions import is_positive, is_whole, suggest
 from paceline.errors.usage import (
     DataError,
     JobError,
@@ -130,6 +130,8 @@ __all__ = [
     "WorkerDied",
     "WorkerFailed",
     "WorkerSilent",
+    "is_positive",
+    "is_whole",
     "suggest",
     "users_code",
     "users_place",

@@ -17,6 +17,12 @@ REMEDIES = {
     r"should be the same|same dtype|[Ee]xpected scalar type|expected m1 and m2": (
         "give the inputs the type of the model's parameters, as by x.float(), or x.float() / 255 for images in bytes"
     ),
+    r"must be Tensor, not NoneType|'NoneType' object has no": "does forward() of the model end with a return?",
+    r"multi-target not supported": "class numbers have one dimension, as by y.squeeze(1)",
+    r"Target -?\d+ is out of bounds": (
+        "class numbers are 0 to the number of the model's outputs minus 1; correct the labels, or give the model more "
+        "outputs"
+    ),
     r"default_collate": (
         "leave that field out of the samples, or give a DataLoader with a collate_fn that makes batches of them"
     ),

@@ -62,6 +62,9 @@ def probe(
         loss = replica.forward(copied, whole, batch)
         _check_loss(loss)
         loss.backward()
+    with users_code("loss_denominator="):
+        if not (weight := replica.chunk_weight(whole, batch)) > 0:
+            raise JobError(f"loss_denominator= returned {weight} for the first batch; return a number above 0")
     tables, notes = sparse_names(copied), advice(copied) if by_rows else []
     written = [name for name, parameter in copied.named_parameters() if parameter._version != writes[name]]
     moving = tuple(
@@ -139,13 +142,19 @@ def _loss(replica: Replica, source: Source, order: Order, chunks: list[Chunk], d
 
 def _check_loss(loss: object) -> None:
     if not isinstance(loss, Tensor):
-        raise JobError(f"the loss is a {type(loss).__name__}, not a tensor: nothing can be derived from it")
+        raise JobError(
+            f"the loss is of type {type(loss).__name__}; return one tensor that depends on the model's parameters, as "
+            "nn.CrossEntropyLoss() does"
+        )
     if loss.numel() != 1:
         raise JobError(
             f"the loss is a tensor of shape {tuple(loss.shape)}, not one number; take its mean, as by reduction='mean'"
         )
     if not loss.requires_grad:
-        raise JobError("the loss has no gradient: it depends on no parameter of the model, or was detached from them")
+        raise JobError(
+            "the loss has no gradient: it depends on no parameter of the model, or was detached from them; compute it "
+            "from what the model returns, without .detach(), .item(), argmax or torch.no_grad()"
+        )
 
 
 def _smallest_chunk(job: Job, module: nn.Module, source: Source, agenda: Agenda, device: torch.device) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import JobError, suggest, users_code
+from paceline.errors import JobError, is_positive, is_whole, suggest, users_code
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
 from paceline.jobs.arrays import as_tensors
 from paceline.jobs.compiling import unwrapped
@@ -25,6 +25,15 @@ PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.f
 ON_NAN = ("stop", "skip", "ignore")
 COMPUTES = ("autograd", "fused", "auto")
 INTERVALS = ("update", "epoch")
+#: Fields that are functions, and what one looks like.
+FUNCTIONS = {
+    "loss": "nn.CrossEntropyLoss()",
+    "step": "f(model, batch) -> loss",
+    "lr_scheduler": "partial(torch.optim.lr_scheduler.StepLR, step_size=100)",
+    "loss_denominator": "f(batch) -> number",
+    "batch_transform": "f(batch) -> batch",
+    "evaluate": "f(model, batch) -> (output, target)",
+}
 
 
 @renames_fields(JOB_FIELDS, JOB_VALUES)
@@ -140,7 +149,10 @@ class Job:
         if self.loss is not None and self.step is not None:
             faults.append("give either loss=f(output, target) or step=f(model, batch), not both")
         if not isinstance(self.model, nn.Module) and not callable(self.model):
-            faults.append(f"model={self.model!r} is neither an nn.Module nor a function that makes one")
+            faults.append(
+                f"model={self.model!r:.60} is neither an nn.Module nor a function that makes one; give one, as in "
+                "model=lambda: nn.Linear(20, 2)"
+            )
         if isinstance(self.optimizer, torch.optim.Optimizer):
             kind = type(self.optimizer).__name__
             faults.append(
@@ -148,15 +160,10 @@ class Job:
                 f"give a function that makes one, as in optimizer=partial(torch.optim.{kind}, lr=0.1)"
             )
         elif not callable(self.optimizer):
-            faults.append(f"optimizer={self.optimizer!r} is not a function that makes an optimizer")
-        for word, least in (("batch_size", 1), ("epochs", 1), ("accumulate_grad_batches", 1), ("num_workers", 0)):
-            value = getattr(self, word)
-            if not isinstance(value, int) or value < least:
-                faults.append(f"{word}={value!r} is not a whole number of at least {least}")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            faults.append(f"seed={self.seed!r} is not a whole number from 0 to 2**63 - 1")
-        if self.evaluate_every is not None and self.evaluate_every < 1:
-            faults.append(f"evaluate_every={self.evaluate_every} is not at least 1")
+            faults.append(
+                f"optimizer={self.optimizer!r:.60} is not a function that makes an optimizer; give one, as in "
+                "optimizer=partial(torch.optim.SGD, lr=0.1)"
+            )
         if self.precision not in PRECISIONS:
             faults.append(f"precision={self.precision!r}; {suggest(self.precision, PRECISIONS)}")
         if self.compute not in COMPUTES:
@@ -166,13 +173,28 @@ class Job:
             faults.append(f"lr_scheduler_interval={interval!r}; {suggest(interval, INTERVALS)}")
         if self.on_nan not in ON_NAN:
             faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
-        return [*faults, *self._faults_of_functions(), *self._faults_of_metrics()]
+        return [*faults, *self._faults_of_numbers(), *self._faults_of_functions(), *self._faults_of_metrics()]
+
+    def _faults_of_numbers(self) -> Iterator[str]:
+        for word, least in (
+            ("batch_size", 1), ("epochs", 1), ("accumulate_grad_batches", 1), ("num_workers", 0), ("evaluate_every", 1)
+        ):  # fmt: skip
+            value = getattr(self, word)
+            if (word, value) != ("evaluate_every", None) and not is_whole(value, least):
+                yield f"{word}={value!r} is not a whole number of at least {least}"
+        norm = self.gradient_clip_norm
+        if norm is not None and not is_positive(norm):
+            yield f"gradient_clip_norm={norm!r} is not a positive number; give one, such as 1.0, or None"
+        if not is_whole(self.seed, 0) or self.seed >= 2**63:
+            yield f"seed={self.seed!r} is not a whole number from 0 to 2**63 - 1"
 
     def _faults_of_functions(self) -> Iterator[str]:
-        for word, usual in (("loss", "nn.CrossEntropyLoss()"), ("step", "f(model, batch) -> loss")):
+        for word, usual in FUNCTIONS.items():
             value = getattr(self, word)
             if value is not None and not callable(value):
                 yield f"{word}={value!r:.60} is not a function; give one, such as {usual}"
+        if isinstance(self.loss, type) and issubclass(self.loss, nn.Module):
+            yield f"loss={self.loss.__name__} is a class; give an object of it, as in loss=nn.{self.loss.__name__}()"
         if isinstance(self.data, tuple) and any(isinstance(part, list) for part in self.data):
             yield "data= holds Python lists; give tensors, as in data=(torch.tensor(x), torch.tensor(y))"
 
@@ -182,8 +204,6 @@ class Job:
                 "metrics= beside step= would never be called, as a step returns only its loss; give also "
                 "evaluate=f(model, batch) -> (output, target)"
             )
-        if self.evaluate is not None and not callable(self.evaluate):
-            yield f"evaluate={self.evaluate!r} is not a function of (model, batch)"
         if self.evaluate is not None and not self.metrics:
             yield "evaluate= is given without metrics= that would see its outputs; give metrics, or leave it out"
         if not isinstance(self.metrics, dict):
@@ -257,6 +277,16 @@ class Job:
                 "use a first-order optimizer such as torch.optim.Adam, or plan sandblaster, which is L-BFGS itself"
             )
         return optimizer
+
+
+def checked(job: object) -> Job:
+    """Return the job, or raise `JobError` for anything else."""
+    if isinstance(job, Job):
+        return job
+    raise JobError(
+        f"job={job!r:.60} is not a Job; give one, as in paceline.Job(model=..., data=..., loss=..., optimizer=...). "
+        "Built-in jobs and job files have names on the command line only"
+    )
 
 
 @contextmanager

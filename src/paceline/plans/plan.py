@@ -108,6 +108,8 @@ class Plan:
         """Make a plan from its name and options; `workers` is used if the text does not say it."""
         if isinstance(text, Plan):
             return text if workers is None or "workers" in text.options else make_again(text, workers)
+        if not isinstance(text, str):
+            raise PlanError(f"plan={text!r:.60} is neither a plan's name, such as 'ring:workers=2', nor a Plan")
         given, _, tail = text.strip().partition(":")
         name, implied = canonical(given)
         options = _options(name, implied) | _options(name, tail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 from paceline.errors import JobError, PacelineError, users_place
@@ -32,11 +33,14 @@ def in_pieces() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refused(where: str, remedy: str) -> Iterator[None]:
+    levels = torch._C._functorch.get_dynamic_layer_stack_depth()
     try:
         yield
     except (PacelineError, Called):
         raise
     except Exception as fault:
+        # A traced model enters and leaves torch.func's transforms as nodes of its graph, and has not left them now.
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(levels)
         said = f"{type(fault).__name__}: {fault}".splitlines()[0].rstrip(".")
         raise JobError(f"{where}, as under a pipeline: {said}{users_place(fault)}; {remedy}use {UNCUT}") from fault
 

@@ -39,7 +39,7 @@ def page(study: Study, header: dict[str, Any], account: Account) -> str:
     )
     axes = _axes(study, header, valued)
     if axes and len(valued) > 1:
-        body += section("Parameters", _parameters(study, axes, valued))
+        body += section("Parameters", _parameters(study, metric, axes, valued))
         body += section("Importance", importance(valued, header["space"]))
     body += section("Workers", workers(trials))
     body += section("Trials", _table(study, trials, metric))
@@ -106,10 +106,10 @@ def _axes(study: Study, header: dict[str, Any], valued: Sequence[TrialRecord]) -
     return found
 
 
-def _parameters(study: Study, axes: dict[str, Axis], valued: Sequence[TrialRecord]) -> str:
+def _parameters(study: Study, name: str, axes: dict[str, Axis], valued: Sequence[TrialRecord]) -> str:
     values = [trial.value for trial in valued if trial.value is not None]
     ranked = sorted(values, reverse=study.minimize)
-    metric = axis_of("metric", values, log=min(values) > 0 and max(values) / min(values) > 40)
+    metric = axis_of(name, values, log=min(values) > 0 and max(values) / min(values) > 40)
     rows = [
         (
             [*(trial.configuration.get(name) for name in axes), trial.value],

@@ -12,6 +12,8 @@ from paceline.report.formatting import number
 from paceline.tuner.study import FAILURE, STOPPED, TrialRecord
 
 MOST = 2000  # trials in a picture
+HEIGHT = 0.09  # of a line of text, as a share of the picture's
+WIDTH = 0.03  # of a letter
 
 
 class Axis(NamedTuple):
@@ -60,6 +62,8 @@ def parallel(axes: Sequence[Axis], rows: Sequence[tuple[list[Any], float, int]])
     """Draw a line for each trial through its values on all axes; the last axis is the metric. Good ones are dark."""
     gap = SIDE / max(1, len(axes) - 1)
     lines, words = "", ""
+    crowded = sum(len(axis.name) for axis in axes) * WIDTH > 1
+    at_edge = ";transform:translateX(-100%)"
     for values, goodness, trial in sorted(rows, key=lambda row: row[1])[-MOST:]:
         known = [
             (n * gap, (1 - a.place(v)) * SIDE)
@@ -75,10 +79,11 @@ def parallel(axes: Sequence[Axis], rows: Sequence[tuple[list[Any], float, int]])
     for place, axis in enumerate(axes):
         lines += f'<path class="grid" d="M{place * gap:.0f} 0v{SIDE}"/>'
         left = place / max(1, len(axes) - 1)
-        words += f'<i class="x" style="left:{left:.1%}">{escape(axis.name)}</i>'
-        for at, text in axis.marks[:6]:
+        moved = f"margin-top:{1.1 * (place % 2 and crowded)}em{at_edge * (axis is axes[-1])}"
+        words += f'<i class="x" style="left:{left:.1%};{moved}">{escape(axis.name)}</i>'
+        for at, text in _apart(axis.marks, [HEIGHT] * len(axis.marks)):
             words += f'<i style="left:{left:.1%};top:{1 - at:.1%}">{escape(text)}</i>'
-    return _figure("All parameters and the metric", lines, words, "", "wide")
+    return _figure("All parameters and the metric", lines, words, "\N{NO-BREAK SPACE}", "wide")
 
 
 def workers(trials: Sequence[TrialRecord]) -> str:
@@ -104,11 +109,24 @@ def workers(trials: Sequence[TrialRecord]) -> str:
 
 
 def _below(axis: Axis) -> str:
-    return "".join(f'<i class="x" style="left:{at:.1%}">{escape(text)}</i>' for at, text in axis.marks)
+    shown = _apart(axis.marks, [WIDTH * len(text) for _, text in axis.marks])
+    return "".join(f'<i class="x" style="left:{at:.1%}">{escape(text)}</i>' for at, text in shown)
 
 
 def _beside(axis: Axis) -> str:
-    return "".join(f'<i class="y" style="top:{1 - at:.1%}">{escape(text)}</i>' for at, text in axis.marks)
+    shown = _apart(axis.marks, [HEIGHT] * len(axis.marks))
+    return "".join(f'<i class="y" style="top:{1 - at:.1%}">{escape(text)}</i>' for at, text in shown)
+
+
+def _apart(marks: Sequence[tuple[float, str]], sizes: Sequence[float]) -> list[tuple[float, str]]:
+    """Return the marks without those whose text would cover that of the one before."""
+    shown: list[tuple[float, str]] = []
+    end = -math.inf
+    for mark, size in sorted(zip(marks, sizes, strict=True)):
+        if mark[0] - size / 2 >= end:
+            shown.append(mark)
+            end = mark[0] + size / 2
+    return shown
 
 
 def _figure(title: str, drawn: str, words: str, below: str, css: str = "") -> str:

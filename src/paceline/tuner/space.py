@@ -122,6 +122,11 @@ class Space:
     def __init__(
         self, parameters: Mapping[str, Any], constraints: Sequence[Callable[[Configuration], bool]] = ()
     ) -> None:
+        if not isinstance(parameters, Mapping):
+            raise TuningError(
+                f"the space is {parameters!r:.60}; give a dictionary, as in "
+                "{'lr': paceline.Float(1e-3, 1.0, log=True)}"
+            )
         self.parameters = {str(name): _parameter(str(name), given) for name, given in parameters.items()}
         self.constraints = list(constraints)
         before = list[str]()

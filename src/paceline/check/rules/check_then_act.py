@@ -17,8 +17,15 @@ from paceline.check.evidence import CLAIMS, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_caught, is_shared, own_locks
-from paceline.check.sharing import filled_if_missing, overlap, removed_at_once
+from paceline.check.shared_state import (
+    accesses_of_arguments,
+    accesses_of_class,
+    accesses_of_globals,
+    is_caught,
+    is_shared,
+    own_locks,
+)
+from paceline.check.sharing import emptied_at_once, filled_if_missing, overlap, removed_at_once
 from paceline.check.summaries import Facts
 
 
@@ -33,6 +40,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _filled(accesses, cls)
     for accesses, sign in _shared(facts):
         yield from _at_once(accesses, sign, facts)
+    for accesses in accesses_of_arguments(facts):
+        yield from _at_once(accesses, 0.0, facts)
     for accesses in accesses_of_globals(facts).values():
         yield from _filled(accesses, None)
     yield from _locked(facts)
@@ -68,6 +77,21 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
             "hold a lock over the check and the change, or use setdefault()",
             access.thing,
             0.6 if together else 0.55,
+        )
+    for access, loop in list(emptied_at_once(accesses, facts))[:1]:
+        yield finding(
+            access.node,
+            access.fn,
+            f"{access.thing} is found not to be empty at line {loop.lineno}, and an item is taken here; threads "
+            f"may run {access.fn.qualname}, and another one may have taken the last item",
+            [
+                Step("thread A", loop.lineno, f"{access.fn.qualname} finds one item left"),
+                Step("thread B", access.line, "takes it"),
+                Step("thread A", access.line, "takes an item, and there is none"),
+            ],
+            "catch the exception of an empty container, use a queue, or hold one lock over both",
+            access.thing,
+            0.65,
         )
     for access, test, other in list(removed_at_once(accesses, facts))[:1]:
         yield finding(
