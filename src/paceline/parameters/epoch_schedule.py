@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from paceline.errors import JobError
 from paceline.parameters.optimizers import LRSchedule, Optimizer
 
 
@@ -71,4 +72,10 @@ class EpochSteps:
 
 def follows_loss(schedule: LRSchedule, optimizer: Optimizer) -> bool:
     """Return whether a schedule follows the loss, and not the number of updates."""
-    return isinstance(schedule(optimizer), ReduceLROnPlateau)
+    made = schedule(optimizer)
+    if not callable(getattr(made, "step", None)):
+        raise JobError(
+            f"lr_scheduler= returned {type(made).__name__}, which has no step(); return a scheduler of "
+            "torch.optim.lr_scheduler"
+        )
+    return isinstance(made, ReduceLROnPlateau)

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import JobError
-
 Optimizer = torch.optim.Optimizer
 LRSchedule = Callable[[Optimizer], Any]
 #: Older versions of PyTorch create Adagrad's state in its constructor, newer ones in its first step.
@@ -22,11 +20,6 @@ class ScheduleStepper:
 
     def __init__(self, optimizer: Optimizer, schedule: LRSchedule | None) -> None:
         self.scheduler = schedule(optimizer) if schedule else None
-        if schedule and not callable(getattr(self.scheduler, "step", None)):
-            raise JobError(
-                f"lr_scheduler= returned {type(self.scheduler).__name__}, which has no step(); return a scheduler of "
-                "torch.optim.lr_scheduler"
-            )
         #: Steps that the scheduler has made.
         self.count = 0
         # A scheduler warns when it is stepped before its optimizer. Here another worker's optimizer may have stepped.
