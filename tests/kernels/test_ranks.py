@@ -151,7 +151,8 @@ def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], plan: str, say
 
 
 def test_a_rank_that_fails_ends_all(tmp_path: Path) -> None:
-    falls = "lr_scheduler=lambda o: 1 // 0 if __import__('os').environ.get('PMI_RANK') == '1' else None"
+    rank = "__import__('os').environ['PMI_RANK']"
+    falls = f"lr_scheduler=lambda o: torch.optim.lr_scheduler.ConstantLR(o, 1 // ({rank} == '0'))"
     (tmp_path / "job.py").write_text(JOB.format(more=falls))
     done = mpiexec(2, tmp_path, "-m", "paceline", "train", "job.py", "--compute", "fused")
     assert done.returncode != 0
