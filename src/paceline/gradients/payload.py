@@ -44,7 +44,8 @@ class GradientSum:
         """Add the sums of further chunks, as a backward pass over them would have."""
         pairs = zip(self.gradients, other.gradients, strict=True)
         self.gradients = [g if more is None else more.clone() if g is None else g.add_(more) for g, more in pairs]
-        torch._foreach_add_(self.buffers, other.buffers) if self.buffers else None
+        if self.buffers:
+            torch._foreach_add_(self.buffers, other.buffers)
         self.loss, self.weight = self.loss + other.loss, self.weight + other.weight
         self.samples += other.samples
 

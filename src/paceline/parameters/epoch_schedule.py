@@ -71,7 +71,11 @@ class EpochSteps:
 
 
 def follows_loss(schedule: LRSchedule, optimizer: Optimizer) -> bool:
-    """Return whether a schedule follows the loss, and not the number of updates."""
+    """Return whether a schedule follows the loss, and not the number of updates.
+
+    Raises:
+        JobError: the function returns no schedule.
+    """
     made = schedule(optimizer)
     if not callable(getattr(made, "step", None)):
         raise JobError(

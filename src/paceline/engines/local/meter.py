@@ -33,11 +33,6 @@ class Meter:
         #: An update whose learning rate has yet to be recorded; -1 if there is none.
         self._stepping = -1
 
-    @property
-    def due(self) -> bool:
-        """Whether the next update will be measured."""
-        return now() >= self._next
-
     def before_step(self, gradients: Sequence[Tensor | None], update: int) -> None:
         """Measure an update, if it is time; a schedule sets its learning rate later, and the next call records it."""
         if self._stepping >= 0:
