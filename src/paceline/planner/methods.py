@@ -41,6 +41,8 @@ from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 
 SLICE = 3e-3  # seconds for which Linux lets a process run while another one waits for its core
+#: Of a segment's Python: what a gather or a scatter of one layer's parameters takes, also with more workers than cores.
+GATHER = 0.7, 0.35
 SPLIT_ERROR = 0.5  # of the seconds of parts of layers: smaller operations than the card was fitted on
 
 
@@ -170,7 +172,7 @@ def _alone(plan: Plan, method: Alone, costs: Costs, facts: Facts) -> Found:
     chunk = _share(plan, facts, plan.chunks)
     c, u = costs.compute(chunk, plan.workers, plan.threads), costs.update(plan.workers, plan.threads)
     c = Guess(c.seconds * plan.chunks, c.error)
-    between = costs.between("alone", 1)
+    between = costs.between("alone", 1, plan.threads)
     terms = Terms(c.seconds, u.seconds, between=between).scaled(1 / plan.workers)
     return Found(terms, _error(c, u), 0.3)
 
@@ -376,7 +378,9 @@ def _split_layers(plan: Plan, method: SplitLayers, costs: Costs, facts: Facts) -
         segment, found = part.latency, part
     if found:
         exchange += division.bytes / found.bandwidth
-    between = segment * max(1.0, division.segments)
+    # A segment of a split layer runs several operations; ZeRO gathers or scatters one tensor at a time.
+    gathers = GATHER[workers > costs.card.cores] * division.messages
+    between = segment * max(1.0, gathers if method.stage else division.segments)
     wait = _waiting(costs, plan, workers, c.seconds)
     terms = Terms(c.seconds, u.seconds, exchange, wait, between)
     return Found(terms, _error(c, u), SPLIT_ERROR, division.bytes)
