@@ -53,7 +53,7 @@ class Exchange(ctypes.Structure):
         ("vectors", ctypes.c_void_p * 2),
         *((name, ctypes.c_void_p) for name in ("doorbell", "cancelled", "called_off")),
         *((name, ctypes.c_int64) for name in (
-            "parameters", "steps", "tail", "number", "spin", "nap", "deadline", "outlasted", "finite", "ended", "whom",
+            "parameters", "steps", "tail", "number", "spin", "nap", "deadline", "finite", "ended", "whom",
         )),
         ("weight", ctypes.c_double),
     ]  # fmt: skip

@@ -10,42 +10,21 @@ import os
 import time
 from collections.abc import Callable
 from time import perf_counter_ns as now
+from typing import NamedTuple
 
 from paceline.errors import WaitedTooLong
 from paceline.links.doorbell import Doorbell
 
 SPIN_SECONDS = 50e-6
-SHORT = 2  # times the spinning: what a wait takes that spinning would have spared a wake-up
-TRIED_EVERY = 8
 NAP_SECONDS = 0.002  # a lost wake-up costs at most this
 LONGEST_SLEEP = 0.05  # seconds between two looks where no doorbell is rung
 
 
-class Spin:
-    """How long a rank looks again and again before its first sleep, as the waits before it went.
+class Spin(NamedTuple):
+    """How long to look again and again before the first sleep."""
 
-    Where other programs are busy, or there are more workers than cores, the rank that is waited for may need this very
-    core. So after a wait that outlasted the spinning the next ones sleep at once, until one of them is short. Every
-    eighth spins all the same: a wake-up makes short waits long.
-    """
-
-    def __init__(self, nanoseconds: int, alone: int) -> None:
-        """
-        Args:
-            nanoseconds: how long to spin.
-            alone: of these, the first so many without giving the core to other processes.
-        """
-        self.nanoseconds, self.alone = nanoseconds, alone
-        self._long = 0  # waits since the last short one
-
-    def begin(self) -> int:
-        """Return for how many nanoseconds to spin now."""
-        return 0 if self._long % TRIED_EVERY else self.nanoseconds
-
-    def end(self, waited: int) -> int:
-        """Learn from a wait of so many nanoseconds; return them."""
-        self._long = 0 if waited < SHORT * self.nanoseconds else self._long + 1
-        return waited
+    nanoseconds: int
+    alone: int  # of these, the first so many without giving the core to other processes
 
 
 class Cancelled(Exception):
@@ -63,7 +42,7 @@ def wait(ready: Callable[[], bool], doorbell: Doorbell | None, spin: Spin, nap: 
             where it is of no use to wait any longer.
     """
     start = now()
-    stop, crowded = start + spin.begin(), start + spin.alone
+    stop, crowded = start + spin.nanoseconds, start + spin.alone
     while not ready():
         moment = now()
         if moment >= stop:
@@ -72,14 +51,14 @@ def wait(ready: Callable[[], bool], doorbell: Doorbell | None, spin: Spin, nap: 
             # The rank that is waited for may need this very core.
             os.sched_yield()
     else:
-        return spin.end(now() - start)
+        return now() - start
     while not ready():
         seconds = nap(now() - start)
         if doorbell is None:
             time.sleep(seconds)
         else:
             doorbell.nap(seconds, ready)
-    return spin.end(now() - start)
+    return now() - start
 
 
 class Waiter:

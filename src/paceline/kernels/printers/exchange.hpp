@@ -36,7 +36,6 @@ struct Exchange {
     int64_t tail;                // the place of the flags, the loss and the weight in a vector
     int64_t number;              // of the next collective
     int64_t spin, nap, deadline; // nanoseconds
-    int64_t outlasted;           // the spinning: waits since the last short one
     int64_t finite;              // whether a loss that is not finite ends the leg
     int64_t ended, whom;         // why the leg ended, and whom it waited for
     double weight;               // of this worker's samples in the batch
@@ -71,18 +70,14 @@ static bool await(Exchange& e, int64_t whom, int64_t& waited) {
     peer.taken++;
     if (__atomic_load_n(peer.awaited, __ATOMIC_ACQUIRE) >= peer.taken) return true;
     const int64_t start = now();
-    // As `links.waiting.Spin` does: not after a wait that outlasted the spinning, but for every eighth.
-    if (e.outlasted % 8 == 0)
-        while (!ready(e, peer) && now() - start < e.spin) wait_a_little(0);
+    while (!ready(e, peer) && now() - start < e.spin) wait_a_little(0);
     while (!ready(e, peer)) {
         e.whom = whom;
         if (__atomic_load_n(e.cancelled, __ATOMIC_ACQUIRE) && !ready(e, peer)) return e.ended = CANCELLED, false;
         if (now() - start > e.deadline) return e.ended = TOO_LATE, false;
         sleep_until_rung(e, peer);
     }
-    const int64_t took = now() - start;
-    e.outlasted = took < 2 * e.spin ? 0 : e.outlasted + 1;
-    waited += took;
+    waited += now() - start;
     if (__atomic_load_n(peer.awaited, __ATOMIC_ACQUIRE) >= peer.taken) return true;
     return e.ended = CANCELLED, false;
 }
