@@ -31,6 +31,7 @@ from paceline.planner.doubt import least_doubt
 from paceline.planner.memory import worker_memory
 from paceline.planner.pipelines import pipeline
 from paceline.planner.prediction import Prediction, Terms
+from paceline.planner.queueing import queued
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
@@ -265,21 +266,6 @@ class NotMeasured(Exception):
 
 
 # --- servers ---
-
-
-def queued(workers: int, think: float, serve: float) -> tuple[float, float]:
-    """Return pushes per second and the mean wait of a push before it is served.
-
-    The machine-repairman model, by mean value analysis: workers think (compute), then queue for one server. Service
-    times are taken to be between constant and exponential: half of the work under way is left when a push arrives.
-    """
-    queue, busy, rate, wait = 0.0, 0.0, 0.0, 0.0
-    for count in range(1, workers + 1):
-        wait = serve * (queue - busy / 2) if count > 1 else 0.0
-        rate = min(count / (think + wait + serve), 1 / serve)
-        queue = rate * (wait + serve)
-        busy = min(1.0, rate * serve)
-    return rate, wait
 
 
 def _server(plan: Plan, method: ParameterServer, costs: Costs, facts: Facts) -> Found:
