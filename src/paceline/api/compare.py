@@ -17,7 +17,6 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ class Comparison:
         return "\n".join([*filter(None, [self.table.disagreement]), str(comparison_table(self.table)), *self._answer()])
 
     def _repr_html_(self) -> str:
-        return comparison_table(self.table).html() + "".join(f"<p>{escape(line)}</p>" for line in self._answer())
+        return comparison_table(self.table).html(self._answer())
 
     def _answer(self) -> list[str]:
         return [self.table.answer.sentence] if self.table.answer else []
