@@ -62,13 +62,13 @@ class Duty:
             todo += [(after, id(node) in meets) for after in node.following()]
 
     def failed_in(self, starts: list[Node], calls: list[ast.Call]) -> Iterator[Skipped]:
-        """The steps with one of these calls that raise while its arguments are computed, and so do not meet the duty."""
+        """The steps with one of these calls that raise while its arguments are computed: the duty is not met."""
         risky = {id(call) for call in calls if any(may_raise(argument) for argument in call.args)}
         again = self._leading_to(starts)
         for node in self.graph.nodes if self.graph else ():
-            if node.raises is not None and id(node.raises) in again:
-                if any(id(call) in risky for call in self._calls[id(node)]):
-                    yield Skipped(node, True, True)
+            inside = any(id(call) in risky for call in self._calls[id(node)])
+            if inside and node.raises is not None and id(node.raises) in again:
+                yield Skipped(node, True, True)
 
     def left_after(self, starts: list[Node]) -> Iterator[Skipped]:
         """The steps after one of these on which the function ends, or raises, without having met the duty."""

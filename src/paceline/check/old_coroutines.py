@@ -65,4 +65,3 @@ class _Yields(ast.NodeTransformer):
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         return node
-

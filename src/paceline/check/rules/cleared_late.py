@@ -1,9 +1,9 @@
 """An event that is cleared, or replaced, when what it announces may have happened already.
 
 Three forms: the event is cleared after the thread or task that sets it was started, so that a quick one is forgotten;
-a coroutine waits for the event, awaits its work, and clears the event afterwards, so that what was announced during the
-work is forgotten; or `event = Event()` takes its place, and whoever sets the old one wakes no one. Clear an event before
-the start, or right after the wait.
+a coroutine waits for the event, awaits its work, and clears the event afterwards, so that what was announced during
+the work is forgotten; or `event = Event()` takes its place, and setting the old one wakes no task. Clear an event
+before the start, or right after the wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions if setters else ():
         clears = [(c, e) for c in fn.calls if (e := _event(c, "clear", fn, facts)) in setters]
         for clear, event in clears:
-            start = next((s for s in _starts(fn, facts) if s[0].lineno < clear.lineno and _sets(s[1], event, facts)), None)
+            start = next(
+                (s for s in _starts(fn, facts) if s[0].lineno < clear.lineno and _sets(s[1], event, facts)), None
+            )
             if start is not None and not _waited(fn, event, start[0].lineno, clear.lineno, facts):
                 yield _report(clear, fn, event, start[0].lineno, "starts what sets it", setters[event], 0.7)
         for loop in fn.loops:
@@ -100,7 +102,9 @@ def _after_work(
 ) -> Iterator[Finding]:
     """The events that a loop waits for, and clears or replaces only after it has given way to others once more."""
     last = loop.end_lineno or 0
-    waits = [(c, e) for c in fn.calls if loop.lineno <= c.lineno <= last and (e := _event(c, "wait", fn, facts)) in setters]
+    waits = [
+        (c, e) for c in fn.calls if loop.lineno <= c.lineno <= last and (e := _event(c, "wait", fn, facts)) in setters
+    ]
     made = [
         (value, found.id)
         for target, value in fn.assigns
@@ -111,7 +115,7 @@ def _after_work(
     ]
     for wait, event in waits:
         others = [s for s in setters[event] if s[0] is not fn]
-        if not others or has_timeout(wait, "wait") or fn.asynchronous is False and not made:
+        if not others or has_timeout(wait, "wait") or (fn.asynchronous is False and not made):
             continue
         for at, which in [*(pair for pair in clears if fn.asynchronous), *made]:
             inside = which == event and loop.lineno < at.lineno <= last

@@ -87,9 +87,8 @@ def _ends(made: ast.Call, maker: Function, runs: Function, fn: Function) -> set[
         if not isinstance(loop, ast.While):
             continue
         asked = [n for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)]
-        for call in runs.calls:
-            if isinstance(call.func, ast.Attribute) and call.func.attr in ASKS and _inside(call, loop):
-                asked.append(call.func.value)  # type: ignore[arg-type]
+        methods = [c.func for c in runs.calls if isinstance(c.func, ast.Attribute) and _inside(c, loop)]
+        asked += [m.value for m in methods if m.attr in ASKS]  # type: ignore[misc]
         found |= {_renamed(dotted(n), names) for n in asked} - {"", "self", fn.self_name}
     changed = [target for target, _ in runs.assigns] + [change.target for change in runs.augmented]
     return found - {_renamed(dotted(target), names) for target in changed}  # those end it without being told

@@ -218,9 +218,7 @@ def _report(fn: Function, taken: Taken, skipped: Skipped) -> Finding:
     )
 
 
-def _report_mark(
-    fn: Function, mark: str, start: ast.stmt, work: ast.stmt, reset: ast.stmt, asked: ast.AST
-) -> Finding:
+def _report_mark(fn: Function, mark: str, start: ast.stmt, work: ast.stmt, reset: ast.stmt, asked: ast.AST) -> Finding:
     line = getattr(asked, "lineno", fn.line)
     return finding(
         start,

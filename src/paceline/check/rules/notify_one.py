@@ -1,7 +1,7 @@
 """A notification that wakes one waiter where all of them have to see the change.
 
-`close()` sets a flag that every waiter of a condition asks for, and calls `notify()`: one thread wakes up and leaves, and
-the others wait for ever, since nothing changes any more. A change that concerns all needs `notify_all()`.
+`close()` sets a flag that every waiter of a condition asks for, and calls `notify()`: one thread wakes up and leaves,
+and the others wait for ever, since nothing changes any more. A change that concerns all needs `notify_all()`.
 """
 
 from __future__ import annotations

@@ -45,11 +45,11 @@ def _given(call: ast.Call) -> str:
 
 def _test_of(name: str, call: ast.Call, fn: Function) -> ast.If | ast.IfExp | None:
     """The condition around the call that asks whether the value is there, or has elements."""
-    at: ast.AST | None = call
-    while (at := enclosing(at, ast.If, ast.IfExp)) is not None and at is not fn.node:
-        assert isinstance(at, ast.If | ast.IfExp)
-        if at.lineno >= fn.line and _asks(at.test, name) and not _replaced(name, at, call, fn):
+    at = enclosing(call, ast.If, ast.IfExp)
+    while isinstance(at, ast.If | ast.IfExp) and at.lineno >= fn.line:
+        if _asks(at.test, name) and not _replaced(name, at, call, fn):
             return at
+        at = enclosing(at, ast.If, ast.IfExp)
     return None
 
 

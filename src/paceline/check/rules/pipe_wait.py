@@ -17,7 +17,6 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
 
-
 ENDS = ("terminate", "kill", "send_signal")
 
 
@@ -146,7 +145,8 @@ def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | Non
 
 
 def _within(node: ast.AST, loop: ast.AST) -> bool:
-    return loop.lineno <= getattr(node, "lineno", 0) <= (getattr(loop, "end_lineno", 0) or 0)  # type: ignore[attr-defined]
+    first, last = getattr(loop, "lineno", 0), getattr(loop, "end_lineno", 0)
+    return bool(first <= getattr(node, "lineno", 0) <= last)
 
 
 def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Finding:

@@ -28,7 +28,6 @@ from paceline.check.shared_state import (
 from paceline.check.sharing import may_be_alone
 from paceline.check.summaries import Facts
 
-
 #: Methods that end an object, which then tells whoever keeps it.
 ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort", "destroy", "unsubscribe", "throw")
 
@@ -108,7 +107,9 @@ def _by_element(loop: Access, changes: list[Access], facts: Facts) -> Access | N
     if not isinstance(around, ast.For) or not any(n is loop.node for n in ast.walk(around.iter)):
         return None
     names = {n.id for n in ast.walk(around.target) if isinstance(n, ast.Name)}
-    calls = [n for s in around.body for n in ast.walk(s) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    calls = [
+        n for s in around.body for n in ast.walk(s) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    ]
     ends = any(c.func.attr in ENDS and dotted(c.func.value) in names for c in calls)  # type: ignore[attr-defined]
     removals = (c for c in changes if c.kind == "shrink" and c.fn is not loop.fn)
     called_back = (c for c in removals if c.fn.name in facts.used_as_values)

@@ -1,7 +1,7 @@
 """A call that needs a lock which this caller does not hold, and all others do.
 
-Most functions call `self._save()`, or `self.protocol.receive()`, under one lock: what is called relies on it. A function
-that makes the same call without the lock runs it beside another one.
+Most functions call `self._save()`, or `self.protocol.receive()`, under one lock: what is called relies on it. A
+function that makes the same call without the lock runs it beside another one.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def _called(call: ast.Call, fn: Function, facts: Facts) -> str | None:
     owner, name = call.func.value, call.func.attr
     if dotted(owner) == fn.self_name:
         method = fn.cls.method(name)
-        private = name.startswith("_") and not name.startswith("__") and method is not None
-        return name if private and not method.asynchronous and _changes(method, facts) else None  # type: ignore[union-attr]
+        if method is None or not name.startswith("_") or name.startswith("__") or method.asynchronous:
+            return None
+        return name if _changes(method, facts) else None
     if not isinstance(owner, ast.Attribute) or dotted(owner.value) != fn.self_name or name in GROWS | SHRINKS | VIEWS:
         return None
     known = facts.module.resource(owner, fn) is not None or any(word in owner.attr.lower() for word in NOT_STATE)
