@@ -3,7 +3,7 @@
 `connection = pool.acquire()`, work, `pool.release(connection)`: an exception or an early `return` in between keeps the
 slot for ever, and once all slots are lost, everyone waits. The same holds for `self.busy = True`, work,
 `self.busy = False` where others return or wait while the mark is set, and for a count that is compared with a limit.
-Give it back in a `finally`, or use a context manager.
+Release it in a `finally`, or use a context manager.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import BEGINNINGS
 from paceline.check.summaries import Facts
 
-#: How a call takes something -> how another one gives it back; both are beginnings of names.
+#: How a call takes something -> how another one releases it; both are beginnings of names.
 PAIRS = (
     ("lock", ("unlock",)),
     ("acquire", ("release", "unlock", "give_back")),
@@ -38,7 +38,7 @@ NOT_TAKES = ("lockfile", "locked", "lock_path", "acquired", "acquire_lock_file")
 
 
 class Taken(NamedTuple):
-    """A call that takes something, and how its function gives it back."""
+    """A call that takes something, and how its function releases it."""
 
     call: ast.Call
     back: ast.Call
@@ -61,7 +61,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _taken(fn: Function, facts: Facts) -> Iterator[Taken]:
-    """The calls of a function that take something which a later call of it gives back, on every way that is seen."""
+    """The calls of a function that take something which a later call of it releases."""
     for call in fn.calls:
         name = short_name(call.func).lower().strip("_")
         pair = next((back for take, back in PAIRS if name.startswith(take)), ())
@@ -91,7 +91,7 @@ def _kept(call: ast.Call) -> str:
 
 
 def _gives_back(call: ast.Call, pair: tuple[str, ...], owner: str, kept: str) -> bool:
-    """Whether a call gives something back to its owner; what was kept under a name is what is given."""
+    """Whether a call releases what was taken of an owner; what was kept under a name must be named."""
     if not isinstance(call.func, ast.Attribute) or not call.func.attr.lower().strip("_").startswith(pair):
         return False
     if kept:
@@ -209,7 +209,7 @@ def _report(fn: Function, taken: Taken, skipped: Skipped) -> Finding:
         f"took from {taken.of} stays taken",
         [
             Step("thread A", taken.call.lineno, f"{fn.qualname} takes it by {text_of(taken.call)}"),
-            Step("thread A", line, "raises, and does not give it back" if skipped.raised else "leaves without it"),
+            Step("thread A", line, "raises, and does not release it" if skipped.raised else "leaves without it"),
             Step("thread B", taken.call.lineno, f"waits for {taken.of}, once all are lost for ever"),
         ],
         f"call {text_of(taken.back)} in a `finally`, or use a context manager",
