@@ -156,7 +156,7 @@ def _full(made: ast.Call, maker: Function, runs: Function, facts: Facts) -> tupl
             if queue.one_of_several or _leaves_unread(runs):
                 continue
             readers = [f for f in facts.module.functions for c in f.calls if _gets(c, queue.id, f, facts)]
-            if readers and not any(facts.threads_of(f) or f is runs for f in readers):
+            if readers and not any(facts.reached.get(id(f)) for f in readers):
                 return call, queue.id
     return None
 
