@@ -100,8 +100,12 @@ USERS_CODE = (
          (r"JobError: the first step of optimizer= fails: RuntimeError: no step",)),
     Case("an exception in a metric",
          "def metric(output, target):\n    raise ValueError('no metric')\n"
+         "job = job.with_(test=(x, y), metrics={'mine': metric})\n", ALONE, 2,
+         (r"JobError: before the training, the metric 'mine' fails: ValueError: no metric",)),
+    Case("an exception in a metric of the trained model",
+         "calls = []\ndef metric(output, target):\n    calls.append(1)\n    return 1 / (2 - len(calls))\n"
          "job = job.with_(test=(x, y), metrics={'mine': metric})\n", ALONE, 1,
-         (r"RunFailed: the training is done, but its evaluation fails: ValueError: no metric",)),
+         (r"RunFailed: the training is done, but the metric 'mine' fails: ZeroDivisionError",)),
     Case("a model that cannot be made", "class Bad(Net):\n    def __init__(self):\n        raise TypeError('no size')\n"
          "job = job.with_(model=Bad)\n", RING, 2, (r"JobError: model= fails: TypeError: no size",)),
     Case("an optimizer that cannot be made", "job = job.with_(optimizer=partial(torch.optim.SGD, lr=-1.0))\n", RING, 2,
@@ -224,7 +228,7 @@ WORDS = (
     Case("a comparison that is timed for no time", "", "compare job.py --seconds nan", 2,
          (r"UsageError: seconds=nan: give how many seconds each plan is timed",)),
     Case("a metric that is no number", "job = job.with_(test=(x, y), metrics={'word': lambda out, y: 'good'})\n",
-         RING, 1, (r"the training is done, but its evaluation", "the metric 'word' returned 'good'")),
+         RING, 2, (r"JobError: before the training, the metric 'word' returned 'good', which is not a number",)),
     Case("no workers", "", "train job.py -p ring -w 0", 2, (r"workers.*1",)),
     Case("a folder that cannot be made", "", f"{RING} --runs job.py/runs", 2,
          (r"RunFolderError: the run's folder \S+ cannot be made: Not a directory",)),

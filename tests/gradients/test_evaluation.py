@@ -152,21 +152,21 @@ def test_outputs_of_several_parts_are_joined_part_by_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "says"),
+    ("output", "error", "says"),
     [
-        (lambda x: x[:, : 1 + len(x) // 1000], "tensors that differ in shape"),
-        (lambda x: [x], "a list cannot be joined"),
+        (lambda x: x[:, : 1 + len(x) // 1000], RunFailed, "tensors that differ in shape"),  # in whole batches only
+        (lambda x: [x], JobError, "a list cannot be joined"),
     ],
 )
-def test_outputs_that_cannot_be_joined_are_told_with_the_remedy(output: Any, says: str) -> None:
+def test_outputs_that_cannot_be_joined_are_told_with_the_remedy(output: Any, error: Any, says: str) -> None:
     made = job(evaluate=lambda model, batch: (output(batch[0]), batch[1]), metrics={"any": lambda out, target: 0.0})
-    with pytest.raises(RunFailed, match=says) as told:
+    with pytest.raises(error, match=says) as told:
         trained(made)
     assert "give an object with update(output, target)" in str(told.value)
 
 
 def test_an_evaluation_that_returns_something_else_is_told() -> None:
-    with pytest.raises(RunFailed, match=r"evaluate= returned a Tensor, which is not \(output, target\)"):
+    with pytest.raises(JobError, match=r"evaluate= returned a Tensor, which is not \(output, target\)"):
         trained(job(evaluate=lambda model, batch: model(batch[0])))
 
 

@@ -149,7 +149,7 @@ def facts_of(job: Job, coded: bool = False) -> tuple[Facts, int]:
     _refuse_giants(job)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        setup = set_up(job.untested().with_(compute="autograd"), make("sequential"), "virtual", 1)
+        setup = set_up(job.with_(compute="autograd"), make("sequential"), "virtual", 1)
     served = setup.layout.bytes
     payload = Payload.length(setup.layout) * setup.layout.bytes_per_number
     batch = min(job.batch_size * job.accumulate_grad_batches, len(setup.source))

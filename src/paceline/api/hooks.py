@@ -19,7 +19,6 @@ from paceline.callbacks import Training, call, hears
 from paceline.engines import checkpoints
 from paceline.engines.outcome import evaluation_of, load_values
 from paceline.engines.setup import Setup
-from paceline.errors import RunFailed, users_code
 from paceline.runs.progress import Progress, ProgressCallback
 from paceline.runs.record import Evaluation
 from paceline.runs.run import Run
@@ -41,8 +40,8 @@ class Hooks:
     ) -> None:  # fmt: skip
         self.callbacks, self.setup, self.progress = callbacks, setup, progress
         self.training = Training(
-            setup.job.name, str(setup.plan), folder, setup.agenda.updates, setup.test is not None,
-            setup.agenda.updates_per_epoch,
+            setup.job.name, str(setup.plan), folder, setup.agenda.updates, setup.figures,
+            setup.agenda.updates_per_epoch, tuple(setup.job.metrics),
         )  # fmt: skip
         #: The share of the run's time for evaluations where no callback needs all of them; and seconds spent on them.
         self._share, self._spent, self._last = _share(callbacks), 0.0, 0.0
@@ -80,9 +79,8 @@ class Hooks:
             if updates in self.known:
                 continue
             begin = time.perf_counter()
-            with users_code("an evaluation", RunFailed):
-                module = load_values(self.setup, self._snapshot(updates))
-                found = evaluation_of(self.setup, module, updates, float(row["start"]) / 1e9)
+            module = load_values(self.setup, self._snapshot(updates))
+            found = evaluation_of(self.setup, module, updates, float(row["start"]) / 1e9)
             self._last = time.perf_counter() - begin
             self._spent += self._last
             self.evaluated(found, module)

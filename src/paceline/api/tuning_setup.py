@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.api.trial_plans import PlannedObjective
+from paceline.data.opening import open_source
 from paceline.engines.stepping import SteppedTraining
 from paceline.errors import PacelineError, TuningError, is_whole, suggest
+from paceline.gradients.evaluate import rehearse
 from paceline.jobs.job import Job
 from paceline.jobs.loading import load_maker
 from paceline.plans.plan import Plan
@@ -94,21 +96,26 @@ def probe(make: Callable[[Trial], Job], space: Space, seed: int) -> Job:
     for number in range(PROBED):
         configuration: Configuration | None = proposals.configuration(number)
         try:
-            job = make(Trial(number, configuration or {}, 0, 1, seed))
+            return _tried(make(Trial(number, configuration or {}, 0, 1, seed)))
         except Exception as fault:
             error = fault
-            continue
-        if not isinstance(job, Job):
-            raise TuningError(
-                f"make_job returned {type(job).__name__}, not a Job; a function that trains and returns a number is "
-                "given as objective="
-            )
-        job.refuse_unused()
-        return job
     assert error is not None
     if isinstance(error, PacelineError):
         raise error
     raise TuningError(f"make_job fails for each of {PROBED} configurations: {type(error).__name__}: {error}") from error
+
+
+def _tried(job: Any) -> Job:
+    """Return a job whose test data can be evaluated; raise for anything else."""
+    if not isinstance(job, Job):
+        raise TuningError(
+            f"make_job returned {type(job).__name__}, not a Job; a function that trains and returns a number is given "
+            "as objective="
+        )
+    job.refuse_unused()
+    if job.test is not None:
+        rehearse(job, job.make_model(), open_source(job.test, job.seed, "test"))
+    return job
 
 
 def measure_of(metric: str | None, mode: str | None, per_epoch: int, job: Job | None) -> tuple[Measure, str]:

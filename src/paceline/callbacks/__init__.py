@@ -31,14 +31,15 @@ class Training:
     """The run that a hook is called about."""
 
     def __init__(
-        self, job: str, plan: str, folder: Path | None, total_updates: int, tested: bool = True,
-        updates_per_epoch: int = 0,
+        self, job: str, plan: str, folder: Path | None, total_updates: int, figures: Sequence[str] = (),
+        updates_per_epoch: int = 0, metrics: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.job, self.plan, self.folder, self.total_updates = job, plan, folder, total_updates
         #: Updates of a pass over the data; 0 where it is not known.
         self.updates_per_epoch = updates_per_epoch
-        #: Whether there are test data, without which nothing is ever evaluated.
-        self.tested = tested
+        #: The names of an evaluation's figures, as far as a few samples show them; none without test data. A metric
+        #: of `metrics` may give further ones, `name_...`, with more samples.
+        self.figures, self.metrics = figures, metrics
         #: Why the run is to stop; None while it is not.
         self.stopping: str | None = None
         #: Set by the engine where a run can be stopped: requests a checkpoint after which it ends.
@@ -55,11 +56,16 @@ class Training:
             self.request_stop()
 
 
-def require_tests(training: Training, callback: object) -> None:
-    """Raise UsageError for a callback that follows evaluations, in a run without any."""
-    if not training.tested:
-        name = type(callback).__name__
+def require_figure(training: Training, callback: object, figure: str) -> None:
+    """Raise UsageError for a callback that follows a figure which no evaluation of this run has."""
+    name = type(callback).__name__
+    if not training.figures:
         raise UsageError(f"{name} follows evaluations, and this job has no test data; give test=, or leave {name} out")
+    if figure not in training.figures and not any(figure.startswith(f"{metric}_") for metric in training.metrics):
+        raise UsageError(
+            f"{name} follows {figure!r}, and there is no such figure in an evaluation of this job; "
+            f"{suggest(figure, training.figures)}"
+        )
 
 
 class Callback(Protocol):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, final
 
-from paceline.callbacks import Training, require_tests
+from paceline.callbacks import Training, require_figure
 from paceline.callbacks.metric import Best
 from paceline.errors import UsageError
 from paceline.runs.record import Evaluation
@@ -29,8 +29,8 @@ class BestCheckpoint:
         self.updates: int | None = None
 
     def on_train_start(self, training: Training) -> None:
-        """Refuse a run without a folder or without evaluations before it begins."""
-        require_tests(training, self)
+        """Refuse a run without a folder or without such a figure before it begins."""
+        require_figure(training, self, self.best.metric)
         if training.folder is None:
             raise UsageError("BestCheckpoint writes into the run's folder, and this run has none; give folder=")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from paceline.callbacks import Training, require_tests
+from paceline.callbacks import Training, require_figure
 from paceline.callbacks.metric import Best
 from paceline.errors import UsageError
 from paceline.runs.record import Evaluation
@@ -31,8 +31,8 @@ class EarlyStopping:
         self.waited = 0
 
     def on_train_start(self, training: Training) -> None:
-        """Refuse a run without evaluations before it begins."""
-        require_tests(training, self)
+        """Refuse a run without such a figure before it begins."""
+        require_figure(training, self, self.best.metric)
 
     def on_evaluation_end(self, training: Training, evaluation: Evaluation, model: Any) -> None:
         """Count the evaluations without an improvement."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.engines.setup import Setup
-from paceline.errors import CrowdedWarning, RunFailed, users_code
+from paceline.errors import CrowdedWarning, RunFailed
 from paceline.gradients.evaluate import evaluate
 from paceline.parameters.layout import not_trained, sha256, trainable
 from paceline.plans.methods.all_reduce import AllReduce
@@ -136,9 +136,11 @@ def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module, hearer: Hearer 
         if point.updates in known:
             yield known[point.updates]
             continue
-        with users_code("the training is done, but its evaluation", RunFailed):
-            made = module if point is points[-1] else load_values(setup, point.values())
+        made = module if point is points[-1] else load_values(setup, point.values())
+        try:
             found = evaluation_of(setup, made, point.updates, point.seconds)
+        except RunFailed as error:
+            raise RunFailed(f"the training is done, but {error}") from error.__cause__
         if hearer is not None:
             hearer.evaluated(found, made)
         yield found

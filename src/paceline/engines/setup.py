@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +19,11 @@ from paceline.data.order import Order
 from paceline.data.source import Source
 from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
+from paceline.engines.notes import notes_of
 from paceline.engines.threads import threads
 from paceline.errors import JobError, JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
+from paceline.gradients.evaluate import rehearse
 from paceline.gradients.first_batch import hint
 from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
@@ -67,6 +68,7 @@ class Setup:
     initial_sha256: str
     engine: str
     limit: int | None = None
+    figures: tuple[str, ...] = ()  # the names that an evaluation gives, as far as a few samples show them
     blueprint: Blueprint | None = None  # only under plans that cut the model into stages
     split: SplitBlueprint | None = None  # only under plans that split layers
     operators: OperatorBlueprint | None = None  # only under plans whose workers hold operators
@@ -134,8 +136,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     with users_code("the first batch", hint=hint):
         by_rows = traits.takes_sparse and traits.optimizer_at_server
         found = probe(job, module, source, agenda, by_rows, placement.devices[0])
-    crowd = _crowd(plan) if engine == "local" else []
-    found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, agenda), *crowd))
+    found = replace(found, notes=(*found.notes, *notes_of(job, plan, agenda, engine)))
     _refuse_changes(plan, module, found)
     if found.tables:
         _refuse_sparse(plan, found.tables)
@@ -148,6 +149,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
             "share out; give fewer parts, or a smaller batch_size"
         )
     job = _by_epochs(job, plan, optimizer, agenda, engine)
+    figures = rehearse(job, module, test, placement.devices[0]) if test is not None and engine != "replay" else ()
     layout = lay_out(module, plan.shards, found.moving)
     plan = plan.fitted(len(layout.shards))
     plan.method.prove(plan.workers)
@@ -158,8 +160,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     split = _split(job, plan, module, optimizer, source, agenda, found)
     operators = _operators(job, plan, module, source, agenda, found)
     return Setup(
-        job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, made, split,
-        operators, choice,
+        job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, figures,
+        made, split, operators, choice,
     )  # fmt: skip
 
 
@@ -275,33 +277,6 @@ def _cut(
     return made
 
 
-def _small(job: Job, agenda: Agenda) -> list[str]:
-    """Note that there are too few samples for a batch, or that a batch is too small for the workers."""
-    samples = agenda.samples
-    batch = min(job.batch_size, samples)
-    notes = []
-    if job.batch_size > samples:
-        few = f"{samples} sample{'s' * (samples > 1)}"
-        notes.append(f"batch_size={job.batch_size} is more than the {few}: an update sees all of them")
-    if not all(chunk.samples for chunk in agenda.chunks(0)[: agenda.parts]):
-        notes.append(
-            f"a batch of {batch} sample{'s' * (batch > 1)} cannot be divided among {agenda.parts} workers: some have "
-            "nothing to do"
-        )
-    return notes
-
-
-def _crowd(plan: Plan) -> list[str]:
-    """Note that there are so many workers that it takes long to start them."""
-    cores = len(os.sched_getaffinity(0))
-    if plan.workers <= CROWD * cores:
-        return []
-    return [
-        f"{plan.workers} workers on {cores} core{'s' * (cores > 1)}: each is a process with its own PyTorch, and they "
-        "take turns"
-    ]
-
-
 def _check_loss_rules(job: Job, plan: Plan, engine: str) -> Job:
     """Return the job without the check for NaN if the plan does not make it; raise for what the plan cannot do."""
     traits = plan.traits
@@ -318,15 +293,6 @@ def _check_loss_rules(job: Job, plan: Plan, engine: str) -> Job:
         )
     unchecked = not traits.checks_finite or (engine == "replay" and job.on_nan == "stop")
     return job.with_(on_nan="ignore") if unchecked else job
-
-
-def _unused(job: Job, plan: Plan) -> list[str]:
-    """Note which settings of the job a coordinator does not use."""
-    if plan.traits.uses_optimizer:
-        return []
-    unused = {"optimizer": True, "lr_scheduler": job.lr_scheduler is not None}
-    names = ", ".join(f"{name}=" for name, given in unused.items() if given)
-    return [f"plan {plan.name} makes its own steps, and evaluates a batch several times; it does not use {names}"]
 
 
 def _by_epochs(job: Job, plan: Plan, optimizer: torch.optim.Optimizer, agenda: Agenda, engine: str) -> Job:
@@ -393,6 +359,5 @@ def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
         )
 
 
-CROWD = 8  # workers for each core
 PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
 LOOKED_AT = 16  # instances whose graphs are recorded before a run of operators starts

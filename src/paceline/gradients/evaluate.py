@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,30 +13,39 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from paceline.data.source import Source
+from paceline.errors import JobError, RunFailed, users_code
+from paceline.gradients.first_batch import hint
 from paceline.gradients.loss import call, loss_function, loss_of, pair_of, split_batch
 from paceline.gradients.replica import CPU, to_device
-from paceline.jobs.job import Batch, Job
+from paceline.jobs.job import Batch, Job, seeded_elsewhere
 from paceline.jobs.metrics import goes_by_batches, numbers
 
 BATCH = 1000
+FEW = 16  # samples of a batch in a rehearsal
 Pair = tuple[Any, Any]  # (output, target)
 
 
 @torch.no_grad()
-def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device = CPU) -> dict[str, float]:
-    """Return test_loss, test_accuracy where the output is one score per class, and the job's own metrics."""
+def evaluate(
+    job: Job, module: nn.Module, source: Source, device: torch.device = CPU, batches: Sequence[Tensor] | None = None
+) -> dict[str, float]:
+    """Return test_loss, test_accuracy where the output is one score per class, and the job's own metrics.
+
+    `batches` are the numbers of the samples; by default of all. RunFailed says what the user's own code raises.
+    """
     if device != CPU:
         module = copy.deepcopy(module).to(device)
     was_training = module.training
     module.eval()
     metrics, sums, weights = _Metrics(job.metrics, device), dict[str, float](), dict[str, float]()
     size = source.traits.batch_size or BATCH
-    for start in range(0, len(source), size):
-        indices = torch.arange(start, min(start + size, len(source)))
-        batch = to_device(source.batch(indices, 0), device)
-        samples = _samples(batch) if source.traits.whole else len(indices)
-        loss, pair = _loss_and_pair(job, module, batch)
-        denominator = samples if job.loss_denominator is None else float(job.loss_denominator(batch))
+    for indices in torch.arange(len(source)).split(size) if batches is None else batches:
+        with users_code("reading test=", RunFailed):
+            batch = to_device(source.batch(indices, 0), device)
+        with users_code("the evaluation on test=", RunFailed, hint=partial(hint, batch=batch)):
+            samples = _samples(batch) if source.traits.whole else len(indices)
+            loss, pair = _loss_and_pair(job, module, batch)
+            denominator = samples if job.loss_denominator is None else float(job.loss_denominator(batch))
         found = {"test_loss": (loss, denominator)}
         if pair is not None:
             found.update({name: (value, samples) for name, value in _accuracy(*pair).items()})
@@ -45,6 +56,33 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
     own = metrics.compute()
     module.train(was_training)
     return {**{name: value / weights[name] for name, value in sums.items()}, **own}
+
+
+def rehearse(job: Job, module: nn.Module, source: Source, device: torch.device = CPU) -> tuple[str, ...]:
+    """Evaluate a copy of the module on two small batches; return the names of the figures, or raise JobError.
+
+    What fails on these is tried on the whole test set, as a metric may need more samples, or samples of each class.
+    """
+    copied = copy.deepcopy(module)
+    with torch.random.fork_rng(devices=[]), seeded_elsewhere(job.seed):
+        with contextlib.suppress(RunFailed):
+            return tuple(evaluate(job, copied, source, device, _few(source)))
+        try:
+            return tuple(evaluate(job, copied, source, device))
+        except RunFailed as error:
+            raise JobError(f"before the training, {error}") from error.__cause__
+
+
+def _few(source: Source) -> Sequence[Tensor]:
+    """Return the numbers of a few samples: from all over the test set, which may be sorted, where any can be read."""
+    traits = source.traits
+    size = (traits.batch_size or BATCH) if traits.whole else FEW
+    count = min(len(source), 2 * size)
+    numbers = torch.arange(count)
+    if not source.arranged:
+        numbers = numbers * len(source) // count
+    batches: Sequence[Tensor] = numbers.split(size)
+    return batches
 
 
 def _samples(batch: Batch) -> int:
@@ -74,25 +112,29 @@ class _Metrics:
 
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
         self._metrics = metrics
-        self._updated = [metric for metric in metrics.values() if goes_by_batches(metric)]
+        self._updated = {name: metric for name, metric in metrics.items() if goes_by_batches(metric)}
         self._keeps = len(self._updated) < len(metrics)
         self._kept: list[Pair] = []
-        for metric in self._updated:
+        for name, metric in self._updated.items():
             if isinstance(metric, nn.Module):
                 metric.to(device)
-            metric.reset()
+            with users_code(f"the metric {name!r}", RunFailed):
+                metric.reset()
 
     def update(self, pair: Pair) -> None:
-        for metric in self._updated:
-            metric.update(*pair)
+        for name, metric in self._updated.items():
+            with users_code(f"the metric {name!r}", RunFailed):
+                metric.update(*pair)
         if self._keeps:
             self._kept.append(pair)
 
     def compute(self) -> dict[str, float]:
-        pair = _joined(self._kept) if self._kept else (None, None)
+        with users_code("the evaluation on test=", RunFailed):
+            pair = _joined(self._kept) if self._kept else (None, None)
         found: dict[str, float] = {}
         for name, metric in self._metrics.items():
-            found |= numbers(name, metric.compute() if goes_by_batches(metric) else metric(*pair))
+            with users_code(f"the metric {name!r}", RunFailed):
+                found |= numbers(name, metric.compute() if goes_by_batches(metric) else metric(*pair))
         return found
 
 

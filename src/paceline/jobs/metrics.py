@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.errors import RunFailed
+
 #: Names of the figures of a run and of an evaluation, which the metrics lie beside.
 RESERVED = frozenset({
     "plan", "engine", "workers", "updates", "samples", "seconds", "samples_per_second", "compute", "epochs",
@@ -56,9 +58,9 @@ def numbers(name: str, value: Any) -> dict[str, float]:
     listed = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(listed, list | tuple):
         if len(listed) > MOST:
-            raise TypeError(f"the metric {name!r} returned {len(listed)} numbers; {MOST} are the most that a run keeps")
+            raise RunFailed(f"the metric {name!r} returned {len(listed)} numbers; {MOST} are the most that a run keeps")
         return {key: n for place, part in enumerate(listed) for key, n in numbers(f"{name}_{place}", part).items()}
     try:
         return {name: float(listed)}
     except (TypeError, ValueError) as error:
-        raise TypeError(f"the metric {name!r} returned {value!r:.60}, which is not a number") from error
+        raise RunFailed(f"the metric {name!r} returned {value!r:.60}, which is not a number") from error
