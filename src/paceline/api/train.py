@@ -97,6 +97,11 @@ def train(
     """
     _check_together(engine, address, keys, epochs, resume)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)
+    if progress is not None and not callable(progress):
+        raise UsageError(
+            f"progress={progress!r} is not a function that takes a Progress; for a bar give "
+            "callbacks=[paceline.ProgressBar()]"
+        )
     for word, value in {"max_updates": max_updates, "workers": workers}.items():
         if value is not None and not is_whole(value, 1):
             raise UsageError(f"{word}={value!r} is not a whole number of at least 1")
