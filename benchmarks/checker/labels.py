@@ -8,9 +8,9 @@ findings that the fix of a bug took away (the development cases and the corpus' 
 example is taken for one more: they say something of their rule, but nothing of how often findings are true, since they
 were not drawn from what the checker reports. So they have an intercept of their own, which no other finding has.
 
-Every tenth of the packages is predicted by a fit to the others. AUC: the chance that a finding worth a look gets a higher probability
-than one that is not. Calibration error: the mean distance of predicted and observed share over eight bins, by their
-size. `--write` fits all labels and writes src/paceline/check/weights.json.
+Every tenth of the packages is predicted by a fit to the others. AUC: the chance that a finding worth a look gets a
+higher probability than one that is not. Calibration error: the mean distance of predicted and observed share over
+eight bins, by their size. `--write` fits all labels and writes src/paceline/check/weights.json.
 """
 
 from __future__ import annotations
