@@ -80,7 +80,8 @@ def check(
         if value is not None and not is_whole(value, 1):
             raise TuningError(f"{word}={value!r} is not a whole number of at least 1")
     if trials not in WAYS:
-        raise TuningError(f"trials={trials!r}; {suggest(trials, WAYS)}")
+        number = "; the number of trials is the budget" if str(trials).isdigit() else ""
+        raise TuningError(f"trials={trials!r} is how trials are run; {suggest(str(trials), WAYS)}{number}")
     if (plan is not None) != (trials == "distributed"):
         raise TuningError("plan= is how each trial is trained by several workers: it goes with trials='distributed'")
     if make is None and trials in ("stacked", "distributed"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,7 @@ def save_job_file(folder: RunFolder, job: Job, resumable: bool = False) -> None:
 def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
     """Read the job of a run's folder, and data that were too large for it from where the job came from."""
     try:
-        with (path / "job.pickle").open("rb") as file:
-            job: Job = _JobReader(file).load()
+        job = _unpickled(path)
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no job.pickle; {GIVE}") from None
     except Exception as error:  # a damaged file, or a class that was moved: unpickling raises anything
@@ -71,6 +71,22 @@ def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
         )
     again = load_job(job.origin)
     return job.with_(data=again.data if job.data is None else job.data, test=again.test if tested else None)
+
+
+def _unpickled(path: Path) -> Job:
+    """Read the pickle; modules it refers to may lie beside the file that the job came from, or where the user is."""
+    try:
+        return _read(path)
+    except ModuleNotFoundError:
+        origin, _, _ = read_record(path).job.origin.partition(":")
+        sys.path.insert(0, str(Path(origin).absolute().parent if origin else Path.cwd()))
+        return _read(path)
+
+
+def _read(path: Path) -> Job:
+    with (path / "job.pickle").open("rb") as file:
+        job: Job = _JobReader(file).load()
+    return job
 
 
 class _JobReader(pickle.Unpickler):
