@@ -61,6 +61,7 @@ RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any, Rows], None]] = {
 
 def train(setup: Setup, world: World) -> Outcome:
     """Train with the job's real arithmetic, in virtual time."""
+    check_arguments(train, {"world": world})
     with threads(setup.plan.threads):
         plan, layout = setup.plan, setup.layout
         arithmetic = _arithmetic(setup)
