@@ -83,10 +83,15 @@ def record(folder: Path, family: str, name: str, variant: int, seconds: float, p
 
 
 def follow(watch: Watch, seconds: float, ends: bool, pid: int) -> None:
-    """Let the watcher tick, and take further looks at some ticks; with `ends` a report ends it soon after."""
+    """Let the watcher tick until the program ends, and take further looks at some ticks.
+
+    With `ends` a report ends it soon after.
+    """
     started, tick, told = time.monotonic(), 0, None
     while time.monotonic() < started + seconds and not (told and time.monotonic() > told + AFTER):
         found = watch.tick()
+        if watch.ended:
+            return
         if found is not None and told is None and ends:
             told = time.monotonic()
         if tick in LOOKS:

@@ -87,12 +87,14 @@ class Program(NamedTuple):
         ranks = {process.rank for process in look.processes if process.rank is not None}
         wanted = cause_of(self.name, max(len(ranks), 2), self.variant)
         members = [process for process in look.processes if process.command not in LAUNCHERS and not process.outside]
-        root = min((process.pid for process in members), default=0)
+        numbers = {process.pid for process in members}
+        root = next((process.pid for process in members if process.parent not in numbers), 0)
         right = {
             process.pid
             for process in members
             if wanted == "all"
             or (wanted == "children" and process.pid != root)
+            or (wanted == "root" and process.pid == root)
             or (process.rank is not None and wanted in ("ranks", f"rank {process.rank}"))
             or (process.rank is not None and f"rank {process.rank}" in wanted.split(", "))
             or (process.rank is not None and wanted == "others" and process.rank not in (0, 1))

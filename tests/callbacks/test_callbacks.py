@@ -122,6 +122,12 @@ def test_what_is_no_callback_is_refused(callback: Any, says: str) -> None:
         train(job(), callbacks=[callback], folder=None)
 
 
+@pytest.mark.parametrize("progress", [False, True, 3])
+def test_progress_that_is_no_function_is_refused(progress: Any) -> None:
+    with pytest.raises(UsageError, match=r"callbacks=\[paceline.ProgressBar\(\)\]"):
+        train(job(), progress=progress)
+
+
 # --- early stopping and the best model ---
 
 

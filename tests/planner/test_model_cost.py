@@ -87,6 +87,13 @@ def test_recurrent_layers_are_counted(kind: type[nn.LSTM]) -> None:
     assert cost.flops >= 3 * 2 * 10 * 7 * gates * 8 * 6  # at least the products with the input, both ways
 
 
+def test_a_table_with_sparse_gradients_is_counted() -> None:
+    model = nn.Sequential(nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 3))
+    cost = cost_of(_job(model, torch.randint(50, (40, 4))), 10)
+    assert cost.parameter_bytes == 4 * (50 * 8 + 8 * 3 + 3)
+    assert cost.layers["1"]["flops"] == 3 * (2 * 10 * 8 * 3)
+
+
 def test_the_job_is_not_touched() -> None:
     model = nn.Linear(20, 5)
     before = model.weight.detach().clone()

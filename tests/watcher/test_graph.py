@@ -106,19 +106,25 @@ def test_a_handled_signal_may_end_the_wait_of_a_main_thread_unless_it_waits_for_
     assert knot(process(10, lock, handles_signals=True, stacks=(LOCK_STACK,))) == ([10], [10])
 
 
+def test_a_handler_of_signals_may_write_into_a_pipe_that_its_process_reads() -> None:
+    reads = process(10, pipe(10), handles_signals=True, stacks=(LOCK_STACK,))
+    assert knot(reads) is None
+    assert knot(process(10, pipe(10), stacks=(LOCK_STACK,))) == ([10], [10])
+
+
 def rank(number: int, line: int, function: str | None, wait: Wait = Wait("clock"), world_size: int = 3) -> Process:  # noqa: B008
     library = (Frame("/site-packages/torch/distributed/distributed_c10d.py", 9, function),) if function else ()
     stack = (*library, Frame("/home/train.py", line, "main"))
     return process(100 + 10 * number, wait, rank=number, world_size=world_size, stacks=(stack,))
 
 
-def causes(*ranks: Process, moving: tuple[int, ...] = ()) -> list[int | None]:
+def causes(*processes: Process, moving: tuple[int, ...] = ()) -> list[int | None]:
     history = History()
     for at in (0.0, 6.0):
-        paces = {each.pid: {each.pid: Pace(0, 0, int(at) * (each.pid in moving))} for each in ranks}
+        paces = {each.pid: {each.pid: Pace(0, 0, int(at) * (each.pid in moving))} for each in processes}
         history.add(Glance(at, paces, {}))
-        history.observe(Look(at, ranks))
-    found = find_divergence(Look(6.0, ranks), history)
+        history.observe(Look(at, processes))
+    found = find_divergence(Look(6.0, processes), history)
     return [each.rank for each in found.cause] if found else []
 
 
@@ -135,6 +141,14 @@ def test_a_forward_pass_that_synchronizes_buffers_is_in_a_collective() -> None:
 def test_a_rank_that_waits_for_a_lock_is_the_cause() -> None:
     held = rank(2, 7, None, Wait("lock", (120,)))
     assert causes(rank(0, 5, "all_reduce"), rank(1, 5, "all_reduce"), held) == [2]
+
+
+def test_a_rank_whose_child_still_does_something_may_still_come() -> None:
+    others = rank(0, 5, "all_reduce"), rank(1, 5, "all_reduce")
+    parent = rank(2, 7, None, Wait("child", (20,)))
+    assert causes(*others, parent, process(20, Wait("clock"))) == []
+    assert causes(*others, parent, process(20, pipe(120)), moving=(20,)) == []
+    assert causes(*others, parent, process(20, pipe(120))) == [2]
 
 
 @pytest.mark.parametrize("wait", [Wait("running"), Wait("clock"), Wait("outside"), Wait("disk")])

@@ -121,6 +121,25 @@ def test_it_is_said_after_several_looks_and_only_of_what_wakes_for_a_short_time(
     assert not seen(runs=5, ran=20_000_000, seconds=8)
 
 
+def test_what_was_asked_before_another_thread_ran_may_have_been_answered_by_it() -> None:
+    """A process that sleeps for long between two rounds of a barrier: all passed the last one together."""
+
+    def barrier(runs: dict[int, int]) -> bool:
+        history, before, found = History(), None, None
+        for at in range(17):
+            count = sum(number for second, number in runs.items() if second <= at)
+            paces = {10: Pace(0, 0, count), 11: Pace(0, 0, int(at >= 7))}
+            history.add(Glance(float(at), {10: paces}, {}))
+            look = Look(float(at), (process(asks(10), Wait("shared lock", (10,))),))
+            history.observe(look)
+            found = judge(history, look, before)
+            before = look
+        return found is not None
+
+    assert not barrier({7: 3})
+    assert barrier({7: 3, 10: 1, 13: 1})
+
+
 def test_what_asks_is_kept_in_a_trace() -> None:
     look = Look(1.0, (process(asks(10)),))
     assert look_from(to_json(look)) == look

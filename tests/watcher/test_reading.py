@@ -7,6 +7,7 @@ import pty
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import pytest
 from paceline.watcher import interpreter, proc, stacks
 from paceline.watcher.graph import find_knot
 from paceline.watcher.layouts import LAYOUTS
-from paceline.watcher.samples import ENDED, Frame, Wait
+from paceline.watcher.samples import ENDED, EVENT, Frame, Wait
 from paceline.watcher.sockets import peers, private_listeners
 from paceline.watcher.syscalls import parse_call
 
@@ -287,3 +288,32 @@ def test_another_version_of_python_tells_its_lines_by_faulthandler(
         finally:
             started.kill()
             interpreter._runtime.cache_clear()
+
+
+OPENS = """
+import os, sys, tempfile
+fifo = os.path.join(sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp(), "jobs")
+os.path.exists(fifo) or os.mkfifo(fifo)
+open(fifo).read()
+"""
+
+
+def test_a_named_pipe_is_private_in_a_folder_of_which_no_other_program_was_told(tmp_path: Path) -> None:
+    folder = tempfile.mkdtemp(dir=tmp_path)
+    for words, kind in (([], "named pipe"), ([folder], "outside")):
+        with subprocess.Popen([sys.executable, "-c", OPENS, *words], env={"TMPDIR": str(tmp_path)}) as started:
+            until(lambda kind=kind, pid=started.pid: proc.look([pid]).processes[0].main.kind == kind)  # type: ignore[misc]
+            started.kill()
+
+
+def test_an_event_is_of_the_processes_that_have_it_open() -> None:
+    program = "import os; e = os.eventfd(0); os.fork(); os.read(e, 8)"
+    with subprocess.Popen([sys.executable, "-c", program]) as started:
+        until(lambda: [each.main.on for each in proc.look(proc.tree([started.pid])).processes] == [EVENT] * 2)
+        pids = proc.tree([started.pid])
+        parent = subprocess.Popen(["sleep", "100"])
+        look = proc.look([*pids, parent.pid])
+        assert all(each.main.by == pids for each in look.processes if each.pid in pids)
+        for pid in (*pids, parent.pid):
+            os.kill(pid, 9)
+        parent.wait()

@@ -11,11 +11,12 @@ DEADLOCKED = (
     "locks", "pipes", "files", "event_loops", "queues", "sockets", "processes", "shared", "executors", "polling",
     "subprocesses", "forks", "partial", "native", "futures", "primitives", "file_locks", "spawned", "loaders",
     "heartbeats", "collectives", "ddp", "mpi", "reported", "reported_ranks", "pollers", "stuck",
-    "applications", "everyday", "integrations", "deployments",
+    "applications", "everyday", "integrations", "deployments", "machines", "foreign", "beginnings",
 )  # fmt: skip
 WAITING = (
     "sleepers", "servers", "signals", "parents", "pools", "slow_peers", "services", "timers", "helpers", "trainings",
-    "mpi_works", "idlers", "steady", "routines", "tending", "operations", "upkeep", "workday",
+    "mpi_works", "idlers", "steady", "routines", "tending", "operations", "upkeep", "workday", "databases",
+    "connections", "terminals", "workshop", "experiments", "plumbing", "virtual_machines",
 )  # fmt: skip
 BUSY = ("computing", "builds", "crunching")
 LIVELOCKED = ("politeness",)
@@ -26,17 +27,18 @@ VERDICT = {
     **dict.fromkeys(LIVELOCKED, "livelocked"), **dict.fromkeys(STOPPED, "stopped"),
 }  # fmt: skip
 LEARNED = frozenset({"locks", "pipes", "files", "event_loops", "sleepers", "servers", "signals", "computing",
-                     "politeness", "stops"})  # fmt: skip
+                     "politeness", "stops", "workday", "databases", "connections"})  # fmt: skip
 #: The rules were developed with these; their figures show what was fitted.
 DEVELOPED = frozenset(
     {"shared", "collectives", "subprocesses", "forks", "partial", "native", "mpi", "mpi_works", "timers", "pollers",
-     "idlers", "applications", "routines", "integrations", "operations"}
+     "idlers", "applications", "routines", "integrations", "operations", "machines", "plumbing"}
 )  # fmt: skip
 #: Rebuilt from public reports; counted by themselves.
 REPORTED = frozenset({"reported", "reported_ranks"})
 TORCHRUN, MPIEXEC = frozenset({"collectives", "ddp", "trainings", "reported_ranks"}), frozenset({"mpi", "mpi_works"})
 
 #: The processes that hold each other or are elsewhere than the others: all of the program, but in these programs.
+#: Of a pool whose workers die, the root, which starts them again.
 CAUSE = {
     "processes.forked_with_a_lock": "children", "shared.circle": "children", "shared.held_by_the_dead": "children",
     "shared.one_missing": "children", "stops.child": "children", "collectives.skipped": "rank 1",
@@ -57,11 +59,21 @@ CAUSE = {
     "reported_ranks.snowfall_152": "rank 0", "reported_ranks.pytorch_54059": "rank 0",
     "integrations.managed_queues_full_on_both_sides": "children", "deployments.xmlrpc_server_calls_back": "children",
     "deployments.services_that_ask_each_other": "children", "deployments.coprocess_whose_input_stays_open": "children",
+    "deployments.pool_whose_workers_die_at_their_start": "root", "beginnings.pool_whose_workers_exit": "root",
+    "beginnings.pool_whose_workers_crash": "root", "beginnings.unordered_results_of_refused_workers": "root",
+    "beginnings.pool_of_spawned_workers_that_are_killed": "root",
+    "beginnings.pool_that_is_joined_before_any_worker_lives": "root",
+    "beginnings.workers_that_import_what_is_missing": "children",
+    "beginnings.pool_of_torch_without_its_device": "children", "beginnings.three_read_what_none_writes": "children",
+    "beginnings.shell_that_reads_what_a_failed_command_was_to_write": "children",
+    "beginnings.shells_that_open_two_named_pipes_crosswise": "children",
     "deployments.worker_of_node_is_never_notified": "children",
     "deployments.monitors_of_java_in_two_orders": "children",
     "stuck.child_logs_after_a_fork": "children", "applications.barrier_broken_worker_dies": "children",
     "applications.fcntl_lockf_two_files": "children", "everyday.filelock_two_files_two_processes": "children",
 }  # fmt: skip
+#: Families whose programs only start others: those are the cause.
+STARTERS = frozenset({"machines", "foreign"})
 VARIANTS = 5
 
 
@@ -76,4 +88,4 @@ def cause_of(program: str, ranks: int, variant: int) -> str:
     """Return which processes are the cause of a hang."""
     if program.startswith(("ddp.", "reported_ranks.")) and program not in CAUSE:
         return f"rank {1 + variant % (ranks - 1)}"
-    return CAUSE.get(program, "all")
+    return CAUSE.get(program, "children" if program.partition(".")[0] in STARTERS else "all")

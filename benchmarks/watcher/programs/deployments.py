@@ -21,10 +21,7 @@ from urllib.request import urlopen
 from xmlrpc.client import ServerProxy
 from xmlrpc.server import SimpleXMLRPCServer
 
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from programs.parts import free_port
 
 
 class _NotFoundError(Exception):
@@ -38,7 +35,7 @@ def _fails_with_two_arguments(key: int) -> None:
 
 def xmlrpc_server_calls_back() -> None:
     """Two servers with one thread each; the first one's method asks the second, which asks the first."""
-    ports = [_free_port() for _ in range(2)]
+    ports = [free_port() for _ in range(2)]
 
     def serve(own: int, other: int) -> None:
         server = SimpleXMLRPCServer(("127.0.0.1", own), logRequests=False)
@@ -73,7 +70,7 @@ def handler_fetches_from_its_own_server() -> None:
 
 def services_that_ask_each_other() -> None:
     """Each of two processes answers requests on one thread, and asks the other one for each request."""
-    ports = [_free_port() for _ in range(2)]
+    ports = [free_port() for _ in range(2)]
 
     class Handler(socketserver.StreamRequestHandler):
         other = 0

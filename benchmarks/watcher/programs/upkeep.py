@@ -16,10 +16,7 @@ from pathlib import Path
 from xmlrpc.client import ServerProxy
 from xmlrpc.server import SimpleXMLRPCServer
 
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from programs.parts import free_port
 
 
 def batch_that_waits_for_its_window() -> None:
@@ -75,7 +72,7 @@ def suite_of_slow_tests() -> None:
 
 def servers_that_call_each_other_in_time() -> None:
     """Two servers with one thread each; the second one's method takes long, and asks no one."""
-    ports = [_free_port() for _ in range(2)]
+    ports = [free_port() for _ in range(2)]
 
     def slow() -> str:
         time.sleep(45)

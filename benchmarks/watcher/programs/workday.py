@@ -3,50 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 import tempfile
-import textwrap
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
-BIN = Path(sys.executable).parent
-QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-@contextmanager
-def _background(*command: object, wait: float = 5.0, **variables: str) -> Iterator[None]:
-    """Run a command beside the block."""
-    environment = {**os.environ, **variables}
-    with subprocess.Popen([str(each) for each in command], env=environment, **QUIET) as started:  # type: ignore[call-overload]
-        try:
-            time.sleep(wait)
-            yield
-        finally:
-            started.terminate()
-
-
-def _repeat(*commands: list[object], pause: float) -> None:
-    """Run commands one after the other, again and again, with a pause after each."""
-    while True:
-        for command in commands:
-            subprocess.run([str(each) for each in command], check=False, **QUIET)  # type: ignore[call-overload]
-            time.sleep(pause)
-
-
-def _script(text: str) -> Path:
-    file = Path(tempfile.mkdtemp()) / "script.py"
-    file.write_text(textwrap.dedent(text))
-    return file
+from programs.parts import BIN, ROOT, background, free_port, repeat, script
 
 
 def compiles() -> None:
@@ -60,17 +20,17 @@ def compiles() -> None:
     (folder / "Makefile").write_text(
         f"all: {' '.join(f'part{n}.o' for n in range(8))}\n\tar rc lib.a $^\nclean:\n\trm -f *.o lib.a\n"
     )
-    _repeat(["make", "-C", folder, "-j2"], ["make", "-C", folder, "clean"], pause=20)
+    repeat(["make", "-C", folder, "-j2"], ["make", "-C", folder, "clean"], pause=20)
 
 
 def runs_a_test_suite() -> None:
     tests = ["tests/watcher/test_graph.py", "tests/core/test_collectives.py", "tests/core/test_server.py"]
-    _repeat(*([BIN / "python", "-m", "pytest", "-q", "-x", ROOT / each] for each in tests), pause=25)
+    repeat(*([BIN / "python", "-m", "pytest", "-q", "-x", ROOT / each] for each in tests), pause=25)
 
 
 def web_service_with_clients() -> None:
     """An application of FastAPI under uvicorn, of which one page is slow."""
-    application = _script(
+    application = script(
         """
         import asyncio, time
         from fastapi import FastAPI
@@ -90,15 +50,15 @@ def web_service_with_clients() -> None:
             return []
         """
     )
-    port, folder = _free_port(), application.parent
-    with _background(BIN / "python", "-m", "uvicorn", "script:app", "--port", port, "--app-dir", folder):
+    port, folder = free_port(), application.parent
+    with background(BIN / "python", "-m", "uvicorn", "script:app", "--port", port, "--app-dir", folder):
         pages = [["curl", "-s", f"http://127.0.0.1:{port}/{page}"] for page in ("", "report", "events")]
-        _repeat(*pages, pause=11)
+        repeat(*pages, pause=11)
 
 
 def notebook_kernel() -> None:
     """A kernel of Jupyter whose user thinks between the cells."""
-    script = _script(
+    file = script(
         """
         import time
         from jupyter_client.manager import start_new_kernel
@@ -111,18 +71,18 @@ def notebook_kernel() -> None:
                 time.sleep(33)
         """
     )
-    _repeat([BIN / "python", script], pause=5)
+    repeat([BIN / "python", file], pause=5)
 
 
 def trains_with_paceline() -> None:
     runs = tempfile.mkdtemp()
     train = [BIN / "paceline", "train", "digits", "--plan", "ring", "--workers", "2", "--runs", runs]
-    _repeat(train, pause=25)
+    repeat(train, pause=25)
 
 
 def trains_with_torchrun() -> None:
     """Two ranks, of which one evaluates and saves after every epoch while the other one waits."""
-    script = _script(
+    file = script(
         """
         import os, tempfile, time, torch, torch.distributed as dist
         dist.init_process_group("gloo")
@@ -139,11 +99,11 @@ def trains_with_torchrun() -> None:
             dist.barrier()
         """
     )
-    _repeat([BIN / "torchrun", "--standalone", "--nproc-per-node", "2", script], pause=5)
+    repeat([BIN / "torchrun", "--standalone", "--nproc-per-node", "2", file], pause=5)
 
 
 def ray_with_an_idle_actor() -> None:
-    script = _script(
+    file = script(
         """
         import time, ray
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -160,11 +120,11 @@ def ray_with_an_idle_actor() -> None:
             time.sleep(37)
         """
     )
-    _repeat([BIN / "python", script], pause=5)
+    repeat([BIN / "python", file], pause=5)
 
 
 def spark_session() -> None:
-    script = _script(
+    file = script(
         """
         import time
         from pyspark.sql import SparkSession
@@ -174,35 +134,35 @@ def spark_session() -> None:
             time.sleep(44)
         """
     )
-    _repeat([BIN / "python", script], pause=5)
+    repeat([BIN / "python", file], pause=5)
 
 
 def documentation_server() -> None:
-    folder, port = Path(tempfile.mkdtemp()), _free_port()
+    folder, port = Path(tempfile.mkdtemp()), free_port()
     (folder / "docs").mkdir()
     (folder / "docs" / "index.md").write_text("# Notes\n")
     (folder / "mkdocs.yml").write_text("site_name: Notes\n")
-    with _background(BIN / "mkdocs", "serve", "-f", folder / "mkdocs.yml", "-a", f"127.0.0.1:{port}"):
+    with background(BIN / "mkdocs", "serve", "-f", folder / "mkdocs.yml", "-a", f"127.0.0.1:{port}"):
         page = folder / "docs" / "index.md"
-        _repeat(["curl", "-s", f"http://127.0.0.1:{port}/"], ["sh", "-c", f"echo more >> {page}"], pause=38)
+        repeat(["curl", "-s", f"http://127.0.0.1:{port}/"], ["sh", "-c", f"echo more >> {page}"], pause=38)
 
 
 def slow_downloads() -> None:
     """Files of 2 MB at 20 and 50 kB/s, from a server of Python's library."""
-    folder, port = Path(tempfile.mkdtemp()), _free_port()
+    folder, port = Path(tempfile.mkdtemp()), free_port()
     (folder / "weights.bin").write_bytes(os.urandom(2_000_000))
-    with _background(BIN / "python", "-m", "http.server", port, "--bind", "127.0.0.1", "--directory", folder):
+    with background(BIN / "python", "-m", "http.server", port, "--bind", "127.0.0.1", "--directory", folder):
         url = f"http://127.0.0.1:{port}/weights.bin"
         slow = [["curl", "-s", "-o", "/dev/null", "--limit-rate", rate, url] for rate in ("20k", "50k")]
-        _repeat(*slow, pause=9)
+        repeat(*slow, pause=9)
 
 
 def browser_with_a_page() -> None:
-    folder, port = Path(tempfile.mkdtemp()), _free_port()
+    folder, port = Path(tempfile.mkdtemp()), free_port()
     (folder / "index.html").write_text(
         "<title>Clock</title><script>setInterval(() => document.title = Date(), 9000)</script>"
     )
-    with _background(BIN / "python", "-m", "http.server", port, "--bind", "127.0.0.1", "--directory", folder):
+    with background(BIN / "python", "-m", "http.server", port, "--bind", "127.0.0.1", "--directory", folder):
         flags = [
             "--headless",
             "--no-sandbox",
@@ -210,13 +170,13 @@ def browser_with_a_page() -> None:
             "--remote-debugging-port=0",
             f"--user-data-dir={folder}/p",
         ]
-        _repeat(["chromium", *flags, f"http://127.0.0.1:{port}/"], pause=5)
+        repeat(["chromium", *flags, f"http://127.0.0.1:{port}/"], pause=5)
 
 
 def study_in_a_database() -> None:
     """Two processes of Optuna that share a study in SQLite."""
     database = Path(tempfile.mkdtemp()) / "study.db"
-    script = _script(
+    file = script(
         f"""
         import time, optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -227,19 +187,19 @@ def study_in_a_database() -> None:
         study.optimize(objective, n_trials=1000)
         """
     )
-    with _background(BIN / "python", script, wait=8):
-        _repeat([BIN / "python", script], pause=5)
+    with background(BIN / "python", file, wait=8):
+        repeat([BIN / "python", file], pause=5)
 
 
 def repositories() -> None:
     folder = Path(tempfile.mkdtemp())
     clone = ["git", "clone", "-q", "--no-local", "--depth", "3", f"file://{ROOT}", folder / "copy"]
-    _repeat(clone, ["git", "-C", folder / "copy", "gc", "-q"], ["rm", "-rf", folder / "copy"], pause=22)
+    repeat(clone, ["git", "-C", folder / "copy", "gc", "-q"], ["rm", "-rf", folder / "copy"], pause=22)
 
 
 def sockets_of_aiohttp() -> None:
     """A web socket with a heartbeat, over which a message goes every half a minute."""
-    script = _script(
+    file = script(
         """
         import asyncio, aiohttp
         from aiohttp import web
@@ -268,7 +228,7 @@ def sockets_of_aiohttp() -> None:
         asyncio.run(main())
         """
     )
-    _repeat([BIN / "python", script], pause=5)
+    repeat([BIN / "python", file], pause=5)
 
 
 PROGRAMS = {

@@ -99,6 +99,11 @@ def train(
     given = locals()
     _check_together(engine, address, keys, epochs, resume)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)
+    if progress is not None and not callable(progress):
+        raise UsageError(
+            f"progress={progress!r} is not a function that takes a Progress; for a bar give "
+            "callbacks=[paceline.ProgressBar()]"
+        )
     for word, value, least in (("max_updates", max_updates, 1), ("workers", workers, 1), ("backups", backups, 0)):
         if value is not None and not is_whole(value, least):
             raise UsageError(f"{word}={value!r} is not a whole number of at least {least}")

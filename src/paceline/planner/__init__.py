@@ -6,6 +6,7 @@
     fitting.py      makes a card of measurements
     costs.py        seconds of the parts of a step, at three levels of truth
     methods.py      the seconds of an update under each method, made of these parts
+    queueing.py     how long pushes queue for a server
     memory.py       the memory of each worker
     divisions.py    how a plan divides the model into stages or parts of layers; `api.dividing` works it out
     pipelines.py    the same for pipelines, from their tables

@@ -68,7 +68,7 @@ class Costs(Protocol):
     def heap(self, samples: int, how: str) -> float:
         """How many times as many bytes a worker of this model takes as the formula says; 1 where none was measured."""
 
-    def between(self, kind: str, workers: int) -> float:
+    def between(self, kind: str, workers: int, threads: int = 1) -> float:
         """The seconds of Python in each update besides."""
 
     def overhead(self, family: str, workers: int) -> Overhead:
@@ -121,7 +121,7 @@ class Calibrated:
     def heap(self, samples: int, how: str) -> float:
         return 1.0
 
-    def between(self, kind: str, workers: int) -> float:
+    def between(self, kind: str, workers: int, threads: int = 1) -> float:
         found = self.card.exchange(kind, workers)
         return (found.between if found else self.card.between) * self.card.slowness
 

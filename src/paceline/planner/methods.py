@@ -31,6 +31,7 @@ from paceline.planner.doubt import least_doubt
 from paceline.planner.memory import worker_memory
 from paceline.planner.pipelines import pipeline
 from paceline.planner.prediction import Prediction, Terms
+from paceline.planner.queueing import queued
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
@@ -41,6 +42,8 @@ from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 
 SLICE = 3e-3  # seconds for which Linux lets a process run while another one waits for its core
+#: Of a segment's Python: what a gather or a scatter of one layer's parameters takes, also with more workers than cores.
+GATHER = 0.7, 0.35
 SPLIT_ERROR = 0.5  # of the seconds of parts of layers: smaller operations than the card was fitted on
 
 
@@ -170,7 +173,7 @@ def _alone(plan: Plan, method: Alone, costs: Costs, facts: Facts) -> Found:
     chunk = _share(plan, facts, plan.chunks)
     c, u = costs.compute(chunk, plan.workers, plan.threads), costs.update(plan.workers, plan.threads)
     c = Guess(c.seconds * plan.chunks, c.error)
-    between = costs.between("alone", 1)
+    between = costs.between("alone", 1, plan.threads)
     terms = Terms(c.seconds, u.seconds, between=between).scaled(1 / plan.workers)
     return Found(terms, _error(c, u), 0.3)
 
@@ -263,21 +266,6 @@ class NotMeasured(Exception):
 
 
 # --- servers ---
-
-
-def queued(workers: int, think: float, serve: float) -> tuple[float, float]:
-    """Return pushes per second and the mean wait of a push before it is served.
-
-    The machine-repairman model, by mean value analysis: workers think (compute), then queue for one server. Service
-    times are taken to be between constant and exponential: half of the work under way is left when a push arrives.
-    """
-    queue, busy, rate, wait = 0.0, 0.0, 0.0, 0.0
-    for count in range(1, workers + 1):
-        wait = serve * (queue - busy / 2) if count > 1 else 0.0
-        rate = min(count / (think + wait + serve), 1 / serve)
-        queue = rate * (wait + serve)
-        busy = min(1.0, rate * serve)
-    return rate, wait
 
 
 def _server(plan: Plan, method: ParameterServer, costs: Costs, facts: Facts) -> Found:
@@ -376,7 +364,9 @@ def _split_layers(plan: Plan, method: SplitLayers, costs: Costs, facts: Facts) -
         segment, found = part.latency, part
     if found:
         exchange += division.bytes / found.bandwidth
-    between = segment * max(1.0, division.segments)
+    # A segment of a split layer runs several operations; ZeRO gathers or scatters one tensor at a time.
+    gathers = GATHER[workers > costs.card.cores] * division.messages
+    between = segment * max(1.0, gathers if method.stage else division.segments)
     wait = _waiting(costs, plan, workers, c.seconds)
     terms = Terms(c.seconds, u.seconds, exchange, wait, between)
     return Found(terms, _error(c, u), SPLIT_ERROR, division.bytes)

@@ -104,8 +104,8 @@ class Profiled:
         ]
         return min(SCALES[1], max(SCALES[0], _mean(ratios)))
 
-    def between(self, kind: str, workers: int) -> float:
-        alone = [p.between for p in self._near(1, 1)]
+    def between(self, kind: str, workers: int, threads: int = 1) -> float:
+        alone = [p.between for p in self._near(1, threads)]
         more = max(0.0, self.base.between(kind, workers) - self.card.between)
         return (_mean(alone) + more) if alone else self.base.between(kind, workers)
 

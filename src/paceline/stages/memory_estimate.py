@@ -32,6 +32,11 @@ BESIDES = 3 << 19
 OPERATION = 1 << 10  # bytes that autograd keeps of each, besides tensors; measured
 
 
+def _has_storage(value: Any) -> bool:
+    """Whether a value is a tensor with memory of its own; a sparse one refers to others, which are counted."""
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
 class Live(TorchDispatchMode):
     """Counts the bytes of all tensors that are made in its context, until they are released."""
 
@@ -42,12 +47,12 @@ class Live(TorchDispatchMode):
         self._known, self._counts = dict[int, int](), True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if _has_storage(leaf)}
         partly = func is workspace.FORWARD and not any(isinstance(v, FakeTensor) for v in args)
         result = workspace.run(func, args, kwargs or {}) if partly else func(*args, **(kwargs or {}))
         self.operations += 1
         for place, leaf in enumerate(tree_leaves(result)):
-            if isinstance(leaf, Tensor):
+            if _has_storage(leaf):
                 storage = leaf.untyped_storage()
                 size = workspace.written(leaf) if partly and place == workspace.PLACE else storage.nbytes()
                 self._see(storage, size, given)

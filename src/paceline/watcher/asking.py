@@ -11,7 +11,7 @@ from paceline.watcher.coroutines import Task
 from paceline.watcher.holders import file_of
 from paceline.watcher.interpreter import Interpreter
 from paceline.watcher.polling import loop_of
-from paceline.watcher.samples import AGAIN, CLOSED, OPEN_FILE_LOCK, Stack, Thread, Wait
+from paceline.watcher.samples import AGAIN, CLOSED, OF_A_WORKER, OPEN_FILE_LOCK, Stack, Thread, Wait
 from paceline.watcher.syscalls import SLEEPS, Call
 from paceline.watcher.waits import Waits, call_of
 
@@ -19,9 +19,15 @@ _EVENT = ["wait", "wait"]  # the innermost functions of a thread that uses an ev
 
 
 def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
-    """Return a wait for a clock with what is asked for by it, and by whom it could be given; else the wait itself."""
-    interpreter = waits.interpreter(pid) if wait.kind == "clock" else None
+    """Return a wait for a clock with what is asked for by it, and by whom it could be given; else the wait itself.
+
+    Only workers write the results of a pool, although the pool's own process has the pipe open as well.
+    """
+    interpreter = waits.interpreter(pid) if wait.kind in ("clock", "pipe") else None
     thread = interpreter.thread(tid) if interpreter is not None else None
+    if wait.kind == "pipe":
+        delivers = thread is not None and thread.delivers
+        return wait._replace(by=tuple(each for each in wait.by if each != pid), on=OF_A_WORKER) if delivers else wait
     call = call_of(pid, tid) if thread is not None and thread.stack else None
     if call is None or thread is None:
         return wait

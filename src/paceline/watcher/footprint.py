@@ -23,7 +23,9 @@ class Footprint(NamedTuple):
     clock: float  # share of processes whose main thread waits for a clock
     outside: float  # ... for the outside world, a disk or something unknown
     stopped: float
-    held: float  # share of processes that nothing can wake, or that are ranks in different collectives
+    held: (
+        float  # share of processes that nothing can wake, that ask in vain, or that are ranks in different collectives
+    )
 
 
 def footprint(history: History, look: Look) -> Footprint:
@@ -40,9 +42,6 @@ def footprint(history: History, look: Look) -> Footprint:
     processes = max(len(look.processes), 1)
     mains = Counter(process.main.kind for process in look.processes)
     stopped = sum(all(t.wait.kind == "stopped" for t in p.threads) for p in look.processes)
-    knot = find_knot(look, history.still)
-    divergence = find_divergence(look, history)
-    held = {process.pid for process in knot.processes} if knot else set()
     return Footprint(
         processor=sum(new.ran - old.ran for new, old in known) / 1e9 / seconds,
         queued=sum(new.queued - old.queued for new, old in known) / 1e9 / seconds,
@@ -53,5 +52,13 @@ def footprint(history: History, look: Look) -> Footprint:
         clock=mains["clock"] / processes,
         outside=(mains["outside"] + mains["disk"] + mains["unknown"]) / processes,
         stopped=stopped / processes,
-        held=len(held | set(divergence.places if divergence else ())) / processes,
+        held=len(_held(history, look)) / processes,
     )
+
+
+def _held(history: History, look: Look) -> set[int]:
+    divergence = find_divergence(look, history)
+    knots = [find_knot(look, history.still, polls=history.polls)]
+    knots += [found[0] for found in (history.retries, history.pools.barren) if found is not None]
+    held = {process.pid for knot in knots if knot is not None for process in knot.processes}
+    return held | set(divergence.places if divergence else ())

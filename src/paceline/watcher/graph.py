@@ -12,9 +12,28 @@ from typing import NamedTuple
 
 from paceline.narrative import Wait as Edge
 from paceline.narrative import shortest_cycle
-from paceline.watcher.samples import AGAIN, CLOSED, ENDED, OPEN_FILE_LOCK, Look, Process, Stack, Thread
+from paceline.watcher.samples import (
+    AGAIN,
+    ASKED_AT_ONCE,
+    CLOSED,
+    ENDED,
+    EVENT,
+    MAIN_OF_JAVA,
+    OPEN_FILE_LOCK,
+    Look,
+    Process,
+    Stack,
+    Thread,
+)
 
 _WAIT = ("threading.py", "wait")
+_SHARED = frozenset({"shared lock", "named pipe"})
+#: Functions of Java in which its main thread waits for other threads: what a signal starts releases none of those.
+_ENDED_BY_NO_HOOK = (
+    "java.lang.Thread.join", "java.lang.ProcessImpl.waitFor", "java.lang.ClassLoader.", "DestroyJavaVM",
+    "java.util.concurrent.FutureTask.get", "java.util.concurrent.CompletableFuture.",
+    "java.util.concurrent.locks.Reentrant", "java.util.concurrent.CyclicBarrier.",
+)  # fmt: skip
 
 
 class Knot(NamedTuple):
@@ -31,6 +50,7 @@ def find_knot(
     still: Callable[[int, int], bool],
     stopped: bool = False,
     polls: Callable[[int, int], bool] = lambda pid, tid: False,
+    signals: bool = True,
 ) -> Knot | None:
     """Return what nothing can wake, None if there is nothing.
 
@@ -39,13 +59,14 @@ def find_knot(
         still: Whether a thread (by process and thread) has not executed anything since well before the look.
         stopped: Treat stopped processes as such that will not be continued.
         polls: Whether a thread was seen to ask, or to sleep and print, at the same line in several looks.
+        signals: Whether a signal that a program handles counts as able to wake it.
     """
     asleep = {
         thread.tid: thread
         for process, thread in look.threads()
         if (
-            (thread.task or still(process.pid, thread.tid) or thread.wait.kind == "gil")
-            and _closed(process, thread, stopped)
+            (thread.task or still(process.pid, thread.tid) or thread.wait.kind in ASKED_AT_ONCE)
+            and _closed(process, thread, stopped, signals)
         )
         or (thread.wait.polls == "asks" and polls(process.pid, thread.tid) and not _signalled(process, thread))
         or (thread.task and thread.wait.polls == "asks")
@@ -75,7 +96,7 @@ def find_knot(
 
 def find_retries(look: Look) -> Knot | None:
     """Return threads that hold each other's locks although they ask for them with a timeout; None if there are none."""
-    waiting = {t.tid: t for _, t in look.threads() if t.wait.owners and t.wait.kind != "gil"}
+    waiting = {t.tid: t for _, t in look.threads() if t.wait.owners and t.wait.kind not in ASKED_AT_ONCE}
     core = _owned_circle(waiting)
     if not any(waiting[tid].wait.timed for tid in core):
         return None
@@ -91,10 +112,10 @@ def _owned_circle(asleep: Mapping[int, Thread]) -> tuple[int, ...]:
     return found or tuple(orphans[:1])
 
 
-def _closed(process: Process, thread: Thread, stopped: bool) -> bool:
+def _closed(process: Process, thread: Thread, stopped: bool, signals: bool) -> bool:
     if thread.wait.kind == "stopped":
         return stopped
-    if _signalled(process, thread):
+    if signals and _signalled(process, thread):
         return False
     return thread.wait.kind in CLOSED and not thread.wait.timed
 
@@ -103,7 +124,19 @@ def _signalled(process: Process, thread: Thread) -> bool:
     """Whether a signal may end what a thread waits for: its handler may set a flag, but brings no data."""
     if thread.wait.polls and not thread.wait.on.endswith(AGAIN):
         return process.handles_signals and thread.tid == process.pid and thread.wait.on != OPEN_FILE_LOCK
-    return process.handles_signals and thread.tid == process.pid and not waits_for_lock(process.stacks)
+    if thread.wait.owners:
+        return False
+    if thread.wait.on == MAIN_OF_JAVA:
+        return not any(frame.function.startswith(_ENDED_BY_NO_HOOK) for frame in process.stack_of(thread.tid))
+    if not process.handles_signals or thread.tid != process.pid:
+        return False
+    # A handler may write to what its own process reads: Python itself does so for `signal.set_wakeup_fd`.
+    return _reads_itself(process, thread) or not waits_for_lock(process.stacks)
+
+
+def _reads_itself(process: Process, thread: Thread) -> bool:
+    wait = thread.wait
+    return process.pid in wait.by and (wait.kind in ("pipe", "socket") or wait.on == EVENT)
 
 
 def waits_for_lock(stacks: tuple[Stack, ...]) -> bool:
@@ -174,12 +207,12 @@ def _reached(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
 
 
 def _shared(process: Process) -> set[int]:
-    """Return the process itself if it waits for a lock that it shares, or asks for what it could give itself.
+    """Return the process itself if it waits for what its whole tree shares, or asks for what it could give itself.
 
-    It may hold the lock, or one that has ended may.
+    It may hold the lock, or be the one that was to open the named pipe, or one that has ended may.
     """
     waits = [thread.wait for thread in process.threads if not thread.wait.owners]
-    itself = any(each.kind == "shared lock" or (each.polls == "asks" and process.pid in each.by) for each in waits)
+    itself = any(each.kind in _SHARED or (each.polls == "asks" and process.pid in each.by) for each in waits)
     return {process.pid} if itself else set()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.watcher.graph import Knot, find_retries
+from paceline.watcher.pools import Pools
 from paceline.watcher.samples import Facts, Glance, Look, Pace, Stack, Thread, Wait
 
 #: Seconds without a single instruction after which a thread is still. Garbage collectors, databases and interpreters
@@ -17,7 +18,9 @@ QUIET = 0.05
 
 
 #: Looks, and seconds between the first and the last of them, in which a thread must be seen to ask for the same.
-LOOKS, ASKED = 3, 6.0
+LOOKS, ASKED, _REMEMBERED = 3, 6.0, 8
+#: Seconds for which threads must be seen to ask in vain for each other's locks, again and again.
+RETRIED = 8.0
 #: Nanoseconds of a processor after which one that asks has done more than to ask: a request over the network, say.
 LONGEST_ASK = 500_000
 
@@ -26,9 +29,8 @@ class _Poll(NamedTuple):
     """A thread that asks again and again."""
 
     what: tuple[Wait, Stack]
+    seen: tuple[tuple[float, Pace], ...]  # the looks, the newest last, and how far it was
     since: float
-    looks: int
-    pace: Pace  # when it was first seen to ask
 
 
 class History:
@@ -44,11 +46,12 @@ class History:
         self._looked = 0.0
         #: By process: what the watcher of another machine says.
         self._elsewhere: dict[int, Facts] = {}
+        self.pools = Pools()
         #: Threads that ask for each other's locks again and again, since when, and in how many looks.
         self._retries: tuple[Knot, float, int] | None = None
         #: By process and thread: what asks again and again.
         self._polls: dict[tuple[int, int], _Poll] = {}
-        #: By process and task: what it waits for, and the look that first saw it.
+        #: By process and task, or thread that asks for a monitor of Java: what it waits for, and since which look.
         self._tasks: dict[tuple[int, int], tuple[Thread, float]] = {}
 
     @property
@@ -84,7 +87,12 @@ class History:
             kept[process.pid] = old if old is not None and old[0] == stack else (stack, look.at)
         self._stacks, self._looked = kept, look.at
         self._polls = dict(self._asking(look))
-        tasks = {(process.pid, thread.tid): thread for process, thread in look.threads() if thread.task}
+        self.pools.observe(look, self.last)
+        tasks = {
+            (process.pid, thread.tid): thread
+            for process, thread in look.threads()
+            if thread.task or thread.wait.kind == "monitor"
+        }
         old_tasks = self._tasks
         self._tasks = {at: (each, look.at) for at, each in tasks.items()}
         self._tasks |= {at: old for at, old in old_tasks.items() if old[0] == tasks.get(at)}
@@ -107,8 +115,9 @@ class History:
             pace = self.last.threads.get(process.pid, {}).get(thread.tid)
             if thread.wait.polls and pace is not None:
                 what = thread.wait, process.stack_of(thread.tid)
-                same = old is not None and old.what == what
-                yield at, old._replace(looks=old.looks + 1) if same and old else _Poll(what, look.at, 1, pace)
+                seen = old.seen if old is not None and old.what == what else ()
+                since = old.since if seen and old is not None else look.at
+                yield at, _Poll(what, (*seen, (look.at, pace))[-_REMEMBERED:], since)
             elif old is not None and (
                 thread.wait.kind in ("running", "gil")
                 or (thread.wait.kind == "clock" and process.stack_of(thread.tid) == old.what[1])
@@ -119,17 +128,24 @@ class History:
         """Whether a thread did nothing but ask, or sleep and print, in several looks."""
         found = self._polls.get((pid, tid))
         pace = self.last.threads.get(pid, {}).get(tid)
-        if found is None or pace is None or found.looks < LOOKS or self._looked - found.since < ASKED:
+        if found is None or pace is None or len(found.seen) < LOOKS or self._looked - found.since < ASKED:
             return False
-        runs = pace.runs - found.pace.runs
-        return runs >= 2 and pace.ran - found.pace.ran < LONGEST_ASK * runs
+        moved = self._moved(found.what[0].by, (pid, tid))
+        before = next((old for at, old in found.seen if at >= moved), pace)
+        runs = pace.runs - before.runs
+        return runs >= 2 and pace.ran - before.ran < LONGEST_ASK * runs
 
-    def retries(self, seconds: float) -> tuple[Knot, float] | None:
-        """Return the threads that three looks at least, in so many seconds, saw to ask for each other's locks.
+    def _moved(self, pids: tuple[int, ...], asking: tuple[int, int]) -> float:
+        """Return when one that could answer last ran: what was asked before that may have been answered by it."""
+        others = (
+            since for at, (_, since) in self._since.items() if at[0] in pids and at != asking and at not in self._polls
+        )
+        return max(others, default=0.0)
 
-        With them, since when.
-        """
-        if self._retries is None or self._retries[2] < 3 or self._looked - self._retries[1] < seconds:
+    @property
+    def retries(self) -> tuple[Knot, float] | None:
+        """The threads that several looks saw to ask for each other's locks, with a timeout, and since when."""
+        if self._retries is None or self._retries[2] < LOOKS or self._looked - self._retries[1] < RETRIED:
             return None
         return self._retries[:2]
 

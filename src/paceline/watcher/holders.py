@@ -136,6 +136,12 @@ class Holders:
         other = self._peers.get(inode)
         return tuple(sorted({pid for pid, _ in self._ends.get(f"socket:[{other}]", ())})) if other else ()
 
+    def of_event(self, pid: int, fd: int) -> tuple[int, ...]:
+        """Return the processes that have an event of the kernel open; itself alone if the kernel does not say it."""
+        wanted = _event(pid, str(fd))
+        known = self._ends.get("anon_inode:[eventfd]", ()) if wanted else ()
+        return tuple(sorted({pid, *(p for p, each in known if _event(p, each) == wanted)}))
+
     def of_memory(self, pid: int, address: int) -> tuple[int, ...]:
         """Return the processes that share the mapped memory at an address of one of them."""
         found = self.place(pid, address)
@@ -174,6 +180,15 @@ def _index(pid: int, fd: str) -> str:
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines():
             if line.startswith("tty-index:"):
+                return line.split()[1]
+    return ""
+
+
+def _event(pid: int, fd: str) -> str:
+    """Return the number of an event; empty if the kernel does not say it."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines():
+            if line.startswith("eventfd-id:"):
                 return line.split()[1]
     return ""
 

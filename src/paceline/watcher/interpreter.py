@@ -43,6 +43,11 @@ class PythonThread(NamedTuple):
     joined: int = 0  # the thread that it joins, where no futex says so
     loads: bool = False  # it asks the workers of a DataLoader again and again
 
+    @property
+    def delivers(self) -> bool:
+        """Whether it delivers the results of a pool of multiprocessing."""
+        return any(_is_of_pool(each, "_handle_results") for each in self.stack)
+
 
 class Interpreter(NamedTuple):
     """The threads of one process, and who holds the global interpreter lock."""
@@ -68,9 +73,9 @@ class Interpreter(NamedTuple):
         `ENDED` if there is none left: it ends when a result cannot be read. Nothing is said while any stack is unknown.
         """
         thread = self.thread(tid)
-        if thread is None or not any(_is_of_pool(each, "wait") for each in thread.stack[:_NEAR]):
+        if thread is None or not any(_is_of_pool(each, "wait", "next") for each in thread.stack[:_NEAR]):
             return ()
-        found = tuple(t.tid for t in self.threads if any(_is_of_pool(each, "_handle_results") for each in t.stack))
+        found = tuple(each.tid for each in self.threads if each.delivers)
         return (found or (ENDED,)) if all(each.stack for each in self.threads) else ()
 
     def thread(self, tid: int) -> PythonThread | None:
@@ -88,14 +93,14 @@ class Interpreter(NamedTuple):
         return {each.tid: each.stack for each in threads} | {task.number: task.stack for task in tasks}
 
 
-def _is_of_pool(frame: Frame, function: str) -> bool:
-    return frame.function == function and frame.file.endswith("/multiprocessing/pool.py")
+def _is_of_pool(frame: Frame, *functions: str) -> bool:
+    return frame.function in functions and frame.file.endswith("/multiprocessing/pool.py")
 
 
 def read_interpreter(pid: int) -> Interpreter | None:
     """Read the interpreter of a process; None if it has none of a known version, or may not be read."""
     with suppress(OSError, struct.error, LookupError):
-        address, layout = _runtime(pid, _image(pid))
+        address, layout = _runtime(pid, image(pid))
         memory = Memory(pid)
         try:
             found = _Reader(Objects(memory, layout), address).interpreter()
@@ -105,7 +110,7 @@ def read_interpreter(pid: int) -> Interpreter | None:
     return None
 
 
-def _image(pid: int) -> str:
+def image(pid: int) -> str:
     """Return where the code of a process begins: it lies elsewhere after a process has been forked and calls exec."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_OF_CODE]
 

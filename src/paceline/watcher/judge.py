@@ -11,7 +11,7 @@ from paceline.watcher.graph import Knot, find_knot
 from paceline.watcher.history import History
 from paceline.watcher.ranks import find_divergence
 from paceline.watcher.report import Report, Span, report_divergence, report_knot
-from paceline.watcher.samples import Look
+from paceline.watcher.samples import Look, Thread
 
 #: The seconds between a first look and the second one that has to confirm it.
 CONFIRM = 3.0
@@ -24,8 +24,6 @@ FIRST_PAUSE, LAST_PAUSE, BUSY_PAUSE = 4.0, 8.0, 30.0
 SHARE, LONGEST_PAUSE = 0.004, 18.0
 #: The probability of a circle of locks whose owners are known, or of a stopped process, seen twice.
 PROVEN = 0.99
-#: Seconds for which threads must be seen to ask in vain for each other's locks, again and again.
-RETRIES = 8.0
 
 
 @dataclass
@@ -64,11 +62,13 @@ class Schedule:
 
 def suspected(history: History, look: Look) -> frozenset[int]:
     """Return the processes of which a hang may soon be said: those that nothing can wake, and ranks that wait."""
-    knot = find_knot(look, history.still, stopped=True)
+    knot = find_knot(look, history.still, stopped=True, signals=False)
     ranks = {process.pid for process in look.processes if process.rank is not None}
     still = {pid for pid in ranks if history.still(pid, pid)}
     asking = {process.pid for process, thread in look.threads() if thread.wait.polls == "asks"}
-    return frozenset(still | asking | ({process.pid for process in knot.processes} if knot else set()))
+    return frozenset(
+        still | asking | history.pools.suspects | ({process.pid for process in knot.processes} if knot else set())
+    )
 
 
 def judge(history: History, look: Look, before: Look | None) -> Report | None:
@@ -93,10 +93,14 @@ def _judge(history: History, look: Look, before: Look) -> Report | None:
         return report_divergence(
             divergence, scores["deadlocked"], _span(history, look, [(each.pid, each.pid) for each in ranks])
         )
-    retries = history.retries(RETRIES)
+    retries = history.retries
     if retries is not None:
         seconds = look.at - retries[1]
         return report_knot(retries[0], 1 - scores["busy"], Span(look.time - seconds, seconds), "livelocked")
+    barren = history.pools.barren
+    if barren is not None:
+        seconds = look.at - barren[1]
+        return report_knot(barren[0], PROVEN, Span(look.time - seconds, seconds), "livelocked", "pool")
     knot = find_knot(look, history.still, polls=history.polls) or find_knot(look, history.still, stopped=True)
     if knot is None or not _unchanged(knot, before):
         return None
@@ -120,8 +124,15 @@ def _unchanged(knot: Knot, before: Look) -> bool:
     One that asks was seen to ask for the same in several looks, and may just have tried in the one before.
     """
     old = {thread.tid: thread for _, thread in before.threads()}
+
+    def same(each: Thread) -> bool:
+        was = old.get(each.tid)
+        if was is not None and not was.wait.owners:  # who holds it is known since Java was asked for its stacks
+            was = was._replace(wait=was.wait._replace(owners=each.wait.owners))
+        return was == each
+
     new = [t for process in knot.processes for t in process.threads if t.tid in knot.threads]
-    return all(old.get(t.tid) == t or t.wait.kind == "gil" or (t.wait.polls == "asks" and not t.task) for t in new)
+    return all(same(t) or t.wait.kind == "gil" or (t.wait.polls == "asks" and not t.task) for t in new)
 
 
 def _span(history: History, look: Look, threads: Iterable[tuple[int, int]]) -> Span:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.watcher.asking import asked, tasks_of
 from paceline.watcher.holders import file_of
+from paceline.watcher.hotspot import is_own_thread
 from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Work
 from paceline.watcher.waits import Waits
 
@@ -20,6 +21,8 @@ from paceline.watcher.waits import Waits
 #: glibc's own, SIGRTMAX - 3 is the watcher's. Any other signal that is handled may be sent to wake the program.
 _IDLE_SIGNALS = (2, 4, 5, 6, 7, 8, 11, 13, 17, 28, 31, 32, 33, 61)
 WAKING_SIGNALS = ~sum(1 << number - 1 for number in _IDLE_SIGNALS)
+#: Node handles SIGUSR1 and SIGTERM of its own: to start its debugger, and to leave the terminal as it was.
+_NODE, _SIGNALS_OF_NODE = ("node", "nodejs"), 1 << 9 | 1 << 14
 _ALARMS = sum(1 << number - 1 for number in (14, 26, 27))  # SIGALRM, SIGVTALRM, SIGPROF: clocks
 #: Processes outside the tree that a look reads at most.
 MOST_OUTSIDE = 32
@@ -89,13 +92,15 @@ def _process(pid: int, waits: Waits) -> Process | None:
     if not fields or fields[0] == "Z":
         return None
     caught, threads = caught_signals(pid), []
+    java = waits.java(pid) is not None
     for tid in _numbers(f"/proc/{pid}/task"):
+        if java and is_own_thread(pid, tid):
+            continue
         state = _stat(f"/proc/{pid}/task/{tid}/stat")
         if state:
             wait = asked(waits, pid, tid, waits.of(pid, tid, state[0]))
             rings = tid == pid and caught & _ALARMS != 0
             threads.append(Thread(tid, wait._replace(timed=True, polls="") if rings else wait))
-    signals = caught & WAKING_SIGNALS != 0
     interpreter = waits.interpreter(pid)
     stacks = interpreter.stacks(pid) if interpreter else {}
     if interpreter is not None and not any(each.wait.kind == "stopped" for each in threads):
@@ -107,6 +112,7 @@ def _process(pid: int, waits: Waits) -> Process | None:
     tids, known = tuple(stacks), tuple(stacks.values())
     text = _text_of(pid, known[0][0]) if known and rank is not None else ""
     parent, command = int(fields[1]), _command(pid)
+    signals = caught & WAKING_SIGNALS & ~(_SIGNALS_OF_NODE if command in _NODE else 0) != 0
     return Process(pid, parent, command, tuple(threads), signals, rank, world_size, known, tids, text=text)
 
 

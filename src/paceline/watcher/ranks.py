@@ -77,13 +77,13 @@ def find_divergence(look: Look, history: History) -> Divergence | None:
 
     A rank that computes, sleeps or waits for the outside world may still join the others. So nothing is said of it.
     """
-    found = (_divergence(ranks, history) for ranks in ranks_of(look))
+    found = (_divergence(ranks, look, history) for ranks in ranks_of(look))
     return next((each for each in found if each is not None), None)
 
 
-def _divergence(ranks: tuple[Process, ...], history: History) -> Divergence | None:
+def _divergence(ranks: tuple[Process, ...], look: Look, history: History) -> Divergence | None:
     places = {process.pid: place for process in ranks if (place := place_of(process)) is not None}
-    if len(places) < len(ranks) or not all(_waits(p, places[p.pid], history) for p in ranks):
+    if len(places) < len(ranks) or not all(_waits(p, places[p.pid], look, history) for p in ranks):
         return None
     counts = Counter(places.values())
     if not any(place.collective for place in counts):
@@ -104,7 +104,7 @@ def _lowest(ranks: tuple[Process, ...], places: dict[int, Place], place: Place) 
     return min(process.rank or 0 for process in ranks if places[process.pid] == place)
 
 
-def _waits(process: Process, place: Place, history: History) -> bool:
+def _waits(process: Process, place: Place, look: Look, history: History) -> bool:
     """Whether a rank waits for other ranks, or for a lock: a collective's own wait has a timeout of half an hour."""
     kind = process.main.kind
     if place.collective and place.collective == _called(process):  # MPI polls: nothing but its line tells that it waits
@@ -113,7 +113,18 @@ def _waits(process: Process, place: Place, history: History) -> bool:
         return False
     if place.collective:
         return kind not in ("running", "stopped", "disk") and history.cores(process.pid) < _IDLE
-    return kind in CLOSED and waits_for_lock(process.stacks)
+    return kind in CLOSED and waits_for_lock(process.stacks) and not _may_be_answered(process, look, history)
+
+
+def _may_be_answered(process: Process, look: Look, history: History) -> bool:
+    """Whether another process that a rank waits for, as a child, still does anything or waits for what may come."""
+    others = [look.process(pid) for pid in process.main.by if pid != process.pid]
+    return any(
+        other is None
+        or any(not history.still(other.pid, each.tid) or each.wait.kind not in CLOSED for each in other.threads)
+        for other in others
+        if other is None or other.rank is None or other.parent == process.pid
+    )
 
 
 def _is_library(frame: Frame) -> bool:

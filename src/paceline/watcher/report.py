@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from paceline.narrative import Scene, format_story
 from paceline.watcher.graph import Knot
 from paceline.watcher.ranks import Divergence
-from paceline.watcher.samples import CLOSED, ENDED, Frame, Process, Stack, Wait
+from paceline.watcher.samples import A_RESULT, CLOSED, ENDED, Frame, Process, Stack, Wait
 
 _REMEDIES = {
     "rank": "let every rank call the same collectives in the same order: look for a condition on the rank, on data or "
@@ -18,17 +18,22 @@ _REMEDIES = {
     "together": "let every rank call it with the same group, sizes, types and root, and as often: all ranks are at one "
     "line but do not meet there, so look for what differs between them before (`paceline check` reports conditions)",
     "gil": "do not wait in C code for a lock while holding Python's interpreter lock (release it around the wait)",
+    "monitor": "enter monitors (`synchronized`) in one order everywhere, and wait for no other thread inside one",
     "owned": "take locks in one order everywhere, and none again in the thread that holds it, unless it is an RLock",
     "lock": "let what is to release, set, notify or put do so on every path, also when it fails; take no lock twice; "
     "a fork while a thread holds a lock leaves it locked in the child (use the start method spawn)",
     "shared lock": "let the process that took the lock, semaphore or queue give it back, also when it fails",
     "pipe": "read from a child's pipes while it runs (communicate()), and close the ends that a process does not use: "
     "a reader only sees the end when no writer is left",
+    "named pipe": "let one process open a named pipe to write and another one to read, several of them in one order, "
+    "and do so also when it fails: opening waits for the other end",
     "socket": "let one side read while the other writes: two that both wait to read, or both to write, never move",
     "child": "read what a child writes before waiting for its end, and end what it waits for",
     "task": "let what is to set, notify, put, release or end it do so on every path, also when it fails or is "
     "cancelled; no task may take a lock of asyncio that it holds, and all take several of them in one order",
     "asks": "let what gives it, or is to end it, also do so when it fails, and give waits a deadline",
+    "pool": "the workers of the pool end as soon as they start, and are started again: read what they print, look at "
+    "the pool's initializer and at what a worker imports, and start processes under `if __name__ == '__main__':` only",
     "file lock": "take file locks in one order everywhere",
     "stopped": "continue it with `kill -CONT PID`, or find what stopped it: Ctrl-Z, or reading the terminal in the "
     "background",
@@ -165,12 +170,15 @@ def _at(line: Frame | None) -> str:
     return f" at {line.file}:{line.line} in {line.function}" if line else ""
 
 
-def report_knot(knot: Knot, probability: float, span: Span, verdict: str = "deadlocked") -> Report:
-    """Report threads that nothing can wake; the processes in the circle are the cause, or the stopped ones."""
+def report_knot(knot: Knot, probability: float, span: Span, verdict: str = "deadlocked", kind: str = "") -> Report:
+    """Report threads that nothing can wake; the processes in the circle are the cause, or the stopped ones.
+
+    The remedy is that of a kind of waits; without one, of the waits of the cause.
+    """
     stopped = tuple(p for p in knot.processes if p.main.kind == "stopped")
     causes = stopped or knot.circle or knot.processes
     told = tuple(_told(process, process in causes, knot) for process in knot.processes)
-    kind = "stopped" if stopped else _kind(causes, knot)
+    kind = kind or ("stopped" if stopped else _kind(causes, knot))
     return Report("stopped" if stopped else verdict, probability, span, told, _REMEDIES[kind])
 
 
@@ -242,6 +250,8 @@ def _on(process: Process, wait: Wait) -> str:
     if not wait.owners:
         return wait.on
     names = [_thread_name(process, owner) for owner in wait.owners]
+    if wait.on == A_RESULT:
+        return f"{wait.on}, which {' and '.join(names)} delivers"
     if wait.on in (_END, "the end of a task"):
         return "the end of " + " and ".join(names)
     return f"{wait.on} that {' and '.join(names)} holds"

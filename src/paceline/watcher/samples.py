@@ -7,13 +7,27 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 #: Threads of other kinds of waits could be woken by something that the watcher cannot see.
-CLOSED = frozenset({"lock", "gil", "shared lock", "file lock", "pipe", "socket", "child", "task"})
+CLOSED = frozenset(
+    {"lock", "gil", "monitor", "shared lock", "file lock", "pipe", "named pipe", "socket", "child", "task"}
+)
+#: These are asked for with a timeout of at most a second, and again at once: a thread that runs so does nothing else.
+ASKED_AT_ONCE = frozenset({"gil", "monitor"})
 
 #: Stands for a thread that has ended among the owners of a lock.
 ENDED = 0
 
 #: What a thread waits for that tries again and again to lock a file.
 OPEN_FILE_LOCK = "a lock on a file that it has open"
+
+#: What a thread waits for that has asked a pool of multiprocessing for results, and the thread that delivers them.
+A_RESULT = "a result of a pool"
+OF_A_WORKER = "a result of a worker of its pool"
+
+#: What a thread waits for that reads an event of the kernel.
+EVENT = "an event of its own program"
+
+#: What the main thread of a Java program waits for, which what a signal starts may end too.
+MAIN_OF_JAVA = "a lock of its own process (Java's main thread)"
 
 #: Follows what a thread waits for that asks for it with a timeout, in a loop.
 AGAIN = ", with a timeout, again and again"

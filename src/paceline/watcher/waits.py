@@ -9,18 +9,21 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
 from paceline.watcher.holders import Holders, file_of
+from paceline.watcher.hotspot import JavaThreads, read_java
 from paceline.watcher.interpreter import Interpreter, read_interpreter
 from paceline.watcher.memory import peek
 from paceline.watcher.mutex import owner_of_mutex
-from paceline.watcher.samples import CLOSED, Wait
+from paceline.watcher.samples import A_RESULT, ASKED_AT_ONCE, CLOSED, EVENT, MAIN_OF_JAVA, Wait
 from paceline.watcher.syscalls import ACCEPTS, F_OFD_SETLKW, F_SETLKW, OPENS, READS, WRITES, Call, parse_call
 
+#: How Python's `mkdtemp` and the shell's `mktemp -d` name a folder that only their program knows.
+_RANDOM = re.compile(r"tmp[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{10}")
 _POLLIN, _POLLOUT = 1, 4
 _STATES = {"R": "running", "T": "stopped"}
 _CALLS = {
@@ -36,12 +39,19 @@ class Waits:
         self.tree = tree
         self.holders = Holders()
         self._interpreters: dict[int, Interpreter | None] = {}
+        self._java: dict[int, JavaThreads | None] = {}
 
     def interpreter(self, pid: int) -> Interpreter | None:
         """Return the state of Python in a process, read once."""
         if pid not in self._interpreters:
             self._interpreters[pid] = read_interpreter(pid)
         return self._interpreters[pid]
+
+    def java(self, pid: int) -> JavaThreads | None:
+        """Return the threads of a Java virtual machine, read once; None if a process is none."""
+        if pid not in self._java:
+            self._java[pid] = read_java(pid)
+        return self._java[pid]
 
     def of(self, pid: int, tid: int, state: str) -> Wait:
         """Return what a thread in a scheduler state (R, S, D, T, ...) waits for."""
@@ -57,7 +67,7 @@ class Waits:
         if call.ends_by_itself:
             known = self._futex(pid, tid, call) if call.name == "futex" else None
             if known is not None and known.owners:
-                return known._replace(timed=known.kind != "gil")  # what waits for the interpreter asks again at once
+                return known._replace(timed=known.kind not in ASKED_AT_ONCE)
             return Wait("clock", on=f"{call.name} with a timeout")
         return self.without_timeout(pid, tid, call)
 
@@ -82,13 +92,16 @@ class Waits:
     def _futex(self, pid: int, tid: int, call: Call) -> Wait:
         address = call.arguments[0]
         interpreter = self.interpreter(pid)
+        java = self.java(pid)
+        if call.is_private and java is not None:
+            return _of_java(pid, tid, java)
         if call.is_private:
             if interpreter is not None and interpreter.gil[0] <= address < interpreter.gil[1]:
                 return Wait("gil", (pid,), "Python's interpreter lock", interpreter.owners(address))
             if interpreter is not None and (joined := interpreter.ending(tid, address)):
                 return Wait("lock", (pid,), "the end of a thread", joined)
             if interpreter is not None and (delivering := interpreter.delivering(tid)):
-                return Wait("lock", (pid,), "a result of a pool", delivering)
+                return Wait("lock", (pid,), A_RESULT, delivering)
             owners = (interpreter.owners(address) if interpreter else ()) or owner_of_mutex(pid, address)
             return Wait("lock", (pid,), "a lock of its own process", owners)
         holders = self.holders.of_memory(pid, address)
@@ -120,12 +133,22 @@ class Waits:
         """Return the wait for the other end of a named pipe, if processes of the tree wait for each other's ends.
 
         Any process of the machine may open an end. One that waits alone, or several that all wait for a process that
-        writes, serve the outside.
+        writes, serve the outside. But what lies in a folder that the tree made for itself is known to it alone.
         """
         name = _named_pipe(pid, call)
+        if name and self._is_private(os.path.dirname(name)):
+            return Wait("named pipe", self.tree, f"the other end of the named pipe {name}")
         if not name or len(self._openers) < 2 or not any(self._openers.values()):
             return Wait("outside", on=f"the other end of the named pipe {name}") if name else Wait("unknown")
         return Wait("pipe", tuple(self._openers), f"the other end of the named pipe {name}")
+
+    def _is_private(self, folder: str) -> bool:
+        """Whether a folder has a random name that the tree was not told when it was started."""
+        name = os.path.basename(folder)
+        if not _RANDOM.fullmatch(name):
+            return False
+        roots = [pid for pid in self.tree if parent_of(pid) not in self.tree]
+        return not any(name in told for pid in roots for told in _told(pid))
 
     @cached_property
     def _openers(self) -> dict[int, bool]:
@@ -161,8 +184,8 @@ class Waits:
             return Wait("pipe", holders, target) if holders else Wait("outside", on=target)
         if target == "anon_inode:[eventpoll]":
             return self._any(self._descriptor(pid, each, True) for each in _registered(pid, fd))
-        if target == "anon_inode:[eventfd]":  # forked processes may share it
-            return Wait("lock", self.tree, "an event of its own program")
+        if target == "anon_inode:[eventfd]":
+            return Wait("lock", self.holders.of_event(pid, fd), EVENT)
         if target == "anon_inode:[pidfd]":
             child = re.search(r"^Pid:\s+(\d+)", _fdinfo(pid, fd), re.M)
             return Wait("child", (int(child[1]),), f"process {child[1]}") if child else Wait("unknown")
@@ -177,6 +200,14 @@ class Waits:
         by = tuple(sorted({pid for wait in found for pid in wait.by}))
         kind = next((wait.kind for wait in found if wait.kind != "lock"), "lock")
         return Wait(kind, by, " or ".join(dict.fromkeys(wait.on for wait in found[:3])))
+
+
+def _of_java(pid: int, tid: int, java: JavaThreads) -> Wait:
+    if tid in java.inside:
+        return Wait("monitor", (pid,), "a monitor of Java", (java.inside[tid],))
+    if tid in java.joined:
+        return Wait("lock", (pid,), "the end of a thread", (java.joined[tid],))
+    return Wait("lock", (pid,), MAIN_OF_JAVA if tid == java.main else "a lock of its own process")
 
 
 def call_of(pid: int, tid: int) -> Call | None:
@@ -195,6 +226,20 @@ def _named_pipe(pid: int, call: Call) -> str:
         if stat.S_ISFIFO(os.stat(file_of(pid, path)).st_mode):
             return path
     return ""
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 if it has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _told(pid: int) -> Iterator[str]:
+    """Iterate over what a process was told by the one that started it: its command and its environment."""
+    for file in ("cmdline", "environ"):
+        with suppress(OSError):
+            yield Path(f"/proc/{pid}/{file}").read_text(errors="replace")
 
 
 def _threads(pid: int) -> list[int]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.watcher import proc, stacks
+from paceline.watcher.attach import with_java_stacks
 from paceline.watcher.classifier import probabilities
 from paceline.watcher.footprint import footprint
 from paceline.watcher.history import History
@@ -113,10 +114,12 @@ class Watch:
     def _with_stacks(self, look: Look, pids: frozenset[int]) -> Look:
         asked, at = self._asked
         pids = frozenset(pid for pid in pids if not look.stacks_of(pid))  # of other versions of Python
-        if not pids or self._stacks_folder is None or (pids <= asked and look.at - at < STACKS_PAUSE):
+        if not pids or (pids <= asked and look.at - at < STACKS_PAUSE):
             return look
         self._asked = (pids, look.at)
-        return look.with_stacks(stacks.ask(self._stacks_folder, pids))
+        if self._stacks_folder is not None:
+            look = look.with_stacks(stacks.ask(self._stacks_folder, pids))
+        return with_java_stacks(look, pids)
 
 
 def pace(started: float) -> None:

@@ -15,6 +15,7 @@ from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.arithmetic.synchronous import SharedParameters, SynchronousArithmetic, synchronous
 from paceline.engines.outcome import Outcome
+from paceline.errors.arguments import check_arguments
 from paceline.engines.setup import Setup
 from paceline.engines.threads import threads
 from paceline.engines.virtual.dataflow import run_dataflow
