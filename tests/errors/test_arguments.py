@@ -65,9 +65,9 @@ def test_what_is_allowed_passes() -> None:
         (lambda: pl.train(job(), callbacks="csv", folder=None), UsageError, "callbacks='csv' .* give a list, as in"),
         (lambda: pl.train(job(), loggers=None, folder=None), UsageError, "loggers=None .* give a list"),
         (lambda: pl.train(job(), folder=3), UsageError, "folder=3 .* give a string, a path or None"),
-        (lambda: pl.train(job(), progress=3, folder=None), UsageError, "progress=3 .* give a function or None"),
+        (lambda: pl.train(job(), progress=3, folder=None), UsageError, "progress=3 is not a function"),
         (lambda: pl.train(job(), engine=3, folder=None), UsageError, "there is no engine 3; Allowed: cluster, local"),
-        (lambda: pl.train(job(), backups=-1, folder=None), UsageError, "backups=-1 is not a whole number of at least 0"),
+        (lambda: pl.train(job(), backups=-1, folder=None), UsageError, "backups=-1 is not a whole number"),
         (lambda: pl.train(resume=3), UsageError, "resume=3 .* give a string, a path, a Run or None"),
         (lambda: pl.train(job(), compute=3), UsageError, "compute=3 .* give a string or None"),
         (lambda: pl.replay(3), UsageError, "run=3 .* give a Run, a string or a path"),
@@ -113,8 +113,8 @@ def test_a_public_function_refuses_it_before_anything_starts(
     [
         ("{}", "is damaged: it names no plan; give the folder of another run"),
         ("hello", "is damaged: Expecting value"),
-        ("[1, 2]", "is damaged: it holds a list, not an object; give another folder"),
-        ("null", "is damaged: it holds a NoneType, not an object"),
+        ("[1, 2]", "is damaged: it holds a list, no object; give another folder"),
+        ("null", "is damaged: it holds a NoneType, no object"),
     ],
 )
 @pytest.mark.parametrize("use", [pl.replay, lambda run: pl.train(resume=run)])

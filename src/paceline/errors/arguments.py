@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from paceline.errors.usage import UsageError
+from paceline.errors.base import UsageError
 
 #: What an annotation allows, in words.
 WORDS: dict[Any, str] = {

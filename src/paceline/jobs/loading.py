@@ -74,8 +74,8 @@ def _module(path: str, file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        line = f"line {error.lineno}: " if error.lineno else ""
-        raise JobError(f"{path} does not parse: {line}{error.msg}") from error
+        where = f"line {error.lineno}: " if error.lineno else ""
+        raise JobError(f"{path} does not parse: {where}{error.msg}") from error
     except (Exception, SystemExit) as error:
         line = next(
             (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(file)), 0

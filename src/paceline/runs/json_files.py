@@ -34,5 +34,5 @@ def read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RunFolderError(f"{file} is damaged: {error}; give another folder") from None
     if not isinstance(found, dict):
-        raise RunFolderError(f"{file} is damaged: it holds a {type(found).__name__}, not an object; give another folder")
+        raise RunFolderError(f"{file} is damaged: it holds a {type(found).__name__}, no object; give another folder")
     return found
