@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from paceline.check.declarations import Function
-from paceline.check.graph import Graph, Node, expressions
+from paceline.check.graph import Graph, Node, expressions, may_raise
 
 
 class Skipped(NamedTuple):
@@ -60,6 +60,34 @@ class Duty:
             elif id(node) in meets and node.raises is not None and id(node.raises) in fails:
                 yield Skipped(node, True, id(node.raises) in goes_on)
             todo += [(after, id(node) in meets) for after in node.following()]
+
+    def failed_in(self, starts: list[Node], calls: list[ast.Call]) -> Iterator[Skipped]:
+        """The steps with one of these calls that raise while its arguments are computed: the duty is not met."""
+        risky = {id(call) for call in calls if any(may_raise(argument) for argument in call.args)}
+        again = self._leading_to(starts)
+        for node in self.graph.nodes if self.graph else ():
+            inside = any(id(call) in risky for call in self._calls[id(node)])
+            if inside and node.raises is not None and id(node.raises) in again:
+                yield Skipped(node, True, True)
+
+    def left_after(self, starts: list[Node]) -> Iterator[Skipped]:
+        """The steps after one of these on which the function ends, or raises, without having met the duty."""
+        if self.graph is None:
+            return
+        ends = self._leading_to([self.graph.end])
+        fails = ends | self._leading_to([self.graph.failure])
+        todo = [after for start in starts for after in start.following()]
+        seen: set[int] = {id(start) for start in starts}
+        while todo:
+            node = todo.pop()
+            if id(node) in seen or id(node) in self._met:
+                continue
+            seen.add(id(node))
+            if node.raises is not None and id(node.raises) in fails:
+                yield Skipped(node, True, id(node.raises) in ends)
+            if node.kind == "return" and id(node) in ends:
+                yield Skipped(node, False)
+            todo += node.following()
 
     def skipped_by_exceptions(self) -> Iterator[Skipped]:
         """The steps that are certain to lead to the duty unless they raise."""

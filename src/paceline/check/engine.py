@@ -16,7 +16,7 @@ from paceline.check.findings import Finding
 from paceline.check.module import Module
 from paceline.check.rules import RULES
 from paceline.check.rules.rule import Rule
-from paceline.check.source import Unreadable, parse
+from paceline.check.source import OLD, Unreadable, parse
 from paceline.check.summaries import Facts
 from paceline.check.together.merging import merge
 from paceline.check.together.places import divided, place
@@ -27,7 +27,7 @@ DEPTH = 6_000  # recursion limit for nested syntax; the parser itself gives up b
 # A file with none of these words has nothing to do with threads, processes or ranks, and is not parsed at all.
 RELEVANT = re.compile(
     r"thread|async |multiprocess|asyncio|concurrent|[Qq]ueue|[Ll]ock|mutex|fork|Popen|signal|__del__|weakref"
-    r"|gc\.callbacks|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|lightning|[Rr]ank|exists|sleep|requests|urlopen|flask|grpc"
+    r"|gc\.callbacks|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|lightning|[Rr]ank|exists|sleep|requests|urlopen|flask|grpc|inlineCallbacks"
     r"|paceline:"
 )
 
@@ -109,6 +109,7 @@ def _settled(found: list[Finding], path: str, text: str) -> list[Finding]:
 
 def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
     found: dict[tuple[str, int, int], Finding] = {}
+    text += " async def await " if OLD.search(text) else ""  # what coroutines of before are read as
     for rule in rules:
         if rule.needs and not any(word in text for word in rule.needs):
             continue

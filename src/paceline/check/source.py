@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 import warnings
 from pathlib import Path
 
+from paceline.check.old_coroutines import with_coroutines
 from paceline.check.python2 import as_python3
+
+#: A file with one of these words may have coroutines of before `async def`.
+OLD = re.compile(r"@.*\b(coroutine|inlineCallbacks)\b")
 
 
 class Unreadable(Exception):
@@ -43,6 +48,12 @@ def decode(raw: bytes) -> str:
 
 
 def parse(text: str) -> ast.Module:
+    """The syntax tree, with coroutines of before `async def` as such."""
+    tree = _parse(text)
+    return with_coroutines(tree) if OLD.search(text) else tree
+
+
+def _parse(text: str) -> ast.Module:
     """The syntax tree; Python 2 files are parsed too, where their statements can be rewritten as Python 3."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.accesses import Access
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import parent, short_name
+from paceline.check.names import dotted, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import BEGINNINGS, accesses_of_class, is_teardown
 from paceline.check.summaries import Facts
@@ -63,8 +63,10 @@ def _empties(access: Access) -> bool:
 
 
 def _fills(access: Access, fn: Function) -> bool:
-    """Whether this adds to the collection, in the coroutine or in a function inside it."""
-    return access.kind == "grow" and (access.fn is fn or access.fn.outer is fn)
+    """Whether this adds to the collection: in the coroutine, in a function inside it, or in one that it awaits."""
+    own = f"{fn.self_name}.{access.fn.name}"
+    awaited = any(isinstance(a.value, ast.Call) and dotted(a.value.func) == own for a in fn.awaits)
+    return access.kind == "grow" and (access.fn is fn or access.fn.outer is fn or (awaited and access.fn.asynchronous))
 
 
 def _report(emptied: Access, pause: int, filled: Access, read: Access) -> Finding:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, short_name
+from paceline.check.names import dotted, enclosing, keyword, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import is_caught
 from paceline.check.summaries import Facts
@@ -61,13 +61,35 @@ def _awaited(node: ast.expr, fn: Function) -> bool:
     if fn.cls is None or not fn.self_name:
         return False
     attribute = _attribute(node, fn)
-    return bool(attribute) and any(_awaits(attribute, m) for m in fn.cls.methods.values() if m is not fn)
+    others = [m for m in fn.cls.methods.values() if m is not fn]
+    if not attribute or any(_awaits(attribute, m) for m in others):
+        return bool(attribute)
+    return any(_keeps(attribute, m) for m in others) and any(_gives_up(attribute, m) for m in others)
+
+
+def _keeps(attribute: str, fn: Function) -> bool:
+    """Whether a method makes a future and stores it in this attribute, possibly beside something else."""
+    made = {dotted(t) for t, v in fn.assigns if _makes(v)}
+    stored = [v for t, v in fn.assigns if dotted(t) == f"{fn.self_name}.{attribute}"]
+    return any(dotted(part) in made or _makes(part) for v in stored for part in _parts(v))
+
+
+def _gives_up(attribute: str, fn: Function) -> bool:
+    """Whether a coroutine waits with a timeout for what this attribute holds."""
+    calls = [a.value for a in fn.awaits if isinstance(a.value, ast.Call) and a.value.args]
+    timed = [c for c in calls if short_name(c.func) == "wait_for" or keyword(c, "timeout") is not None]
+    return any(isinstance(c.args[0], ast.Name) and _attribute(c.args[0], fn) == attribute for c in timed)
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    """The elements of a tuple, or the value alone."""
+    return value.elts if isinstance(value, ast.Tuple) else [value]
 
 
 def _attribute(node: ast.expr, fn: Function) -> str:
     """The attribute of the own object that an expression or a local name takes its value from."""
     if isinstance(node, ast.Name):
-        value = fn.bound.get(node.id) or fn.looped.get(node.id)
+        value = fn.bound.get(node.id) or fn.looped.get(node.id) or _unpacked(node.id, fn)
         return _attribute(value, fn) if value is not None and not isinstance(value, ast.Name) else ""
     if isinstance(node, ast.Call) and short_name(node.func) in ("next", "iter", "list", "tuple") and node.args:
         return _attribute(node.args[0], fn)
@@ -80,13 +102,22 @@ def _attribute(node: ast.expr, fn: Function) -> str:
     return node.attr
 
 
+def _unpacked(name: str, fn: Function) -> ast.expr | None:
+    """The tuple that a name is unpacked from: `sent, future = self.pending`."""
+    for target, value in fn.assigns:
+        if isinstance(target, ast.Tuple) and any(dotted(part) == name for part in target.elts):
+            return value if isinstance(value, ast.Attribute) else None
+    return None
+
+
 def _awaits(attribute: str, fn: Function) -> bool:
     """Whether a coroutine makes a future, keeps it in this attribute, and awaits it."""
     own = f"{fn.self_name}.{attribute}"
     values = fn.cls.values.get(attribute, ()) if fn.cls is not None else ()
     names = {dotted(t) for t, v in fn.assigns if _makes(v)} | {own for v, _ in values if _makes(v)}
     names |= {dotted(t) for t, v in fn.assigns if dotted(v) == own and own in names}
-    put = {dotted(v) for t, v in fn.assigns if dotted(t) in (own, f"{own}[]")}
+    stored = [v for t, v in fn.assigns if dotted(t) in (own, f"{own}[]")]
+    put = {dotted(part) for v in stored for part in _parts(v)}
     put |= {dotted(c.args[0]) for c in fn.calls if c.args and dotted(c.func) in (f"{own}.append", f"{own}.add")}
     if own not in names and not names & put:
         return False

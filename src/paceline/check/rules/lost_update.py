@@ -2,7 +2,8 @@
 
 `x += 1` reads, adds and writes; the change of a thread that comes in between is overwritten. With a counter that
 issues numbers, two threads get the same one. Reported for attributes of objects that have locks, where the attribute
-is changed under a lock elsewhere or its value is returned, and for globals that threads change.
+is changed under a lock elsewhere or its value is returned, for counts up and down beside a queue, and for globals that
+threads change.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.accesses import Access
+from paceline.check.declarations import Class
 from paceline.check.evidence import owns_lock
 from paceline.check.findings import Finding, Step
 from paceline.check.library_types import type_name
@@ -25,8 +27,9 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report read-modify-writes of attributes and globals that another thread may interrupt."""
     for cls in facts.module.classes.values():
         locked = owns_lock(cls, facts)
-        for accesses in accesses_of_class(cls, facts).values() if locked or facts.has_threads else ():
-            found = list(_attribute(accesses, facts)) if locked else []
+        served = not locked and _has_queue(cls, facts)
+        for accesses in accesses_of_class(cls, facts).values() if locked or served or facts.has_threads else ():
+            found = list(_attribute(accesses, facts)) if locked else list(_balance(accesses)) if served else []
             yield from found or _in_threads(accesses, facts)
     if facts.has_threads:
         for accesses in accesses_of_globals(facts).values():
@@ -56,6 +59,22 @@ def _between_processes(facts: Facts) -> Iterator[Finding]:
 
 
 _SHARED = {f"multiprocessing.{name}" for name in ("Value", "Array", "DictProxy", "ListProxy", "Namespace")}
+
+
+def _has_queue(cls: Class, facts: Facts) -> bool:
+    """Whether a class keeps a queue of threads, and so is meant for several."""
+    kinds = (facts.module.attribute(cls, name) for name in cls.values)
+    return any(found is not None and found.kind in ("Queue", "SimpleQueue") for found in kinds)
+
+
+def _balance(accesses: list[Access]) -> Iterator[Finding]:
+    """A count that one method increases and another one decreases, and by which a third decision is made."""
+    updates = [a for a in accesses if a.kind == "update" and not a.locks]
+    signs = {type(getattr(parent(a.node), "op", None)): a for a in updates}
+    up, down = signs.get(ast.Add), signs.get(ast.Sub)
+    compared = any(isinstance(parent(a.node), ast.Compare) for a in accesses)
+    if up is not None and down is not None and up.fn is not down.fn and compared and not up.fn.asynchronous:
+        yield _report(up, None, down.fn.qualname)
 
 
 def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
@@ -223,5 +242,5 @@ RULE = Rule(
                     self._last += 1
                     return self._last
     """,
-    needs=(*THREAD_WORDS, "multiprocessing"),
+    needs=(*THREAD_WORDS, "multiprocessing", "Queue"),
 )

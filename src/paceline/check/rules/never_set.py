@@ -82,7 +82,7 @@ def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[
     puts: dict[str, list[ast.Call]] = {}
     for call in fn.calls:
         queue = queue_of(call, ("put", "put_nowait"), fn, facts)
-        if queue in gets and gets[queue][0] is not fn and not in_loop(call, fn) and _is_mark(call):
+        if queue in gets and gets[queue][0] is not fn and not in_loop(call, fn) and is_end_mark(call):
             puts.setdefault(queue, []).append(call)
     for queue, marks in puts.items():
         works = any(queue_of(c, ("put", "put_nowait"), fn, facts) == queue and in_loop(c, fn) for c in fn.calls)
@@ -90,7 +90,7 @@ def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[
             yield from _skipped(fn, marks, queue, gets[queue])
 
 
-def _is_mark(call: ast.Call) -> bool:
+def is_end_mark(call: ast.Call) -> bool:
     """Whether None, or something named so, is put into a queue to say that nothing more comes."""
     given = call.args[0] if call.args else None
     return is_constant(given, None) or (given is not None and _MARK.search(short_name(given)) is not None)

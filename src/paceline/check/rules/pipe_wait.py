@@ -12,10 +12,12 @@ from collections.abc import Iterator
 
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, keyword, parent, short_name
+from paceline.check.names import dotted, enclosing, keyword, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
+
+ENDS = ("terminate", "kill", "send_signal")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -77,8 +79,8 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
                 continue
             if local and call.lineno < made.lineno:
                 continue
-            before = [a for a in reads if not local or _earlier(a, call, made)]
-            if not before and not _timeout(call):
+            before = [a for a in reads if _earlier(a, call, made) or not (local or f is fn is _of(a, fn))]
+            if not before and not (_timeout(call) and _ended(name, call, f)):
                 yield _report(call, made, f, " and ".join(pipes), f"{name}.communicate()")
                 return
     polled = _polled(name, fn, made, reads) if local else None
@@ -106,8 +108,18 @@ def _earlier(read: ast.Attribute, wait: ast.Call, made: ast.Call) -> bool:
     return made.lineno <= read.lineno <= wait.lineno
 
 
+def _of(read: ast.Attribute, fn: Function) -> Function | None:
+    """The function, if a read is in it."""
+    return fn if any(a is read for a in fn.attributes) else None
+
+
 def _timeout(call: ast.Call) -> bool:
     return bool(call.args or call.keywords)
+
+
+def _ended(name: str, wait: ast.Call, fn: Function) -> bool:
+    """Whether the function ends the child: then its wait is short, or its timeout says that the child does not obey."""
+    return any(dotted(c.func) in (f"{name}.{how}" for how in ENDS) for c in fn.calls if c.lineno <= wait.lineno)
 
 
 def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | None:
@@ -125,7 +137,16 @@ def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | Non
         return after[0]
     if isinstance(around, ast.For) and around.iter is after[0]:
         return after[0]
+    line = around.attr == "readline" if isinstance(around, ast.Attribute) else False
+    loop = enclosing(after[0], ast.While, ast.For)
+    if line and loop is not None and not any(a.attr != after[0].attr and _within(a, loop) for a in after):
+        return after[0]
     return None
+
+
+def _within(node: ast.AST, loop: ast.AST) -> bool:
+    first, last = getattr(loop, "lineno", 0), getattr(loop, "end_lineno", 0)
+    return bool(first <= getattr(node, "lineno", 0) <= last)
 
 
 def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Finding:
@@ -154,14 +175,14 @@ def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str
         at,
         fn,
         f"waits for the child without reading its {pipes} (piped at line {made.lineno}): once a pipe is full, "
-        "parent and child wait for each other",
+        f"parent and child wait for each other{', until the timeout' if _timeout(at) else ''}",
         [
             Step("the child", made.lineno, f"fills the pipe of {pipes}, and blocks until it is read"),
             Step("the parent", at.lineno, "waits for the child to exit, and does not read"),
         ],
         f"use {instead}, which reads while it waits",
         dotted(made.func) + str(_order(made, fn)),
-        0.85,
+        0.6 if _timeout(at) else 0.85,
         [
             Wait("the child", f"filled {pipes}", "read the pipe", "the parent"),
             Wait("the parent", "started the child", "end", "the child"),

@@ -3,8 +3,8 @@
 A `for` over a dictionary, set or deque raises when its size changes during the iteration; over a list it skips or
 repeats items. The same holds for a view (`.items()`) that a method returns. `list(self.d.items())` copies in one step
 and is safe with the GIL. Reported where the changes are made under a lock that the loop does not hold, in another
-thread, in a callback of a weak reference, which may run in the middle of the loop, by a callback that the loop calls,
-or by the loop over a dictionary or set itself.
+thread, in a callback of a weak reference, which may run in the middle of the loop, by a callback that the loop calls or
+that the end of an element calls (`for c in self.open: c.close()`), or by the loop over a dictionary or set itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from paceline.check.accesses import Access, iterates
 from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, parent, short_name
+from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import (
     accesses_of_class,
@@ -27,6 +27,9 @@ from paceline.check.shared_state import (
 )
 from paceline.check.sharing import may_be_alone
 from paceline.check.summaries import Facts
+
+#: Methods that end an object, which then tells whoever keeps it.
+ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort", "destroy", "unsubscribe", "throw")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -49,6 +52,8 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
             yield _report_itself(loop, own)
         quiet = loop.fn.name in ("__repr__", "__str__") or is_teardown(loop.fn)
         why = None if quiet else _meets(loop, changes, facts, cls)
+        if why is None and quiet and (removes := _by_element(loop, changes, facts)) is not None:
+            why = (removes, f"{removes.fn.qualname}, a callback of what the loop ends,", 0.55)
         if why is not None and id(loop.fn) not in reported:
             reported.add(id(loop.fn))
             yield _report(loop, *why)
@@ -72,6 +77,8 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
             return guarded[0], f"{guarded[0].fn.qualname}, under {min(common)},", 0.65
     if (removes := _by_callback(loop, changes)) is not None:
         return removes, f"{removes.fn.qualname}, which a callback that the loop calls may call,", 0.5
+    if (removes := _by_element(loop, changes, facts)) is not None:
+        return removes, f"{removes.fn.qualname}, a callback of what the loop ends,", 0.55
     mine = facts.threads_of(loop.fn)
     for change in changes:
         theirs = facts.threads_of(change.fn)
@@ -92,6 +99,21 @@ def _by_callback(loop: Access, changes: list[Access]) -> Access | None:
     called = any(c.func.id in names for c in calls)  # type: ignore[attr-defined]
     open_ones = (c for c in changes if c.kind == "shrink" and c.fn is not loop.fn and not c.fn.name.startswith("_"))
     return next((c for c in open_ones if not is_teardown(c.fn)), None) if called else None
+
+
+def _by_element(loop: Access, changes: list[Access], facts: Facts) -> Access | None:
+    """A callback that removes from the container, where the loop ends its elements: the end of one calls it back."""
+    around = enclosing(loop.node, ast.For)
+    if not isinstance(around, ast.For) or not any(n is loop.node for n in ast.walk(around.iter)):
+        return None
+    names = {n.id for n in ast.walk(around.target) if isinstance(n, ast.Name)}
+    calls = [
+        n for s in around.body for n in ast.walk(s) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    ]
+    ends = any(c.func.attr in ENDS and dotted(c.func.value) in names for c in calls)  # type: ignore[attr-defined]
+    removals = (c for c in changes if c.kind == "shrink" and c.fn is not loop.fn)
+    called_back = (c for c in removals if c.fn.name in facts.used_as_values)
+    return next(called_back, None) if ends else None
 
 
 def _changed_by_itself(loop: Access, changes: list[Access]) -> Access | None:

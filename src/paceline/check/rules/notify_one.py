@@ -1,0 +1,123 @@
+"""A notification that wakes one waiter where all of them have to see the change.
+
+`close()` sets a flag that every waiter of a condition asks for, and calls `notify()`: one thread wakes up and leaves,
+and the others wait for ever, since nothing changes any more. A change that concerns all needs `notify_all()`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.declarations import Function
+from paceline.check.effects import has_timeout, text_of
+from paceline.check.findings import Finding, Step
+from paceline.check.names import dotted, enclosing, short_name
+from paceline.check.rules.rule import Rule, finding, resource_of
+from paceline.check.shared_state import is_teardown
+from paceline.check.summaries import Facts
+
+CONDITIONS = ("Condition", "AsyncCondition")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report functions that end something and notify one waiter, where the waiters are several."""
+    for fn in facts.module.functions:
+        for call in fn.calls if is_teardown(fn) else ():
+            found = resource_of(call, ("notify",), fn, facts)
+            if found is None or found.kind not in CONDITIONS or call.args or call.keywords:
+                continue
+            flags = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Constant) and t.lineno <= call.lineno}
+            waits = list(_waits(found.id, facts))
+            asking = [(f, w) for f, w in waits if _asks(w, flags, fn, f)]
+            if asking and (len({id(f) for f, _ in waits}) > 1 or _in_several(asking[0][0], facts)):
+                yield _report(call, fn, found.id, *asking[0])
+
+
+def _waits(condition: str, facts: Facts) -> Iterator[tuple[Function, ast.Call]]:
+    """Where a condition is waited for without a timeout."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            found = resource_of(call, ("wait", "wait_for"), fn, facts)
+            if found is not None and found.id == condition and not has_timeout(call, short_name(call.func)):
+                yield fn, call
+
+
+def _asks(wait: ast.Call, flags: set[str], ends: Function, fn: Function) -> bool:
+    """Whether a waiter asks for one of the flags, in the test of its loop or in its predicate."""
+    loop = enclosing(wait, ast.While)
+    asked: list[ast.AST] = [*wait.args] + ([loop] if loop is not None else [])
+    own = {f"{fn.self_name}.{flag.removeprefix(ends.self_name + '.')}" for flag in flags}
+    return any(dotted(n) in own for part in asked for n in ast.walk(part))
+
+
+def _in_several(fn: Function, facts: Facts) -> bool:
+    """Whether several threads run a function: it is public, or a thread that is started more than once."""
+    roots = [root for root in facts.roots if root.function is fn]
+    return any(root.several for root in roots) or (not roots and not fn.name.startswith("_"))
+
+
+def _report(call: ast.Call, fn: Function, condition: str, waiter: Function, wait: ast.Call) -> Finding:
+    return finding(
+        call,
+        fn,
+        f"{text_of(call)} wakes one of the threads that wait in {waiter.qualname} (line {wait.lineno}); what "
+        f"{fn.qualname} has changed concerns all of them, and the others wait for ever",
+        [
+            Step("threads A and B", wait.lineno, f"wait for {condition} in {waiter.qualname}"),
+            Step("thread C", call.lineno, f"{fn.qualname} notifies one: thread A leaves"),
+            Step("thread B", wait.lineno, "waits for ever, since nothing else is notified"),
+        ],
+        "call notify_all()",
+        condition,
+        0.6,
+    )
+
+
+RULE = Rule(
+    "PC218",
+    "notify-one",
+    "a notification that wakes one waiter where all have to see the change",
+    find,
+    bad="""
+        import threading
+
+        class Gate:
+            def __init__(self):
+                self.changed = threading.Condition()
+                self.closed = False
+                self.items = []
+
+            def get(self):
+                with self.changed:
+                    while not self.items and not self.closed:
+                        self.changed.wait()
+                    return self.items.pop() if self.items else None
+
+            def close(self):
+                with self.changed:
+                    self.closed = True
+                    self.changed.notify()
+    """,
+    good="""
+        import threading
+
+        class Gate:
+            def __init__(self):
+                self.changed = threading.Condition()
+                self.closed = False
+                self.items = []
+
+            def get(self):
+                with self.changed:
+                    while not self.items and not self.closed:
+                        self.changed.wait()
+                    return self.items.pop() if self.items else None
+
+            def close(self):
+                with self.changed:
+                    self.closed = True
+                    self.changed.notify_all()
+    """,
+    needs=("notify",),
+)
