@@ -39,6 +39,8 @@ CONSTRUCTORS: dict[str, str] = {
     "queue.PriorityQueue": "Queue",
     "queue.SimpleQueue": "SimpleQueue",
     "Queue.Queue": "Queue",
+    "Queue.LifoQueue": "Queue",
+    "Queue.PriorityQueue": "Queue",
     "multiprocessing.pool.ThreadPool": "Pool",
     "concurrent.futures.ThreadPoolExecutor": "Executor",
     "concurrent.futures.ProcessPoolExecutor": "Executor",
@@ -50,6 +52,10 @@ CONSTRUCTORS: dict[str, str] = {
 # Modules that re-export another module, and that module.
 MODULE_ALIASES = {
     "torch.multiprocessing": "multiprocessing",
+    "multiprocessing.queues": "multiprocessing",
+    "multiprocessing.synchronize": "multiprocessing",
+    "asyncio.queues": "asyncio",
+    "asyncio.locks": "asyncio",
     "billiard": "multiprocessing",
     "multiprocess": "multiprocessing",
     "torch.distributed.distributed_c10d": "torch.distributed",

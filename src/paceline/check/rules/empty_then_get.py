@@ -14,7 +14,8 @@ from paceline.check.declarations import Function
 from paceline.check.effects import Effect, text_of
 from paceline.check.findings import Finding, Step
 from paceline.check.names import enclosing, short_name
-from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.rule import Rule, finding, queue_of
+from paceline.check.shared_state import BEGINNINGS
 from paceline.check.summaries import Facts
 
 
@@ -22,12 +23,28 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report blocking gets after a check of the same queue, in functions that workers run."""
     for fn in facts.module.functions:
         if not any(t.startswith(("thread:", "process:")) for t in facts.reached.get(id(fn), ())):
+            if not fn.asynchronous and fn.cls is not None and fn.name not in BEGINNINGS:
+                yield from _left_if_empty(fn, facts)
             continue
         for effect in facts.walker.effects(fn):
             if effect.kind == "wait" and not effect.timeout and effect.waits_for == PUT_ITEM:
                 test = _asked(effect, fn, facts)
                 if test is not None and not facts.held_at(effect.node, fn):
                     yield _report(fn, effect, test)
+
+
+def _left_if_empty(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if self.items.empty(): return`, and later `self.items.get()`, of a queue for threads that the object keeps."""
+    for test in fn.tests:
+        asks = test.test if isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return) else None
+        if not isinstance(asks, ast.Call) or short_name(asks.func) != "empty":
+            continue
+        queue = queue_of(asks, ("empty",), fn, facts)
+        gets = (e for e in facts.walker.effects(fn) if e.kind == "wait" and not e.timeout and e.line > test.lineno)
+        get = next((e for e in gets if e.resource is not None and e.resource.id == queue and "." in queue), None)
+        threads = get is not None and get.resource is not None and get.resource.kind == "Queue"
+        if get is not None and threads and not facts.held_at(get.node, fn):
+            yield _report(fn, get, test.lineno)
 
 
 def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:

@@ -3,7 +3,7 @@
 All ranks of a job find that the directory does not exist, one creates it, and the others fail with `FileExistsError`
 or remove what another one has just written. `os.makedirs(..., exist_ok=True)` and `unlink(missing_ok=True)` need no
 check. Any program that is started twice can meet this; it is likelier in files that deal with ranks or processes, where
-removals and writes are reported as well.
+removals and writes are reported as well, as are removals of locks, sockets and files with a process number.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from paceline.check.summaries import Facts
 ASKS = ("exists", "isdir", "isfile", "is_dir", "is_file")
 MAKES = ("makedirs", "mkdir")
 REMOVES = ("remove", "unlink", "rmtree", "rmdir")
+#: Words in the names of files by which programs that run at the same time know of each other.
+BETWEEN_PROGRAMS = ("lock", "pid", "sock")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -91,7 +93,8 @@ def _makes(call: ast.Call, path: str, ranks: bool) -> bool:
     places = [ast.unparse(a) for a in call.args] + [dotted(getattr(call.func, "value", call.func))]
     if name in MAKES:
         return path in places and not is_constant(keyword(call, "exist_ok"), True)
-    if not ranks:
+    between = any(word in path.lower() for word in BETWEEN_PROGRAMS)
+    if not ranks and not (between and name in REMOVES):
         return False
     if name in REMOVES:
         return path in places and keyword(call, "ignore_errors") is None and keyword(call, "missing_ok") is None

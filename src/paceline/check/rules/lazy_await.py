@@ -1,7 +1,8 @@
 """Something created on first use across an await, by two tasks at once.
 
 `if self.session is None: self.session = await connect()` lets the loop run other tasks while it connects. A second
-task finds None as well and connects too; the first session is lost, and what it holds is never released.
+task finds None as well and connects too; the first session is lost, and what it holds is never released. The same holds
+for a flag that is tested, and changed only after an await.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing
 from paceline.check.rules.lazy_start import PLAIN
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import is_teardown
 from paceline.check.sharing import absent
 from paceline.check.summaries import Facts
 
@@ -25,20 +27,32 @@ def find(facts: Facts) -> Iterator[Finding]:
         if not fn.asynchronous or fn.name.strip("_").startswith(PLAIN) or fn.name.startswith("__"):
             continue
         for test in fn.tests:
-            name = absent(test.test) if isinstance(test, ast.If) else ""
+            name = absent(test.test) or _present(test.test) if isinstance(test, ast.If) else ""
             if (
                 not name
                 or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
                 or _locked(test, fn, facts)
             ):
                 continue
-            for statement in test.body:
-                if (
-                    isinstance(statement, ast.Assign)
-                    and dotted(statement.targets[0]) == name
-                    and isinstance(statement.value, ast.Await)
-                ):
-                    yield _report(fn, test, statement, name)
+            made = next((s for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
+            if made is not None and isinstance(made.value, ast.Await):
+                yield _report(fn, test, made, name)
+            elif made is not None and _waits(test.body[: test.body.index(made)]) and not is_teardown(fn):
+                constant = isinstance(made.value, ast.Constant)
+                if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
+                    yield _report_flag(fn, test, made, name)
+
+
+def _present(test: ast.expr) -> str:
+    """The `x` of a test of `x` itself, alone or as a part of an `and`."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return next((dotted(value) for value in test.values if isinstance(value, ast.Attribute)), "")
+    return dotted(test) if isinstance(test, ast.Attribute) else ""
+
+
+def _waits(statements: list[ast.stmt]) -> bool:
+    """Whether one of these statements awaits, outside of a function inside it."""
+    return any(isinstance(n, ast.Await) for s in statements for n in ast.walk(s))
 
 
 def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
@@ -67,6 +81,23 @@ def _report(fn: Function, test: ast.If | ast.While, made: ast.Assign, name: str)
         "hold an asyncio.Lock over both, or store the task that creates it and await that",
         name,
         0.65,
+    )
+
+
+def _report_flag(fn: Function, test: ast.If | ast.While, changed: ast.Assign, name: str) -> Finding:
+    return finding(
+        changed,
+        fn,
+        f"{name} is changed only after an await, though line {test.lineno} decides by it: a second task decides alike, "
+        "and does the same once more",
+        [
+            Step("task A", test.lineno, f"{fn.qualname} decides by {name}"),
+            Step("task A", changed.lineno, "awaits before it changes it: the loop runs other tasks"),
+            Step("task B", test.lineno, "finds it unchanged, and does the same"),
+        ],
+        "change it before the await, or hold an asyncio.Lock over both",
+        name,
+        0.5,
     )
 
 
