@@ -101,13 +101,12 @@ def tune(
             name; samplers of Optuna also learn from what others wrote there.
     """
     check_arguments(tune, locals())
-    search = Search.parse(search)
     make, own, origin = functions(make_job, objective, data_dir)
     parts = space_of(space, make)
     where = Where(engine, address, keys, trusted_network, workers)
     where.check(trials)
     asked = Asked(
-        make, own, origin, parts, search, workers, budget, metric, mode, max_t, steps_per_epoch, trials, plan, seed,
+        make, own, origin, parts, Search.parse(search), workers, budget, metric, mode, max_t, steps_per_epoch, trials, plan, seed,
         seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
     )  # fmt: skip
     found: Tuning = meet(where, folder, asked.name, lambda place, array: _tune(replace(asked, place=place), array))
