@@ -32,17 +32,19 @@ FILE = FOLDER / "hosts.jsonl"
 #: Milliseconds of a pass over 100 samples, by millions of parameters: four times what the arithmetic takes on one core.
 PASS = {"1": "40", "11": "400"}
 TARGET = 0.80
-#: Updates, samples of an update, and updates between two evaluations.
-Shape = tuple[int, int, int]
-IN_STEP: Shape = (240, 400, 10)
-SERVED: Shape = (960, 100, 40)
+#: Updates, samples of an update, updates between two evaluations, and the learning rate. One step for the samples of four
+#: workers has four times the rate of one for a worker's own.
+Shape = tuple[int, int, int, str]
+IN_STEP: Shape = (240, 400, 10, "0.4")
+LOCAL: Shape = (240, 400, 10, "0.1")
+SERVED: Shape = (960, 100, 40, "0.1")
 METHODS: dict[str, Shape] = {
-    "sequential": (960, 100, 40),
+    "sequential": (960, 100, 40, "0.1"),
     "ddp": IN_STEP, "ddp half": IN_STEP, "ddp powersgd": IN_STEP,
     "ring": IN_STEP, "ring:codec=half": IN_STEP, "ring:codec=int8": IN_STEP, "ring:codec=onebit": IN_STEP,
     "ring:codec=topk:0.01": IN_STEP, "ring:codec=powersgd:2": IN_STEP,
     "downpour": SERVED, "downpour:codec=topk:0.01,pull=topk:0.01": SERVED,
-    "local_sgd:every=8": IN_STEP, "diloco:every=8": IN_STEP,
+    "local_sgd:every=8": LOCAL, "diloco:every=8": LOCAL,
 }  # fmt: skip
 
 
@@ -82,8 +84,9 @@ def measure(options: argparse.Namespace, found: list[dict[str, Any]]) -> None:
 
 def trained(size: str, line: str, method: str) -> dict[str, Any]:
     """Train once, and return the evaluations and the bytes that all hosts have sent."""
-    updates, batch, every = METHODS[method]
-    settings = {"SIZE": size, "PASS": PASS[size], "BATCH": str(batch), "EVERY": str(every), "OMP_NUM_THREADS": "1"}
+    updates, batch, every, rate = METHODS[method]
+    settings = {"SIZE": size, "PASS": PASS[size], "BATCH": str(batch), "EVERY": str(every), "RATE": rate}
+    settings["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         if method == "sequential":
             processes = [started(["env", *command(method, folder, updates)], settings)]
@@ -123,7 +126,7 @@ def started(words: Sequence[str], settings: dict[str, str]) -> subprocess.Popen[
 def finished(processes: Sequence[subprocess.Popen[bytes]]) -> str:
     """Wait until all have ended; return what the first one has printed."""
     try:
-        said = [process.communicate(timeout=280) for process in processes]
+        said = [process.communicate(timeout=1200) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -154,7 +157,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
         for each in rows:
             history = [Evaluation(u, s, {"test_accuracy": a}) for u, s, a in each["history"]]
             held = seconds_to_hold(history, "test_accuracy", TARGET)
-            updates, batch, _ = METHODS[each["method"]]
+            updates, batch, *_ = METHODS[each["method"]]
             sent = each["bytes"] / 1e6 / (updates * batch) * 1000
             shown = f"{held:.1f}" if held is not None else f"not in {history[-1].seconds:.0f}"
             last = sum(a for _, _, a in each["history"][-3:]) / len(each["history"][-3:])

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
+from paceline.api import compare
+from paceline.engines.setup import set_up
 from paceline.errors import JobError, JobWarning, PlanError
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import RECIPES
@@ -152,6 +154,21 @@ def test_a_table_whose_gradient_is_not_always_sparse() -> None:
 def test_plans_that_send_dense_vectors_refuse_sparse_gradients(plan: str) -> None:
     with pytest.raises(PlanError, match=rf"words\.weight gets a sparse .* plan {plan} exchanges dense ones"):
         pl.train(SPARSE_JOBS["bag-sgd"](), plan, workers=4 if plan == "cannon" else 2, folder=None)
+
+
+def test_a_comparison_leaves_out_plans_that_it_chose_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "DEFAULT_PLANS", ("sequential", "ring"))
+    found = pl.compare(SPARSE_JOBS["bag-sgd"](), seconds=0.1, folder=None)
+    assert [row.plan for row in found.rows] == ["sequential"]
+    assert found.notes[0].startswith("ring is left out: parameter words.weight gets a sparse gradient")
+    with pytest.raises(PlanError):
+        pl.compare(SPARSE_JOBS["bag-sgd"](), ["ring"], folder=None)
+
+
+@pytest.mark.parametrize("engine", ["cluster", "ray"])
+def test_several_machines_refuse_sparse_gradients(engine: str) -> None:
+    with pytest.raises(PlanError, match=r"words\.weight gets a sparse .* several machines exchange dense ones"):
+        set_up(SPARSE_JOBS["bag-sgd"](), pl.Plan.parse("downpour:workers=2"), engine)
 
 
 class DecaysAll(torch.optim.SGD):

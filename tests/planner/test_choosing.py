@@ -35,6 +35,15 @@ def test_what_does_not_fit_is_ruled_out_with_its_reason() -> None:
     assert "GiB" in both.ruled_out[0].ruled_out
 
 
+def test_a_choice_is_shown_as_a_table_and_its_reasons() -> None:
+    found = choose([ONE, _of("ring:workers=2", 1e-4, memory=1 << 30)], "time", 1 << 30)
+    lines = str(found).splitlines()
+    assert lines[0] == "Predicted (calibrated)"
+    assert lines[2].split()[:4] == ["sequential", "1.00", "ms", "±5%"]
+    assert lines[3].startswith("ruled out: ring:workers=2: ")
+    assert "<td>sequential</td>" in found._repr_html_()
+
+
 def test_goals() -> None:
     plans = [ONE, _of("ring:workers=2", 6e-4), _of("ring:workers=4", 3e-4, memory=1 << 24)]
     assert choose(plans, "memory", 1 << 30).plan == "sequential"

@@ -31,6 +31,8 @@ def test_error_bias_regret_and_coverage() -> None:
     assert found.coverage == pytest.approx(2 / 3)
     assert found.rank_correlation == pytest.approx(1 / 3)
     assert checks[2].noise == pytest.approx(1 - 2.0 / 2.2)
+    assert "regret 20.0%: predicted best ring:workers=2, measured best sequential" in str(found)
+    assert "<td>ring:workers=2</td>" in found._repr_html_()
 
 
 def test_kendall() -> None:

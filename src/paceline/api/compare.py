@@ -17,7 +17,6 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from paceline.api.compare_link import LINK_PLANS, check_plans, simulate_plans
 from paceline.api.overhead import Case, step, unmeasured, verdict
 from paceline.api.timing import Entrant, Ratio, Say, Schedule, Timed, time_plans
 from paceline.api.train import RUNS, train
-from paceline.errors import UsageError, is_positive, is_whole
+from paceline.errors import PlanError, UsageError, is_positive, is_whole
 from paceline.jobs.job import Job, checked
 from paceline.plans.plan import Plan
 from paceline.runs.comparison import Answer, ComparisonRecord, Row, Step, Timing
@@ -55,7 +54,7 @@ class Comparison:
         return "\n".join([*filter(None, [self.table.disagreement]), str(comparison_table(self.table)), *self._answer()])
 
     def _repr_html_(self) -> str:
-        return comparison_table(self.table).html() + "".join(f"<p>{escape(line)}</p>" for line in self._answer())
+        return comparison_table(self.table).html(self._answer())
 
     def _answer(self) -> list[str]:
         return [self.table.answer.sentence] if self.table.answer else []
@@ -136,7 +135,7 @@ def compare(
 
     Args:
         job: The job.
-        plans: Plans or their names. Default: some that say most, `DEFAULT_PLANS`; with `link`, `LINK_PLANS`.
+        plans: Plans or their names. Default: those of `DEFAULT_PLANS` that take the job; with `link`, `LINK_PLANS`.
         workers: The number of workers of plans that do not state it. Default: 2; with `link`, 4.
         seconds: Timed seconds per plan, in rounds of about three. Default: five short rounds, and
             up to eight more while the rounds disagree, for about a minute in all.
@@ -152,7 +151,7 @@ def compare(
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
     if link is not None:
         return _over_link(job, chosen, link, place, say, command)
-    return _here(job, chosen, seconds, place, say, command)
+    return _here(job, chosen, plans is not None, seconds, place, say, command)
 
 
 def _chosen(
@@ -179,17 +178,24 @@ def _chosen(
 
 
 def _here(
-    job: Job, plans: Sequence[Plan], seconds: float | None, place: Path | None, say: Say, command: str
+    job: Job, plans: Sequence[Plan], asked: bool, seconds: float | None, place: Path | None, say: Say, command: str
 ) -> Comparison:
-    """Compare on the processes of this machine."""
-    runs = []
+    """Compare on the processes of this machine; a plan that was not asked for is left out where it is refused."""
+    runs, kept, left_out = [], [], []
     with emptied(place):
         for plan in plans:
             say(f"training {job.name} by {plan} ...")
-            runs.append(train(job, plan, folder=place))
+            try:
+                runs.append(train(job, plan, folder=place))
+            except PlanError as error:
+                if asked or plan.workers == 1:
+                    raise
+                left_out.append(f"{plan.name} is left out: {error}")
+                continue
+            kept.append(plan)
             if job.compute == "auto":
                 say(runs[-1].record.notes[-1])
-    timed = time_plans(job.untested(), plans, runs, Schedule.of(seconds), say)
+    timed = time_plans(job.untested(), kept, runs, Schedule.of(seconds), say)
     page = place / "report.html" if place else None
     record = ComparisonRecord(
         job=job.name,
@@ -198,7 +204,7 @@ def _here(
         rounds=len(timed.best_single.speeds),
         plans=tuple(_rows(timed, runs)),
         common_accuracy=common_level([run.record.history for run in runs], ACCURACY),
-        notes=tuple(_notes([*timed.plans, *timed.singles])),
+        notes=(*left_out, *_notes([*timed.plans, *timed.singles])),
         path=str(place) if place else None,
         page=str(page) if page else None,
         machine=this_machine(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from paceline.cli.console import console
+from paceline.cli.tables import rich_table
 from paceline.runs.comparison import ComparisonRecord, Kind
 from paceline.runs.intervals import CONFIDENCE
 from paceline.runs.tables import comparison_table
@@ -16,7 +17,7 @@ def show_comparison(found: ComparisonRecord) -> None:
     """Print a comparison; the answer comes last, where it stays in sight."""
     if found.disagreement:
         console.print(f"{found.disagreement}.", style="yellow", markup=False)
-    console.print(_table(found))
+    console.print(rich_table(comparison_table(found)))
     console.print(_legend(found), style="dim", markup=False)
     for note in found.notes:
         console.print(f"note: {note}", style="yellow", markup=False)
@@ -29,17 +30,6 @@ def show_comparison(found: ComparisonRecord) -> None:
         console.print(f"page: {found.page}", markup=False, soft_wrap=True)
     if found.answer:
         console.print(found.answer.sentence, style=COLOURS[found.answer.kind], markup=False, soft_wrap=True)
-
-
-def _table(found: ComparisonRecord) -> Table:
-    shown = comparison_table(found)
-    table = Table(title=shown.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column(shown.heads[0], vertical="bottom")  # options go to a second line before a figure is cut
-    for head in shown.heads[1:]:
-        table.add_column(head, justify="right", vertical="bottom", no_wrap=" " not in head)
-    for row in shown.rows:
-        table.add_row(*row)
-    return table
 
 
 def _legend(found: ComparisonRecord) -> str:

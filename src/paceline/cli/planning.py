@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from paceline.cli.console import console
+from paceline.cli.tables import rich_table
 
 if TYPE_CHECKING:
     from paceline.api.simulate import Simulation
     from paceline.planner.card import Card
     from paceline.planner.choosing import Choice
     from paceline.planner.validating import Validation
-
-SHOWN = 12  # lines of a ranking
 
 
 def _seconds(value: float) -> str:
@@ -59,18 +57,9 @@ def show_choice(choice: Choice, left_out: bool = False) -> None:
     """Print a ranking, the explanation, and the command to use; `left_out`: only plans that learn as one process does
     were compared.
     """
-    columns = ["plan", "update", "90%", "samples/s", "compute", "exchange", "waiting"]
-    table = _table(f"Predicted ({choice.best.level})", *columns, *(["$ an epoch"] if choice.dollars else []))
-    for place, each in enumerate(choice.ranking[:SHOWN]):
-        terms = each.terms
-        row = [
-            each.name, _seconds(each.seconds), f"±{math.expm1(each.error):.0%}",
-            f"{each.samples_per_second:,.0f}", _seconds(terms.compute), _seconds(terms.exchange), _seconds(terms.wait),
-        ]  # fmt: skip
-        table.add_row(*row, *([f"{choice.dollars[place]:.3g}"] if choice.dollars else []))
-    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # rather than cut a number
-    console.print(table)
-    more = len(choice.ranking) - SHOWN
+    shown = choice.table()
+    console.print(rich_table(shown))
+    more = len(choice.ranking) - len(shown.rows)
     if more > 0:
         console.print(f"and {more} slower ones (--json has all)", style="dim")
     if left_out:
@@ -78,42 +67,16 @@ def show_choice(choice: Choice, left_out: bool = False) -> None:
             "Asynchronous plans and averaged replicas learn differently and are left out; --learning any includes them",
             style="dim", soft_wrap=True,
         )  # fmt: skip
-    for each in choice.ruled_out:
-        console.print(f"ruled out: {each.name}: {each.ruled_out}", markup=False, soft_wrap=True)
-    if len(choice.front) > 1:
-        console.print(f"No plan beats these in everything: {', '.join(choice.front)}", markup=False, soft_wrap=True)
-    for sentence in choice.sentences:
-        console.print(sentence, markup=False, soft_wrap=True)
+    for note in choice.notes():
+        console.print(note, markup=False, soft_wrap=True)
     console.print(f"to use it: {choice.command}", style="bold", markup=False, soft_wrap=True)
 
 
 def show_validation(found: Validation) -> None:
     """Print predicted against measured."""
-    table = _table(f"{found.job} ({found.level})", "plan", "predicted", "measured", "error", "noise", "in 90%", "bytes")
-    for each in sorted(found.checks, key=lambda check: check.measured):
-        same = each.bytes_predicted == each.bytes_measured
-        bytes_ = (
-            "-"
-            if not each.bytes_measured
-            else "exact"
-            if same
-            else f"{each.bytes_predicted / each.bytes_measured:.3f}x"
-        )
-        name = f"{each.plan}{' + fused' if each.compute == 'fused' else ''}"
-        table.add_row(
-            name, _seconds(each.predicted), _seconds(each.measured), f"{each.error:+.1%}", f"{each.noise:.1%}",
-            "yes" if each.covered else "no", bytes_,
-        )  # fmt: skip
-    console.print(table)
-    console.print(
-        f"error {found.error:.1%} (bias {found.bias:+.1%}), noise floor {found.noise:.1%}, rank correlation "
-        f"{found.rank_correlation:.2f}, coverage {found.coverage:.0%}",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
-    console.print(
-        f"regret {found.regret:.1%}: predicted best {found.chosen}, measured best {found.best}",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    console.print(rich_table(found.table()))
+    for note in found.notes():
+        console.print(note, markup=False, soft_wrap=True)
 
 
 def show_simulation(found: Simulation) -> None:

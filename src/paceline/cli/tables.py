@@ -8,10 +8,21 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.console import console
-from paceline.runs.tables import summary_lines
+from paceline.runs.tables import TextTable, summary_lines
 
 if TYPE_CHECKING:
     from paceline.api.compare_scripts import ScriptComparison
+
+
+def rich_table(shown: TextTable) -> Table:
+    """Return a table as a terminal shows it."""
+    table = Table(title=shown.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column(shown.heads[0], vertical="bottom", overflow="fold")  # a second line rather than a cut figure
+    for head in shown.heads[1:]:
+        table.add_column(head, justify="right", vertical="bottom", no_wrap=" " not in head)
+    for row in shown.rows:
+        table.add_row(*row)
+    return table
 
 
 def show_summary(summary: dict[str, Any]) -> None:

@@ -139,7 +139,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     found = replace(found, notes=(*found.notes, *notes_of(job, plan, agenda, engine)))
     _refuse_changes(plan, module, found)
     if found.tables:
-        _refuse_sparse(plan, found.tables)
+        _refuse_sparse(plan, engine, found.tables)
         check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
@@ -350,8 +350,13 @@ def _refuse_changes(plan: Plan, module: nn.Module, found: Probe) -> None:
         )
 
 
-def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
+def _refuse_sparse(plan: Plan, engine: str, tables: tuple[str, ...]) -> None:
     refuse_tables(plan.name, plan.options.get("codec"), tables[0])
+    if engine in ("cluster", "ray"):
+        raise PlanError(
+            f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and several machines "
+            "exchange dense ones; use sparse=False, or downpour or ssp on one machine, where only touched rows travel"
+        )
     if not plan.traits.takes_sparse:
         raise PlanError(
             f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and plan {plan.name} "

@@ -6,16 +6,19 @@ second core that gains nothing is better left to others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.planner.prediction import Prediction
+from paceline.runs.tables import TextTable
 
 PAYS = 1.05
 USABLE = 0.9  # of a machine's memory
 SEARCHED = 1.25  # how much faster a searched table has to be: the best of many predictions is likely too low
 GOALS = ("time", "cost", "memory")
+SHOWN = 12  # lines of a ranking
 Predict = Callable[[Any], Prediction]
 
 
@@ -48,6 +51,35 @@ class Choice:
     #: The modules of the model, and what bounds them: GFLOP/s of matrix products and GB/s of one core.
     layers: tuple[Layer, ...] = ()
     roofs: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.table()), *self.notes()])
+
+    def _repr_html_(self) -> str:
+        return self.table().html(self.notes())
+
+    def table(self) -> TextTable:
+        """Return the first plans of the ranking, each with its prediction and what it is made of."""
+        heads = ["plan", "update", "90%", "samples/s", "compute", "exchange", "waiting"]
+        rows = [
+            [
+                each.name, micro(each.seconds), f"±{math.expm1(each.error):.0%}", f"{each.samples_per_second:,.0f}",
+                micro(each.terms.compute), micro(each.terms.exchange), micro(each.terms.wait),
+            ]
+            for each in self.ranking[:SHOWN]
+        ]  # fmt: skip
+        if self.dollars:
+            heads.append("$ an epoch")
+            rows = [[*row, f"{price:.3g}"] for row, price in zip(rows, self.dollars, strict=False)]
+        return TextTable(f"Predicted ({self.best.level})", tuple(heads), tuple(map(tuple, rows)))
+
+    def notes(self) -> list[str]:
+        """Return what is said below the table: what is ruled out, and why this plan is chosen."""
+        return [
+            *(f"ruled out: {each.name}: {each.ruled_out}" for each in self.ruled_out),
+            *([f"No plan beats these in everything: {', '.join(self.front)}"] if len(self.front) > 1 else []),
+            *self.sentences,
+        ]
 
     @property
     def best(self) -> Prediction:

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.planner.choosing import micro
 from paceline.planner.prediction import Prediction
+from paceline.runs.tables import TextTable
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Check:
     memory_measured: int = 0
 
     @property
+    def name(self) -> str:
+        return f"{self.plan}{' + fused' if self.compute == 'fused' else ''}"
+
+    @property
     def error(self) -> float:
         """Predicted over measured, less one."""
         return self.predicted / self.measured - 1.0
@@ -47,6 +53,14 @@ class Check:
     def noise(self) -> float:
         """How much two measurements of it differ."""
         return abs(self.halves[0] / self.halves[1] - 1.0)
+
+    @property
+    def bytes(self) -> str:
+        """How the bytes that were predicted compare with those that were sent."""
+        if not self.bytes_measured:
+            return "-"
+        same = self.bytes_predicted == self.bytes_measured
+        return "exact" if same else f"{self.bytes_predicted / self.bytes_measured:.3f}x"
 
     @property
     def covered(self) -> bool:
@@ -70,6 +84,32 @@ class Validation:
     chosen: str
     best: str
 
+    def __str__(self) -> str:
+        return "\n".join([str(self.table()), *self.notes()])
+
+    def _repr_html_(self) -> str:
+        return self.table().html(self.notes())
+
+    def table(self) -> TextTable:
+        """Return predicted against measured, a row per plan, the fastest first."""
+        heads = ("plan", "predicted", "measured", "error", "noise", "in 90%", "bytes")
+        rows = tuple(
+            (
+                each.name, micro(each.predicted), micro(each.measured), f"{each.error:+.1%}", f"{each.noise:.1%}",
+                "yes" if each.covered else "no", each.bytes,
+            )
+            for each in sorted(self.checks, key=lambda check: check.measured)
+        )  # fmt: skip
+        return TextTable(f"{self.job} ({self.level})", heads, rows)
+
+    def notes(self) -> list[str]:
+        """Return the figures of all plans together."""
+        return [
+            f"error {self.error:.1%} (bias {self.bias:+.1%}), noise floor {self.noise:.1%}, rank correlation "
+            f"{self.rank_correlation:.2f}, coverage {self.coverage:.0%}",
+            f"regret {self.regret:.1%}: predicted best {self.chosen}, measured best {self.best}",
+        ]
+
     def as_dict(self) -> dict[str, Any]:
         """The validation as `paceline validate --json` prints it."""
         found = asdict(self)
@@ -80,9 +120,8 @@ class Validation:
 
 def validation(job: str, checks: Sequence[Check], chosen: str | None = None) -> Validation:
     """Sum up checks; `chosen` is the plan that was chosen, the one predicted to be fastest if it is not given."""
-    name = {id(c): f"{c.plan}{' + fused' if c.compute == 'fused' else ''}" for c in checks}
     first = min(checks, key=lambda c: c.predicted)
-    taken = next((c for c in checks if name[id(c)] == chosen), first)
+    taken = next((c for c in checks if c.name == chosen), first)
     best = min(checks, key=lambda c: c.measured)
     return Validation(
         job, checks[0].level, tuple(checks),
@@ -92,7 +131,7 @@ def validation(job: str, checks: Sequence[Check], chosen: str | None = None) -> 
         regret=taken.measured / best.measured - 1.0,
         coverage=sum(c.covered for c in checks) / len(checks),
         noise=statistics.median(c.noise for c in checks),
-        chosen=name[id(taken)], best=name[id(best)],
+        chosen=taken.name, best=best.name,
     )  # fmt: skip
 
 

@@ -29,11 +29,12 @@ class TextTable:
         ]
         return "\n".join([self.title, *lines])
 
-    def html(self) -> str:
-        """Return the table as HTML."""
+    def html(self, notes: Sequence[str] = ()) -> str:
+        """Return the table as HTML, with notes below it."""
         heads = "".join(f"<th>{escape(head)}</th>" for head in self.heads)
         rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
-        return f"<table><caption>{escape(self.title)}</caption><tr>{heads}</tr>{rows}</table>"
+        below = "".join(f"<p>{escape(note)}</p>" for note in notes)
+        return f"<table><caption>{escape(self.title)}</caption><tr>{heads}</tr>{rows}</table>{below}"
 
 
 class _Column(NamedTuple):

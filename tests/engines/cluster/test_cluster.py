@@ -57,7 +57,7 @@ def test_nodes_that_would_train_different_things_are_all_refused(tmp_path: Path)
     ended = nodes(tmp_path, 3, ["ring"], text).end()
     assert [each.code for each in ended] == [1, 1, 1]  # an exception of the script
     for each in ended:
-        assert "rank 2 has seed 1, and rank 0 0: start all nodes with the same command" in each.err
+        assert "rank 2 has seed=1, and rank 0 has seed=0: start all nodes with the same command" in each.err
 
 
 def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ class Terms:
 
 #: What is said of fields whose values say nothing to a reader.
 WORDS = {
-    "data_fingerprint": "other data",
-    "initial_sha256": "another model, or one that starts from other numbers",
-    "nodes": "another number of nodes",
+    "data_fingerprint": "other data than rank 0 (random ones need a fixed seed)",
+    "initial_sha256": "another model than rank 0, or one that starts from other numbers",
+    "nodes": "another number of nodes than rank 0",
 }
 
 
@@ -59,8 +59,6 @@ def difference(head: Terms, other: Terms, rank: int) -> str:
     ours, theirs = {**ours.pop("job"), **ours}, {**theirs.pop("job"), **theirs}
     for key, value in ours.items():
         if theirs[key] != value:
-            what = WORDS.get(key, f"{key} {theirs[key]}")
-            return (
-                f"rank {rank} has {what}, and rank 0 {value}: start all nodes with the same command and the same files"
-            )
+            what = WORDS.get(key, f"{key}={theirs[key]}, and rank 0 has {key}={value}")
+            return f"rank {rank} has {what}: start all nodes with the same command and the same files"
     return ""
