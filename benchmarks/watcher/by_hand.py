@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -56,7 +57,8 @@ def look_at(py_spy: str, family: str, name: str) -> dict[int, bool]:
             return same
         finally:
             for pid in reversed(proc.tree([started.pid])):
-                os.kill(pid, 9)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 9)
             started.wait()
 
 
@@ -69,7 +71,7 @@ def main() -> None:
     names = [
         (family, name) for family in given.families for name in importlib.import_module(f"programs.{family}").PROGRAMS
     ]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(8) as pool:
         seen = list(pool.map(lambda pair: look_at(given.py_spy, *pair), names))
     table: dict[str, dict[str, int]] = {}
     for (family, _), same in zip(names, seen, strict=True):

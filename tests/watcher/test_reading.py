@@ -317,3 +317,25 @@ def test_an_event_is_of_the_processes_that_have_it_open() -> None:
         for pid in (*pids, parent.pid):
             os.kill(pid, 9)
         parent.wait()
+
+
+SENDS = """
+import os, socket, sys, time
+there, here = os.pipe()
+with socket.socket(socket.AF_UNIX) as channel:
+    channel.connect(sys.argv[1])
+    socket.send_fds(channel, [b"x"], [here])
+    os.close(here)
+    os.read(there, 1)
+"""
+
+
+def test_a_pipe_may_be_on_the_way_to_the_process_that_will_write_to_it(tmp_path: Path) -> None:
+    """As a fork server's that still imports: it has accepted no connection, and so no process has the pipe open."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "server"))
+        server.listen()
+        with subprocess.Popen([sys.executable, "-c", SENDS, str(tmp_path / "server")]) as started:
+            until(lambda: proc.look([started.pid]).processes[0].main.kind == "pipe")
+            assert proc.look([started.pid]).processes[0].main.by == (os.getpid(),)
+            started.kill()

@@ -11,7 +11,7 @@ DEADLOCKED = (
     "locks", "pipes", "files", "event_loops", "queues", "sockets", "processes", "shared", "executors", "polling",
     "subprocesses", "forks", "partial", "native", "futures", "primitives", "file_locks", "spawned", "loaders",
     "heartbeats", "collectives", "ddp", "mpi", "reported", "reported_ranks", "pollers", "stuck",
-    "applications", "everyday", "integrations", "deployments", "machines", "foreign", "beginnings",
+    "applications", "everyday", "integrations", "deployments", "machines", "foreign", "beginnings", "later",
 )  # fmt: skip
 WAITING = (
     "sleepers", "servers", "signals", "parents", "pools", "slow_peers", "services", "timers", "helpers", "trainings",
@@ -31,7 +31,7 @@ LEARNED = frozenset({"locks", "pipes", "files", "event_loops", "sleepers", "serv
 #: The rules were developed with these; their figures show what was fitted.
 DEVELOPED = frozenset(
     {"shared", "collectives", "subprocesses", "forks", "partial", "native", "mpi", "mpi_works", "timers", "pollers",
-     "idlers", "applications", "routines", "integrations", "operations", "machines", "plumbing"}
+     "idlers", "applications", "routines", "integrations", "operations", "machines", "plumbing", "trainings"}
 )  # fmt: skip
 #: Rebuilt from public reports; counted by themselves.
 REPORTED = frozenset({"reported", "reported_ranks"})
@@ -60,6 +60,7 @@ CAUSE = {
     "integrations.managed_queues_full_on_both_sides": "children", "deployments.xmlrpc_server_calls_back": "children",
     "deployments.services_that_ask_each_other": "children", "deployments.coprocess_whose_input_stays_open": "children",
     "deployments.pool_whose_workers_die_at_their_start": "root", "beginnings.pool_whose_workers_exit": "root",
+    "later.pool_whose_later_workers_fail": "root", "later.pool_of_ending_workers_beside_a_heartbeat": "root",
     "beginnings.pool_whose_workers_crash": "root", "beginnings.unordered_results_of_refused_workers": "root",
     "beginnings.pool_of_spawned_workers_that_are_killed": "root",
     "beginnings.pool_that_is_joined_before_any_worker_lives": "root",
@@ -73,7 +74,7 @@ CAUSE = {
     "applications.fcntl_lockf_two_files": "children", "everyday.filelock_two_files_two_processes": "children",
 }  # fmt: skip
 #: Families whose programs only start others: those are the cause.
-STARTERS = frozenset({"machines", "foreign"})
+STARTERS = frozenset({"machines", "foreign", "later"})
 VARIANTS = 5
 
 

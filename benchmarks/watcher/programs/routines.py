@@ -57,7 +57,7 @@ def consumers_idle_beside_a_timer() -> None:
 
 
 def daemon_with_a_named_pipe() -> None:
-    fifo = Path(tempfile.mkdtemp()) / "commands"
+    fifo = Path(tempfile.gettempdir()) / "commands"
     os.mkfifo(fifo)
     while True:
         fifo.read_text()

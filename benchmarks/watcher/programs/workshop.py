@@ -133,9 +133,10 @@ def server_that_is_reloaded() -> None:
 def daemon_of_type_checks() -> None:
     """A server in the foreground that keeps what it has checked, and waits for the next request."""
     file = script("x: int = 1\n")
-    with background(BIN / "python", "-m", "mypy.dmypy", "daemon", wait=4):
+    command = [BIN / "python", "-m", "mypy.dmypy", "--status-file", file.parent / "status"]
+    with background(*command, "daemon", wait=4):
         while True:
-            run(BIN / "python", "-m", "mypy.dmypy", "check", file)
+            run(*command, "check", file)
             time.sleep(50)
 
 

@@ -135,8 +135,9 @@ def _signalled(process: Process, thread: Thread) -> bool:
 
 
 def _reads_itself(process: Process, thread: Thread) -> bool:
+    """Whether a thread waits for what its own process alone can write."""
     wait = thread.wait
-    return process.pid in wait.by and (wait.kind in ("pipe", "socket") or wait.on == EVENT)
+    return wait.by == (process.pid,) and (wait.kind in ("pipe", "socket") or wait.on == EVENT)
 
 
 def waits_for_lock(stacks: tuple[Stack, ...]) -> bool:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.watcher.memory import Mapping, mappings
-from paceline.watcher.sockets import peers, private_listeners
+from paceline.watcher.sockets import peers, private_listeners, unix_sockets
 
 _MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")  # of pseudoterminals
 _WRITE, _READ_WRITE = os.O_WRONLY, os.O_RDWR
@@ -37,6 +37,12 @@ class Holders:
     @cached_property
     def _peers(self) -> dict[int, int]:
         return peers()
+
+    @cached_property
+    def _receivers(self) -> frozenset[int]:
+        """The processes that descriptors are on the way to: sent over a Unix socket, and not received yet."""
+        ends = ((inode, self._ends.get(f"socket:[{inode}]")) for inode in unix_sockets())
+        return frozenset(p for _, held in ends if held and _sent(*held[0]) for p, _ in held)
 
     @cached_property
     def private_listeners(self) -> frozenset[int]:
@@ -117,9 +123,9 @@ class Holders:
         return [target for target, held in self._ends.items() if any(p == pid and int(fd) > 2 for p, fd in held)]
 
     def of_pipe(self, target: str, to_write: bool) -> tuple[int, ...]:
-        """Return the processes that can write to a pipe, or those that can read from it."""
+        """Return the processes that can write to a pipe, or read from it, now or when they receive it."""
         wanted = (_WRITE, _READ_WRITE) if to_write else (os.O_RDONLY, _READ_WRITE)
-        return tuple(sorted({pid for pid, fd in self._ends.get(target, ()) if _mode(pid, fd) in wanted}))
+        return tuple(sorted({p for p, fd in self._ends.get(target, ()) if _mode(p, fd) in wanted} | self._receivers))
 
     def of_terminal(self, pid: int, fd: int, target: str) -> tuple[int, ...]:
         """Return the processes that hold the other end of a pseudoterminal; none if they are not of this machine."""
@@ -134,7 +140,8 @@ class Holders:
         Of a connection that is not accepted yet they are those that hold the listening socket.
         """
         other = self._peers.get(inode)
-        return tuple(sorted({pid for pid, _ in self._ends.get(f"socket:[{other}]", ())})) if other else ()
+        held = {pid for pid, _ in self._ends.get(f"socket:[{other}]", ())} if other else set()
+        return tuple(sorted(held | self._receivers)) if other else ()
 
     def of_event(self, pid: int, fd: int) -> tuple[int, ...]:
         """Return the processes that have an event of the kernel open; itself alone if the kernel does not say it."""
@@ -177,26 +184,29 @@ def file_of(pid: int, path: str) -> str:
 
 def _index(pid: int, fd: str) -> str:
     """Return the number of the terminal of which a descriptor is the master's end."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines():
-            if line.startswith("tty-index:"):
-                return line.split()[1]
-    return ""
+    return _told(pid, fd, "tty-index:")
 
 
 def _event(pid: int, fd: str) -> str:
     """Return the number of an event; empty if the kernel does not say it."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines():
-            if line.startswith("eventfd-id:"):
-                return line.split()[1]
-    return ""
+    return _told(pid, fd, "eventfd-id:")
+
+
+def _sent(pid: int, fd: str) -> bool:
+    """Whether descriptors wait to be received from a socket, or from connections that it has to accept."""
+    return _told(pid, fd, "scm_fds:") not in ("", "0")
 
 
 def _mode(pid: int, fd: str) -> int:
     """Return how a descriptor was opened; for reading and writing if that cannot be known."""
+    flags = _told(pid, fd, "flags:")
+    return int(flags, 8) & os.O_ACCMODE if flags else _READ_WRITE
+
+
+def _told(pid: int, fd: str, name: str) -> str:
+    """Return what the kernel says of a descriptor; empty if it does not."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines():
-            if line.startswith("flags:"):
-                return int(line.split()[1], 8) & os.O_ACCMODE
-    return _READ_WRITE
+            if line.startswith(name):
+                return line.split()[1]
+    return ""

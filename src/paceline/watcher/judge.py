@@ -22,6 +22,8 @@ SAID = 0.5
 FIRST_PAUSE, LAST_PAUSE, BUSY_PAUSE = 4.0, 8.0, 30.0
 #: Looks may cost this share of a core: where one takes long, the pauses are longer, up to so many seconds.
 SHARE, LONGEST_PAUSE = 0.004, 18.0
+#: So many seconds of a processor may be saved up for looks, for when processes of a large tree become still in a row.
+SAVED = 2.0
 #: The probability of a circle of locks whose owners are known, or of a stopped process, seen twice.
 PROVEN = 0.99
 
@@ -36,21 +38,30 @@ class Schedule:
     _pause: float = 0.0
     _next: float = 0.0
     _last: float = 0.0
+    _credit: float = SAVED
+    _asked: float = 0.0
 
     def due(self, history: History) -> bool:
         """Return whether a look is due after the newest glance."""
         now, suspects = history.last.at, history.suspects()
+        self._credit = min(self._credit + SHARE * (now - (self._asked or now)), SAVED)
+        self._asked = now
         if suspects - self._suspects:
             self._pause, self._next = FIRST_PAUSE, min(now, self._next)
         self._suspects = suspects
         reason = suspects or history.quiet or self.ranks
-        if (not reason and now - (self._last or history.first.at) < BUSY_PAUSE) or now < self._next:
+        if (
+            now < self._next
+            or self._credit <= 0
+            or (not reason and now - (self._last or history.first.at) < BUSY_PAUSE)
+        ):
             return False
         self._next, self._pause, self._last = now + self._pause, min(2 * self._pause, LAST_PAUSE), now
         return True
 
     def took(self, seconds: float) -> None:
         """Wait the longer for the next look, the longer the last one took."""
+        self._credit -= seconds
         self._next = max(self._next, self._last + min(seconds / SHARE, LONGEST_PAUSE))
 
     def confirm(self, now: float, suspects: frozenset[int]) -> None:

@@ -25,6 +25,13 @@ def peers() -> dict[int, int]:
     return _tcp_peers() | _unix_peers()
 
 
+def unix_sockets() -> frozenset[int]:
+    """Return all Unix sockets of this machine."""
+    with suppress(OSError):
+        return frozenset(int(line.split(maxsplit=7)[6]) for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return frozenset()
+
+
 def private_listeners() -> frozenset[int]:
     """Return the sockets at which multiprocessing listens in a folder of its own, for processes of its own program."""
     with suppress(OSError):
