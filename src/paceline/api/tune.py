@@ -106,8 +106,8 @@ def tune(
     where = Where(engine, address, keys, trusted_network, workers)
     where.check(trials)
     asked = Asked(
-        make, own, origin, parts, Search.parse(search), workers, budget, metric, mode, max_t, steps_per_epoch, trials, plan, seed,
-        seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
+        make, own, origin, parts, Search.parse(search), workers, budget, metric, mode, max_t, steps_per_epoch, trials,
+        plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
     )  # fmt: skip
     found: Tuning = meet(where, folder, asked.name, lambda place, array: _tune(replace(asked, place=place), array))
     return found
