@@ -178,7 +178,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("clones", type=Path)
     options.add_argument(
-        "--split", default="rules", choices=("rules", "choose", "last", "fresh", "fresh2", "fresh3", "fresh4", "all")
+        "--split",
+        default="rules",
+        choices=("rules", "choose", "last", "fresh", "fresh2", "fresh3", "fresh4", "fresh5", "all"),
     )
     options.add_argument("--around", type=int, default=60, help="the most modules of a package that are checked along")
     options.add_argument("--min-confidence", type=float, default=Options().min_confidence)

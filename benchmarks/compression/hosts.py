@@ -32,8 +32,8 @@ FILE = FOLDER / "hosts.jsonl"
 #: Milliseconds of a pass over 100 samples, by millions of parameters: four times what the arithmetic takes on one core.
 PASS = {"1": "40", "11": "400"}
 TARGET = 0.80
-#: Updates, samples of an update, updates between two evaluations, and the learning rate. One step for the samples of four
-#: workers has four times the rate of one for a worker's own.
+#: Updates, samples of an update, updates between two evaluations, and the learning rate: one step for the samples of
+#: four workers has four times the rate of one for a worker's own.
 Shape = tuple[int, int, int, str]
 IN_STEP: Shape = (240, 400, 10, "0.4")
 LOCAL: Shape = (240, 400, 10, "0.1")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.opening import open_source
+from paceline.errors import RunFailed
 from paceline.gradients import evaluated_members
 from paceline.gradients.evaluate import evaluate
 from paceline.gradients.evaluated_members import Evaluation
@@ -63,7 +64,7 @@ def test_an_evaluation_that_raises_costs_its_own_member_only() -> None:
     jobs, _ = made()
     modules: list[nn.Module] = [Sometimes(place in (0, 3)) for place in range(5)]
     found = Evaluation().figures(jobs, modules, 0)
-    assert [isinstance(each, ValueError) for each in found] == [True, False, False, True, False]
+    assert [isinstance(each, RunFailed) for each in found] == [True, False, False, True, False]
 
 
 def test_metrics_that_members_share_are_not_called_at_once() -> None:

@@ -49,7 +49,7 @@ FULL = RunRecord(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("record", [RunRecord(), FULL], ids=["empty", "full"])
+@pytest.mark.parametrize("record", [RunRecord(plan="ring"), FULL], ids=["empty", "full"])
 def test_what_is_written_is_read_back(record: RunRecord, tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
         folder.write(record)
@@ -66,7 +66,7 @@ def test_metrics_lie_beside_the_other_figures_of_the_file() -> None:
 
 def test_a_loss_of_nan_is_null_in_the_file_and_nan_again(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
-        folder.write(RunRecord(history=(Evaluation(1, 1.0, {"test_loss": math.nan}),)))
+        folder.write(RunRecord(plan="ring", history=(Evaluation(1, 1.0, {"test_loss": math.nan}),)))
     assert json.loads((tmp_path / "run.json").read_text())["history"][0]["test_loss"] is None
     assert math.isnan(read_record(tmp_path).history[0].metrics["test_loss"])
 

@@ -18,9 +18,10 @@ from paceline.api.profiling import profiled
 from paceline.core.codecs.sizes import most_gathered
 from paceline.core.splits.derivation import Program
 from paceline.engines.setup import set_up
-from paceline.errors import PacelineError, PlanError, UsageError, suggest
+from paceline.errors import PacelineError, PlanError, UsageError, is_whole, suggest
+from paceline.errors.arguments import check_arguments
 from paceline.gradients.payload import Payload
-from paceline.jobs.job import Job
+from paceline.jobs.job import Job, checked
 from paceline.planner import cluster as clusters
 from paceline.planner.candidates import LEARNING, Candidate, candidates, numbers_of_workers
 from paceline.planner.card import Card, default_file
@@ -146,7 +147,7 @@ def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> C
 
 def facts_of(job: Job, coded: bool = False) -> tuple[Facts, int]:
     """Return what the planner knows of a job, and its updates in an epoch; with `coded` the costs of codecs, too."""
-    _refuse_giants(job)
+    _refuse_giants(checked(job))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         setup = set_up(job.with_(compute="autograd"), make("sequential"), "virtual", 1)
@@ -227,6 +228,7 @@ def choose(
         link: The network between as many machines like this one as there are workers (default 4), as in
             `"100Mbit,1ms"`. With `learning="any"` codecs are considered, too.
     """
+    given = locals()
     if prices is not None and cluster is None:
         raise UsageError("prices= needs cluster=, a file that says which machines are to be paid; see docs/planner.md")
     if link is not None and cluster is not None:
@@ -234,8 +236,9 @@ def choose(
     for name, value, allowed in (("goal", goal, GOALS), ("level", level, LEVELS), ("learning", learning, LEARNING)):
         if value not in allowed:
             raise UsageError(f"{name}={value!r}; {suggest(value, allowed)}")
-    if workers is not None and workers < 1:
-        raise UsageError(f"workers={workers}: give at least 1")
+    if workers is not None and not is_whole(workers, 1):
+        raise UsageError(f"workers={workers!r} is not a whole number of at least 1")
+    check_arguments(choose, given)
     links = links_of(link) if link is not None else None
     if links is not None or cluster is not None:
         there = Cluster((Node(open_card(card, say), workers or 4),), links) if links else cluster_of(cluster, prices)

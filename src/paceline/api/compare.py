@@ -25,6 +25,7 @@ from paceline.api.overhead import Case, step, unmeasured, verdict
 from paceline.api.timing import Entrant, Ratio, Say, Schedule, Timed, time_plans
 from paceline.api.train import RUNS, train
 from paceline.errors import PlanError, UsageError, is_positive, is_whole
+from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Job, checked
 from paceline.plans.plan import Plan
 from paceline.runs.comparison import Answer, ComparisonRecord, Row, Step, Timing
@@ -145,6 +146,7 @@ def compare(
         say: A function that is called with lines of text about the progress.
         command: The command that trains this job, without a plan; the recommendation quotes it.
     """
+    check_arguments(compare, {"link": link, "folder": folder, "say": say, "command": command})
     chosen = _chosen(plans, workers, seconds, link)
     checked(job).refuse_unused()
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result

@@ -30,6 +30,7 @@ from paceline.engines.job_file import load_job_file
 from paceline.engines.setup import set_up
 from paceline.engines.threads import threads
 from paceline.errors import JobWarning, RunFolderError, UsageError, suggest
+from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Job
 from paceline.runs.record import read_record
 from paceline.runs.run import Run
@@ -74,6 +75,7 @@ def compress(
         job: The job, where the run's folder could not keep it.
         say: A function that is called with lines of text about the progress.
     """
+    check_arguments(compress, locals())
     begun = time.monotonic()
     made = _target(target)
     bounds = Bounds(within, reading.latency(latency, target != "here"), reading.size(size), confidence)

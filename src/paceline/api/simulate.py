@@ -13,6 +13,7 @@ from paceline.api.measuring import Say
 from paceline.api.train import train
 from paceline.engines.virtual import World
 from paceline.errors import UsageError
+from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Job
 from paceline.planner.card import Card
 from paceline.planner.cluster import Cluster, Node
@@ -82,6 +83,7 @@ def simulate(
         max_updates: Updates of all workers together. Default: 100 per worker, or 100 under a synchronous plan.
         arithmetic: Also compute the gradients, so that learning with this staleness is predicted. As slow as training.
     """
+    check_arguments(simulate, locals())
     chosen = Plan.parse(plan, workers)
     if chosen.traits.local_only:
         raise UsageError(f"plan {chosen.name!r} {chosen.traits.local_only}, and cannot be simulated")

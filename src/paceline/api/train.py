@@ -36,6 +36,7 @@ from paceline.errors import (
     is_whole,
     suggest,
 )
+from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.jobs.job import Job, checked
 from paceline.plans.clusters import check_method
@@ -95,6 +96,7 @@ def train(
         backups: Servers on other nodes that hold a copy of each shard, on a cluster and under plans with servers.
         address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run.
     """
+    given = locals()
     _check_together(engine, address, keys, epochs, resume)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)
     if progress is not None and not callable(progress):
@@ -102,9 +104,10 @@ def train(
             f"progress={progress!r} is not a function that takes a Progress; for a bar give "
             "callbacks=[paceline.ProgressBar()]"
         )
-    for word, value in {"max_updates": max_updates, "workers": workers}.items():
-        if value is not None and not is_whole(value, 1):
-            raise UsageError(f"{word}={value!r} is not a whole number of at least 1")
+    for word, value, least in (("max_updates", max_updates, 1), ("workers", workers, 1), ("backups", backups, 0)):
+        if value is not None and not is_whole(value, least):
+            raise UsageError(f"{word}={value!r} is not a whole number of at least {least}")
+    check_arguments(train, given)
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
     ray = RayOptions(address, trusted_network) if engine == "ray" else None

@@ -27,6 +27,7 @@ from paceline.api.tuning_setup import (
 )
 from paceline.data.opening import open_source
 from paceline.errors import JobError, TuningError
+from paceline.errors.arguments import check_arguments
 from paceline.gradients.fused_replica import check_fusible
 from paceline.jobs.job import Job
 from paceline.runs.json_files import write_json
@@ -99,14 +100,14 @@ def tune(
         storage: A storage of Optuna, such as `"sqlite:///tuning.db"`. Trials are written to its study of the job's
             name; samplers of Optuna also learn from what others wrote there.
     """
-    search = Search.parse(search)
+    check_arguments(tune, locals())
     make, own, origin = functions(make_job, objective, data_dir)
     parts = space_of(space, make)
     where = Where(engine, address, keys, trusted_network, workers)
     where.check(trials)
     asked = Asked(
-        make, own, origin, parts, search, workers, budget, metric, mode, max_t, steps_per_epoch, trials, plan, seed,
-        seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
+        make, own, origin, parts, Search.parse(search), workers, budget, metric, mode, max_t, steps_per_epoch, trials,
+        plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
     )  # fmt: skip
     found: Tuning = meet(where, folder, asked.name, lambda place, array: _tune(replace(asked, place=place), array))
     return found
@@ -152,6 +153,7 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
     `array` is the folder of the tuning that all tasks of an array share.
     """
     make, search = asked.make, asked.search
+    _check_numbers(asked)
     check(asked.space, search, asked.workers, asked.budget, asked.trials, asked.plan, make)
     job = probe(make, asked.space, asked.seed) if make is not None else None
     measure, mode = measure_of(asked.metric, asked.mode, asked.steps_per_epoch, job)
@@ -187,6 +189,13 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
         if path is not None:
             _write(path, found, header, asked, study)
         return found
+
+
+def _check_numbers(asked: Asked) -> None:
+    """Raise TuningError for a time or a number of steps that is not above 0."""
+    for word in ("seconds", "timeout", "max_t"):
+        if (value := getattr(asked, word)) is not None and not value > 0:
+            raise TuningError(f"{word}={value!r} is not above 0; give a larger number, or leave it out")
 
 
 def _run(study: Study, way: Way, asked: Asked, path: Path | None, header: dict[str, Any]) -> Tuning:

@@ -17,6 +17,7 @@ from paceline.api.finalists import measured_in_rounds
 from paceline.api.measuring import Say, traced
 from paceline.api.planner_page import validation_page
 from paceline.errors import PacelineError, UsageError
+from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Job
 from paceline.planner import history
 from paceline.planner.candidates import Candidate, numbers_of_workers
@@ -55,6 +56,7 @@ def validate(
         page: An HTML file to write: predicted and measured, with the timelines of the fastest plans.
         say: A function that is called with lines of text about the progress.
     """
+    check_arguments(validate, locals())
     if rounds < 2:
         raise UsageError(f"rounds={rounds}: give at least 2, since the noise floor is the same plan measured twice")
     wanted = [Plan.parse(text, workers) for text in plans]  # before anything takes time

@@ -9,6 +9,7 @@ from typing import Any, final
 from paceline.callbacks import Training, require_figure
 from paceline.callbacks.metric import Best
 from paceline.errors import UsageError
+from paceline.errors.arguments import check_arguments
 from paceline.runs.record import Evaluation
 
 
@@ -23,6 +24,9 @@ class BestCheckpoint:
     """
 
     def __init__(self, metric: str = "test_loss", *, mode: str | None = None, file: str = "best.pt") -> None:
+        check_arguments(BestCheckpoint.__init__, locals())
+        if not file or Path(file).name != file:
+            raise UsageError(f"file={file!r} is not the name of a file in the run's folder; give one, as 'best.pt' is")
         self.best, self.file = Best(metric, mode, 0.0), file
         #: Where the model lies, and after how many updates it was evaluated; None before the first evaluation.
         self.path: Path | None = None

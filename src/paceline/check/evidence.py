@@ -11,7 +11,7 @@ import ast
 import re
 
 from paceline.check.catalogue import ASYNC_LOCKS, LOCKS
-from paceline.check.declarations import Class
+from paceline.check.declarations import Class, Function
 from paceline.check.names import short_name
 from paceline.check.summaries import Facts
 from paceline.check.together.places import file_number, same_file
@@ -49,6 +49,11 @@ def _of_class(cls: Class, facts: Facts) -> float:
     if found < CLAIMS and _CLAIM.search(ast.get_docstring(cls.node, clean=False) or ""):
         found = CLAIMS
     return max(found, NAMED if _SHARED_NAMES.search(cls.name) else 0.0)
+
+
+def of_all_objects(fn: Function) -> bool:
+    """Whether the state of a function's first argument is one for the whole process: that of a class."""
+    return fn.name == "__new__" or fn.self_name in ("cls", "klass", "mcs", "metacls")
 
 
 def owns_lock(cls: Class, facts: Facts) -> bool:

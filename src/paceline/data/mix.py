@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.data.shards import Shards
 from paceline.data.traits import SourceTraits
 from paceline.errors import DataError
+from paceline.errors.arguments import check_arguments
 
 #: The largest common denominator of the weights: the proportions repeat after so many samples.
 PERIOD = 10_000
@@ -37,6 +38,7 @@ class Mix:
     traits = SourceTraits()
 
     def __init__(self, weights: Mapping[Shards, float], samples: int | None = None, seed: int = 0) -> None:
+        check_arguments(Mix.__init__, locals())
         self.sources, self.seed = list(weights), seed
         if not self.sources or any(not isinstance(source, Shards) for source in self.sources):
             raise DataError("Mix needs {Shards(...): weight, ...}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.data.shards import FixedColumn, RaggedColumn
 from paceline.data.traits import SourceTraits
 from paceline.errors import DataError
+from paceline.errors.arguments import check_arguments
 from paceline.shards.sealed import SealedList, has_writer, note_position
 from paceline.shards.writing import shard_files
 
@@ -37,6 +38,7 @@ class Stream:
     traits = SourceTraits()
 
     def __init__(self, folder: str | Path, samples: int | None = None, timeout: float = 60.0) -> None:
+        check_arguments(Stream.__init__, locals())
         self.folder, self.timeout = Path(folder), timeout
         self._open()
         self.samples = int(self._ends[-1]) if samples is None and len(self._ends) else samples or 0

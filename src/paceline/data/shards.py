@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.data.traits import SourceTraits
 from paceline.errors import DataError, suggest
+from paceline.errors.arguments import check_arguments
 from paceline.shards.manifest import Column, read_manifest
 from paceline.shards.mapping import map_ragged, map_rows
 from paceline.shards.writing import shard_files
@@ -90,6 +91,7 @@ class Shards:
         window: int = 0,
         seed: int = 0,
     ) -> None:
+        check_arguments(Shards.__init__, locals())
         self.folder, self.split, self.normalize = Path(folder), split, tuple(normalize)
         self.window, self.seed = window, seed
         self.manifest = read_manifest(folder)

@@ -44,10 +44,10 @@ FAMILIAR_OPTIONS = {
 }
 
 
-def suggest(given: str, allowed: Iterable[str]) -> str:
+def suggest(given: object, allowed: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the nearest allowed one, then all of them."""
     names = sorted(allowed)
-    word, lower = given.lower(), {name.lower(): name for name in names}
+    word, lower = str(given).lower(), {name.lower(): name for name in names}
     near = difflib.get_close_matches(word, lower, n=1) or [name for name in lower if word and name.startswith(word)]
     did_you_mean = f"did you mean {lower[near[0]]!r}? " if near else ""
     return f"{did_you_mean}Allowed: {', '.join(names)}"

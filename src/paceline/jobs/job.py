@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import JobError, is_positive, is_whole, suggest, users_code
+from paceline.errors.arguments import wrong_types
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
 from paceline.jobs.arrays import as_tensors
 from paceline.jobs.compiling import unwrapped
@@ -193,6 +194,8 @@ class Job:
             value = getattr(self, word)
             if value is not None and not callable(value):
                 yield f"{word}={value!r:.60} is not a function; give one, such as {usual}"
+        fields = ("name", "shuffle", "compile_options")
+        yield from wrong_types(Job, {word: getattr(self, word) for word in fields})
         if isinstance(self.loss, type) and issubclass(self.loss, nn.Module):
             yield f"loss={self.loss.__name__} is a class; give an object of it, as in loss=nn.{self.loss.__name__}()"
         if isinstance(self.data, tuple) and any(isinstance(part, list) for part in self.data):
@@ -210,6 +213,8 @@ class Job:
             yield f"metrics={self.metrics!r:.60} is not a dictionary {{name: metric}}, nor a metric or a list of some"
             return
         for name, metric in self.metrics.items():
+            if not isinstance(name, str):
+                yield f"metrics= has a metric called {name!r}; give it a name, as in metrics={{'f1': ...}}"
             if name in RESERVED:
                 yield f"a metric cannot be called {name!r}, as a run has a figure of this name; give it another one"
             if not (goes_by_batches(metric) or callable(metric)):

@@ -59,6 +59,11 @@ def _module(path: str, file: Path) -> ModuleType:
     """Import a user's file."""
     if not file.is_file():
         raise JobError(f"there is no file {path}")
+    if file.stem in sys.stdlib_module_names:
+        raise JobError(
+            f"{path} has the name of a module of Python's standard library, in whose place other modules would import "
+            f"it; rename it, as to my_{file.name}"
+        )
     spec = importlib.util.spec_from_file_location(f"paceline_job_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
@@ -69,7 +74,8 @@ def _module(path: str, file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise JobError(f"{path} does not parse: line {error.lineno}: {error.msg}") from error
+        where = f"line {error.lineno}: " if error.lineno else ""
+        raise JobError(f"{path} does not parse: {where}{error.msg}") from error
     except (Exception, SystemExit) as error:
         line = next(
             (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(file)), 0

@@ -62,7 +62,11 @@ def load_toml(path: str, load: Callable[[str], Job]) -> Job:
     if start.partition(":")[0].endswith((".py", ".toml")):
         start = str(Path(path).parent / start)
     changes = {name: _value(path, name, value) for name, value in settings.items()}
-    return load(start).with_(**{"name": Path(path).stem, **changes})
+    try:
+        job = load(start)
+    except RecursionError:
+        raise JobError(f"{path} starts from itself; give from = a Python file or a built-in job") from None
+    return job.with_(**{"name": Path(path).stem, **changes})
 
 
 def _value(path: str, name: str, value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from paceline.errors import JobError
+from paceline.errors import JobError, users_code
 from paceline.parameters.optimizers import LRSchedule, Optimizer
 
 
@@ -76,7 +76,8 @@ def follows_loss(schedule: LRSchedule, optimizer: Optimizer) -> bool:
     Raises:
         JobError: the function returns no schedule.
     """
-    made = schedule(optimizer)
+    with users_code("lr_scheduler="):
+        made = schedule(optimizer)
     if not callable(getattr(made, "step", None)):
         raise JobError(
             f"lr_scheduler= returned {type(made).__name__}, which has no step(); return a scheduler of "

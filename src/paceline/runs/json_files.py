@@ -30,6 +30,9 @@ def write_json(file: Path, value: Any) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     """Read one JSON object; RunFolderError if the file holds anything else."""
     try:
-        return dict(json.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
-        raise RunFolderError(f"{file} is damaged: {error}") from None
+        found = json.loads(file.read_text())
+    except ValueError as error:
+        raise RunFolderError(f"{file} is damaged: {error}; give another folder") from None
+    if not isinstance(found, dict):
+        raise RunFolderError(f"{file} is damaged: it holds a {type(found).__name__}, no object; give another folder")
+    return found

@@ -243,7 +243,9 @@ def read_record(path: Path) -> RunRecord:
     """Read a run folder's run.json; RunFolderError if it is missing, damaged or of a newer schema."""
     try:
         record = read_as(RunRecord, path / "run.json")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RunFolderError(f"{path} is not a run's folder: it has no run.json") from None
+    if record.plan == RunRecord.plan:
+        raise RunFolderError(f"{path / 'run.json'} is damaged: it names no plan; give the folder of another run")
     precision = record.job.precision
     return record.with_(job=replace(record.job, precision=JOB_VALUES["precision"].get(precision or "", precision)))

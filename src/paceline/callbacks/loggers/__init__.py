@@ -100,8 +100,6 @@ SINKS: dict[str, Callable[..., Sink]] = {
 
 def named(loggers: Sequence[Any]) -> list[Any]:
     """Return loggers as callbacks: names, with options after a colon, are looked up; other objects are callbacks."""
-    if isinstance(loggers, str):
-        raise UsageError(f"loggers={loggers!r} is a word; give a list, as in loggers=[{loggers!r}]")
     return [_logger(each) if isinstance(each, str) else each for each in loggers]
 
 

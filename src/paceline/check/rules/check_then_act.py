@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.accesses import Access
 from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.declarations import Class, Function
-from paceline.check.evidence import CLAIMS, of_threads
+from paceline.check.evidence import CLAIMS, IMPORTS, of_all_objects, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
@@ -62,7 +62,8 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
     """Checks of a key and uses of it in functions that threads run at the same time."""
     for access, line in list(filled_if_missing(accesses))[:1]:
         together = overlap(access.fn, access.fn, facts)
-        if not together and (sign < CLAIMS or access.fn.asynchronous or facts.guards(access.fn)):
+        least = IMPORTS if of_all_objects(access.fn) else CLAIMS
+        if not together and (sign < least or access.fn.asynchronous or facts.guards(access.fn)):
             continue
         yield finding(
             access.node,

@@ -156,9 +156,14 @@ def _full(made: ast.Call, maker: Function, runs: Function, facts: Facts) -> tupl
             if queue.one_of_several or _leaves_unread(runs):
                 continue
             readers = [f for f in facts.module.functions for c in f.calls if _gets(c, queue.id, f, facts)]
-            if readers and not any(facts.reached.get(id(f)) for f in readers):
+            if readers and not any(_runs_beside(f, facts) for f in readers):
                 return call, queue.id
     return None
+
+
+def _runs_beside(fn: Function, facts: Facts) -> bool:
+    """Whether a thread, process or task runs a function, and so goes on while another one is joined."""
+    return any(root.startswith(("thread:", "process:", "task:")) for root in facts.reached.get(id(fn), ()))
 
 
 def _leaves_unread(runs: Function) -> bool:

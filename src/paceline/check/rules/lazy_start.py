@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.declarations import Function
-from paceline.check.evidence import OWNS_OTHER, of_threads, owns_lock
+from paceline.check.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, is_constant, short_name
 from paceline.check.rules.rule import Rule, finding
@@ -81,7 +81,8 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
         return
     together = overlap(fn, fn, facts)
     sign = of_threads(fn.cls if own else None, facts, fn.line)
-    if not together and (sign < OWNS_OTHER or facts.guards(fn) or fn.name.strip("_").startswith(PLAIN)):
+    least = IMPORTS if own and of_all_objects(fn) else OWNS_OTHER
+    if not together and (sign < least or facts.guards(fn) or fn.name.strip("_").startswith(PLAIN)):
         return
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:

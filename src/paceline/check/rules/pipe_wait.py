@@ -67,19 +67,22 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
     functions = [fn] if local or fn.cls is None else list(fn.cls.methods.values())
     if local and any(_is(a, name) for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))):
         return  # the function that it is passed to may read it
-    reads = [
-        a
+    places = [
+        (a, f)
         for f in functions
         for a in f.attributes
         if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")
     ]
+    reads = [a for a, _ in places]
     for f in functions:
         for call in f.calls:
             if not isinstance(call.func, ast.Attribute) or call.func.attr != "wait" or dotted(call.func.value) != name:
                 continue
             if local and call.lineno < made.lineno:
                 continue
-            before = [a for a in reads if _earlier(a, call, made) or not (local or f is fn is _of(a, fn))]
+            here = [a for a, at in places if at is f is fn and _earlier(a, call, made)]
+            elsewhere = [a for a, at in places if not local and (f is not fn or (at is not fn and _beside(at, facts)))]
+            before = here + elsewhere
             if not before and not (_timeout(call) and _ended(name, call, f)):
                 yield _report(call, made, f, " and ".join(pipes), f"{name}.communicate()")
                 return
@@ -108,9 +111,9 @@ def _earlier(read: ast.Attribute, wait: ast.Call, made: ast.Call) -> bool:
     return made.lineno <= read.lineno <= wait.lineno
 
 
-def _of(read: ast.Attribute, fn: Function) -> Function | None:
-    """The function, if a read is in it."""
-    return fn if any(a is read for a in fn.attributes) else None
+def _beside(fn: Function, facts: Facts) -> bool:
+    """Whether a thread or task runs a function, and so may read while another function waits."""
+    return any(root.startswith(("thread:", "task:")) for root in facts.reached.get(id(fn), ()))
 
 
 def _timeout(call: ast.Call) -> bool:

@@ -4,7 +4,8 @@ A `for` over a dictionary, set or deque raises when its size changes during the 
 repeats items. The same holds for a view (`.items()`) that a method returns. `list(self.d.items())` copies in one step
 and is safe with the GIL. Reported where the changes are made under a lock that the loop does not hold, in another
 thread, in a callback of a weak reference, which may run in the middle of the loop, by a callback that the loop calls or
-that the end of an element calls (`for c in self.open: c.close()`), or by the loop over a dictionary or set itself.
+that the end of an element calls (`for c in self.open: c.close()`), or by the loop over a dictionary or set itself and
+by a method that it calls.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
     changes = [a for a in accesses if a.kind in ("grow", "shrink")] if loops else []
     reported: set[int] = set()
     for loop in loops:
-        own = _changed_by_itself(loop, changes)
+        own = _changed_by_itself(loop, changes) or _changed_by_callee(loop, changes)
         if own is not None and id(loop.fn) not in reported:
             reported.add(id(loop.fn))
             yield _report_itself(loop, own)
@@ -111,7 +112,7 @@ def _by_element(loop: Access, changes: list[Access], facts: Facts) -> Access | N
         n for s in around.body for n in ast.walk(s) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
     ]
     ends = any(c.func.attr in ENDS and dotted(c.func.value) in names for c in calls)  # type: ignore[attr-defined]
-    removals = (c for c in changes if c.kind == "shrink" and c.fn is not loop.fn)
+    removals = (c for c in changes if c.kind == "shrink" and c.fn is not loop.fn and not c.fn.asynchronous)
     called_back = (c for c in removals if c.fn.name in facts.used_as_values)
     return next(called_back, None) if ends else None
 
@@ -132,6 +133,22 @@ def _changed_by_itself(loop: Access, changes: list[Access]) -> Access | None:
             rest = block[block.index(statement) + 1 :]
             if not any(isinstance(s, ast.Break | ast.Return | ast.Raise) for s in rest):
                 return change
+    return None
+
+
+def _changed_by_callee(loop: Access, changes: list[Access]) -> Access | None:
+    """A removal by a method of the own object that the loop over a dictionary calls, after which the loop goes on."""
+    around = enclosing(loop.node, ast.For)
+    view = parent(parent(loop.node) or loop.node) if loop.kind == "view" else None
+    if not isinstance(around, ast.For) or view is None or around.iter is not view:
+        return None
+    for statement in around.body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        name = dotted(call.func) if isinstance(call, ast.Call) else ""
+        found = (c for c in changes if name == f"{loop.fn.self_name}.{c.fn.name}" and c.kind == "shrink")
+        change = next((c for c in found if _removes(c, keyed=True)), None)
+        if change is not None and not isinstance(around.body[-1], ast.Break | ast.Return | ast.Raise):
+            return change
     return None
 
 

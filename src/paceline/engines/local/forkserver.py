@@ -14,7 +14,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator, Sequence
-from multiprocessing import forkserver, process, resource_tracker
+from multiprocessing import forkserver, process, resource_tracker, util
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ def prepare(preload: Sequence[str] = PRELOAD) -> None:
     if preload is PRELOAD and _light == os.getpid() and not multiprocessing.active_children():
         _end()
     forkserver.set_forkserver_preload([*preload, "paceline.engines.local.forkserver_exit"])
-    resource_tracker.ensure_running()  # which would let the signals through again
+    with _folder_unseen():
+        resource_tracker.ensure_running()  # which would let the signals through again
     server: Any = forkserver._forkserver
     this: Any = process.current_process()
     settings = this._config
@@ -44,7 +45,8 @@ def prepare(preload: Sequence[str] = PRELOAD) -> None:
         settings["tempdir"] = folder
         try:
             begun = server._forkserver_pid
-            server.ensure_running()
+            with _folder_unseen():
+                server.ensure_running()
             if server._forkserver_pid != begun:
                 _light = None if preload is PRELOAD else os.getpid()
             if str(server._forkserver_address).startswith(folder):
@@ -54,6 +56,21 @@ def prepare(preload: Sequence[str] = PRELOAD) -> None:
             settings.pop("tempdir")
             if before is not None:
                 settings["tempdir"] = before
+
+
+@contextlib.contextmanager
+def _folder_unseen() -> Iterator[None]:
+    """Let Python start without the working folder in its path, where a `random.py` would be taken for Python's own.
+
+    Workers get the path of their parent. Before Python 3.11 there is no such option.
+    """
+    flags: Any = util._args_from_interpreter_flags  # type: ignore[attr-defined]
+    if sys.version_info >= (3, 11):
+        util._args_from_interpreter_flags = lambda: [*flags(), "-P"]  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        util._args_from_interpreter_flags = flags  # type: ignore[attr-defined]
 
 
 def _end() -> None:

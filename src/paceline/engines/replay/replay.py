@@ -27,6 +27,7 @@ from paceline.engines.replay.from_trace import ReplayedVersion
 from paceline.engines.setup import Setup, set_up
 from paceline.engines.threads import threads
 from paceline.errors import JobWarning, ReplayDiverged, UsageError
+from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import sha256
 from paceline.plans.plan import Plan
@@ -67,6 +68,7 @@ def replay(
         data: The data, where the folder could not keep it.
         job: The job, where the folder could not keep it.
     """
+    check_arguments(replay, locals())
     if isinstance(until, str) and until not in ("nan", "failure") and not until.isdigit():
         raise UsageError(f"until={until!r} is neither an update number nor 'nan' nor 'failure'")
     opened, record, trace = _open(run, data, job)

@@ -24,6 +24,7 @@ from paceline.engines.virtual.server import run_server
 from paceline.engines.virtual.splits import run_split
 from paceline.engines.virtual.synchronous import run_synchronous
 from paceline.engines.virtual.world import World
+from paceline.errors.arguments import check_arguments
 from paceline.gradients.payload import Payload
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
@@ -61,6 +62,7 @@ RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any, Rows], None]] = {
 
 def train(setup: Setup, world: World) -> Outcome:
     """Train with the job's real arithmetic, in virtual time."""
+    check_arguments(train, {"world": world})
     with threads(setup.plan.threads):
         plan, layout = setup.plan, setup.layout
         arithmetic = _arithmetic(setup)

@@ -27,6 +27,7 @@ WAYS = ("auto", "processes", "stacked", "distributed", "here")
 FEW = 4  # trials of an architecture, with fewer of which stacking is not looked at
 PREVIEWED = 16  # configurations by which architectures are distinguished
 LOOK = 0.05  # seconds for which a separate training is timed
+STARTING = 3.0  # seconds until processes that import PyTorch can begin
 
 
 class Way(NamedTuple):
@@ -70,7 +71,7 @@ def choose(asked: str, way: Way, study: Study) -> Chosen:
     name, why = (asked, "") if asked != "auto" else _measured(way, study, forms) if way.place is None else (RANKS, "")
     trials: Trials
     if name == "here":
-        trials = Here(way.objective, study.report, way.terms)
+        trials = Here(way.objective, study.report, way.terms, way.timeout, short=bool(why))
     elif name == "stacked":
         assert isinstance(way.objective, JobObjective)
         trials = Stacked(way.objective, study.report, way.terms, forms.stack, lambda: _team(way, study), way.timeout)
@@ -95,52 +96,64 @@ def _crew(way: Way, study: Study) -> Crew:
 
 
 def _measured(way: Way, study: Study, forms: Forms) -> tuple[str, str]:
-    """Return the faster one of processes and stacked trials for the first configurations, and why."""
+    """Return the way that is expected to be done first, by the seconds of the first configurations, and why."""
     if not isinstance(way.objective, JobObjective):
-        return "processes", "a function that contains its own training is not stacked"
-    if study.total < FEW:
-        return "processes", f"stacking is not looked at for fewer than {FEW} trials"
+        return "processes", "a function that contains its own training is not timed"
     try:
-        together, apart = _timed(way.objective, way, study, forms)
-    except CannotStack as reason:
-        return "processes", f"the trials are not stacked: {reason}"
+        apart, together, reason = _timed(way.objective, way, study, forms)
     except (Exception, SystemExit) as error:  # of the user's own job, which will fail as a trial and say why
-        return "processes", f"the first configurations could not be stacked: {type(error).__name__}"
-    times = f"stacked, a trial takes {together:.3g} s of this machine, and in processes {apart:.3g} s"
-    if together < apart:
-        return "stacked", f"{times}: {apart / together:.1f} times as fast"
-    return "processes", f"{times}: stacking is slower here"
+        return "processes", f"the first configurations could not be timed: {type(error).__name__}"
+    return fastest(apart, together, study.total, way.cores, reason)
 
 
-def _timed(objective: JobObjective, way: Way, study: Study, forms: Forms) -> tuple[float, float]:
-    """Return the seconds of a trial of the first configurations in stacks, and those in processes.
+def fastest(apart: float, together: float | None, trials: int, cores: int, reason: str) -> tuple[str, str]:
+    """Return the way in which so many trials are expected to be done first, and why.
+
+    `apart` are the seconds of a trial in a process, `together` those of one in a stack; None, with a `reason`, where
+    trials cannot be stacked.
+    """
+    seconds = {"here": trials * apart, "processes": STARTING + trials * apart / min(cores, trials)}
+    if together is not None:
+        seconds["stacked"] = trials * together
+    said = ", ".join(f"{name} {spent:.2g} s" for name, spent in seconds.items())
+    return min(seconds, key=seconds.__getitem__), f"expected for {trials} trials: {said}{reason}"
+
+
+def _timed(objective: JobObjective, way: Way, study: Study, forms: Forms) -> tuple[float, float | None, str]:
+    """Return the seconds of a trial of the first configurations in a process and in stacks, or why there are none.
 
     Those that cannot be stacked run in processes in either case, and are not counted.
     """
-    shapes, reason = _shapes(objective, way, study)
+    job, shapes, reason = _shapes(objective, way, study)
     previewed = sum(len(jobs) for jobs, _ in shapes.values())
-    if previewed < FEW * len(shapes):
-        raise CannotStack(f"the first {previewed} configurations have {len(shapes)} architectures")
+    if previewed < FEW * max(1, len(shapes)):
+        if shapes:
+            reason = CannotStack(f"the first {previewed} configurations have {len(shapes)} architectures")
+        shapes = {}
     together = apart = 0.0
     for shape, (jobs, source) in shapes.items():
         share = len(jobs) / previewed
         try:
             with limited(way.timeout):
                 stacked = forms.seconds(shape, jobs, source, max(1, int(share * study.total)))
-                alone = _apart(objective, jobs[0]) / way.cores
+                alone = _apart(objective, jobs[0])
         except (Exception, SystemExit) as error:
             reason = error
             continue
         together, apart = together + share * stacked, apart + share * alone
-    if not together:
+    if together:
+        return apart, together, ""
+    if job is None:
         raise reason
-    return together, apart
+    with limited(way.timeout):
+        return _apart(objective, job), None, f"; not stacked: {reason or type(reason).__name__}"
 
 
 def _shapes(
     objective: JobObjective, way: Way, study: Study
-) -> tuple[dict[str, tuple[list[Job], TensorSource]], BaseException]:
-    """Return the first configurations' jobs by their shape, and why others have none."""
+) -> tuple[Job | None, dict[str, tuple[list[Job], TensorSource]], BaseException]:
+    """Return the first job that can be made, the first jobs by their shape, and why others have none."""
+    first: Job | None = None
     shapes: dict[str, tuple[list[Job], TensorSource]] = {}
     reason: BaseException = CannotStack("no configuration is known before it begins")
     for number in range(min(PREVIEWED, study.total)):
@@ -150,21 +163,24 @@ def _shapes(
         try:
             with limited(way.timeout):
                 job = objective.job(Trial(number, configuration, 0, 1, way.terms.seed))
+                first = first or job
                 shape, source = shape_of(job)
         except (Exception, SystemExit) as error:
             reason = error
             continue
         shapes.setdefault(shape, ([], source))[0].append(job)
-    return shapes, reason
+    return first, shapes, reason
 
 
 def _apart(objective: JobObjective, job: Job) -> float:
-    """Return the seconds for which a process with one thread trains a job."""
+    """Return the seconds for which a process with one thread sets a job up and trains it."""
     with one_thread():
+        origin = time.perf_counter()
         training = objective.train(job)
         training.advance(1)
         done, begin = 1, time.perf_counter()
         while done < training.agenda.updates and time.perf_counter() - begin < LOOK:
             done = min(2 * done, training.agenda.updates)
             training.advance(done)
-        return (time.perf_counter() - begin) / max(1, done - 1) * training.agenda.updates
+        update = (time.perf_counter() - begin) / max(1, done - 1)
+        return begin - origin + update * (training.agenda.updates - 1)
