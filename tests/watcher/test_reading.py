@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import socket
 import subprocess
 import sys
@@ -141,8 +142,9 @@ if __name__ == "__main__":
             process = next(each for each in proc.look([started.pid]).processes if each.pid == started.pid)
             owners = process.main.owners
         finally:
-            for pid in reversed(proc.tree([started.pid])):
-                os.kill(pid, 9)
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # a pool starts a worker anew that is ended before it
+                for pid in proc.tree([started.pid]):
+                    os.kill(pid, number)
     delivers = [tid for tid in process.tids if "_handle_results" in {f.function for f in process.stack_of(tid)}]
     assert owners == tuple(delivers or [ENDED])
     assert bool(delivers) == readable
