@@ -38,6 +38,7 @@ from mine import git_directory  # noqa: E402
 from record import write  # noqa: E402
 
 NEAR = 10
+PARTS = ("rules", "choose", "last", "fresh", "fresh2", "fresh3", "fresh4", "fresh5", "all")
 FAMILIES = {
     "collective": ("PC5",),
     "deadlock": ("PC1", "PC2", "PC3", "PC5"),
@@ -177,11 +178,7 @@ def rows_of(split: str) -> Iterator[dict[str, str]]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("clones", type=Path)
-    options.add_argument(
-        "--split",
-        default="rules",
-        choices=("rules", "choose", "last", "fresh", "fresh2", "fresh3", "fresh4", "fresh5", "all"),
-    )
+    options.add_argument("--split", default="rules", choices=PARTS)
     options.add_argument("--around", type=int, default=60, help="the most modules of a package that are checked along")
     options.add_argument("--min-confidence", type=float, default=Options().min_confidence)
     options.add_argument("--verbose", action="store_true")
