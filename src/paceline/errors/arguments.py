@@ -7,7 +7,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def _is_union(annotation: Any) -> bool:
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a value is of a kind, as this is meant: True is no number, a string no list, and a path any path."""
     if kind in (int, float):
-        return isinstance(value, Real if kind is float else int) and not isinstance(value, bool)
+        return isinstance(value, Real if kind is float else Integral) and not isinstance(value, bool)
     if kind is Path:
         return isinstance(value, os.PathLike)
     if kind is Sequence:
