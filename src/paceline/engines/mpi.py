@@ -73,19 +73,33 @@ def train(setup: Setup) -> Outcome:
 
 @contextmanager
 def one_for_all(alike: type[PacelineError]) -> Iterator[None]:
-    """End all ranks when this one fails, but not by an error that all of them raise."""
+    """End all ranks when this one fails, but not by an error of this type that all of them raise."""
+    refused: PacelineError | None = None
     try:
         yield
-    except alike:
+    except alike as error:
+        refused = error
+    except BaseException as error:
+        _abort(error)
         raise
-    except BaseException:
-        # The other ranks wait for this one, and would hang.
-        traceback.print_exc(file=sys.stderr)
-        sys.stderr.flush()
-        from mpi4py import MPI
+    from mpi4py import MPI
 
-        MPI.COMM_WORLD.Abort(1)
-        raise
+    failed = MPI.COMM_WORLD.allgather(refused is not None)
+    if refused is not None:
+        if not all(failed):
+            _abort(refused)
+        raise refused
+    if any(failed):
+        MPI.COMM_WORLD.Barrier()  # until the rank that has failed ends this one
+
+
+def _abort(error: BaseException) -> None:
+    """End all ranks: the others wait for this one, and would hang."""
+    traceback.print_exception(error, file=sys.stderr)
+    sys.stderr.flush()
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(1)
 
 
 def _train(setup: Setup) -> Outcome:

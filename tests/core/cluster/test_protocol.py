@@ -28,6 +28,13 @@ def test_no_history_of_5000_seeds_breaks_a_promise(part: int) -> None:
     assert found is None, History(Scenario.draw(found[0]), tell=True).tell()
 
 
+@pytest.mark.parametrize("seed", [121_183, 209_859, 219_656, 221_083, 249_647, 280_059, 304_389, 321_500])
+def test_histories_that_have_broken_a_promise_break_none(seed: int) -> None:
+    """A primary that a later desk came back to took gradients of parameters that others had made in between."""
+    history = History(Scenario.draw(seed), tell=True)
+    assert history.run() is None, history.tell()
+
+
 def test_rounds_are_made_of_gradients_of_their_own_parameters() -> None:
     """Under `backup` a push from older parameters is computed again, whatever happens to servers, workers and desk."""
     for needed in (1, 2, 3):

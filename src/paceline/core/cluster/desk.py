@@ -320,6 +320,10 @@ class DeskMachine:
         """Count a worker's block as finished, if all acknowledgements of it still hold; else lease it again."""
         held = self.leases.of_seat(seat)
         if held == NONE:
+            if request.finished >= self.leases.given_out * self.leases.block:
+                # An earlier desk gave it out, and its shards, but none of this desk's, have had it.
+                seat.request = request._replace(finished=NONE)
+                yield Again(tuple(self.leases.of(request.finished // self.leases.block)))
             return
         seat.holding = NONE
         by_all = {shard for shard, _ in request.acknowledged} == set(range(len(self.views)))

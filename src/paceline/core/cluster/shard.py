@@ -365,8 +365,9 @@ class ShardMachine:
             self._leave()
         if leads:
             self.lineage[self.follows] = self.version
-            if not self.primary:
-                self.starts = (*self.starts, Start(message.view, self.version))
+            # Also for one that leads already: others may have led in between, and a desk that did not hear of them may
+            # have come back to it.
+            self.starts = (*self.starts, Start(message.view, self.version))
         self.view, self.members, self.missing = message.view, message.members, NONE
         if leads:
             self.follows = self.synced = self.view
