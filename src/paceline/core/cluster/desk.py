@@ -257,7 +257,10 @@ class DeskMachine:
         orphans = [block for block in range(given_out) if not all(b in durable for b in leases.of(block))]
         leases.ready(given_out, orphans)
         for seat in self.seats.values():
-            leases.sit(seat)
+            if not isinstance(
+                seat.answer, AllDone
+            ):  # a worker that has ended asks for nothing more: no gate waits for it
+                leases.sit(seat)
         # After a loss a worker may have pushed what is lost of the block that it still holds.
         leased = [block for block in orphans if self._lossy or block not in held]
         again = tuple(b for block in leased for b in leases.of(block) if b not in durable)
