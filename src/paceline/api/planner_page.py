@@ -44,7 +44,7 @@ def validation_page(found: Validation, timelines: Sequence[tuple[str, Trace, Tra
     )
     body = section("Summary", f'<p class="lead">{escape(text)}</p>')
     rows = [
-        [c.plan + " + fused" * (c.compute == "fused"), micro(c.predicted), f"{micro(c.low)} to {micro(c.high)}",
+        [c.name, micro(c.predicted), f"{micro(c.low)} to {micro(c.high)}",
          micro(c.measured), f"{c.error:+.1%}", f"{c.noise:.1%}"]
         for c in found.checks
     ]  # fmt: skip

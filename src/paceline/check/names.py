@@ -70,6 +70,17 @@ def parent(node: ast.AST) -> ast.AST | None:
     return getattr(node, "up", None)
 
 
+def user_of(call: ast.Call) -> ast.AST | None:
+    """The syntax node that gets a call's result: its parent, or that of the await around it."""
+    up = parent(call)
+    return parent(up) if isinstance(up, ast.Await) else up
+
+
+def awaited(value: ast.expr | None) -> ast.expr | None:
+    """What an await waits for; another value as it is."""
+    return value.value if isinstance(value, ast.Await) else value
+
+
 def enclosing(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
     """The nearest enclosing node of these kinds within the same function."""
     at = parent(node)

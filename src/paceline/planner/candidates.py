@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from paceline.core.collectives.proof import prove
 from paceline.errors import PacelineError
+from paceline.planner.prediction import named
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import RECIPES, Plan, make
@@ -39,7 +40,7 @@ class Candidate:
     compute: str = "autograd"
 
     def __str__(self) -> str:
-        return f"{self.plan}{' + fused' if self.compute == 'fused' else ''}"
+        return named(self.plan, self.compute)
 
 
 def same_learning(plan: Plan) -> bool:

@@ -9,6 +9,11 @@ from typing import Any
 from paceline.plans.plan import Plan
 
 
+def named(plan: Plan | str, compute: str) -> str:
+    """Return a plan's name in rankings, with the way of computing where it is not PyTorch's."""
+    return f"{plan}{' + fused' if compute == 'fused' else ''}"
+
+
 @dataclass(frozen=True)
 class Terms:
     """The parts of the seconds of an update, averaged over workers."""
@@ -63,7 +68,7 @@ class Prediction:
 
     @property
     def name(self) -> str:
-        return f"{self.plan}{' + fused' if self.compute == 'fused' else ''}"
+        return named(self.plan, self.compute)
 
     @property
     def seconds(self) -> float:

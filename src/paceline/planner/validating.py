@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.planner.choosing import micro
-from paceline.planner.prediction import Prediction
+from paceline.planner.prediction import Prediction, named
 from paceline.runs.tables import TextTable
 
 
@@ -42,7 +42,7 @@ class Check:
 
     @property
     def name(self) -> str:
-        return f"{self.plan}{' + fused' if self.compute == 'fused' else ''}"
+        return named(self.plan, self.compute)
 
     @property
     def error(self) -> float:

@@ -51,7 +51,7 @@ def _present(test: ast.expr) -> str:
 
 
 def _waits(statements: list[ast.stmt]) -> bool:
-    """Whether one of these statements awaits, outside of a function inside it."""
+    """Whether an await stands in one of these statements."""
     return any(isinstance(n, ast.Await) for s in statements for n in ast.walk(s))
 
 

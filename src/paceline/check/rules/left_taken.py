@@ -19,7 +19,7 @@ from paceline.check.effects import text_of
 from paceline.check.evidence import IMPORTS, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.graph import may_raise
-from paceline.check.names import dotted, is_constant, parent, short_name
+from paceline.check.names import dotted, is_constant, parent, short_name, user_of
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import BEGINNINGS
 from paceline.check.summaries import Facts
@@ -78,15 +78,13 @@ def _taken(fn: Function, facts: Facts) -> Iterator[Taken]:
 
 def _plain(call: ast.Call) -> bool:
     """Whether the call is a statement of its own, or its result is kept under a name."""
-    up = parent(call)
-    up = parent(up) if isinstance(up, ast.Await) else up
+    up = user_of(call)
     return isinstance(up, ast.Expr) or (isinstance(up, ast.Assign) and isinstance(up.targets[0], ast.Name))
 
 
 def _kept(call: ast.Call) -> str:
     """The name of what was taken."""
-    up = parent(call)
-    up = parent(up) if isinstance(up, ast.Await) else up
+    up = user_of(call)
     return dotted(up.targets[0]) if isinstance(up, ast.Assign) else ""
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from paceline.check.declarations import Function
 from paceline.check.effects import has_timeout, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted
+from paceline.check.names import awaited, dotted
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -133,8 +133,7 @@ def _forgotten(
 
 
 def _call_of(statement: ast.stmt) -> ast.Call | None:
-    value = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
-    value = value.value if isinstance(value, ast.Await) else value
+    value = awaited(statement.value) if isinstance(statement, ast.Expr | ast.Assign) else None
     return value if isinstance(value, ast.Call) else None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, keyword, parent, short_name
+from paceline.check.names import awaited, dotted, enclosing, keyword, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
@@ -34,7 +34,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             ):
                 yield _report(call, call.func.value, fn, " and ".join(_pipes(call.func.value)), "communicate()")  # type: ignore[arg-type]
         for target, value in fn.assigns:
-            made = value.value if isinstance(value, ast.Await) else value
+            made = awaited(value)
             if isinstance(made, ast.Call) and _makes(made, fn, facts):
                 yield from _child(target, made, fn, facts)
 

@@ -15,7 +15,7 @@ from paceline.check.declarations import Class, Function
 from paceline.check.effects import text_of
 from paceline.check.evidence import IMPORTS, of_threads
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.names import awaited, dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import accesses_of_class
 from paceline.check.summaries import Facts
@@ -66,8 +66,7 @@ def _sent_before(store: Access, facts: Facts) -> ast.Call | None:
     for key in keys:
         if not isinstance(key, ast.Name):
             continue
-        value = store.fn.bound.get(key.id)
-        value = value.value if isinstance(value, ast.Await) else value
+        value = awaited(store.fn.bound.get(key.id))
         if isinstance(value, ast.Call) and value.lineno < store.line and _sends(value, store.fn, facts):
             return value
         for call in store.fn.calls:

@@ -14,7 +14,7 @@ from paceline.check.declarations import Function
 from paceline.check.duties import Duty, Skipped
 from paceline.check.effects import has_timeout, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, parent, short_name
+from paceline.check.names import awaited, dotted, parent, short_name, user_of
 from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -54,9 +54,9 @@ def _waits(facts: Facts) -> dict[str, tuple[Function, ast.AST]]:
                     found.setdefault("set", (fn, call))
             elif name == "result" and not call.args and not call.keywords:
                 found.setdefault("set_result", (fn, call))
-        for awaited in fn.awaits:
-            if isinstance(awaited.value, ast.Name) and _is_future(fn.bound.get(awaited.value.id)):
-                found.setdefault("set_result", (fn, awaited))
+        for wait in fn.awaits:
+            if isinstance(wait.value, ast.Name) and _is_future(fn.bound.get(wait.value.id)):
+                found.setdefault("set_result", (fn, wait))
     return found
 
 
@@ -90,7 +90,7 @@ def _passed(node: ast.expr) -> bool:
 def _taken(fn: Function) -> Iterator[tuple[ast.Call, set[str]]]:
     """The calls in a loop that take a request out of a queue, and the names that it gets."""
     for statement in {id(p): p for c in fn.calls if (p := _assignment(c)) is not None}.values():
-        value = statement.value.value if isinstance(statement.value, ast.Await) else statement.value
+        value = awaited(statement.value)
         target = statement.targets[0]
         parts = target.elts if isinstance(target, ast.Tuple) else [target]
         names = {part.id for part in parts if isinstance(part, ast.Name)}
@@ -102,8 +102,7 @@ def _assignment(call: ast.Call) -> ast.Assign | None:
     """The assignment of what a call takes out of a queue."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in TAKES or len(call.args) > 1:
         return None
-    up = parent(call)
-    up = parent(up) if isinstance(up, ast.Await) else up
+    up = user_of(call)
     return up if isinstance(up, ast.Assign) and up.value in (call, parent(call)) else None
 
 
