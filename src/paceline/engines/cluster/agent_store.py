@@ -4,7 +4,8 @@ rank 0                              torchrun's agent, at MASTER_ADDR:MASTER_PORT
 ------                              --------------------------------------------     ----------------
 listens; says its port -----------> keeps it --------------------------------------> asks until it is there
 
-Nothing secret is in it, and what is read there is not trusted: whoever listens at that port has to pass the door.
+Nothing secret is in it, and what is read there is not trusted: the process that listens at that port
+has to pass the door.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class AgentStore:
         return f"{self.name}/{next(_MEETINGS)}"
 
     def _connected(self, seconds: float) -> Any:
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         try:
             return TCPStore(*self.address, is_master=False, timeout=timedelta(seconds=seconds), wait_for_workers=False)
