@@ -15,7 +15,7 @@ from paceline.core.agenda import Agenda
 from paceline.core.codecs import Codec
 from paceline.core.codecs.catalogue import DENSE
 from paceline.core.schedules.own import Own
-from paceline.errors import PlanError, suggest
+from paceline.errors import PlanError, plain, suggest
 from paceline.plans.aliases import ALIASES, NEAREST, canonical
 from paceline.plans.codecs import codec_of, pull_of, refuse_option
 from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
@@ -140,6 +140,7 @@ def make(name: str, **given: Option) -> Plan:
 def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan:
     """Check the options of a plan and make it."""
     recipe = _recipe(name)
+    given = {key: plain(value) for key, value in given.items()}
     for key, value in given.items():
         if key not in recipe.options:
             if key == "codec":
