@@ -145,7 +145,8 @@ def findings_in(root: Path, files: set[str], options: Options) -> list[Finding]:
     below = [(finding, Path(finding.path).resolve()) for finding in report.findings]
     chosen = [(f, p.relative_to(root.resolve()).as_posix()) for f, p in below if not f.rule.startswith(NOT_RULES)]
     for finding, path in chosen:
-        finding.path = path
+        for place in finding.places:
+            place.path = path
     return [finding for finding, path in chosen if path in files]
 
 
@@ -202,8 +203,9 @@ def main() -> None:
                     sides.append(findings_in(Path(root), set(places), settings))
                     texts = [Path(root, file) for file in places]
                     lines = sum(text.read_bytes().count(b"\n") for text in texts if text.exists())
-            before, after = sides
-            left = {identity(finding) for finding in after}
+            before = [place for finding in sides[0] for place in finding.places]
+            after = sides[1]
+            left = {identity(place) for finding in after for place in finding.places}
             families = FAMILIES.get(row["kind"], ("PC",))
             vanished = [f for f in before if identity(f) not in left and f.rule.startswith(families)]
             hits = [f for f in before if f.rule.startswith(families) and is_near(f, places)]

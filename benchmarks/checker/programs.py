@@ -76,7 +76,7 @@ def findings_of(program: Program) -> list[Finding]:
         os.chdir(folder)
         found = check_paths([Path()], Options(cache=False)).findings
         os.chdir(HERE)
-    return found
+    return [place for finding in found for place in finding.places]
 
 
 def is_near(finding: Finding, places: dict[str, list[int]]) -> bool:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.api.ray_trials import on_ray
+from paceline.core.cluster.variables import value
 from paceline.engines import cluster
 from paceline.errors import RunFailed, TuningError, UsageError, suggest
 from paceline.links.tcp.doors import LOOPBACK, Address, Door
@@ -69,7 +70,7 @@ def engine_of(environ: Mapping[str, str] = os.environ) -> str:
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks share this machine, as far as their launcher says it."""
-    return max(int(environ.get(name) or 1) for name in LOCAL_SIZES)
+    return max(1, *(value(environ, name) for name in LOCAL_SIZES))
 
 
 def meet(where: Where, folder: str | Path | None, name: str, tune: Tune) -> Any:

@@ -14,7 +14,8 @@ from paceline.errors import UsageError
 
 def write_baseline(path: Path, findings: list[Finding]) -> None:
     """Make these findings the known ones."""
-    rows = [{"fingerprint": f.fingerprint, "path": f.path, "rule": f.rule, "function": f.function} for f in findings]
+    places = [place for finding in findings for place in finding.places]
+    rows = [{"fingerprint": f.fingerprint, "path": f.path, "rule": f.rule, "function": f.function} for f in places]
     path.write_text(json.dumps({"version": 1, "findings": rows}, indent=1) + "\n")
 
 

@@ -18,6 +18,10 @@ from paceline.check.findings import Finding, Step
 from paceline.narrative import Wait
 
 FOLDER = ".paceline_cache"
+_KEPT = (
+    *("rule", "line", "column", "function", "message", "remedy"),
+    *("confidence", "about", "ordinal", "verdict", "subject"),
+)
 
 
 class Cache:
@@ -64,8 +68,7 @@ def _checker_source() -> bytes:
 
 
 def _row(finding: Finding) -> dict[str, Any]:
-    names = ("rule", "line", "column", "function", "message", "remedy", "confidence", "about", "ordinal", "verdict")
-    return {name: getattr(finding, name) for name in names} | {"story": finding.story, "waits": finding.waits}
+    return {name: getattr(finding, name) for name in _KEPT} | {"story": finding.story, "waits": finding.waits}
 
 
 def _finding(row: dict[str, Any]) -> Finding:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from paceline.check.across.interface import Interface, interface_of
 from paceline.check.comments import with_comments
 from paceline.check.findings import Finding
+from paceline.check.mistakes import subject_of
 from paceline.check.module import Module
 from paceline.check.rules import RULES
 from paceline.check.rules.rule import Rule
@@ -115,6 +116,7 @@ def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
             continue
         for finding in rule.find(facts):
             finding.rule = rule.code
+            finding.subject = subject_of(finding, facts.module)
             found.setdefault((finding.rule, finding.line, finding.column), finding)
     return list(found.values())
 

@@ -34,6 +34,8 @@ class Finding:
     path: str = ""
     verdict: bool | None = None  # what a comment on its line says: a bug, or none
     ordinal: int = 0  # among findings of the same rule about the same thing in one function
+    subject: str = ""  # what it is about, where that has one name in the whole file
+    further: list[Finding] = field(default_factory=list)  # the same mistake at other places of the file
 
     @property
     def fingerprint(self) -> str:
@@ -41,8 +43,22 @@ class Finding:
         identity = "\0".join((self.path, self.rule, self.function, self.about, str(self.ordinal)))
         return hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16]
 
+    @property
+    def places(self) -> list[Finding]:
+        """The mistake at each of its places, this one first."""
+        return [self, *self.further]
+
+    @property
+    def elsewhere(self) -> str:
+        """The further places as words; empty where there are none."""
+        lines = [str(place.line) for place in self.further]
+        return f"also at line{'s' if lines[1:] else ''} {', '.join(lines)}" if lines else ""
+
     def explanation(self) -> str:
-        """The story and the remedy as lines of text."""
+        """The story, the remedy and the further places as lines of text."""
+        return "\n  => ".join(filter(None, (self._steps(), self.elsewhere)))
+
+    def _steps(self) -> str:
         scenes = [Scene(step.who, f"line {step.line}: {step.what}") for step in self.story]
         if not self.waits:
             return format_story("", scenes, self.remedy).lstrip("\n")
@@ -62,4 +78,8 @@ class Finding:
             "story": [step._asdict() for step in self.story],
             "confidence": round(self.confidence, 3),
             "fingerprint": self.fingerprint,
+            "also_at": [
+                {name: getattr(place, name) for name in ("line", "column", "function", "message", "fingerprint")}
+                for place in self.further
+            ],
         }

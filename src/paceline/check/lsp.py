@@ -2,7 +2,8 @@
 
 It speaks the Language Server Protocol 3.17: JSON after a header with its length. A file is checked when it is opened
 and when it is saved. Each finding is a diagnostic with its rule as the code and the steps of its story as related
-information; two quick fixes give it a verdict, by a comment at the end of its line.
+information, and further places of the same mistake after them; two quick fixes give it a verdict, by a comment at the
+end of the line of each place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from paceline.check.baseline import read_baseline
 from paceline.check.engine import examine
 from paceline.check.files import excluded
 from paceline.check.findings import Finding
+from paceline.check.mistakes import one_each
 from paceline.check.options import Options
 from paceline.check.run import displayed, worth_showing
 
@@ -72,26 +74,27 @@ class Server:
             return _published(uri, [])
         path = displayed(file)
         found = [finding for finding in examine(path, text).findings if self.options.includes(finding.rule)]
-        shown = [f for f in worth_showing(found, self.options) if f.fingerprint not in self.known]
+        shown = one_each(f for f in worth_showing(found, self.options) if f.fingerprint not in self.known)
         lines = text.splitlines()
         return _published(uri, [_diagnostic(finding, uri, lines) for finding in shown])
 
     def _verdicts(self, uri: str, diagnostics: Iterable[Message]) -> Iterator[Message]:
-        """The quick fixes of diagnostics: a comment that says whether each is a bug."""
+        """The quick fixes of diagnostics: comments at all places of each that say whether it is a bug."""
         lines = self.texts.get(uri, "").splitlines()
         for diagnostic in diagnostics:
-            line = diagnostic["range"]["start"]["line"]
-            if diagnostic.get("source") != "paceline" or line >= len(lines) or "#" in lines[line]:
+            places = [diagnostic["range"]["start"]["line"], *diagnostic.get("data", {}).get("also_at", ())]
+            free = [line for line in dict.fromkeys(places) if line < len(lines) and "#" not in lines[line]]
+            if diagnostic.get("source") != "paceline" or not free:
                 continue
-            end = {"line": line, "character": _units(lines[line])}
+            ends = [{"line": line, "character": _units(lines[line])} for line in free]
             for said in VERDICTS:
                 comment = f"  # paceline: {said} [{diagnostic['code']}]"
-                edit = {"range": {"start": end, "end": end}, "newText": comment}
+                edits = [{"range": {"start": end, "end": end}, "newText": comment} for end in ends]
                 yield {
                     "title": f"{diagnostic['code']} is {'a bug' if said == 'bug' else said}: say so in a comment",
                     "kind": "quickfix",
                     "diagnostics": [diagnostic],
-                    "edit": {"changes": {uri: [edit]}},
+                    "edit": {"changes": {uri: edits}},
                 }
 
 
@@ -140,14 +143,22 @@ def _diagnostic(finding: Finding, uri: str, lines: list[str]) -> Message:
         {"location": {"uri": uri, "range": _range(step.line, 1, lines)}, "message": f"{step.who}: {step.what}"}
         for step in finding.story
     ]
+    also = [
+        {"location": {"uri": uri, "range": _range(place.line, place.column, lines)}, "message": place.message}
+        for place in finding.further
+    ]
     return {
         "range": _range(finding.line, finding.column, lines),
         "severity": WARNING if finding.confidence >= 0.5 else INFORMATION,
         "code": finding.rule,
         "source": "paceline",
-        "message": f"{finding.message}\n=> {finding.remedy}",
-        "relatedInformation": steps,
-        "data": {"fingerprint": finding.fingerprint, "confidence": round(finding.confidence, 3)},
+        "message": "\n=> ".join(filter(None, (finding.message, finding.remedy, finding.elsewhere))),
+        "relatedInformation": steps + also,
+        "data": {
+            "fingerprint": finding.fingerprint,
+            "confidence": round(finding.confidence, 3),
+            "also_at": [place.line - 1 for place in finding.further],
+        },
     }
 
 

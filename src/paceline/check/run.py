@@ -16,6 +16,7 @@ from paceline.check.engine import UNREADABLE, Examined, is_relevant
 from paceline.check.feedback import Verdict, marked, read_verdicts, weigh
 from paceline.check.files import Skipped, choose_files
 from paceline.check.findings import Finding
+from paceline.check.mistakes import one_each
 from paceline.check.options import Options
 from paceline.check.order import within
 from paceline.check.parallel import Program, Source, check_programs
@@ -73,8 +74,8 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
     found = [f for f in _findings(chosen.files, options, report) if options.includes(f.rule)]
     found = worth_showing(found, options)
-    report.findings = [finding for finding in found if finding.fingerprint not in known]
-    report.known = len(found) - len(report.findings)
+    report.findings = one_each(finding for finding in found if finding.fingerprint not in known)
+    report.known = len(one_each(finding for finding in found if finding.fingerprint in known))
     return report
 
 

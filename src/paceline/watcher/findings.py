@@ -24,10 +24,11 @@ def with_findings(report: Report) -> Report:
     lines = {(frame.file, frame.line) for frame in _frames(report)}
     files = sorted({file for file, _ in lines if file.endswith(".py") and Path(file).is_file()})
     found = [
-        Confirmed(finding.path, finding.line, finding.rule, finding.message, finding.fingerprint)
+        Confirmed(place.path, place.line, place.rule, place.message, place.fingerprint)
         for file in files
         for finding in check_paths([Path(file)], _OPTIONS).findings
-        if any((file, line) in lines for line in _lines(finding))
+        for place in finding.places
+        if any((file, line) in lines for line in _lines(place))
     ]
     return replace(report, findings=tuple(dict.fromkeys(found)))
 

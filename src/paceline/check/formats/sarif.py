@@ -6,7 +6,7 @@ import json
 from importlib import metadata
 from typing import Any
 
-from paceline.check.findings import Finding, Step
+from paceline.check.findings import Finding
 from paceline.check.page import documentation
 from paceline.check.rules import RULES
 from paceline.check.run import Report
@@ -70,6 +70,9 @@ def _result(finding: Finding) -> dict[str, Any]:
         "rank": round(100 * finding.confidence, 1),
         "properties": {"function": finding.function},
     }
+    if finding.further:
+        places = enumerate(finding.further, start=1)
+        result["relatedLocations"] = [_location(f.path, f.line, f.column, f.message) | {"id": n} for n, f in places]
     if finding.story:
         result["codeFlows"] = [{"message": {"text": finding.remedy}, "threadFlows": _flows(finding)}]
     return result
@@ -79,18 +82,18 @@ def _flows(finding: Finding) -> list[dict[str, Any]]:
     flows: dict[str, list[dict[str, Any]]] = {}
     for order, step in enumerate(finding.story, start=1):
         flows.setdefault(step.who, []).append(
-            {"executionOrder": order, "location": _location(finding.path, step.line, 1, step)}
+            {"executionOrder": order, "location": _location(finding.path, step.line, 1, f"{step.who}: {step.what}")}
         )
     return [{"id": who, "message": {"text": who}, "locations": locations} for who, locations in flows.items()]
 
 
-def _location(path: str, line: int, column: int, step: Step | None = None) -> dict[str, Any]:
+def _location(path: str, line: int, column: int, text: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {
         "physicalLocation": {
             "artifactLocation": {"uri": path.replace(" ", "%20")},
             "region": {"startLine": max(line, 1), "startColumn": max(column, 1)},
         }
     }
-    if step is not None:
-        found["message"] = {"text": f"{step.who}: {step.what}"}
+    if text:
+        found["message"] = {"text": text}
     return found

@@ -19,7 +19,7 @@ def text(report: Report) -> str:
 
 def concise(report: Report) -> str:
     """One line for each finding, as editors and scripts read it."""
-    return "\n".join(_head(finding) for finding in report.findings)
+    return "\n".join("; ".join(filter(None, (_head(f), f.elsewhere))) for f in report.findings)
 
 
 def _head(finding: Finding) -> str:

@@ -39,7 +39,7 @@ def divided(findings: Iterable[Finding], paths: Sequence[str]) -> dict[str, list
     found: dict[str, list[Finding]] = {path: [] for path in paths}
     for finding in findings:
         path, finding.line = place(finding.line, paths)
-        for name in ("function", "message", "remedy", "about"):
+        for name in ("function", "message", "remedy", "about", "subject"):
             setattr(finding, name, _plain(getattr(finding, name), paths, path))
         finding.story = [_step(step, paths, path) for step in finding.story]
         finding.waits = [type(w)(*(_plain(part, paths, path) for part in w)) for w in finding.waits]
