@@ -1,6 +1,7 @@
 """DDP over gloo in two processes: prints samples per second. Arguments: hidden units, seconds."""
 
 import os
+import socket
 import sys
 import time
 
@@ -16,7 +17,6 @@ BATCH = 100
 def train(rank: int, seconds: float) -> None:
     from job import SGD, job
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
     dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.set_num_threads(1)
     x, y = job.data
@@ -48,5 +48,7 @@ def train(rank: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["HIDDEN"] = sys.argv[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]), HIDDEN=sys.argv[1])
     mp.spawn(train, (float(sys.argv[2]),), nprocs=2)
