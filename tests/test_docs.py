@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline.cli.environment import VARIABLES
 from paceline.explain.drawing import draw
 from paceline.plans.plan import RECIPES, Plan
 from tests.adapters.test_adapters import EXAMPLES as ADAPTED
@@ -157,4 +158,4 @@ def test_every_environment_variable_is_documented() -> None:
     private = {"PACELINE_STAND_IN", "PACELINE_STEPS", "PACELINE_STACKS"}
     used = {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r"PACELINE_[A-Z_]+", path.read_text())}
     documented = set(re.findall(r"^\| `(PACELINE_\w+)`", (ROOT / "docs" / "environment.md").read_text(), re.M))
-    assert documented == used - private
+    assert documented == used - private == set(VARIABLES)

@@ -7,6 +7,7 @@ import signal
 import socket
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -253,6 +254,25 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
     for each in ended:
         assert each.code == 1
         assert "rank 0 has another model than rank 1: rank 0 has weight [2, 6]" in each.err
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"plan": "ring:workers=3"}, "for 3 workers"),
+        ({"plan": "gpipe"}, "gpipe"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"folder": 3}, "folder=3"),
+        ({"model": torch.nn.Linear}, "model="),
+        ({"optimizer": "sgd"}, "optimizer='sgd'"),
+        ({"model": torch.nn.Embedding(5, 2, sparse=True)}, "sparse gradient"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_the_call_before_the_block_is_entered(given: dict[str, Any], says: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    right = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "plan": "ring"}
+    with pytest.raises(UsageError, match=says):
+        pl.parallel(**{**right, **given})
 
 
 def test_processes_that_torchrun_did_not_start_find_each_other_where_their_group_did(tmp_path: Path) -> None:

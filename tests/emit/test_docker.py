@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from paceline.emit.docker import PACKAGES, dockerfile
+from paceline.emit.docker import PACKAGES, check_job, dockerfile
 from paceline.emit.versions import installed
 from paceline.errors import UsageError
 
@@ -31,6 +32,30 @@ def test_each_instruction() -> None:
     assert by_name["COPY"] == "--chown=1000:1000 . ."
     assert json.loads(by_name["ENTRYPOINT"]) == ["paceline"]
     assert json.loads(by_name["CMD"]) == ["train", "nets/my job.py:big"]
+
+
+@pytest.mark.parametrize("job", ["nets/my job.py:big", "digits", "job.toml"])
+def test_a_job_in_this_folder_or_a_built_in_one_is_taken(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets").mkdir()
+    for name in ("nets/my job.py", "job.toml"):
+        (tmp_path / name).touch()
+    check_job(job)
+    assert ("COPY" in dockerfile(job, VERSIONS)) == (job != "digits")
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [("nowhere.py", "there is no file nowhere.py here"), ("train.sh", "neither a Python nor"), ("a/b", "neither a")],
+)
+def test_a_file_that_does_not_exist_is_refused(
+    job: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=says):
+        check_job(job)
 
 
 def test_packages_are_those_of_here() -> None:

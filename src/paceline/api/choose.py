@@ -18,7 +18,7 @@ from paceline.api.profiling import profiled
 from paceline.core.codecs.sizes import most_gathered
 from paceline.core.splits.derivation import Program
 from paceline.engines.setup import set_up
-from paceline.errors import PacelineError, PlanError, UsageError, is_whole, suggest
+from paceline.errors import PacelineError, PlanError, UsageError, suggest, whole
 from paceline.errors.arguments import check_arguments
 from paceline.gradients.payload import Payload
 from paceline.jobs.job import Job, checked
@@ -236,8 +236,7 @@ def choose(
     for name, value, allowed in (("goal", goal, GOALS), ("level", level, LEVELS), ("learning", learning, LEARNING)):
         if value not in allowed:
             raise UsageError(f"{name}={value!r}; {suggest(value, allowed)}")
-    if workers is not None and not is_whole(workers, 1):
-        raise UsageError(f"workers={workers!r} is not a whole number of at least 1")
+    workers = whole("workers", workers, 1)
     check_arguments(choose, given)
     links = links_of(link) if link is not None else None
     if links is not None or cluster is not None:

@@ -24,7 +24,7 @@ from paceline.api.compare_link import LINK_PLANS, check_plans, simulate_plans
 from paceline.api.overhead import Case, step, unmeasured, verdict
 from paceline.api.timing import Entrant, Ratio, Say, Schedule, Timed, time_plans
 from paceline.api.train import RUNS, train
-from paceline.errors import PlanError, UsageError, is_positive, is_whole
+from paceline.errors import PlanError, UsageError, is_positive, whole
 from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Job, checked
 from paceline.plans.plan import Plan
@@ -167,8 +167,7 @@ def _chosen(
         raise UsageError(f"plans={str(plans)!r} is one word; give a list, as in plans=['ring', 'downpour']")
     if not isinstance(plans, Sequence):
         raise UsageError(f"plans={plans!r} is not a list of plans; give one, as in plans=['ring', 'downpour']")
-    if workers is not None and not is_whole(workers, 1):
-        raise UsageError(f"workers={workers!r} is not a whole number of at least 1")
+    workers = whole("workers", workers, 1)
     if not plans:
         raise UsageError("there are no plans to compare; name some, as in ring,downpour")
     chosen = [Plan.parse(plan, workers or (LINKED_WORKERS if link else WORKERS)) for plan in plans]

@@ -13,14 +13,12 @@ pushes to the parameters that they share, and leaves the parameters for which th
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,10 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.api.parallel_world import meet, plan_here, refuse
 from paceline.engines.local.arena import Arena, ArenaShape
 from paceline.engines.local.loop_worker import LoopWorker, copy_values, statistics, tables
 from paceline.engines.local.process import tune_for_speed
-from paceline.errors import PlanError, UsageError
+from paceline.errors import UsageError, is_positive
+from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import Replica
@@ -42,9 +42,6 @@ from paceline.links.memory import Memory, SharedTensors
 from paceline.links.rendezvous import Rendezvous
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import lay_out, trainable
-from paceline.parameters.sparse_tables import check_optimizer
-from paceline.plans.codecs import refuse_tables
-from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import CentreServer
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, emptied, new_folder
@@ -61,7 +58,6 @@ FOREVER = 1 << 40  # updates: the user's loop decides when to end
 
 
 @accepts_old_names(RENAMED_ARGUMENTS["parallel"])
-@contextmanager
 def parallel(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -69,7 +65,7 @@ def parallel(
     *,
     folder: str | Path | None = None,
     timeout: float = 120.0,
-) -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
+) -> AbstractContextManager[tuple[nn.Module, torch.optim.Optimizer]]:
     """Train `model` in your own loop, together with the other processes of this `torchrun` on this machine.
 
     All ranks start from the parameters and buffers of rank 0. Within the block `optimizer.step()` follows the plan.
@@ -80,10 +76,22 @@ def parallel(
         folder: where rank 0 makes a run folder, for `paceline report`; None keeps nothing.
         timeout: seconds that a worker may wait for another before it raises, naming the other.
     """
+    check_arguments(parallel, locals())
+    if not is_positive(timeout):
+        raise UsageError(f"timeout={timeout!r}: give how many seconds a worker may wait for another, such as 120")
     require_store_order("`parallel`")
-    chosen, store, rank = _resolve_world(plan)
-    _refuse(model, chosen)
-    block = _Block(model, optimizer, chosen, store, rank, timeout, folder)
+    chosen = plan_here(plan)
+    refuse(model, optimizer, chosen)
+    return _block(model, optimizer, chosen, timeout, folder)
+
+
+@contextmanager
+def _block(
+    model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, timeout: float, folder: str | Path | None
+) -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
+    """Let a plan that this world can follow take the place of `optimizer.step()`."""
+    store, rank = meet(plan)
+    block = _Block(model, optimizer, plan, store, rank, timeout, folder)
     before = vars(optimizer).get("step")  # a learning rate schedule may have wrapped it
     optimizer.step = types.MethodType(_step_of(block), optimizer)  # type: ignore[method-assign]
     try:
@@ -113,73 +121,6 @@ def _step_of(block: _Block) -> Callable[..., Any]:
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # or a schedule warns that it does not see steps
     return step
-
-
-class _Stores:
-    """The store through which the processes of a `torchrun` find each other; rank 0 hosts it until it ends."""
-
-    store: Store | None = None
-    rank = 0
-    #: Blocks that were entered so far, the same number on all ranks.
-    blocks = 0
-
-    def next_block(self) -> Store:
-        """Return a store for the next block, with keys of its own."""
-        import torch.distributed as dist
-        from torch._C._distributed_c10d import PrefixStore
-        from torch.distributed.rendezvous import rendezvous
-
-        if self.store is None and dist.is_initialized():
-            self.store, self.rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-        elif self.store is None:
-            self.store, self.rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=120)))
-        self.blocks += 1
-        return PrefixStore(f"paceline.parallel {self.blocks}", self.store)
-
-
-_stores = _Stores()
-
-
-def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
-    """Return the plan for this number of processes, the store where they find each other, and this one's rank."""
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import HashStore
-
-    ranks = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
-    if here and here != ranks:
-        raise UsageError(f"{ranks} processes on several machines ({here} here): this works on one machine, as yet")
-    chosen = Plan.parse(plan, ranks)
-    if chosen.workers != ranks:
-        raise PlanError(
-            f"plan {chosen} is for {chosen.workers} workers, but there are {ranks} processes; start as many with "
-            f"`torchrun --nproc-per-node {chosen.workers}`, or leave `workers` out"
-        )
-    if ranks == 1:
-        return chosen, HashStore(), 0
-    store = _stores.next_block()
-    return chosen, store, _stores.rank
-
-
-def _refuse(model: nn.Module, plan: Plan) -> None:
-    """Raise for models and plans that a user's own loop cannot train."""
-    if why := plan.traits.needs_train:
-        remedy = "use `paceline.train` for it"
-        if isinstance(plan.method, NativeDdp):
-            remedy = "leave out `paceline.parallel`, or name another plan, such as ring"
-        raise PlanError(f"plan {plan.name} {why}; {remedy}")
-    if plan.sizes or plan.chunks > 1:
-        option = "sizes" if plan.sizes else "chunks"
-        raise PlanError(
-            f"plan {plan}: {option}= divides batches, and here your loop does; leave it out, or use `paceline.train`"
-        )
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise UsageError(
-            "this model is wrapped in DistributedDataParallel, which has its own collectives: give model.module"
-        )
-    elsewhere = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
-    if elsewhere is not None:
-        raise UsageError(f"the model is on {elsewhere}: this works on the CPU, where processes share memory")
 
 
 class _TensorOutline(NamedTuple):
@@ -220,14 +161,6 @@ class _Block:
         tune_for_speed()
         self.model, self.optimizer, self.rank = model, optimizer, rank
         moving, sparse = statistics(model), tables(model)
-        if sparse and not plan.traits.takes_sparse:
-            raise PlanError(
-                f"parameter {sparse[0]} gets a sparse gradient, and plan {plan.name} exchanges dense ones; use "
-                "downpour or ssp, where only touched rows travel, or sparse=False"
-            )
-        if sparse:
-            refuse_tables(plan.name, plan.options.get("codec"), sparse[0])
-            check_optimizer(optimizer, model, sparse, plan.traits.optimizer_at_server)
         layout = lay_out(model, plan.shards, moving)
         plan = plan.fitted(len(layout.shards))
         plan.method.prove(plan.workers)
@@ -303,8 +236,8 @@ class _Block:
     def _start_alike(self) -> None:
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
         with torch.no_grad():
-            for own, value in zip(everything, self.start.open(), strict=True):
-                own.copy_(value)
+            for own, first in zip(everything, self.start.open(), strict=True):
+                own.copy_(first)
         self.start.memory.close()
 
     def step(self) -> None:

@@ -33,8 +33,8 @@ from paceline.errors import (
     RunStopped,
     UsageError,
     is_positive,
-    is_whole,
     suggest,
+    whole,
 )
 from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
@@ -104,9 +104,8 @@ def train(
             f"progress={progress!r} is not a function that takes a Progress; for a bar give "
             "callbacks=[paceline.ProgressBar()]"
         )
-    for word, value, least in (("max_updates", max_updates, 1), ("workers", workers, 1), ("backups", backups, 0)):
-        if value is not None and not is_whole(value, least):
-            raise UsageError(f"{word}={value!r} is not a whole number of at least {least}")
+    max_updates, workers = whole("max_updates", max_updates, 1), whole("workers", workers, 1)
+    backups, epochs = whole("backups", backups, 0), whole("epochs", epochs, 1)
     check_arguments(train, given)
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
@@ -394,6 +393,6 @@ def _interval(given: int | str | None) -> CheckpointInterval | None:
         return None
     if found := re.fullmatch(r"(\d+(?:\.\d+)?)s", str(given)):
         return CheckpointInterval(0, float(found[1]))
-    if not str(given).isdigit():
+    if not str(given).isdecimal():
         raise UsageError(f"checkpoint_every={given!r} is neither a number of updates nor of seconds, as in '30s'")
     return CheckpointInterval(int(given), 0.0)

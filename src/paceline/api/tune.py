@@ -26,7 +26,7 @@ from paceline.api.tuning_setup import (
     space_of,
 )
 from paceline.data.opening import open_source
-from paceline.errors import JobError, TuningError
+from paceline.errors import JobError, TuningError, plain, whole
 from paceline.errors.arguments import check_arguments
 from paceline.gradients.fused_replica import check_fusible
 from paceline.jobs.job import Job
@@ -103,12 +103,12 @@ def tune(
     check_arguments(tune, locals())
     make, own, origin = functions(make_job, objective, data_dir)
     parts = space_of(space, make)
-    where = Where(engine, address, keys, trusted_network, workers)
-    where.check(trials)
     asked = Asked(
         make, own, origin, parts, Search.parse(search), workers, budget, metric, mode, max_t, steps_per_epoch, trials,
         plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
     )  # fmt: skip
+    where = Where(engine, address, keys, trusted_network, asked.workers)
+    where.check(trials)
     found: Tuning = meet(where, folder, asked.name, lambda place, array: _tune(replace(asked, place=place), array))
     return found
 
@@ -142,6 +142,12 @@ class Asked:
     #: This process's place among several ranks.
     place: Place | None = None
 
+    def __post_init__(self) -> None:
+        numbers = {word: whole(word, getattr(self, word), 1, TuningError) for word in ("workers", "budget")}
+        numbers |= {word: plain(getattr(self, word)) for word in ("max_t", "steps_per_epoch", "seed")}
+        for word, number in numbers.items():
+            object.__setattr__(self, word, number)
+
     @property
     def name(self) -> str:
         return re.sub(r"[^\w.-]+", "-", Path(self.origin.partition(":")[0]).stem) or "objective"
@@ -154,7 +160,7 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
     """
     make, search = asked.make, asked.search
     _check_numbers(asked)
-    check(asked.space, search, asked.workers, asked.budget, asked.trials, asked.plan, make)
+    check(asked.space, search, asked.trials, asked.plan, make)
     job = probe(make, asked.space, asked.seed) if make is not None else None
     measure, mode = measure_of(asked.metric, asked.mode, asked.steps_per_epoch, job)
     max_t = search.max_t or asked.max_t or (job.epochs * asked.steps_per_epoch if job else MAX_T)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.api.ray_trials import on_ray
+from paceline.core.cluster.variables import value
 from paceline.engines import cluster
 from paceline.errors import RunFailed, TuningError, UsageError, suggest
 from paceline.links.tcp.doors import LOOPBACK, Address, Door
@@ -69,7 +70,7 @@ def engine_of(environ: Mapping[str, str] = os.environ) -> str:
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks share this machine, as far as their launcher says it."""
-    return max(int(environ.get(name) or 1) for name in LOCAL_SIZES)
+    return max(1, *(value(environ, name) for name in LOCAL_SIZES))
 
 
 def meet(where: Where, folder: str | Path | None, name: str, tune: Tune) -> Any:
@@ -87,7 +88,19 @@ def meet(where: Where, folder: str | Path | None, name: str, tune: Tune) -> Any:
             "engine='cluster' needs several ranks: start them by torchrun, srun or mpiexec, or as an array of Slurm"
         )
     roster = cluster.roster(keys=where.keys, trusted_network=where.trusted_network)
-    return tune(Place(roster.rank, roster.launcher, roster.nodes, roster.head, roster.door, roster.meeting), None)
+    if not roster.leads:
+        roster = roster.located(PATIENCE)
+    place = Place(roster.rank, roster.launcher, roster.nodes, roster.head, roster.door, roster.meeting, _says(roster))
+    return tune(place, None)
+
+
+def _says(roster: cluster.Roster) -> Callable[[Address, Any], None]:
+    """Return what tells the other ranks where rank 0 listens."""
+
+    def says(address: Address, objective: Any) -> None:
+        roster.listening(address.port)
+
+    return says
 
 
 def _in_array(where: Where, runs: Path, name: str, tune: Tune) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.api.trial_plans import PlannedObjective
 from paceline.data.opening import open_source
 from paceline.engines.stepping import SteppedTraining
-from paceline.errors import PacelineError, TuningError, is_whole, suggest
+from paceline.errors import PacelineError, TuningError, suggest
 from paceline.gradients.evaluate import rehearse
 from paceline.jobs.job import Job
 from paceline.jobs.loading import load_maker
@@ -68,17 +68,12 @@ def space_of(space: Space | Mapping[str, Any] | None, make: Callable[[Trial], Jo
     return suggested_space(make)
 
 
-def check(
-    space: Space, search: Search, workers: int | None, budget: int | None, trials: str, plan: str | None, make: Any
-) -> None:
+def check(space: Space, search: Search, trials: str, plan: str | None, make: Any) -> None:
     if not space.parameters and (make is not None or search.sampler != "random"):
         raise TuningError(
             f"search {search} has nothing to vary: give --space FILE, space={{name: paceline.Float(low, high), ...}}, "
             "or a function of a trial that suggests values"
         )
-    for word, value in (("workers", workers), ("budget", budget)):
-        if value is not None and not is_whole(value, 1):
-            raise TuningError(f"{word}={value!r} is not a whole number of at least 1")
     if trials not in WAYS:
         number = "; the number of trials is the budget" if str(trials).isdigit() else ""
         raise TuningError(f"trials={trials!r} is how trials are run; {suggest(str(trials), WAYS)}{number}")

@@ -20,6 +20,7 @@ from paceline.backend.calls import DTYPE_NUMBERS, NO_REDUCTION, pack
 from paceline.backend.progress import ProgressEngine
 from paceline.backend.vectors import Unsupported, flat
 from paceline.backend.work import CollectiveWork, PendingWork
+from paceline.core.cluster.variables import value
 from paceline.errors import UsageError
 from paceline.links.memory import Memory
 from paceline.links.rendezvous import Rendezvous
@@ -105,7 +106,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
 
     def __init__(self, memory: Memory, pids: list[int], store: Store, rank: int, timeout: timedelta) -> None:
         super().__init__(rank, len(pids))
-        crowd = max(len(pids), int(os.environ.get("LOCAL_WORLD_SIZE", 0)), _world_size())
+        crowd = max(len(pids), value(os.environ, "LOCAL_WORLD_SIZE"), _world_size())
         self._engine = ProgressEngine(memory, rank, pids, timeout.total_seconds(), crowd)
         self._memory = self._engine.memory
         self._store, self._timeout, self._ranks = store, timeout, len(pids)

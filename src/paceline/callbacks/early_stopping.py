@@ -6,7 +6,7 @@ from typing import Any, final
 
 from paceline.callbacks import Training, require_figure
 from paceline.callbacks.metric import Best
-from paceline.errors import UsageError, is_whole
+from paceline.errors import whole
 from paceline.errors.arguments import check_arguments
 from paceline.runs.record import Evaluation
 
@@ -25,8 +25,7 @@ class EarlyStopping:
     def __init__(
         self, metric: str = "test_loss", *, patience: int = 3, min_delta: float = 0.0, mode: str | None = None
     ) -> None:
-        if not is_whole(patience, 1):
-            raise UsageError(f"patience={patience!r} is not a whole number of at least 1")
+        patience = whole("patience", patience, 1)
         check_arguments(EarlyStopping.__init__, locals())
         self.patience, self.best = patience, Best(metric, mode, min_delta)
         #: Evaluations in a row that did not improve.

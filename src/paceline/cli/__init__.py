@@ -9,6 +9,7 @@ Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed, `check` f
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from functools import cache
@@ -17,6 +18,7 @@ from importlib import import_module
 import typer
 
 from paceline.cli.console import console
+from paceline.cli.environment import check_environment
 from paceline.errors import PacelineDeprecationWarning, PacelineError, RunStopped, UsageError
 from paceline.errors.renames import OPTIONS
 from paceline.errors.suggestions import FAMILIAR_OPTIONS
@@ -87,6 +89,7 @@ def main() -> None:
 
         reserve_stdout()
     try:
+        check_environment(os.environ)
         sys.argv[1:] = [*_by_new_names(ours), *command]
         app()
     except PacelineError as error:

@@ -83,7 +83,9 @@ def docker(
 
     JOB is a path from the folder in which the image is built, all of which the image contains; or a built-in job.
     """
-    from paceline.emit.docker import dockerfile
+    from paceline.emit.docker import check_job, dockerfile
     from paceline.emit.versions import installed
 
-    write_text(dockerfile(job, installed(), python=python, roster=roster, cuda=cuda), output, force)
+    text = dockerfile(job, installed(), python=python, roster=roster, cuda=cuda)
+    check_job(job)
+    write_text(text, output, force)

@@ -6,13 +6,14 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from paceline.emit.names import job_name, printable
 from paceline.emit.pods import USER, WORK
 from paceline.emit.training import ROSTERS
 from paceline.errors import UsageError, suggest
 
+FILES = (".py", ".toml")  # of a job
 #: The oldest Python that Paceline runs on.
 OLDEST = (3, 10)
 #: What training needs, as the extra `train` has it; and for the roster `ray`, which submits jobs through the dashboard.
@@ -54,6 +55,18 @@ def dockerfile(
     return "\n".join(lines) + "\n"
 
 
+def check_job(job: str) -> None:
+    """Raise unless the job is a file below this folder, which the image gets, or a word, as a built-in job is."""
+    path = Path(job.partition(":")[0])
+    if path.suffix not in FILES and (path.suffix or len(path.parts) > 1):
+        raise UsageError(f"JOB {path} is neither a Python nor a TOML file, nor a built-in job such as digits")
+    if path.suffix in FILES and not path.is_file():
+        raise UsageError(
+            f"there is no file {path} here; call this in the folder that the image is built from, and name JOB from "
+            "there, or give a built-in job, as in digits"
+        )
+
+
 def _check_python(python: str) -> None:
     found = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", python, re.ASCII)
     if not found or not OLDEST <= (int(found[1]), int(found[2])) < (4, 0):
@@ -86,7 +99,7 @@ def _packages(versions: Mapping[str, str], roster: str, cuda: bool) -> list[str]
 def _files(job: str) -> list[str]:
     """Return the line that copies the job's folder, unless the job is a built-in one."""
     path = job.partition(":")[0]
-    if not path.endswith(".py"):
+    if not path.endswith(FILES):
         return []
     file = PurePosixPath(path)
     if file.is_absolute() or ".." in file.parts:

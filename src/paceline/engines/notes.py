@@ -1,4 +1,4 @@
-"""What a user is told of a job and a plan that can be trained, but not as was probably meant."""
+"""Notes on a job and a plan that can be trained, but not as was probably meant."""
 
 from __future__ import annotations
 

@@ -65,6 +65,7 @@ from paceline.errors.communication import (
     RankMissing,
 )
 from paceline.errors.failure import users_place, users_traceback
+from paceline.errors.numbers import is_positive, is_whole, plain, whole
 from paceline.errors.run import (
     Blamed,
     NotFinite,
@@ -74,7 +75,7 @@ from paceline.errors.run import (
     WorkerFailed,
     WorkerSilent,
 )
-from paceline.errors.suggestions import is_positive, is_whole, suggest
+from paceline.errors.suggestions import suggest
 from paceline.errors.usage import (
     DataError,
     JobError,
@@ -132,10 +133,12 @@ __all__ = [
     "WorkerSilent",
     "is_positive",
     "is_whole",
+    "plain",
     "suggest",
     "users_code",
     "users_place",
     "users_traceback",
+    "whole",
 ]
 
 

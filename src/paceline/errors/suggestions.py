@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
-from numbers import Real
-from typing import TypeGuard
 
 #: Names that PyTorch's scripts, Lightning, Accelerate and Transformers have for fields of a job.
 FAMILIAR = {
@@ -51,16 +49,6 @@ def suggest(given: object, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, lower, n=1) or [name for name in lower if word and name.startswith(word)]
     did_you_mean = f"did you mean {lower[near[0]]!r}? " if near else ""
     return f"{did_you_mean}Allowed: {', '.join(names)}"
-
-
-def is_whole(value: object, least: int) -> TypeGuard[int]:
-    """Whether a value is a whole number of at least this; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def is_positive(value: object) -> TypeGuard[float]:
-    """Whether a value is a number above 0, and not NaN or a boolean."""
-    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def meant(unknown: str, known: Collection[str]) -> str:

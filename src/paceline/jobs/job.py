@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import JobError, is_positive, is_whole, suggest, users_code
+from paceline.errors import JobError, is_positive, is_whole, plain, suggest, users_code
 from paceline.errors.arguments import wrong_types
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
 from paceline.jobs.arrays import as_tensors
@@ -26,6 +26,8 @@ PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.f
 ON_NAN = ("stop", "skip", "ignore")
 COMPUTES = ("autograd", "fused", "auto")
 INTERVALS = ("update", "epoch")
+#: Fields that are whole numbers, and the least of each.
+LEAST = {"batch_size": 1, "epochs": 1, "accumulate_grad_batches": 1, "num_workers": 0, "evaluate_every": 1}
 #: Fields that are functions, and what one looks like.
 FUNCTIONS = {
     "loss": "nn.CrossEntropyLoss()",
@@ -117,6 +119,8 @@ class Job:
     def __post_init__(self) -> None:
         self.metrics = by_name(self.metrics)
         self.model = self._uncompiled(self.model)
+        for number in (*LEAST, "seed", "gradient_clip_norm"):
+            setattr(self, number, plain(getattr(self, number)))
         faults = [*self._take_arrays(), *self._take_loaders(), *self._faults()]
         if faults:
             raise JobError("this job cannot be trained:\n" + "\n".join(f"  - {fault}" for fault in faults))
@@ -177,9 +181,7 @@ class Job:
         return [*faults, *self._faults_of_numbers(), *self._faults_of_functions(), *self._faults_of_metrics()]
 
     def _faults_of_numbers(self) -> Iterator[str]:
-        for word, least in (
-            ("batch_size", 1), ("epochs", 1), ("accumulate_grad_batches", 1), ("num_workers", 0), ("evaluate_every", 1)
-        ):  # fmt: skip
+        for word, least in LEAST.items():
             value = getattr(self, word)
             if (word, value) != ("evaluate_every", None) and not is_whole(value, least):
                 yield f"{word}={value!r} is not a whole number of at least {least}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.tuning import Coordinates
-from paceline.errors import TuningError, suggest
+from paceline.errors import TuningError, plain, suggest
 
 Configuration = dict[str, Any]
 #: Parents with the value, or the list of values, under which a parameter exists.
@@ -28,6 +28,9 @@ class Float:
     step: float | None = None
     count: int | None = None
     when: Condition = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _take_plain(self)
 
     def faults(self) -> str:
         if not self.low <= self.high or (self.log and self.low <= 0):
@@ -67,6 +70,9 @@ class Int:
     step: int = 1
     when: Condition = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _take_plain(self)
+
     def faults(self) -> str:
         if not self.low <= self.high or (self.log and self.low <= 0):
             return f"from {self.low} to {self.high}" + " on a logarithmic scale" * self.log
@@ -92,6 +98,9 @@ class Choice:
     choices: Sequence[Any]
     when: Condition = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _take_plain(self)
+
     def faults(self) -> str:
         if isinstance(self.choices, str) or not isinstance(self.choices, Sequence) or not self.choices:
             return f"choices {self.choices!r}, which is not a list of values"
@@ -110,6 +119,13 @@ class Choice:
 
 
 Parameter = Float | Int | Choice
+
+
+def _take_plain(parameter: Parameter) -> None:
+    """Let a parameter hold Python's numbers where NumPy's were given."""
+    for name, value in vars(parameter).items():
+        taken = type(value)(map(plain, value)) if isinstance(value, list | tuple) else plain(value)
+        object.__setattr__(parameter, name, taken)
 
 
 def _middles(count: int) -> list[float]:

@@ -5,7 +5,7 @@ or remove what another one has just written. `os.makedirs(..., exist_ok=True)` a
 check. Reported where two programs may meet: in files that deal with ranks or processes (removals and writes as well),
 for folders of the user or the machine, in helpers that make a folder for any caller, and for removals of locks, sockets
 and files with a process number. What a single command does in a folder of its own is reported only on request
-(`--min-confidence 0`).
+(`--min-confidence 0`). `tempfile.mktemp()` is such a check too: it makes up a name that another program may take.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ BETWEEN_PROGRAMS = ("lock", "pid", "sock")
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report creations, removals and writes of a path inside a test of its existence."""
+    yield from _made_up(facts)
     ranks: bool | None = None  # computed only once a suspicious test is found
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -59,6 +60,27 @@ def find(facts: Facts) -> Iterator[Finding]:
                     )
                 ):
                     yield _report(fn, test, call, path, _confidence(path, fn, ranks or _processes(facts)))
+
+
+def _made_up(facts: Facts) -> Iterator[Finding]:
+    """`tempfile.mktemp()`: a name that no file had when it was made up."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            if short_name(call.func) == "mktemp" and facts.module.canonical(call.func) == "tempfile.mktemp":
+                yield finding(
+                    call,
+                    fn,
+                    "tempfile.mktemp() only makes up a name: another program may create a file of that name before "
+                    "this one does",
+                    [
+                        Step("this program", call.lineno, "finds that no file has this name"),
+                        Step("another one", call.lineno, "creates a file of this name"),
+                        Step("this program", call.lineno, "opens the file of the other one"),
+                    ],
+                    "use tempfile.mkstemp() or NamedTemporaryFile(), which create the file in the same step",
+                    "tempfile.mktemp",
+                    0.55,
+                )
 
 
 def _decided_by(call: ast.Call, test: ast.If) -> bool:
@@ -165,5 +187,5 @@ RULE = Rule(
             os.makedirs(folder, exist_ok=True)
             image.write(os.path.join(folder, str(dist.get_rank())))
     """,
-    needs=("exists", "isdir", "isfile", "is_dir", "is_file"),
+    needs=("exists", "isdir", "isfile", "is_dir", "is_file", "mktemp"),
 )

@@ -48,7 +48,7 @@ class Scheduler(Protocol):
     resumes: bool
     #: The step at which a trial is trained to the end.
     max_t: int
-    #: The steps within a leg after which it decides by a trial's loss, if it is told; None: all.
+    #: The steps within a leg after which it decides by a trial's loss, if it learns it; None: all.
     heeds: frozenset[int] | None
 
     def next(self) -> Leg | None:

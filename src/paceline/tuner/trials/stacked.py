@@ -157,7 +157,7 @@ class Stacked:
                 stack.restore(states)
             elif start:
                 stack.advance(self.objective.measure.updates(stack.agenda, start))
-        except (Exception, SystemExit):  # of what one of them computes: by itself, each shows whether it is the one
+        except (Exception, SystemExit):  # of what one of them computes: trained alone, each shows whether it is the one
             self.left += [member.assignment for member in members]
             return
         self.groups.append(Group(stack, members, start, began, self.evaluations[shape]))
