@@ -2,8 +2,8 @@
 
     python benchmarks/checker/programs.py [--of mechanisms] [--part seen] [--verbose]
 
-A file of `programs/` or `mechanisms/` is one program. Its first line names the families of rules that count, `=== path` begins a file of
-it, and `<<<`, `===`, `>>>` enclose the lines that only the broken and only the repaired program has. The hash of its
+A file of `programs/` or `mechanisms/` is one program. Its first line names the families of rules that count,
+`=== path` begins a file of it, and `<<<`, `===`, `>>>` enclose the lines that only one side has. The hash of its
 name says to which part it belongs: by the misses in `seen` the analysis is extended; `aside` is run once at the end.
 
     found   in the broken program, a finding of such a family whose line or story lies within NEAR lines of the bug
