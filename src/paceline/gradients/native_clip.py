@@ -29,7 +29,7 @@ def native_clipping(
 
 
 def _adds_alike(way: int, dtype: torch.dtype, counts: Sequence[int]) -> bool:
-    """Whether this is the way in which PyTorch adds squares up."""
+    """Whether this is the way in which PyTorch sums squares."""
     draw = torch.Generator().manual_seed(1)
     vectors = (torch.randn(count, dtype=dtype, generator=draw) for count in counts for _ in range(DRAWS))
     return all(norm(way, x) == float(torch.linalg.vector_norm(x)) for x in vectors)

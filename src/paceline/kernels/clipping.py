@@ -1,6 +1,6 @@
 """Gradients whose norm is too large, scaled by generated code, where they lie, to PyTorch's bits.
 
-In which order PyTorch adds squares up depends on how it was compiled and on the processor. There are a dozen ways;
+In which order PyTorch sums squares depends on how it was compiled and on the processor. There are a dozen ways;
 `gradients.native_clip` finds the one that has PyTorch's bits here.
 """
 
@@ -44,12 +44,12 @@ class Clipping(ctypes.Structure):
 
 
 def ways(dtype: torch.dtype) -> int:
-    """In how many ways squares may be added up."""
+    """In how many ways squares may be summed."""
     return ctypes.c_int64.in_dll(_functions(dtype), "paceline_ways").value
 
 
 def norm(way: int, x: Tensor) -> float:
-    """Return the norm of a vector, its squares added up in this way."""
+    """Return the norm of a vector, its squares summed in this way."""
     run = _functions(x.dtype).paceline_norm
     run.argtypes, run.restype = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64], ctypes.c_double
     return float(run(way, x.data_ptr(), x.numel()))

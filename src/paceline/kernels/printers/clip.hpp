@@ -11,14 +11,14 @@ struct Clipping {
     const Place* places;
     R* norms;      // of each parameter
     int64_t count; // of parameters
-    int64_t way;   // in which PyTorch adds squares up here
+    int64_t way;      // in which PyTorch sums squares here
     double limit;
     double norm; // of the last gradient
 };
 
 static inline R add_square(R sum, R x, bool fused) { return fused ? std::fma(x, x, sum) : sum + x * x; }
 
-// PyTorch adds squares up in the lanes of a vector, then the lanes, then what is left: by FMA or not, as it was compiled.
+// PyTorch sums squares in the lanes of a vector, then the lanes, then what is left: by FMA or not, as it was compiled.
 // Of what is left, compilers square so many at once as make another vector, and only the others by FMA.
 template <int LANES, bool FUSED, int SQUARED> static R norm(const R* padded, const Place& p) {
     R lanes[LANES] = {}, block[BLOCK];
