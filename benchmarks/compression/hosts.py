@@ -44,7 +44,8 @@ METHODS: dict[str, Shape] = {
     "ring": IN_STEP, "ring:codec=half": IN_STEP, "ring:codec=int8": IN_STEP, "ring:codec=onebit": IN_STEP,
     "ring:codec=topk:0.01": IN_STEP, "ring:codec=powersgd:2": IN_STEP,
     "downpour": SERVED, "downpour:codec=topk:0.01,pull=topk:0.01": SERVED,
-    "local_sgd:every=8": LOCAL, "diloco:every=8": LOCAL,
+    "local_sgd:every=8": LOCAL, "diloco:every=8": LOCAL, "diloco:every=8,codec=int8": LOCAL,
+    "diloco:every=8,codec=onebit": LOCAL,
 }  # fmt: skip
 
 

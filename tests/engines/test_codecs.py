@@ -21,15 +21,15 @@ def trained(plan: str, engine: str, updates: int = 12) -> pl.Run:
     return pl.train(JOBS["mlp"](), plan, engine=engine, folder=None, max_updates=updates)
 
 
+@pytest.mark.parametrize("dense", ["ring:workers=3", "diloco:workers=3,every=3"])
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_engine_and_replay_have_the_same_bits(codec: str) -> None:
-    plan = f"ring:workers=3,codec={codec}"
+def test_every_engine_and_replay_have_the_same_bits(dense: str, codec: str) -> None:
+    plan = f"{dense},codec={codec}"
     runs = [trained(plan, engine) for engine in ("virtual", "local")]
     assert len({run.summary()["parameters_sha256"] for run in runs}) == 1
     check_run(runs[1], Plan.parse(plan))
     replays(runs[1])
-    dense = trained("ring:workers=3", "virtual")
-    assert 1e-7 < difference(dense.model, runs[0].model) < 0.9
+    assert 1e-7 < difference(trained(dense, "virtual").model, runs[0].model) < 0.9
 
 
 @pytest.mark.parametrize("codec", KINDS)
@@ -56,7 +56,9 @@ def test_messages_that_add_up_take_every_table(table: str, codec: str) -> None:
         ("backup:codec=half", "owed twice"),
         ("hogwild:codec=half", "nothing travels"),
         ("sandblaster:codec=half", "line search"),
-        ("local_sgd:codec=half", "not gradients.*ring, tree"),
+        ("local_sgd:codec=half", "whole replicas; diloco:rate=1,momentum=0.*ring, tree"),
+        ("easgd:codec=half", "not gradients.*ring, tree"),
+        ("diloco:mode=asynchronous,codec=half", "whole replicas with the centre.*mode=synchronous"),
         ("ddp:codec=half", "hooks of its own"),
     ],
 )
@@ -65,7 +67,10 @@ def test_what_does_not_go_together_is_refused_by_name(plan: str, said: str) -> N
         Plan.parse(plan)
 
 
-@pytest.mark.parametrize("plan", ["ring:workers=2,codec=onebit", "downpour:workers=1,codec=powersgd:1"])
+@pytest.mark.parametrize(
+    "plan",
+    ["ring:workers=2,codec=onebit", "downpour:workers=1,codec=powersgd:1", "diloco:workers=2,every=5,codec=onebit"],
+)
 def test_what_is_owed_survives_a_resume(plan: str, tmp_path: Path) -> None:
     """A run that was stopped at a checkpoint goes on with the bits of one that was not."""
     job = JOBS["mlp"]()

@@ -14,6 +14,7 @@ from paceline.core.codecs.catalogue import CODECS, parse
 from paceline.core.codecs.sizes import BYTES
 from paceline.core.collectives import Collective, segment_cuts
 from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.local_steps import LocalSteps
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 
@@ -78,9 +79,9 @@ def test_measured_bytes_are_computed_bytes(codec: str, sizes: tuple[int, int, in
     first = first_parts(codec, sizes)
     message = lined(lined(first) + coded - first) + lined(4 * dense)
     kinds = [*([(first // 4, 4)] if first else []), ((coded - first) // width, width), (dense, 4)]
-    for table in TABLES if adds else ("ring",):
+    for table in (*TABLES, "diloco") if adds else ("ring", "diloco"):
         plan = Plan.parse(f"{table}:workers={workers},codec={codec}")
-        assert isinstance(plan.method, AllReduce)
+        assert isinstance(plan.method, AllReduce | LocalSteps)
         run = pl.train(job(sizes), plan, engine="local", folder=None, max_updates=2)
         rows = run.trace.rows[run.trace.rows["kind"] == Kind.COLLECTIVE]
         for worker in range(workers):

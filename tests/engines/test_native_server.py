@@ -1,18 +1,16 @@
-"""A server in generated code: state by state against the machines in Python, its steps against PyTorch's."""
+"""A server in generated code: state by state against the machines in Python."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from paceline.core.server.actions import Action, Lease, Wait
 from paceline.core.server.desk import DEAD, NONE, Desk
@@ -26,10 +24,12 @@ from paceline.core.server.version_slots import VersionSlots
 from paceline.engines.local.native_server import bound_of, desk_in_memory, shard_in_memory
 from paceline.engines.servers.shard_memory import ShardMemory
 from paceline.errors import ProtocolError
+from paceline.gradients.native_step import PLAIN
 from paceline.kernels.build import library
 from paceline.kernels.compiled import Call
 from paceline.kernels.exchange import Ended
-from paceline.kernels.serve import SPAN, Served, agrees, text
+from paceline.kernels.one_pass import FLAGS
+from paceline.kernels.serve import SPAN, Served, text
 from paceline.kernels.served_steps import served_step
 from paceline.links import futex
 from paceline.links.doorbell import Doorbell
@@ -48,7 +48,7 @@ extern "C" int one_push(const Call* c, Server* s) { return push(*c, *s, 0); }
 def functions() -> ctypes.CDLL:
     step = served_step(torch.optim.SGD([torch.zeros(1)], lr=0.1))
     assert step is not None
-    return library(text(torch.float32, step, False) + ENTRIES, ("-ffp-contract=off",))[0]
+    return library(text(torch.float32, step, PLAIN, False) + ENTRIES, FLAGS)[0]
 
 
 @pytest.fixture
@@ -155,9 +155,10 @@ def test_a_shard_counts_as_the_machine_does(locks: Locks, make_memory: MakeMemor
     cancelled, slot_addresses = memory.ints(1), np.zeros(slots.count, np.int64)
     shard = shard_in_memory(0, shared, slot_addresses, np.zeros(0, SPAN))
     sent, taken, rows = map(futex.address_of, ring.memory)
+    settings = np.zeros(1)
     served = Served(
         shards=ctypes.addressof(shard), workers=WORKERS, locks=locks.descriptor, sent=sent, taken=taken, rows=rows,
-        room=TraceRing.ROWS, cancelled=futex.address_of(cancelled),
+        room=TraceRing.ROWS, cancelled=futex.address_of(cancelled), settings=settings.ctypes.data,
     )  # fmt: skip
     for order in itertools.product(range(WORKERS), repeat=5):
         shared.init()
@@ -176,45 +177,3 @@ def test_a_shard_counts_as_the_machine_does(locks: Locks, make_memory: MakeMemor
             assert told == [Kind.APPLY, worker, batch, 0, base, batch + 1, 24]
             assert row["start"] <= row["end"]
     assert ROW.size == 8 * 12
-
-
-# --- the optimizer's step -------------------------------------------------------------------------------------------
-
-SGD = torch.optim.SGD
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(
-    "make",
-    [
-        partial(SGD, lr=0.05), partial(SGD, lr=0.05, weight_decay=1e-3), partial(SGD, lr=0.05, momentum=0.9),
-        partial(SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-2),
-    ],
-    ids=lambda make: str(make.keywords),
-)  # fmt: skip
-def test_a_step_has_the_bits_of_pytorch(make: Callable[..., torch.optim.Optimizer], dtype: torch.dtype) -> None:
-    optimizer = make([nn.Parameter(torch.zeros(3, dtype=dtype))])
-    step = served_step(optimizer)
-    assert step is not None
-    assert agrees(optimizer, dtype, step)
-
-
-def test_another_step_does_not_agree() -> None:
-    """A text that leaves out weight decay is found out, and so would be a PyTorch that rounds otherwise."""
-    with_decay, without = SGD([torch.zeros(1)], lr=0.05, weight_decay=1e-3), SGD([torch.zeros(1)], lr=0.05)
-    step = served_step(without)
-    assert step is not None
-    assert not agrees(with_decay, torch.float32, step)
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        torch.optim.Adam([torch.zeros(1)]), SGD([torch.zeros(1)], lr=0.1, maximize=True),
-        SGD([torch.zeros(1)], lr=0.1, momentum=0.9, dampening=0.1), SGD([torch.zeros(1)], lr=torch.tensor(0.1)),
-        SGD([{"params": [torch.zeros(1)], "momentum": 0.5}, {"params": [torch.zeros(1)]}], lr=0.1),
-    ],
-    ids=["adam", "maximize", "dampening", "lr as a tensor", "groups that differ"],
-)  # fmt: skip
-def test_optimizers_without_a_text(optimizer: torch.optim.Optimizer) -> None:
-    assert served_step(optimizer) is None

@@ -20,6 +20,7 @@ from paceline.core.agenda import Chunk
 from paceline.core.server.events import Push
 from paceline.data.order import Order
 from paceline.engines.arithmetic.servers import ServerArithmetic
+from paceline.engines.local.methods import server_legs
 from paceline.engines.local.worker_context import WorkerContext
 from paceline.engines.servers.port import ShardPort
 from paceline.engines.setup import set_up
@@ -33,6 +34,12 @@ from paceline.testing.killing import worker_processes
 from tests.engines.test_legs import ADAM, BATCH, SAMPLES, bits, job, losses, model, plain_model
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
+OPTIMIZERS = {
+    "plain": partial(torch.optim.SGD, lr=0.1), "momentum": MOMENTUM, "adam": ADAM,
+    "adamw": partial(torch.optim.AdamW, lr=0.01), "rmsprop": partial(torch.optim.RMSprop, lr=1e-3, momentum=0.5),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.02, lr_decay=1e-3),
+}  # fmt: skip
+ONE_CYCLE = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.02, total_steps=200)
 
 
 class Counting(nn.Sequential):
@@ -54,23 +61,23 @@ class Counting(nn.Sequential):
 
 
 @pytest.mark.parametrize("plan", ["downpour:workers=2,shards=2", "ssp:workers=2,bound=2"])
-@pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), MOMENTUM], ids=["plain", "momentum"])
-def test_a_replay_has_the_same_bits(plan: str, optimizer: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_replay_has_the_same_bits(plan: str, optimizer: str, tmp_path: Path) -> None:
     """A replay makes every update in Python, by the user's optimizer; in the run, generated code made most."""
     counted = partial(Counting.make, str(tmp_path / "gradients"), os.getpid())
     (tmp_path / "gradients").touch()
-    run = pl.train(job(model=counted, optimizer=optimizer, epochs=4), plan, folder=None)
+    run = pl.train(job(model=counted, optimizer=OPTIMIZERS[optimizer], epochs=4), plan, folder=None)
     no_update_lost(run)
     staleness_identity(run)
     replays(run)
     assert (tmp_path / "gradients").stat().st_size < 4 * 42 / 2
 
 
-@pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), MOMENTUM], ids=["plain", "momentum"])
-def test_one_worker_of_hogwild_has_the_bits_of_the_virtual_engine(optimizer: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_one_worker_of_hogwild_has_the_bits_of_the_virtual_engine(optimizer: str, tmp_path: Path) -> None:
     counted = partial(Counting.make, str(tmp_path / "gradients"), os.getpid())
     (tmp_path / "gradients").touch()
-    given = job(model=counted, optimizer=optimizer, epochs=3)
+    given = job(model=counted, optimizer=OPTIMIZERS[optimizer], epochs=3)
     run = pl.train(given, "hogwild:workers=1", folder=None)
     alone = pl.train(given, "hogwild:workers=1", engine="virtual", folder=None)
     assert bits(run) == bits(alone)
@@ -78,14 +85,59 @@ def test_one_worker_of_hogwild_has_the_bits_of_the_virtual_engine(optimizer: Any
     assert (tmp_path / "gradients").stat().st_size < 3 * 42 / 2
 
 
-@pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), MOMENTUM], ids=["plain", "momentum"])
-def test_workers_of_hogwild_apply_every_batch_once_and_learn(optimizer: Any) -> None:
-    given = job(model=plain_model, optimizer=optimizer, epochs=8)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_workers_of_hogwild_apply_every_batch_once_and_learn(optimizer: str) -> None:
+    given = job(model=plain_model, optimizer=OPTIMIZERS[optimizer], epochs=8)
     begun = pl.train(given, "sequential", max_updates=1, folder=None).history[-1]["test_loss"]
     run = pl.train(given, "hogwild:workers=3", folder=None)
     applied = run.trace.of_kind(Kind.APPLY)["update"].tolist()
     assert sorted(applied) == list(range(8 * 42))
     assert run.history[-1]["test_loss"] < begun
+
+
+class DecayForAWhile:
+    """A schedule of a user's own, which changes what an optimizer does and not only its numbers."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.groups, self.steps = optimizer.param_groups, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        for group in self.groups:
+            group["lr"] = 0.05 / (1 + self.steps)
+            group["weight_decay"] = 0.01 if 60 <= self.steps < 90 else 0.0
+
+
+def told_little(schedule: Any, parent: int, optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule, of which generated code in worker processes is told one update at a time."""
+    if os.getpid() != parent:
+        server_legs.AHEAD = server_legs.MOST = 1
+    return schedule(optimizer)
+
+
+@pytest.mark.parametrize("told", ["much", "little"])
+@pytest.mark.parametrize("schedule", [ONE_CYCLE, DecayForAWhile], ids=["one cycle", "of another form"])
+@pytest.mark.parametrize("plan", ["downpour:workers=2,shards=2", "dc_asgd:workers=2,mode=adaptive"])
+def test_a_schedule_goes_by_the_versions_of_each_shard(plan: str, schedule: Any, told: str, tmp_path: Path) -> None:
+    counted = partial(Counting.make, str(tmp_path / "gradients"), os.getpid())
+    (tmp_path / "gradients").touch()
+    paced = partial(told_little, schedule, os.getpid()) if told == "little" else schedule
+    optimizer = OPTIMIZERS["adamw" if schedule is ONE_CYCLE else "plain"]
+    run = pl.train(job(model=counted, optimizer=optimizer, lr_scheduler=paced, epochs=4), plan, folder=None)
+    no_update_lost(run)
+    staleness_identity(run)
+    replays(run)
+    assert (tmp_path / "gradients").stat().st_size < 4 * 42 / (2 if schedule is ONE_CYCLE else 1)
+
+
+@pytest.mark.parametrize("schedule", [ONE_CYCLE, DecayForAWhile], ids=["one cycle", "of another form"])
+@pytest.mark.parametrize("plan", ["downpour:workers=1", "hogwild:workers=1"])
+def test_one_worker_with_a_schedule_has_the_bits_of_the_virtual_engine(plan: str, schedule: Any) -> None:
+    optimizer = OPTIMIZERS["adam" if schedule is ONE_CYCLE else "plain"]
+    given = job(model=plain_model, optimizer=optimizer, lr_scheduler=schedule, epochs=3)
+    run, alone = (pl.train(given, plan, engine=engine, folder=None) for engine in ("local", "virtual"))
+    assert bits(run) == bits(alone)
+    assert losses(run.trace) == losses(alone.trace)
 
 
 def test_one_worker_alone_has_the_bits_of_the_virtual_engine() -> None:
@@ -98,8 +150,8 @@ def test_one_worker_alone_has_the_bits_of_the_virtual_engine() -> None:
 
 
 def one_in_python(path: str, parent: int, parameters: Any) -> torch.optim.Optimizer:
-    """Momentum, to whose steps one of the worker processes listens, which keeps it in Python."""
-    made = MOMENTUM(parameters)
+    """Adam, to whose steps one of the worker processes listens, which keeps it in Python."""
+    made = ADAM(parameters)
     if os.getpid() != parent:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL))
@@ -122,8 +174,7 @@ def test_one_worker_in_generated_code_and_one_in_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"optimizer": ADAM}, {"model": model}, {"gradient_clip_norm": 0.5}, {"on_nan": "skip"},
-        {"lr_scheduler": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=100)},
+        {"model": model}, {"gradient_clip_norm": 0.5}, {"on_nan": "skip"},
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
@@ -198,7 +249,10 @@ def with_two_killed(plan: str, seed: int) -> Run:
             victims.append(chance.choice(alive))
             victims[-1].kill()
 
-    given = job(model=wide, optimizer=MOMENTUM, epochs=30, test=None, evaluate_every=None)
+    given = job(
+        model=wide, optimizer=ADAM, lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1300),
+        epochs=30, test=None, evaluate_every=None,
+    )  # fmt: skip
     run = pl.train(given, plan, folder=None, progress=kill)
     assert victims
     return run

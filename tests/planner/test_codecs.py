@@ -38,10 +38,10 @@ def test_the_bytes_of_a_codec_are_those_of_its_messages(name: str) -> None:
 
 
 def test_codecs_are_candidates_only_where_learning_may_differ() -> None:
-    coded = [each.plan for each in candidates((2, 4), 4, "any", codecs=("half", "topk")) if each.plan.wire is not None]
+    coded = [each.plan for each in candidates((2, 4), 4, "any", codecs=("half", "topk")) if each.plan.codec is not None]
     assert {str(plan) for plan in coded} >= {"ring:workers=2,codec=half", "downpour:workers=4,codec=topk"}
     assert not any(map(same_learning, coded))
-    assert not [each for each in candidates((2, 4), 4, "same", codecs=("half",)) if each.plan.wire is not None]
+    assert not [each for each in candidates((2, 4), 4, "same", codecs=("half",)) if each.plan.codec is not None]
 
 
 def test_a_link_is_read_as_it_is_said() -> None:

@@ -196,7 +196,7 @@ def codec_row(name: str, plans: Sequence[Plan], codings: dict[str, Coding], dens
 
 def _codecs(plan: Plan) -> list[str]:
     """Return the codecs of a plan's gradients and answers."""
-    used = (("codec", plan.wire), ("pull", plan.pull))
+    used = (("codec", plan.codec), ("pull", plan.pull))
     return [str(plan.options[option]) for option, codec in used if codec is not None]
 
 

@@ -88,7 +88,19 @@ def meet(where: Where, folder: str | Path | None, name: str, tune: Tune) -> Any:
             "engine='cluster' needs several ranks: start them by torchrun, srun or mpiexec, or as an array of Slurm"
         )
     roster = cluster.roster(keys=where.keys, trusted_network=where.trusted_network)
-    return tune(Place(roster.rank, roster.launcher, roster.nodes, roster.head, roster.door, roster.meeting), None)
+    if not roster.leads:
+        roster = roster.located(PATIENCE)
+    place = Place(roster.rank, roster.launcher, roster.nodes, roster.head, roster.door, roster.meeting, _says(roster))
+    return tune(place, None)
+
+
+def _says(roster: cluster.Roster) -> Callable[[Address, Any], None]:
+    """Return what tells the other ranks where rank 0 listens."""
+
+    def says(address: Address, objective: Any) -> None:
+        roster.listening(address.port)
+
+    return says
 
 
 def _in_array(where: Where, runs: Path, name: str, tune: Tune) -> Any:

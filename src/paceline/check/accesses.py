@@ -6,7 +6,7 @@ import ast
 from typing import NamedTuple
 
 from paceline.check.declarations import Function
-from paceline.check.names import is_constant, parent
+from paceline.check.names import dotted, is_constant, parent
 
 GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push"}
 SHRINKS = {"pop", "popitem", "remove", "discard", "clear", "popleft"}
@@ -36,7 +36,7 @@ def kind_of(node: ast.Attribute | ast.Name) -> str:
     """The kind of access that this expression is, by the syntax around it."""
     up = parent(node)
     if isinstance(node.ctx, ast.Store):
-        if isinstance(up, ast.AugAssign):
+        if isinstance(up, ast.AugAssign) or (isinstance(up, ast.Assign) and _counts(node, up.value)):
             return "update"
         return "none" if isinstance(up, ast.Assign) and is_constant(up.value, None) else "write"
     if isinstance(node.ctx, ast.Del):
@@ -60,6 +60,11 @@ def kind_of(node: ast.Attribute | ast.Name) -> str:
     if isinstance(up, ast.For | ast.AsyncFor | ast.comprehension) and up.iter is node:
         return "iterate"
     return "read"
+
+
+def _counts(target: ast.Attribute | ast.Name, value: ast.expr) -> bool:
+    """Whether a value is the old one and something: `self.x = self.x + 1`."""
+    return isinstance(value, ast.BinOp) and dotted(value.left) == dotted(target) != ""
 
 
 def iterates(access: Access) -> bool:

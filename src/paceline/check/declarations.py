@@ -67,6 +67,11 @@ class Class:
         """The method of this name, inherited ones included."""
         return next((c.methods[name] for c in self.ancestry if name in c.methods), None)
 
+    @property
+    def is_thread(self) -> bool:
+        """Whether this is a class of threads: of `threading`, or by the name of a base that another file declares."""
+        return any(base == "threading.Timer" or base.endswith("Thread") for c in self.ancestry for base in c.bases)
+
     def is_a(self, *names: str) -> bool:
         """Whether one of these canonical names is a base class."""
         return any(base in names for c in self.ancestry for base in c.bases)

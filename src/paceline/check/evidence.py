@@ -36,7 +36,7 @@ def of_threads(cls: Class | None, facts: Facts, line: int = 0) -> float:
 
 def _of_class(cls: Class, facts: Facts) -> float:
     found = 0.0
-    if cls.is_a("threading.Thread", "Thread", "threading.Timer") or owns_lock(cls, facts):
+    if cls.is_thread or owns_lock(cls, facts):
         return OWNS_LOCK
     for each in cls.ancestry:
         for values in each.values.values():

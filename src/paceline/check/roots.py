@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from paceline.check.declarations import Function
+from paceline.check.declarations import Class, Function
 from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword, parent, short_name
 from paceline.check.walk import Walker
@@ -50,7 +51,9 @@ class Roots:
                     if handler is not None:
                         yield Root("signal", handler, value.lineno, False)
         for cls in module.classes.values():
-            if "run" in cls.methods and cls.is_a("threading.Thread", "Thread", "threading.Timer"):
+            if self._handles_requests(cls):
+                yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if HANDLES.match(m.name))
+            if "run" in cls.methods and cls.is_thread:
                 made = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) == cls.name]
                 several = any(in_loop(c, f) for f, c in made) or (
                     len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
@@ -61,6 +64,17 @@ class Roots:
                 yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
             if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
                 yield Root("process", cls.methods["run"], cls.node.lineno, False)
+
+    @cached_property
+    def _serves_in_threads(self) -> bool:
+        """Whether the file has to do with a server of the standard library that runs each request in a thread."""
+        names = {short for origin in self.module.imports.values() if (short := origin.rpartition(".")[2])}
+        names |= {a.attr for fn in self.module.functions for a in fn.attributes}
+        return any(name.startswith("Threading") for name in names)
+
+    def _handles_requests(self, cls: Class) -> bool:
+        """Whether a server of the standard library makes objects of this class in the threads of its requests."""
+        return any(base.endswith("RequestHandler") for base in cls.bases) and self._serves_in_threads
 
     def _serves(self, fn: Function) -> bool:
         """Whether a server of web pages runs this function, each request in a thread."""
@@ -176,6 +190,8 @@ STARTS: dict[str, tuple[str, str, int]] = {
 # Web frameworks that run each request in a thread, and the decorators of their functions.
 SERVERS = {"flask", "fastapi", "starlette", "bottle"}
 ROUTES = {"route", "get", "post", "put", "patch", "delete"}
+#: The methods of a request handler of the standard library that a request runs.
+HANDLES = re.compile("handle$|do_[A-Z]+$")
 STARTS_IN_MODULE = {
     "register": "atexit",
     "register_at_fork": "os",

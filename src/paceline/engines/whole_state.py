@@ -30,7 +30,7 @@ def holds_one_model(plan: Plan) -> bool:
         return plan.workers == 1
     if isinstance(method, Pipeline):
         return method.flushes and method.spread.server is None
-    return isinstance(method, SplitLayers) or (isinstance(method, AllReduce) and plan.wire is None)
+    return isinstance(method, SplitLayers) or (isinstance(method, AllReduce) and plan.codec is None)
 
 
 @dataclass

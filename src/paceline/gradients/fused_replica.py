@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
+from paceline.core.rules import Rule
 from paceline.data.shards import Shards
 from paceline.data.source import Reader, Source, TensorSource
 from paceline.errors import JobError, JobWarning, users_code
 from paceline.gradients.loss import split_batch
+from paceline.gradients.native_step import agrees
+from paceline.gradients.native_versions import row_of
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch, Job
 from paceline.kernels import CannotFuse, Fused, NoCompiler, fuse, fuse_ranks
@@ -26,8 +29,8 @@ from paceline.kernels.losses import loss_kind
 from paceline.kernels.optimizers import rule_of
 from paceline.kernels.ranks import own_rank
 from paceline.kernels.resident import GradientsByNumber, Leg, Resident
-from paceline.kernels.serve import Served, address_of, agrees, program
-from paceline.kernels.served_steps import ServedStep
+from paceline.kernels.serve import Served, address_of, program
+from paceline.kernels.served_steps import ServedRule, ServedStep, served_step
 from paceline.parameters.layout import trainable
 from paceline.parameters.optimizers import Optimizer, has_hooks
 
@@ -74,26 +77,30 @@ class FusedGradients:
         return FusedStep(self.fused, optimizer, replica.parameters)
 
     def served(
-        self, replica: Replica, source: Source, optimizer: Optimizer, step: ServedStep, in_place: bool
+        self, replica: Replica, source: Source, optimizer: Optimizer, rule: Rule, in_place: bool
     ) -> ServedNetwork | None:
-        """Return the network for legs at a server, where generated code makes this optimizer's step with its bits.
-
-        `in_place` says that all workers write into one memory, where there are no versions.
+        """Return the network for legs at a server, where generated code makes the steps of rule and optimizer with
+        their bits. `in_place` says that all workers write into one memory, where there are no versions.
         """
-        if not isinstance(self.fused.processor, Cpu) or has_hooks(optimizer):
+        step, row = served_step(optimizer), row_of(rule)
+        if not isinstance(self.fused.processor, Cpu) or has_hooks(optimizer) or step is None or row is None:
             return None
-        tensors = readable(self.fused, replica.job, source)
-        if not tensors or not agrees(optimizer, self.fused.weights.dtype, step):
+        tensors, (text, constants) = readable(self.fused, replica.job, source), row
+        if not tensors or not agrees(optimizer, self.fused.weights.dtype, step, text, rule, constants):
             return None
-        return ServedNetwork(self.fused, step, in_place, *tensors)
+        return ServedNetwork(self.fused, step, text, constants, in_place, *tensors)
 
 
 class ServedNetwork:
     """A network whose gradients go to a server, as a leg of generated code computes them."""
 
-    def __init__(self, fused: FusedNetwork, step: ServedStep, in_place: bool, x: Tensor, y: Tensor) -> None:
-        self.fused, self.step, self.made = fused, step, fused.compiled(x[:1])
-        self._tensors, self._leg = (x, y), program(fused.weights.dtype, step, in_place)
+    def __init__(
+        self, fused: FusedNetwork, step: ServedStep, rule: ServedRule, constants: tuple[float, ...], in_place: bool,
+        x: Tensor, y: Tensor,
+    ) -> None:  # fmt: skip
+        self.fused, self.step, self.rule, self.constants = fused, step, rule, constants
+        self.made, self._tensors = fused.compiled(x[:1]), (x, y)
+        self._leg = program(fused.weights.dtype, step, rule, in_place)
         #: Of the function that computes gradients.
         self.address = address_of(self.made.program.run)
 

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from paceline.core.rules import Arrival, Memory, Rule
 from paceline.core.rules.plain import Plain
-from paceline.kernels.one_pass import SPAN, Pass, one_pass
-from paceline.kernels.served_steps import ALIKE, UNKNOWN, ServedRule, ServedStep, served_step
-from paceline.parameters.optimizers import Optimizer, bare_step, has_hooks
+from paceline.kernels.one_pass import Pass, one_pass, spans_for
+from paceline.kernels.served_steps import ALIKE, UNKNOWN, WATCHED, ServedRule, ServedStep, form_of, served_step
+from paceline.parameters.optimizers import Optimizer, bare_step, forget, has_hooks
 
 PLAIN = ServedRule()
 NUMBERS = 1003  # which no vector divides: the last of them are computed one by one
+#: Steps that are compared: the size of their gradients, and how many steps are counted before them as if made.
+TRIED = ((1.0, 0), (1.0, 0), (1.0, 0), (1e-4, 7), (1e-4, 90), (1.0, 1900), (1e-9, 30_000), (1.0, 500_000))
 PARALLEL = 1 << 15  # numbers from which on PyTorch would use several threads, where it has them
 
 
@@ -31,7 +33,8 @@ class Settings:
 
     def __init__(self, optimizer: Optimizer, step: ServedStep, constants: Sequence[float] = ()) -> None:
         self.optimizer, self.step, self._constants = optimizer, step, tuple(constants)
-        self._watched = tuple(dict.fromkeys((*step.settings, *ALIKE, *UNKNOWN)))
+        self._watched = tuple(dict.fromkeys((*WATCHED, *ALIKE, *UNKNOWN)))
+        self._form = form_of(optimizer)
         self._seen: list[Any] = []
         self._rows: np.ndarray | None = None
 
@@ -40,7 +43,7 @@ class Settings:
         groups = self.optimizer.param_groups
         seen = [group.get(name) for group in groups for name in self._watched]
         if seen != self._seen:
-            fits = served_step(self.optimizer) == self.step
+            fits = form_of(self.optimizer) == self._form
             rows = [[*self.step.row(group), *self._constants] for group in groups] if fits else []
             self._seen, self._rows = seen, np.array(rows) if fits else None
         return self._rows
@@ -53,7 +56,7 @@ class NativeStep:
         self.optimizer, self.step, self._run, self._dtype = optimizer, step, run, dtype
         self._settings, self._bare = Settings(optimizer, step), bare_step(optimizer)
         self._groups = [(p, number) for number, group in enumerate(optimizer.param_groups) for p in group["params"]]
-        self._spans = np.zeros(len(self._groups), SPAN)
+        self._spans = spans_for([p.numel() for p, _ in self._groups])
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -66,25 +69,29 @@ class NativeStep:
         spans = self._spans[: len(moved)]
         spans["old"] = spans["fresh"] = [p.data_ptr() for p, _, _ in moved]
         spans["gradient"] = [g.data_ptr() for _, g, _ in moved]
-        spans["count"] = [g.numel() for _, g, _ in moved]
+        spans["width"] = spans["stride"] = [g.numel() for _, g, _ in moved]
         spans["group"] = [number for _, _, number in moved]
-        if self.step.state is not None and not self._remember(spans, [p for p, _, _ in moved]):
+        if self.step.remembered and not self._recall(spans, [p for p, _, _ in moved]):
             self._bare()
             return
         self._run(rows, spans)
 
-    def _remember(self, spans: np.ndarray, parameters: Sequence[nn.Parameter]) -> bool:
-        """Find what the optimizer remembers, or begin it; False where it has another form."""
-        state, name = self.optimizer.state, self.step.state
-        known = [state[p].get(name) if p in state else None for p in parameters]
-        if not all(tensor is None or fits(tensor, self._dtype) for tensor in known):
-            return False
-        spans["present"] = [tensor is not None for tensor in known]
-        kept = [torch.empty_like(p) if tensor is None else tensor for p, tensor in zip(parameters, known, strict=True)]
-        for parameter, tensor, before in zip(parameters, kept, known, strict=True):
-            if before is None:
-                state[parameter][name] = tensor
-        spans["remembered"] = spans["kept"] = [tensor.data_ptr() for tensor in kept]
+    def _recall(self, spans: np.ndarray, parameters: Sequence[nn.Parameter]) -> bool:
+        """Find what the optimizer remembers; False where it has another form, as before the first step."""
+        state = self.optimizer.state
+        for number, name in enumerate(self.step.states):
+            known = [state[p].get(name) if p in state else None for p in parameters]
+            found = [tensor.data_ptr() for tensor in known if tensor is not None and fits(tensor, self._dtype)]
+            if len(found) < len(known):
+                return False
+            spans["remembered"][:, number] = spans["kept"][:, number] = found
+        if self.step.counts:
+            counts = [state[p].get("step") for p in parameters]
+            found = [c.data_ptr() for c in counts if isinstance(c, Tensor) and fits(c, torch.float32)]
+            if len(found) < len(counts):
+                return False
+            spans["counted"] = spans["counting"] = found
+        spans["present"] = 1
         return True
 
 
@@ -130,19 +137,24 @@ def _agrees(
     draw = torch.Generator().manual_seed(1)
     for group in map(dict, groups):
         tried = _Tried(kind, group, torch.randn(NUMBERS, dtype=dtype, generator=draw), rule)
-        mine = {"w": tried.values[0].clone(), "s": torch.zeros(NUMBERS, dtype=dtype)}
+        mine = {"w": tried.values[0].clone(), "t": torch.zeros(())}
+        mine |= {name: torch.zeros(NUMBERS, dtype=dtype) for name in step.states}
         mine["m"] = next((memory.clone() for memory in tried.memory[0].values()), torch.zeros(0))
-        rows = np.array([[*step.row(group), *constants]])
-        for number in range(3):
-            gradient, pulled = torch.randn(2, NUMBERS, dtype=dtype, generator=draw)
-            at = {name: tensor.data_ptr() for name, tensor in mine.items()}
-            span = (
-                at["w"], at["w"], at["s"], at["s"], at["m"], at["m"], gradient.data_ptr(), pulled.data_ptr(), NUMBERS,
-                0, number > 0,
-            )  # fmt: skip
-            run(rows, np.array([span], SPAN))
+        rows, (span,) = np.array([[*step.row(group), *constants]]), (spans := spans_for([NUMBERS]))
+        span["old"] = span["fresh"] = mine["w"].data_ptr()
+        span["noted"] = span["noting"] = mine["m"].data_ptr()
+        span["counted"] = span["counting"] = mine["t"].data_ptr()
+        for number, name in enumerate(step.states):
+            span["remembered"][number] = span["kept"][number] = mine[name].data_ptr()
+        for number, (size, skipped) in enumerate(TRIED):
+            gradient, pulled = torch.randn(2, NUMBERS, dtype=dtype, generator=draw) * size
+            span["gradient"], span["pulled"], span["present"] = gradient.data_ptr(), pulled.data_ptr(), number > 0
+            if step.counts and number:
+                mine["t"] += skipped
+                tried.skip(skipped)
+            run(rows, spans)
             rule.update(tried, Arrival([gradient], [pulled]))
-            if not tried.equal(mine["w"], mine["s"], mine["m"], step, text):
+            if not tried.equal(mine, step, text):
                 return False
     return True
 
@@ -152,7 +164,9 @@ class _Tried:
 
     def __init__(self, kind: Any, group: dict[str, Any], value: Tensor, rule: Rule) -> None:
         self._parameter = nn.Parameter(value)
-        self._optimizer = kind([self._parameter], **group)
+        self._optimizer = kind([self._parameter], lr=group["lr"])
+        self._optimizer.param_groups[0].update(group)
+        forget(self._optimizer, self._parameter)  # what some make with other settings
         self.values: list[Tensor] = [self._parameter.detach()]
         self.memory: list[Memory] = [rule.remembers(value)]
 
@@ -160,9 +174,14 @@ class _Tried:
         self._parameter.grad = gradients[0]
         self._optimizer.step()
 
-    def equal(self, value: Tensor, kept: Tensor, noted: Tensor, step: ServedStep, text: ServedRule) -> bool:
-        """Whether these are its value and what is remembered of it."""
-        same = torch.equal(value, self.values[0])
-        if step.state is not None:
-            same &= torch.equal(kept, self._optimizer.state[self._parameter][step.state])
-        return same and (text.memory is None or torch.equal(noted, self.memory[0][text.memory]))
+    def skip(self, steps: int) -> None:
+        """Count further steps, as if they had been made."""
+        self._optimizer.state[self._parameter]["step"] += steps
+
+    def equal(self, mine: dict[str, Tensor], step: ServedStep, text: ServedRule) -> bool:
+        """Whether these are its value and all that is remembered of it, and nothing else is."""
+        known = self._optimizer.state[self._parameter]
+        named = {"step": mine["t"], **mine}
+        same = known.keys() == step.remembered and all(torch.equal(named[name], known[name]) for name in known)
+        same &= torch.equal(mine["w"], self.values[0])
+        return same and (text.memory is None or torch.equal(mine["m"], self.memory[0][text.memory]))

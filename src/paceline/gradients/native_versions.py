@@ -21,10 +21,10 @@ from paceline.core.rules import Rule
 from paceline.core.rules.dc_asgd import EPSILON, DcAsgd
 from paceline.core.rules.plain import Plain
 from paceline.gradients.native_step import PLAIN, Settings, agrees, fits
-from paceline.kernels.one_pass import SPAN, Pass, one_pass
+from paceline.kernels.one_pass import Pass, one_pass, spans_for
 from paceline.kernels.served_steps import ServedRule, ServedStep, served_step
 from paceline.parameters.optimizers import has_hooks
-from paceline.parameters.shard_version import ShardVersion
+from paceline.parameters.shard_version import ShardVersion, StateField, VersionShape
 from paceline.parameters.store import ShardStore
 
 #: A rule's text, and the numbers that its lines read.
@@ -34,28 +34,34 @@ Row = tuple[ServedRule, tuple[float, ...]]
 def _dc_asgd(rule: DcAsgd) -> Row:
     if rule.lam == 0:
         return PLAIN, ()
-    bend = ("const R square = g * g;", "R drift = (w - p) * square * lam;")
+    drift = "(w - p) * (g * g) * lam"
     if rule.mode == "constant":
-        return ServedRule(("lam",), None, True, (*bend, "g = drift + g;")), (rule.lam,)
-    settle = ("m = std::fma(square, fresh_share, m * decay);", "drift /= std::sqrt(m + epsilon);", "g = drift + g;")
-    names = ("lam", "decay", "fresh_share", "epsilon")
-    return ServedRule(names, "mean_square", True, (*bend, *settle)), (rule.lam, rule.decay, 1 - rule.decay, EPSILON)
+        return ServedRule(("lam",), None, True, (f"g = {drift} + g;",)), (rule.lam,)
+    text = ServedRule(
+        ("lam", "forget", "fresh_share", "epsilon"), "mean_square", True,
+        ("m = std::fma(g * g, fresh_share, m * forget);",), "m + epsilon", (f"g = {drift} / root + g;",),
+    )  # fmt: skip
+    return text, (rule.lam, rule.decay, 1 - rule.decay, EPSILON)
 
 
 RULES: dict[type, Callable[..., Row]] = {Plain: lambda rule: (PLAIN, ()), DcAsgd: _dc_asgd}
 
 
+def row_of(rule: object) -> Row | None:
+    """Return a rule's row; None where it has none."""
+    return RULES[type(rule)](rule) if type(rule) in RULES else None
+
+
 def native_versions(store: ShardStore, rule: Rule) -> NativeVersions | None:
     """Return what makes a shard's versions in one pass; None where PyTorch has to."""
     shape, optimizer = store.versions[0].shape, store.optimizer
-    if type(rule) not in RULES or store.rows is not None or has_hooks(optimizer) or torch.get_num_threads() > 1:
+    step, row = served_step(optimizer), row_of(rule)
+    if store.rows is not None or has_hooks(optimizer) or torch.get_num_threads() > 1 or not store.parameters:
         return None
-    step, (text, constants) = served_step(optimizer), RULES[type(rule)](rule)
-    if step is None or not store.parameters:
+    if step is None or row is None:
         return None
-    if any(set(fields) != {step.state} - {None} for fields in shape.state):
-        return None
-    if any(set(fields) != {text.memory} - {None} for fields in shape.memory):
+    text, constants = row
+    if not remembers(shape, step, text):
         return None
     run = one_pass(shape.dtype, step, text)
     if run is None or not agrees(optimizer, shape.dtype, step, text, rule, constants):
@@ -63,24 +69,47 @@ def native_versions(store: ShardStore, rule: Rule) -> NativeVersions | None:
     return NativeVersions(store, step, text, run, Settings(optimizer, step, constants))
 
 
+def remembers(shape: VersionShape, step: ServedStep | None, text: ServedRule) -> bool:
+    """Whether a shard's versions remember what generated code changes there, and nothing else.
+
+    `step` is None where the optimizer does not step at the server.
+    """
+    named = step.remembered if step is not None else set()
+    if any(set(fields) != {text.memory} - {None} for fields in shape.memory):
+        return False
+    counts = [fields["step"] for fields in shape.state if "step" in fields]
+    return all(set(fields) == named for fields in shape.state) and all(map(counts_as_torch, counts))
+
+
+def counts_as_torch(count: StateField) -> bool:
+    """Whether a number of steps is kept as PyTorch keeps it where float32 is the default."""
+    return count == StateField((), torch.float32, Tensor)
+
+
 @dataclass(frozen=True)
 class _Slot:
     """Where the numbers of a version lie: addresses, one for each parameter."""
 
     values: np.ndarray
+    #: Of each of the optimizer's states, side by side.
     state: np.ndarray
+    counts: np.ndarray
     memory: np.ndarray
     #: Whether the optimizer remembers anything of each parameter; in the version's own memory.
     present: np.ndarray
 
     @staticmethod
-    def of(version: ShardVersion, state: str | None, memory: str | None) -> _Slot:
+    def of(version: ShardVersion, step: ServedStep, memory: str | None) -> _Slot:
         def addresses(tensors: Sequence[Tensor]) -> np.ndarray:
             return np.array([tensor.data_ptr() for tensor in tensors] or 0, np.int64)
 
-        kept = [views[state] for views in version.state.views] if state is not None else []
-        noted = [views[memory] for views in version.memory] if memory is not None else []
-        return _Slot(addresses(version.parameters), addresses(kept), addresses(noted), version.state.present.numpy())
+        views = version.state.views
+        state = np.array([[view[name].data_ptr() for name in step.states] for view in views], np.int64)
+        return _Slot(
+            addresses(version.parameters), state, addresses([view["step"] for view in views] if step.counts else []),
+            addresses([view[memory] for view in version.memory] if memory is not None else []),
+            version.state.present.numpy(),
+        )  # fmt: skip
 
 
 class NativeVersions:
@@ -88,29 +117,29 @@ class NativeVersions:
 
     def __init__(self, store: ShardStore, step: ServedStep, text: ServedRule, run: Pass, settings: Settings) -> None:
         self.store, self.looks_back, self._run, self._settings = store, text.looks_back, run, settings
-        self._remembers, self._dtype = step.state is not None, store.versions[0].shape.dtype
-        self._slots = [_Slot.of(version, step.state, text.memory) for version in store.versions]
-        self._spans = np.zeros(len(store.parameters), SPAN)
-        self._spans["count"] = [p.numel() for p in store.parameters]
+        self._step, self._dtype = step, store.versions[0].shape.dtype
+        self._slots = [_Slot.of(version, step, text.memory) for version in store.versions]
+        self._spans = spans_for([p.numel() for p in store.parameters])
         groups = {id(p): n for n, group in enumerate(store.optimizer.param_groups) for p in group["params"]}
         self._spans["group"] = [groups[id(p)] for p in store.parameters]
 
     def make(self, source: int, target: int, gradients: Sequence[Tensor | None]) -> bool:
         """Make the next version of the one in `source`, and look there; False where PyTorch has to."""
-        store, spans = self.store, self._spans
+        store, spans, states = self.store, self._spans, len(self._step.states)
         store.schedule.advance(store.updates)
         rows = self._settings.rows()
         if rows is None or not all(g is not None and fits(g, self._dtype) for g in gradients):
             return False
         old, new, spans["pulled"] = self._slots[source], self._slots[target], self._slots[store.slot].values
         spans["old"], spans["fresh"] = old.values, new.values
-        spans["remembered"], spans["kept"] = old.state, new.state
+        spans["remembered"][:, :states], spans["kept"][:, :states] = old.state, new.state
+        spans["counted"], spans["counting"] = old.counts, new.counts
         spans["noted"], spans["noting"] = old.memory, new.memory
         spans["present"] = old.present
         spans["gradient"] = [g.data_ptr() for g in gradients if g is not None]
         for mine, newest in zip(store.versions[target].buffers, store.versions[source].buffers, strict=True):
             mine.copy_(newest)
         self._run(rows, spans)
-        new.present[:] = self._remembers
+        new.present[:] = bool(self._step.remembered)
         store.look(target)
         return True

@@ -32,6 +32,7 @@ class Ended(IntEnum):
     NOT_FINITE = 1
     CANCELLED = 2
     TOO_LATE = 3
+    UNTOLD = 4
 
 
 class Waits(NamedTuple):

@@ -18,54 +18,30 @@ import numpy as np
 import torch
 
 from paceline.kernels.build import CannotCompile, NoCompiler, library
+from paceline.kernels.printers.step import step_text
+from paceline.kernels.roots import use_torchs_roots
 from paceline.kernels.served_steps import ServedRule, ServedStep
 from paceline.kernels.weights import REALS
 
-#: A parameter: addresses of the newest values and of the new ones, of what the optimizer and the rule remember of both,
-#: of the gradient and of the values that it was computed from.
+#: A parameter, as `Numbers` of `printers/step.hpp` has it: addresses, and how many numbers lie where.
 SPAN = np.dtype([
-    (name, "<i8") for name in (
-        "old", "fresh", "remembered", "kept", "noted", "noting", "gradient", "pulled", "count", "group", "present",
-    )
+    ("old", "<i8"), ("fresh", "<i8"), ("remembered", "<i8", 2), ("kept", "<i8", 2),
+    *((name, "<i8") for name in (
+        "counted", "counting", "noted", "noting", "gradient", "pulled", "own", "rows", "width", "stride", "group",
+        "present",
+    )),
 ])  # fmt: skip
+#: What PyTorch rounds twice is not contracted.
+FLAGS = ("-ffp-contract=off",)
 
 Pass = Callable[[np.ndarray, np.ndarray], None]
 
-HEAD = """
-#include <cmath>
-#include <cstdint>
-struct Span {
-    const R* old; R* fresh; const R* remembered; R* kept; const R* noted; R* noting; const R *gradient, *pulled;
-    int64_t count, group, present;
-};
-#ifdef __clang__
-#define EACH _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define EACH _Pragma("GCC ivdep")
-#endif
+HEAD = "#include <cmath>\n#include <cstdint>\n#include <cstring>"
+ALL = """
+extern "C" void paceline_one_pass(const double* settings, const Numbers* numbers, int64_t count) {
+    for (const Numbers* n = numbers; n < numbers + count; n++) step(settings + n->group * SETTINGS, R(1), *n);
+}
 """
-
-
-def text(dtype: torch.dtype, step: ServedStep, rule: ServedRule) -> str:
-    """The C++ of a pass. New values may lie where the old ones do, number by number."""
-    settings = [f"    const R {name} = R(settings[{n}]);" for n, name in enumerate((*step.settings, *rule.settings))]
-    read, write = ["R w = span.old[q], g = span.gradient[q];"], ["span.fresh[q] = w;"]
-    if step.state is not None:
-        read, write = [*read, "const R r = span.remembered[q];", "R s;"], [*write, "span.kept[q] = s;"]
-    if rule.looks_back:
-        read.append("const R p = span.pulled[q];")
-    if rule.memory is not None:
-        read, write = [*read, "R m = span.noted[q];"], [*write, "span.noting[q] = m;"]
-    return "\n".join([
-        f"typedef {REALS[dtype]} R;", HEAD,
-        "static void one(const double* settings, const Span& span) {", *settings,
-        "    const bool present = span.present;", "    (void)settings, (void)present;", "    EACH",
-        "    for (int64_t q = 0; q < span.count; q++) {",
-        *(f"        {line}" for line in (*read, *rule.each, *step.each, *write)), "    }", "}",
-        'extern "C" void paceline_one_pass(const double* settings, const Span* spans, int64_t count) {',
-        "    for (const Span* span = spans; span < spans + count; span++)",
-        f"        one(settings + span->group * {len(step.settings) + len(rule.settings)}, *span);", "}", "",
-    ])  # fmt: skip
 
 
 @cache
@@ -74,9 +50,17 @@ def one_pass(dtype: torch.dtype, step: ServedStep, rule: ServedRule) -> Pass | N
     if dtype not in REALS:
         return None
     try:
-        # Nothing is contracted that PyTorch rounds twice.
-        run = library(text(dtype, step, rule), ("-ffp-contract=off",))[0].paceline_one_pass
+        made = library(f"{HEAD}\ntypedef {REALS[dtype]} R;\n{step_text(step, rule)}{ALL}", FLAGS)[0]
     except (NoCompiler, CannotCompile):
         return None
+    use_torchs_roots(made, dtype)
+    run = made.paceline_one_pass
     run.argtypes, run.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
     return lambda settings, spans: run(settings.ctypes.data, spans.ctypes.data, len(spans))
+
+
+def spans_for(counts: list[int]) -> np.ndarray:
+    """Return spans of so many numbers each, which lie side by side."""
+    spans = np.zeros(len(counts), SPAN)
+    spans["rows"], spans["width"], spans["stride"] = 1, counts, counts
+    return spans

@@ -10,7 +10,6 @@ by the caller.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 from collections.abc import Callable
 from enum import IntEnum
@@ -18,17 +17,21 @@ from functools import cache
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.kernels.build import library
 from paceline.kernels.compiled import Call
 from paceline.kernels.fused import TEAM
+from paceline.kernels.one_pass import FLAGS
 from paceline.kernels.printers.cpp import part
-from paceline.kernels.served_steps import ServedStep
+from paceline.kernels.printers.step import step_text
+from paceline.kernels.roots import use_torchs_roots
+from paceline.kernels.served_steps import ServedRule, ServedStep
 from paceline.kernels.weights import REALS
 
 SPAN = np.dtype([
-    (name, "<i8") for name in ("value", "state", "present", "place", "rows", "width", "stride", "group")
+    ("value", "<i8"), ("state", "<i8", 2),
+    *((name, "<i8") for name in ("count", "memory", "present", "place", "rows", "width", "stride", "group")),
 ])  # fmt: skip
 OPEN = -1  # the bound of a gate that is always open
 
@@ -55,6 +58,13 @@ class ShardInMemory(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("parameters", "lock", "bytes", "slots", "base", "own")),
     ]  # fmt: skip
 
+    @property
+    def made(self) -> int:
+        """How many versions there are so far, or more by now."""
+        integers = self.integers
+        flip = ctypes.c_int64.from_address(integers.flip).value
+        return ctypes.c_int64.from_address(integers.copies[flip]).value
+
 
 class DeskInMemory(ctypes.Structure):
     """The desk: its integers, and where they say what."""
@@ -71,17 +81,18 @@ class Served(ctypes.Structure):
     _fields_ = [
         ("shards", ctypes.c_void_p), ("desk", DeskInMemory),
         *((name, ctypes.c_void_p) for name in (
-            "doorbells", "sent", "taken", "rows", "cancelled", "settings", "run",
+            "doorbells", "sent", "taken", "rows", "cancelled", "settings", "clipping", "run",
         )),
         *((name, ctypes.c_int64) for name in (
             "count", "worker", "workers", "locks", "room", "spin", "shortest", "longest", "deadline", "finite",
-            "snapshots", "checkpoints", "first", "last", "until", "batch", "stage", "waited", "made", "ended", "lock",
+            "snapshots", "checkpoints", "first", "last", "until", "pace", "since", "told", "batch", "stage", "waited",
+            "pushed", "made", "ended", "lock",
         )),
-        ("loss", ctypes.c_double),
+        ("loss", ctypes.c_double), ("scale", ctypes.c_double),
     ]  # fmt: skip
 
 
-def text(dtype: torch.dtype, step: ServedStep, in_place: bool) -> str:
+def text(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool) -> str:
     """The C++ of a leg at a server; the network's own code is called by its address.
 
     in_place    whether all workers write into one memory without versions (Hogwild)
@@ -89,60 +100,18 @@ def text(dtype: torch.dtype, step: ServedStep, in_place: bool) -> str:
     return "\n".join([
         f"#define REAL {REALS[dtype]}\n#define LANES 1\n#define REPLICAS 0\n#define TEAM {8 * TEAM}",
         f"#define DOUBLE {int(dtype is torch.float64)}\n#define IN_PLACE {int(in_place)}",
-        part("prelude"), part("call"), *step.lines(in_place), part("serve"), *([] if in_place else [TRIED]),
+        part("prelude"), part("call"), step_text(step, rule), part("serve"),
     ])  # fmt: skip
 
 
-TRIED = """
-// The optimizer's step alone, to be compared with PyTorch's.
-extern "C" void paceline_step_once(
-    const double* settings, int64_t present, const R* old, const R* remembered, R* fresh, R* kept, const R* gradient,
-    R* own, int64_t count
-) {
-    step(settings, present, old, remembered, fresh, kept, gradient, own, 1, count, count);
-}
-"""
-
-
 @cache
-def program(dtype: torch.dtype, step: ServedStep, in_place: bool) -> Callable[[Call, Served], None]:
+def program(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool) -> Callable[[Call, Served], None]:
     """Return the function that makes a leg; compiled, or found in the cache."""
-    run = functions(dtype, step, in_place).paceline_serve
+    made = library(text(dtype, step, rule, in_place), FLAGS)[0]
+    use_torchs_roots(made, dtype)
+    run = made.paceline_serve
     run.argtypes, run.restype = [ctypes.c_void_p] * 2, None
     return lambda call, served: run(ctypes.byref(call), ctypes.byref(served))
-
-
-@cache
-def functions(dtype: torch.dtype, step: ServedStep, in_place: bool) -> ctypes.CDLL:
-    """Return the library of a text, in which nothing is contracted that PyTorch rounds twice."""
-    return library(text(dtype, step, in_place), ("-ffp-contract=off",))[0]
-
-
-NUMBERS = 1003  # which no vector divides: the last of them are computed one by one
-
-
-@torch.no_grad()
-def agrees(optimizer: torch.optim.Optimizer, dtype: torch.dtype, step: ServedStep) -> bool:
-    """Whether generated code makes the steps of every parameter group to the last bit as this PyTorch does here."""
-    once = functions(dtype, step, False).paceline_step_once
-    once.argtypes, once.restype = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 6, ctypes.c_int64], None
-    generator = torch.Generator().manual_seed(1)
-    for group in optimizer.param_groups:
-        parameter = nn.Parameter(torch.randn(NUMBERS, dtype=dtype, generator=generator))
-        theirs = type(optimizer)([parameter], **{k: copy.copy(v) for k, v in group.items() if k in optimizer.defaults})
-        settings = torch.tensor(step.row(group), dtype=torch.float64)
-        value, state = parameter.detach().clone(), torch.zeros(NUMBERS, dtype=dtype)
-        for number in range(3):
-            parameter.grad = torch.randn(NUMBERS, dtype=dtype, generator=generator)
-            theirs.step()
-            fresh, kept, own = torch.empty_like(value), torch.zeros_like(value), torch.empty_like(value)
-            tensors = [value, state, fresh, kept, parameter.grad, own]
-            once(settings.data_ptr(), min(number, 1), *(tensor.data_ptr() for tensor in tensors), NUMBERS)
-            value, state = fresh, kept
-            found = theirs.state[parameter].get(step.state) if step.state is not None else None
-            if not torch.equal(value, parameter) or not (found is None or torch.equal(state, found)):
-                return False
-    return True
 
 
 def address_of(function: Callable[..., object]) -> int:

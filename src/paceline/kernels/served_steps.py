@@ -1,22 +1,27 @@
-"""Optimizers at a server as a line of arithmetic per number, rounded exactly as PyTorch rounds it: a row each.
+"""Optimizers and rules of servers as lines of arithmetic per number, rounded as PyTorch rounds them: a row each.
 
 A version that generated code has made must have the bits that the user's own optimizer gives it, since another worker
 may make the next one in Python, and a replay makes all of them there. So each line follows PyTorch's operations one by
-one, `std::fma` where these add a product, and is compiled without any other contraction. `kernels.serve` compares both
-before it is used. Adam has no row: on some processors PyTorch's roots differ from the correctly rounded ones.
+one, `std::fma` where these add a product, and is compiled without any other contraction. What PyTorch makes of Python's
+numbers before it begins (a bias correction, for example) is computed in double precision, as Python does.
+`gradients.native_step` compares both before a row is used.
 
     w, g       the parameter, and its gradient
-    r, s       what is remembered of it, in the newest version and in the next one
+    r0, s0     the first thing remembered of it, in the newest version and in the next one; r1, s1 the second
+    t          the number of this step, from 1
     present    whether anything is remembered yet
+    root       PyTorch's square root of `root_of`, which only the lines of `then` know
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from paceline.kernels.optimizers import numbers
 
 Groups = list[dict[str, Any]]
 
@@ -27,47 +32,27 @@ class ServedStep:
 
     #: Numbers of a parameter group, by the optimizer's own words.
     settings: tuple[str, ...]
-    #: What is remembered of a number, by torch's own name; None where nothing is.
-    state: str | None
-    #: Done for each number.
-    each: tuple[str, ...]
+    #: What is remembered of a number, by torch's own names.
+    states: tuple[str, ...] = ()
+    #: Whether torch remembers the number of steps beside them.
+    counts: bool = False
+    #: What is remembered before the first step.
+    start: str = "0"
+    #: Done once for each parameter, in double precision.
+    once: tuple[str, ...] = ()
+    #: Done for each number; and, if there is a root to be taken, after that.
+    each: tuple[str, ...] = ()
+    root_of: str | None = None
+    then: tuple[str, ...] = ()
 
-    def lines(self, in_place: bool) -> Iterator[str]:
-        """The function that makes the step for the rows of one parameter.
-
-        in_place    whether the new values replace the old ones, which have no place of their own
-        """
-        yield f"#define SETTINGS {len(self.settings)}"
-        yield f"#define REMEMBERS {int(self.state is not None)}"
-        yield "static void step("
-        yield "    const double* settings, bool present,"
-        if not in_place:
-            yield "    const R* __restrict old, const R* __restrict remembered,"
-        yield "    R* __restrict fresh, R* __restrict kept, const R* __restrict gradients, R* __restrict own,"
-        yield "    int64_t rows, int64_t width, int64_t stride"
-        yield ") {"
-        if in_place:
-            yield "    const R *old = fresh, *remembered = kept;"
-        yield "    (void)present, (void)remembered, (void)kept;"
-        for number, name in enumerate(self.settings):
-            yield f"    const R {name} = R(settings[{number}]);"
-        yield "    for (int64_t row = 0; row < rows; row++)"
-        yield "        for (int64_t q = 0; q < width; q++) {"
-        yield "            const int64_t at = row * width + q, padded = row * stride + q;"
-        yield "            R w = old[at], g = gradients[padded];"
-        if self.state is not None:
-            yield "            const R r = remembered[at];"
-            yield "            R s;"
-        yield from (f"            {line}" for line in self.each)
-        if self.state is not None:
-            yield "            kept[at] = s;"
-        yield "            fresh[at] = own[padded] = w;"
-        yield "        }"
-        yield "}"
+    @property
+    def remembered(self) -> set[str]:
+        """The names of all that torch remembers of a parameter."""
+        return {*self.states, *(["step"] if self.counts else [])}
 
     def row(self, group: dict[str, Any]) -> list[float]:
         """Return the settings of a parameter group, as they are now."""
-        return [float(group[name]) for name in self.settings]
+        return numbers(group, self.settings, 0.0)
 
 
 @dataclass(frozen=True)
@@ -76,6 +61,7 @@ class ServedRule:
 
     w, g, p    the newest value, the gradient, and the value that it was computed from
     m          what the rule remembers of it; changed by the lines
+    root       PyTorch's square root of `root_of`, which only the lines of `then` know
     """
 
     #: Numbers that the lines read.
@@ -83,8 +69,10 @@ class ServedRule:
     #: What the rule remembers, by its own name; None where nothing is.
     memory: str | None = None
     looks_back: bool = False
-    #: Done for each number.
+    #: Done for each number; and, if there is a root to be taken, after that.
     each: tuple[str, ...] = ()
+    root_of: str | None = None
+    then: tuple[str, ...] = ()
 
 
 def served_step(optimizer: torch.optim.Optimizer) -> ServedStep | None:
@@ -92,28 +80,93 @@ def served_step(optimizer: torch.optim.Optimizer) -> ServedStep | None:
     row, groups = STEPS.get(type(optimizer)), optimizer.param_groups
     if row is None or any(group.get(key) for group in groups for key in UNKNOWN):
         return None
-    if any(isinstance(group["lr"], torch.Tensor) for group in groups):
-        return None
-    if any(len({bool(group.get(key)) for group in groups}) > 1 for key in ALIKE):
+    if form_of(optimizer) is None:
         return None
     return row(groups)
 
 
-#: Settings that no text knows, and those by which texts differ.
-UNKNOWN = ("maximize", "differentiable", "dampening", "fused", "foreach")
-ALIKE = ("nesterov", "momentum", "weight_decay")
+def form_of(optimizer: torch.optim.Optimizer) -> tuple[bool, ...] | None:
+    """Return what decides which text a step has; None where its groups differ in that, or numbers are tensors."""
+    groups = optimizer.param_groups
+    forms = {tuple([bool(group.get(key)) for key in (*ALIKE, *UNKNOWN)]) for group in groups}
+    tensors = any(isinstance(number, torch.Tensor) for group in groups for number in _numbers(group))
+    return None if len(forms) > 1 or tensors else next(iter(forms), ())
+
+
+def _numbers(group: dict[str, Any]) -> list[Any]:
+    return [group.get("lr"), group.get("weight_decay"), *group.get("betas", ())]
+
+
+#: Settings that no text knows, those by which texts differ, and all that a text reads.
+UNKNOWN = ("maximize", "differentiable", "dampening", "fused", "foreach", "amsgrad", "capturable", "centered")
+ALIKE = ("nesterov", "momentum", "weight_decay", "decoupled_weight_decay")
+WATCHED = ("lr", "betas", "eps", "alpha", "lr_decay", "initial_accumulator_value")
+
+
+def _decay(groups: Groups) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Settings, lines once and lines for each number of a weight decay that is added to the gradient."""
+    if not groups[0]["weight_decay"]:
+        return (), (), ()
+    return ("weight_decay",), ("const R decay = R(weight_decay);",), ("g = std::fma(w, decay, g);",)
 
 
 def _sgd(groups: Groups) -> ServedStep:
-    settings, lines = ["lr"], []
-    if groups[0]["weight_decay"]:
-        settings.append("weight_decay")
-        lines.append("g = std::fma(w, weight_decay, g);")
+    settings, once, lines = _decay(groups)
+    settings, once, last = ("lr", *settings), (*once, "const R pace = R(-lr);"), "w = std::fma(g, pace, w);"
     if not groups[0]["momentum"]:
-        return ServedStep(tuple(settings), None, (*lines, "w = std::fma(g, -lr, w);"))
-    lines.append("s = present ? r * momentum + g : g;")
-    lines.append("g = std::fma(s, momentum, g);" if groups[0]["nesterov"] else "g = s;")
-    return ServedStep((*settings, "momentum"), "momentum_buffer", (*lines, "w = std::fma(g, -lr, w);"))
+        return ServedStep(settings, once=once, each=(*lines, last))
+    lines = (*lines, "s0 = present ? r0 * keep + g : g;")
+    lines = (*lines, "g = std::fma(s0, keep, g);" if groups[0]["nesterov"] else "g = s0;")
+    once = (*once, "const R keep = R(momentum);")
+    return ServedStep((*settings, "momentum"), ("momentum_buffer",), once=once, each=(*lines, last))
 
 
-STEPS: dict[type[torch.optim.Optimizer], Callable[[Groups], ServedStep]] = {torch.optim.SGD: _sgd}
+def _adagrad(groups: Groups) -> ServedStep:
+    settings, once, lines = _decay(groups)
+    once = (*once, "const R pace = R(-(lr / (1 + (t - 1) * lr_decay))), tiny = R(eps);")
+    return ServedStep(
+        ("lr", *settings, "lr_decay", "eps", "initial_accumulator_value"), ("sum",), True, "initial_accumulator_value",
+        once, (*lines, "s0 = std::fma(g, g, r0);"), "s0", ("w = w + pace * g / (root + tiny);",),
+    )  # fmt: skip
+
+
+def _rmsprop(groups: Groups) -> ServedStep:
+    settings, once, lines = _decay(groups)
+    settings = ("lr", *settings, "alpha", "eps")
+    once = (*once, "const R pace = R(-lr), keep = R(alpha), fresh = R(1 - alpha), tiny = R(eps);")
+    lines = (*lines, "s0 = std::fma(fresh * g, g, r0 * keep);")
+    if not groups[0]["momentum"]:
+        then = ("w = w + pace * g / (root + tiny);",)
+        return ServedStep(settings, ("square_avg",), True, "0", once, lines, "s0", then)
+    once, settings = (*once, "const R drag = R(momentum);"), (*settings, "momentum")
+    dragged = ("s1 = r1 * drag + g / (root + tiny);", "w = std::fma(s1, pace, w);")
+    return ServedStep(settings, ("square_avg", "momentum_buffer"), True, "0", once, lines, "s0", dragged)
+
+
+def _adam(groups: Groups) -> ServedStep:
+    settings, once, lines = _decay(groups)
+    then = ["w = w + pace * s0 / (root / second + tiny);"]
+    if settings and groups[0].get("decoupled_weight_decay"):
+        once, lines = ("const R decay = R(1 - lr * weight_decay);",), ()
+        then.insert(0, "w = w * decay;")
+    once += (
+        "const R share = R(1 - beta1), keep = R(beta2), fresh = R(1 - beta2), tiny = R(eps);",
+        "const R pace = R(-(lr / (1 - std::pow(beta1, t)))), second = R(std::pow(1 - std::pow(beta2, t), 0.5));",
+    )
+    lines += (
+        "s0 = share < R(0.5) ? std::fma(share, g - r0, r0) : std::fma(share - R(1), g - r0, g);",
+        "s1 = std::fma(fresh * g, g, r1 * keep);",
+    )
+    return ServedStep(
+        ("lr", *settings, "beta1", "beta2", "eps"), ("exp_avg", "exp_avg_sq"), True, "0", once, lines, "s1",
+        tuple(then),
+    )  # fmt: skip
+
+
+STEPS: dict[type[torch.optim.Optimizer], Callable[[Groups], ServedStep]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+}

@@ -41,11 +41,11 @@ class AveragingReplica:
             if averaged is not None:
                 self.learner.set_buffers(averaged)
 
-    def contribution(self) -> GradientSum:
-        """Return what this replica contributes to the average."""
+    def contribution(self, worker: int) -> GradientSum:
+        """Return what this replica, which is that of this worker, contributes to the average."""
         values = [self.rule.contribution(v, m) for v, m in zip(self.store.values, self.store.memory, strict=True)]
         dtype = values[0].dtype
-        return GradientSum(list(values), [b.to(dtype) for b in self.learner.replica.moving], 0.0, 1.0, 1)
+        return GradientSum(list(values), [b.to(dtype) for b in self.learner.replica.moving], 0.0, 1.0, 1, worker)
 
     def apply_mean(self, mean: GradientSum) -> None:
         """Continue from the mean of the contributions."""

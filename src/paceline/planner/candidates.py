@@ -28,7 +28,7 @@ VARIANTS: dict[str, tuple[dict[str, object], ...]] = {
 }
 #: A measure, a user's own tables, another mathematics.
 NOT_CHOSEN = ("ceiling", "table", "per_layer", "sandblaster", "parallel_sgd")
-CODED = ("ring", "downpour")  # plans that are tried with codecs
+CODED = ("ring", "downpour", "diloco")  # plans that are tried with codecs
 LEARNING = ("same", "any")
 
 
@@ -46,7 +46,7 @@ class Candidate:
 def same_learning(plan: Plan) -> bool:
     """Whether every update is the gradient of the whole batch, from the newest parameters."""
     traits = plan.traits
-    if plan.wire is not None:
+    if plan.codec is not None:
         return False
     if plan.name in ("sequential", "ddp") or isinstance(plan.method, AllReduce | SplitLayers):
         return True

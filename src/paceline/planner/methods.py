@@ -190,22 +190,28 @@ def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Fo
     c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
     u = costs.update(workers, plan.threads)
     wait = _waiting(costs, plan, workers, c.seconds)
-    coding = coding_of(plan, facts)
-    collective, size = exchanged(plan.wire, method.collective, workers, coding.bytes)
-    parts = 2 if plan.wire is not None and plan.wire.in_two else 1  # one after the other
-    m = meeting(costs, collective, workers, size / parts)
-    m = Guess(parts * m.seconds + coding.encode + reads(plan) * coding.decode, m.error)
+    m, size = _meeting(plan, method.collective, costs, facts)
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
-    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), sent(collective, workers, size))
+    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size)
+
+
+def _meeting(plan: Plan, collective: Collective, costs: Costs, facts: Facts) -> tuple[Guess, float]:
+    """Return the seconds of a collective with its codec, and the bytes that a worker sends in it."""
+    coding = coding_of(plan, facts)
+    collective, size = exchanged(plan.codec, collective, plan.workers, coding.bytes)
+    parts = 2 if plan.codec is not None and plan.codec.in_two else 1  # one after the other
+    m = meeting(costs, collective, plan.workers, size / parts)
+    seconds = parts * m.seconds + coding.encode + reads(plan) * coding.decode
+    return Guess(seconds, m.error), sent(collective, plan.workers, size)
 
 
 def coding_of(plan: Plan, facts: Facts) -> Coding:
     """Return what the codec does; of one that was not measured, its bytes as far as they follow from the model."""
     dense = facts.payload if plan.traits.keeps_step else facts.served
-    if plan.wire is None:
+    if plan.codec is None:
         return Coding(dense, 0.0, 0.0)
-    return facts.codecs.get(str(plan.options["codec"])) or Coding(estimate(plan.wire, dense), 0.0, 0.0)
+    return facts.codecs.get(str(plan.options["codec"])) or Coding(estimate(plan.codec, dense), 0.0, 0.0)
 
 
 def answer_of(plan: Plan, facts: Facts) -> Coding:
@@ -217,7 +223,7 @@ def answer_of(plan: Plan, facts: Facts) -> Coding:
 
 def reads(plan: Plan) -> int:
     """Return how many messages are read for an update: one of each worker where they are gathered."""
-    gathered = plan.wire is not None and not plan.wire.adds and plan.traits.keeps_step
+    gathered = plan.codec is not None and not plan.codec.adds and plan.traits.keeps_step
     return plan.workers if gathered else 1
 
 
@@ -226,13 +232,12 @@ def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> 
     every = method.averaging.every or 10**6
     c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
     u = costs.update(workers, plan.threads)
-    m = meeting(costs, method.collective, workers, facts.payload)
+    m, size = _meeting(plan, method.collective, costs, facts)
     m = Guess(m.seconds / every, m.error)
     wait = _waiting(costs, plan, workers, c.seconds, every)
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
-    size = sent(method.collective, workers, facts.payload) / every
-    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size)
+    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size / every)
 
 
 def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:

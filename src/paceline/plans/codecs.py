@@ -7,14 +7,17 @@ from paceline.core.collectives.ring import Ring
 from paceline.errors import PlanError
 from paceline.plans.methods import Method
 from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.server import CentreServer
 
-TAKE = "ring, tree, halving_doubling, hierarchical, central, downpour, ssp and dc_asgd"
+TAKE = "ring, tree, halving_doubling, hierarchical, central, downpour, ssp, dc_asgd and diloco"
 #: Why a plan takes no codec; what is not named exchanges no gradients.
 REASONS = {
     "backup": "a gradient that comes too late is computed again, so what a codec owes would be owed twice",
     "hogwild": "its workers write into one memory, so that nothing travels which could be coded",
     "sandblaster": "its line search compares losses along the very gradient, which a codec changes",
     "ddp": "PyTorch's DDP has communication hooks of its own",
+    "local_sgd": "its workers exchange whole replicas; diloco:rate=1,momentum=0 averages the same replicas by the "
+    "steps that they made, which a codec may write",
 }
 
 
@@ -27,6 +30,11 @@ def refuse_option(plan: str) -> PlanError:
 def codec_of(plan: str, method: Method, text: str) -> Codec | None:
     """Return the codec of a plan's option; None for dense. Raise `PlanError` if the plan's method cannot use it."""
     codec = catalogue.parse(text)
+    if codec is not None and isinstance(method, CentreServer):
+        raise PlanError(
+            f"plan {plan!r}: its workers exchange whole replicas with the centre, which no codec writes; use "
+            f"mode=synchronous, or leave codec={text} out"
+        )
     if codec is None or codec.adds or not isinstance(method, AllReduce) or isinstance(method.collective, Ring):
         return codec
     added = " and ".join(name for name, row in catalogue.CODECS.items() if row.make().adds)

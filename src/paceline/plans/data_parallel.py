@@ -111,7 +111,14 @@ DATA_PARALLEL: dict[str, Recipe] = {
     "diloco": Recipe(
         "many local steps, then one outer step with momentum",
         _diloco,
-        {**TEAM, "mode": MODES, "every": Kind(50), "rate": Kind(0.7, least=0.0), "momentum": Kind(0.9, least=0.0)},
+        {
+            **TEAM,
+            "codec": Kind("dense"),
+            "mode": MODES,
+            "every": Kind(50),
+            "rate": Kind(0.7, least=0.0),
+            "momentum": Kind(0.9, least=0.0),
+        },
     ),
     "gossip": Recipe(
         "every worker mixes with its neighbours on a graph; there is no centre",

@@ -185,6 +185,7 @@ def Diloco(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     mode: Literal["synchronous", "asynchronous"] = "synchronous",
     every: int = 50,
     rate: float = 0.7,

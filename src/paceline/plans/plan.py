@@ -41,7 +41,7 @@ class Plan:
     chunks: int = 1
     #: Compute threads of each worker.
     threads: int = 1
-    #: The codec of gradients on the wire; None: they travel as they are.
+    #: The codec of what leaves a worker, gradients or steps of DiLoCo; None: they travel as they are.
     codec: Codec | None = None
     #: The codec of what a server answers; None: the newest parameters as they are.
     pull: Codec | None = None
@@ -76,11 +76,6 @@ class Plan:
     def shards(self) -> int:
         """Parts of the parameters that are updated under one lock each."""
         return self.method.shards if isinstance(self.method, ParameterServer) else 1
-
-    @property
-    def wire(self) -> Codec | None:
-        """The codec of the gradients that leave a worker; None if they leave it as they are, or if replicas do."""
-        return self.codec if self.traits.sends_gradients else None
 
     def fitted(self, shards: int) -> Plan:
         """Return the same plan with this number of shards, since each has at least one parameter."""

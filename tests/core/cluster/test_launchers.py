@@ -13,6 +13,8 @@ TORCHRUN = {
     "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "2",
     "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True",
 }  # fmt: skip
+STORE = ("node1", 29500)
+WITHOUT_STORE = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 SRUN = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4",
     "SLURM_STEP_NUM_TASKS": "4", "SLURM_NODELIST": "node[003-007,9]", "SLURM_STEP_NODELIST": "node[004-005]",
@@ -28,10 +30,12 @@ STATEFUL_SET = {"HOSTNAME": "digits-3", "PACELINE_NODES": "4", "PACELINE_HEAD": 
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        (TORCHRUN, Launched("torchrun", 2, 4, 0, "node1", 29501)),
+        (TORCHRUN, Launched("torchrun", 2, 4, 0, "node1", 0, STORE)),
+        (WITHOUT_STORE, Launched("torchrun", 2, 4, 0, "node1", 29501)),
+        (TORCHRUN | {"PACELINE_HEAD": "h:1"}, Launched("torchrun", 2, 4, 0, "h", 1)),
         (SRUN, Launched("srun", 3, 4, 1, "node004", HEAD_PORT)),
         (SRUN | {"MASTER_PORT": "7000"}, Launched("srun", 3, 4, 1, "node004", 7001)),
-        (SRUN | TORCHRUN, Launched("torchrun", 2, 4, 0, "node1", 29501)),  # torchrun started by srun
+        (SRUN | TORCHRUN, Launched("torchrun", 2, 4, 0, "node1", 0, STORE)),  # torchrun started by srun
         (MPICH, Launched("mpiexec", 1, 2, 1, "127.0.0.1", HEAD_PORT)),  # all ranks are on this machine
         (OPEN_MPI, Launched("mpiexec", 5, 8, 1, None, HEAD_PORT)),
         (OPEN_MPI | {"PACELINE_HEAD": "h:1"}, Launched("mpiexec", 5, 8, 1, "h", 1)),
@@ -72,7 +76,7 @@ def test_an_mpiexec_inside_a_step_of_srun_counts_by_itself() -> None:
 def test_what_paceline_is_told_comes_first() -> None:
     told = {"PACELINE_RANK": "7", "PACELINE_NODES": "9", "PACELINE_HEAD": "head"}
     assert from_environment(TORCHRUN | told) == Launched("environment", 7, 9, 0, "head", 29501)
-    assert from_environment(TORCHRUN | {"PACELINE_NODES": "3"}) == Launched("torchrun", 2, 3, 0, "node1", 29501)
+    assert from_environment(TORCHRUN | {"PACELINE_NODES": "3"}) == Launched("torchrun", 2, 3, 0, "node1", 0, STORE)
     assert from_environment(SRUN | {"PACELINE_RANK": "0"}) == Launched("srun", 0, 4, 1, "node004", HEAD_PORT)
 
 
@@ -93,7 +97,8 @@ def test_mpiexec_alone_is_what_the_mpi_engine_asks_for() -> None:
         (TORCHRUN | {"WORLD_SIZE": "four"}, ["WORLD_SIZE='four' is not a whole number"]),
         (TORCHRUN | {"RANK": "-1"}, ["RANK='-1'"]),
         (TORCHRUN | {"WORLD_SIZE": "0", "RANK": "0"}, ["WORLD_SIZE=0"]),
-        (TORCHRUN | {"MASTER_PORT": "65535"}, ["MASTER_PORT=65535, plus 1, is not a port", "PACELINE_HEAD"]),
+        (TORCHRUN | {"MASTER_PORT": "0"}, ["MASTER_PORT=0 is not a port", "PACELINE_HEAD"]),
+        (WITHOUT_STORE | {"MASTER_PORT": "65535"}, ["MASTER_PORT=65535, plus 1, is not a port", "PACELINE_HEAD"]),
         (TORCHRUN | {"PACELINE_HEAD": "a:b:c"}, ["PACELINE_HEAD='a:b:c' is not host:port"]),
         (TORCHRUN | {"PACELINE_HEAD": "a:0"}, ["PACELINE_HEAD='a:0' is not a port"]),
         ({**SRUN, "SLURM_PROCID": ""}, ["SLURM_STEP_NUM_TASKS is set and SLURM_PROCID is not"]),

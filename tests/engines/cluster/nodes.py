@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,15 +84,20 @@ def free_port() -> int:
 
 def nodes(
     folder: Path, count: int, plans: Sequence[str], text: str = SCRIPT, started: int | None = None,
-    silence: float = LONG, **options: Any,
+    silence: float = LONG, launcher: Mapping[str, str] | None = None, **options: Any,
 ) -> Nodes:  # fmt: skip
-    """Start `count` nodes, or only the first `started`, that train by these plans, one after another."""
+    """Start `count` nodes, or only the first `started`, that train by these plans, one after another.
+
+    `launcher` is what a launcher sets alike for all of them.
+    """
     script = folder / "node.py"
     script.write_text(TIMES.format(silence=silence, long=LONG) + text)
     given = json.dumps({"plans": list(plans), **options})
-    shared = {"PACELINE_NODES": str(count), "PACELINE_HEAD": f"127.0.0.1:{free_port()}"}
+    rank, shared = "RANK", dict(launcher or ())
+    if launcher is None:
+        rank, shared = "PACELINE_RANK", {"PACELINE_NODES": str(count), "PACELINE_HEAD": f"127.0.0.1:{free_port()}"}
     ranks = range(count if started is None else started)
-    return Nodes(folder, [start(script, given, name=f"node-{r}", PACELINE_RANK=str(r), **shared) for r in ranks])
+    return Nodes(folder, [start(script, given, name=f"node-{r}", **{rank: str(r)}, **shared) for r in ranks])
 
 
 def told(ended: Ended) -> list[dict[str, Any]]:

@@ -33,7 +33,8 @@ def _same_bits(folder: Path, count: int, plans: list[str]) -> None:
 
 
 def test_the_same_bits_as_on_one_machine(tmp_path: Path) -> None:
-    _same_bits(tmp_path, 3, ["ring", "local_sgd:every=3", "gossip", "ring:codec=threshold:0.01", "tree:codec=half"])
+    coded = ["ring:codec=threshold:0.01", "diloco:every=3,codec=int8"]
+    _same_bits(tmp_path, 3, ["ring", "local_sgd:every=3", "gossip", *coded])
 
 
 @pytest.mark.parametrize("plan", ["downpour:shards=2,codec=threshold:0.01,pull=int8", "dc_asgd:codec=int8"])

@@ -4,6 +4,7 @@ All ranks of a job find that the directory does not exist, one creates it, and t
 or remove what another one has just written. `os.makedirs(..., exist_ok=True)` and `unlink(missing_ok=True)` need no
 check. Any program that is started twice can meet this; it is likelier in files that deal with ranks or processes, where
 removals and writes are reported as well, as are removals of locks, sockets and files with a process number.
+`tempfile.mktemp()` is such a check too: it makes up a name that another program may take.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ BETWEEN_PROGRAMS = ("lock", "pid", "sock")
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report creations, removals and writes of a path inside a test of its existence."""
+    yield from _made_up(facts)
     ranks: bool | None = None  # computed only once a suspicious test is found
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -52,6 +54,27 @@ def find(facts: Facts) -> Iterator[Finding]:
                     )
                 ):
                     yield _report(fn, test, call, path, 0.65 if ranks or _processes(facts) else 0.55)
+
+
+def _made_up(facts: Facts) -> Iterator[Finding]:
+    """`tempfile.mktemp()`: a name that no file had when it was made up."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            if short_name(call.func) == "mktemp" and facts.module.canonical(call.func) == "tempfile.mktemp":
+                yield finding(
+                    call,
+                    fn,
+                    "tempfile.mktemp() only makes up a name: another program may create a file of that name before "
+                    "this one does",
+                    [
+                        Step("this program", call.lineno, "finds that no file has this name"),
+                        Step("another one", call.lineno, "creates a file of this name"),
+                        Step("this program", call.lineno, "opens the file of the other one"),
+                    ],
+                    "use tempfile.mkstemp() or NamedTemporaryFile(), which create the file in the same step",
+                    "tempfile.mktemp",
+                    0.55,
+                )
 
 
 def _decided_by(call: ast.Call, test: ast.If) -> bool:
@@ -147,5 +170,5 @@ RULE = Rule(
             os.makedirs(folder, exist_ok=True)
             image.write(os.path.join(folder, str(dist.get_rank())))
     """,
-    needs=("exists", "isdir", "isfile", "is_dir", "is_file"),
+    needs=("exists", "isdir", "isfile", "is_dir", "is_file", "mktemp"),
 )

@@ -138,7 +138,7 @@ def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | Non
         and not up.args
     ):
         return after[0]
-    if isinstance(around, ast.For) and around.iter is after[0]:
+    if isinstance(around, ast.For | ast.comprehension) and around.iter is after[0]:
         return after[0]
     line = around.attr == "readline" if isinstance(around, ast.Attribute) else False
     loop = enclosing(after[0], ast.While, ast.For)

@@ -1,7 +1,8 @@
 """A queue that is joined although items may never be marked done.
 
 `Queue.join()` returns when `task_done()` was called once for every item. Where it is never called, or where a
-`continue` or an exception skips the call, the join waits for ever.
+`continue` or an exception skips the call, the join waits for ever. Where it is called as soon as the item was taken,
+the join returns while the item is still being worked on.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Iterator
 
 from paceline.check.declarations import Function
 from paceline.check.duties import Duty, Skipped
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import short_name
+from paceline.check.names import parent, short_name
 from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
@@ -31,7 +33,41 @@ def find(facts: Facts) -> Iterator[Finding]:
     for queue in dict.fromkeys(queue for _, queue in takers if not done):
         yield _report_never(*joins[queue], queue)
     for fn, queue in takers if done else ():
-        yield from _skipped(fn, queue, joins[queue][1], facts)
+        yield from _early(fn, queue, joins[queue][1], facts) or _skipped(fn, queue, joins[queue][1], facts)
+
+
+def _early(fn: Function, queue: str, join: ast.Call, facts: Facts) -> list[Finding]:
+    """An item that is marked as done before it is worked on: `item = q.get(); q.task_done(); work(item)`."""
+    for target, value in fn.assigns:
+        took = isinstance(value, ast.Call) and queue_of(value, ("get", "get_nowait"), fn, facts) == queue
+        if not took or not isinstance(target, ast.Name):
+            continue
+        block = _block(value)
+        after = block[1:] if block else []
+        marks = [s for s in after if isinstance(s, ast.Expr) and _marks(s.value, queue, fn, facts)]
+        used = [c for s in after for c in ast.walk(s) if isinstance(c, ast.Call) and _given(c, target.id)]
+        if marks and used and all(c.lineno > marks[0].lineno for c in used) and not isinstance(used[0].func, ast.Name):
+            return [_report_early(fn, marks[0], used[0], queue, join)]
+    return []
+
+
+def _block(node: ast.AST) -> list[ast.stmt]:
+    """The statement of an expression and those that follow it in the same block."""
+    at: ast.AST | None = node
+    while at is not None and not isinstance(at, ast.stmt):
+        at = parent(at)
+    block = getattr(parent(at), "body", None) if at is not None else None
+    return block[block.index(at) :] if isinstance(block, list) and at in block else []
+
+
+def _marks(node: ast.expr, queue: str, fn: Function, facts: Facts) -> bool:
+    return isinstance(node, ast.Call) and queue_of(node, ("task_done",), fn, facts) == queue
+
+
+def _given(call: ast.Call, name: str) -> bool:
+    """Whether a call gets the item, or is a method of it."""
+    given = [*call.args, *(k.value for k in call.keywords), getattr(call.func, "value", call.func)]
+    return any(isinstance(n, ast.Name) and n.id == name for value in given for n in ast.walk(value))
 
 
 def _skipped(fn: Function, queue: str, join: ast.Call, facts: Facts) -> Iterator[Finding]:
@@ -61,6 +97,23 @@ def _report_never(fn: Function, join: ast.Call, queue: str) -> Finding:
         "call task_done() after each item, in a `finally`",
         queue,
         0.75,
+    )
+
+
+def _report_early(fn: Function, mark: ast.stmt, use: ast.Call, queue: str, join: ast.Call) -> Finding:
+    return finding(
+        mark,
+        fn,
+        f"an item of {queue} is marked as done before {text_of(use)} works on it (line {use.lineno}): join() at line "
+        f"{join.lineno} returns too early",
+        [
+            Step("thread B", mark.lineno, f"{fn.qualname} marks the last item as done"),
+            Step("thread A", join.lineno, "returns, and relies on the work"),
+            Step("thread B", use.lineno, f"only now calls {text_of(use)}"),
+        ],
+        "call task_done() after the work, in a `finally`",
+        "task_done",
+        0.7,
     )
 
 

@@ -3,9 +3,8 @@
 A `for` over a dictionary, set or deque raises when its size changes during the iteration; over a list it skips or
 repeats items. The same holds for a view (`.items()`) that a method returns. `list(self.d.items())` copies in one step
 and is safe with the GIL. Reported where the changes are made under a lock that the loop does not hold, in another
-thread, in a callback of a weak reference, which may run in the middle of the loop, by a callback that the loop calls or
-that the end of an element calls (`for c in self.open: c.close()`), or by the loop over a dictionary or set itself and
-by a method that it calls.
+thread, in a callback of a weak reference, which may run in the middle of the loop, or by a callback that the loop calls
+or that the end of an element calls (`for c in self.open: c.close()`).
 """
 
 from __future__ import annotations
@@ -47,10 +46,6 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
     changes = [a for a in accesses if a.kind in ("grow", "shrink")] if loops else []
     reported: set[int] = set()
     for loop in loops:
-        own = _changed_by_itself(loop, changes) or _changed_by_callee(loop, changes)
-        if own is not None and id(loop.fn) not in reported:
-            reported.add(id(loop.fn))
-            yield _report_itself(loop, own)
         quiet = loop.fn.name in ("__repr__", "__str__") or is_teardown(loop.fn)
         why = None if quiet else _meets(loop, changes, facts, cls)
         if why is None and quiet and (removes := _by_element(loop, changes, facts)) is not None:
@@ -117,52 +112,6 @@ def _by_element(loop: Access, changes: list[Access], facts: Facts) -> Access | N
     return next(called_back, None) if ends else None
 
 
-def _changed_by_itself(loop: Access, changes: list[Access]) -> Access | None:
-    """A statement in the body of the loop that adds or removes a key, after which the loop goes on."""
-    around = enclosing(loop.node, ast.For)
-    view = parent(parent(loop.node) or loop.node) if loop.kind == "view" else loop.node
-    if not isinstance(around, ast.For) or around.iter is not view:  # `for key in [key for key in d]` is over a copy
-        return None
-    for change in changes:
-        statement = change.node
-        while not isinstance(statement, ast.stmt) and (up := parent(statement)) is not None:
-            statement = up
-        block = getattr(parent(statement), "body", None)
-        inside = change.fn is loop.fn and around.lineno < change.line <= (around.body[-1].end_lineno or 0)
-        if inside and isinstance(block, list) and statement in block and _removes(change, loop.kind == "view"):
-            rest = block[block.index(statement) + 1 :]
-            if not any(isinstance(s, ast.Break | ast.Return | ast.Raise) for s in rest):
-                return change
-    return None
-
-
-def _changed_by_callee(loop: Access, changes: list[Access]) -> Access | None:
-    """A removal by a method of the own object that the loop over a dictionary calls, after which the loop goes on."""
-    around = enclosing(loop.node, ast.For)
-    view = parent(parent(loop.node) or loop.node) if loop.kind == "view" else None
-    if not isinstance(around, ast.For) or view is None or around.iter is not view:
-        return None
-    for statement in around.body:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        name = dotted(call.func) if isinstance(call, ast.Call) else ""
-        found = (c for c in changes if name == f"{loop.fn.self_name}.{c.fn.name}" and c.kind == "shrink")
-        change = next((c for c in found if _removes(c, keyed=True)), None)
-        if change is not None and not isinstance(around.body[-1], ast.Break | ast.Return | ast.Raise):
-            return change
-    return None
-
-
-def _removes(change: Access, keyed: bool) -> bool:
-    """Whether a key of a dictionary, or of a set, is removed; without views, by nothing that a list has too."""
-    up = parent(change.node)
-    if isinstance(up, ast.Subscript):
-        return isinstance(up.ctx, ast.Del) and not isinstance(up.slice, ast.Constant)
-    call = parent(up) if up is not None else None
-    if not isinstance(up, ast.Attribute) or not isinstance(call, ast.Call):
-        return False
-    return up.attr == "discard" or (up.attr == "pop" and (keyed or len(call.args) == 2))
-
-
 def _returned(loop: Access) -> bool:
     """Whether a view is returned, so that its caller iterates after the lock was released."""
     call = parent(parent(loop.node))  # type: ignore[arg-type]
@@ -174,22 +123,6 @@ def _may_come_later(change: Access, facts: Facts) -> bool:
     name = change.fn.name
     starts = any(short_name(call.func) == "start" for call in change.fn.calls)
     return not name.startswith("_") and not starts and not is_teardown(change.fn) and change.fn is not facts.module.top
-
-
-def _report_itself(loop: Access, change: Access) -> Finding:
-    return finding(
-        loop.node,
-        loop.fn,
-        f"{loop.thing} is iterated over here, and the loop itself removes from it (line {change.line})",
-        [
-            Step("the loop", loop.line, f"iterates over {loop.thing}"),
-            Step("the loop", change.line, "removes an item"),
-            Step("the loop", loop.line, "RuntimeError: changed size during iteration"),
-        ],
-        "iterate over a copy, list(...)",
-        loop.thing,
-        0.65,
-    )
 
 
 def _report(loop: Access, change: Access, who: str, confidence: float) -> Finding:

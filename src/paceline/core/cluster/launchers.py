@@ -9,14 +9,15 @@ A launcher starts the same command once per node. Each sets variables of its own
 | mpiexec | PMI_RANK, ... | PMI_SIZE, ... | MPI_LOCALRANKID, ... | known only if all ranks are on one machine |
 | kubernetes | ordinal in HOSTNAME, of a StatefulSet | PACELINE_NODES | | |
 
-PACELINE_RANK, PACELINE_NODES and PACELINE_HEAD=host:port come before all of them.
+PACELINE_RANK, PACELINE_NODES and PACELINE_HEAD=host:port come before all of them. torchrun has a store that all ranks
+reach (MASTER_ADDR, MASTER_PORT): there rank 0 says at which port it listens, so no port has to be guessed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from paceline.core.cluster.variables import Number, any_of, number, pair, value
@@ -48,8 +49,10 @@ class Launched:
     local_rank: int
     #: The host of rank 0; None if the launcher does not say it.
     host: str | None
-    #: Where rank 0 listens.
+    #: Where rank 0 listens; 0 if it takes any port, and says which in the launcher's store.
     port: int
+    #: Where the launcher keeps a store that all ranks reach; None if it has none, or if it is not needed.
+    store: tuple[str, int] | None = None
 
     @property
     def head(self) -> tuple[str, int]:
@@ -82,8 +85,9 @@ def from_environment(environ: Mapping[str, str]) -> Launched | None:
         _refuse_parts(environ)
         return None
     found = found._replace(rank=own_rank or found.rank, nodes=own_nodes or found.nodes)
-    host, port = _head(environ)
-    return _launched(found, host or found.host, port)
+    store = _store(environ) if found.launcher == "torchrun" else None
+    host, port = _head(environ) if store is None else (None, 0)
+    return replace(_launched(found, host or found.host, port), store=store)
 
 
 def from_mpiexec(environ: Mapping[str, str]) -> Launched | None:
@@ -181,10 +185,17 @@ def _head(environ: Mapping[str, str]) -> tuple[str | None, int]:
     if parts and parts[3]:
         return parts[1] or parts[2], _port(int(parts[3]), f"PACELINE_HEAD={text!r}")
     master = number(environ, "MASTER_PORT")
-    # MASTER_PORT itself is taken: with TORCHELASTIC_USE_AGENT_STORE torchrun's agent listens there, and without it the
-    # first rank of torch.distributed does.
+    # MASTER_PORT itself is taken: torchrun's agent or the first rank of torch.distributed listens there.
     port = _port(master.value + 1, f"MASTER_PORT={master.value}, plus 1,") if master else HEAD_PORT
     return (parts[1] or parts[2]) if parts else None, port
+
+
+def _store(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return where torchrun's agent keeps its store; None if it has none, or if PACELINE_HEAD makes it needless."""
+    host, port = environ.get("MASTER_ADDR"), number(environ, "MASTER_PORT")
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not host or port is None:
+        return None
+    return None if environ.get("PACELINE_HEAD", "").strip() else (host, _port(port.value, f"MASTER_PORT={port.value}"))
 
 
 def _port(port: int, said: str) -> int:

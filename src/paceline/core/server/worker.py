@@ -73,9 +73,9 @@ class Worker:
             assert isinstance(action, Wait), action
             self.stage = ASK
 
-    def continue_with(self, batch: int, pushed: bool) -> None:
-        """Continue with a batch that was leased elsewhere: compute it, or finish it if every shard has it."""
-        self.stage, self.batch, self.again = PUSH + self.shards if pushed else COMPUTE, batch, False
+    def continue_with(self, batch: int, pushed: int | None) -> None:
+        """Continue with a batch that was leased elsewhere: compute it, or go on after so many pushes of it."""
+        self.stage, self.batch, self.again = COMPUTE if pushed is None else PUSH + pushed, batch, False
 
     def key(self) -> tuple[int, int, bool]:
         return self.stage, self.batch, self.again

@@ -22,7 +22,7 @@ class CodedPayloads:
 
     def __init__(self, setup: Setup, collective: Collective, learner: Learner) -> None:
         self.collective = collective
-        made = [encoder_of(setup.plan.wire, setup.layout, learner.replica) for _ in range(setup.plan.workers)]
+        made = [encoder_of(setup.plan.codec, setup.layout, learner.replica) for _ in range(setup.plan.workers)]
         self.encoders = [encoder for encoder in made if encoder is not None]
         shape = self.encoders[0].shapes[0]
         size = CodedFrame.size(shape, setup.layout)
@@ -30,19 +30,17 @@ class CodedPayloads:
             CodedFrame(shape, setup.layout, torch.zeros(size, dtype=torch.uint8), setup.job.seed) for _ in self.encoders
         ]
 
-    def write(self, rank: int, share: GradientSum, update: int) -> None:
-        """Write the message of a rank's share."""
-        self.frames[rank].write(self.encoders[rank], share, update)
-
     @property
     def bytes(self) -> list[int]:
         """The bytes of every rank's message."""
         return [frame.message.bytes for frame in self.frames]
 
-    def sum(self, update: int, ranks: Sequence[int], shares: list[GradientSum]) -> GradientSum:
-        """Return the sum of the messages of these ranks, in the payload of the first."""
+    def sum(self, number: int, ranks: Sequence[int], shares: list[GradientSum]) -> GradientSum:
+        """Return the sum of the shares of these ranks in the exchange of this number, in the payload of the first."""
         frames = [self.frames[rank] for rank in ranks]
         encoders = [self.encoders[rank] for rank in ranks]
+        for frame, encoder, share in zip(frames, encoders, shares, strict=True):
+            frame.write(encoder, share, number)
         messages, shape = [frame.message for frame in frames], frames[0].shape
         if shape.codec.adds:
             collective = fitting(self.collective, len(shares))
@@ -60,5 +58,5 @@ class CodedPayloads:
             del messages[1:]
         for encoder in encoders:
             encoder.settle()
-        frames[0].add_up(messages, update)
+        frames[0].add_up(messages, number)
         return frames[0].payload.read(sum(share.samples for share in shares))

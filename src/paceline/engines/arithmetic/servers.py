@@ -44,7 +44,7 @@ class ServerArithmetic:
         for worker in range(plan.workers):
             if worker:
                 learner, optimizer = make_learner(setup)
-            encoder = encoder_of(plan.wire, layout, learner.replica)
+            encoder = encoder_of(plan.codec, layout, learner.replica)
             side = WorkerSide(
                 worker, plan, learner, optimizer, layout, encoder, lambda: None, lambda *row: None,
                 lambda version, state: None,

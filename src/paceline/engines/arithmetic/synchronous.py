@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from paceline.engines.arithmetic.coded import CodedPayloads
 from paceline.engines.arithmetic.common import Snapshots, make_learner
 from paceline.engines.arithmetic.execute import execute
 from paceline.engines.setup import Setup
+from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.replicas import AveragingReplica, mean_of, weighted_sum
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
@@ -35,19 +36,13 @@ class SharedParameters:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         self.learner, optimizer = make_learner(setup)
         self.store = self.learner.replica.local_store(optimizer, Plain())
-        self.payloads: Payloads | CodedPayloads | None = None
-        if method.collective is not None:
-            coded = setup.plan.wire is not None
-            self.payloads = (
-                CodedPayloads(setup, method.collective, self.learner) if coded else Payloads(setup, method.collective)
-            )
+        collective = method.collective
+        self.payloads = None if collective is None else payloads_of(setup, collective, self.learner)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         """Compute one worker's share of an update; all shares start from the same buffers."""
         start = [b.clone() for b in self.learner.replica.moving]
         computed = self.learner.compute(chunks)
-        if isinstance(self.payloads, CodedPayloads):
-            self.payloads.write(worker, computed, chunks[0].update if chunks else 0)
         for buffer, value in zip(self.learner.replica.moving, start, strict=True):
             buffer.copy_(value)
         return computed
@@ -55,10 +50,8 @@ class SharedParameters:
     def apply(self, update: int, shares: list[GradientSum]) -> None:
         """Add the shares of all ranks up, then let the optimizer apply the whole batch's gradient."""
         whole = shares[0]
-        if isinstance(self.payloads, CodedPayloads):
+        if self.payloads is not None:
             whole = self.payloads.sum(update, self.epochs.shares.ranks(update), shares)
-        elif self.payloads is not None:
-            whole = self.payloads.sum(shares)
         Plain().update(self.store, Arrival(self.learner.settle(whole)))
         self.store.schedule.hear(whole.mean)
 
@@ -76,14 +69,13 @@ class SteppedReplicas:
         self.setup, self.snapshots, self.epochs = setup, Snapshots(setup, self.values), epochs
         #: The number of averages so far.
         self.averages = 0
-        self.averaging = method.averaging
-        self.payloads = Payloads(setup, method.collective)
-        self.mean = self.payloads.mixtures if isinstance(method, Gossip) else self.payloads.mean
+        self.averaging, self.mixes = method.averaging, isinstance(method, Gossip)
         self.replicas = list[AveragingReplica]()
         for _ in range(setup.plan.workers):
             learner, optimizer = make_learner(setup)
             store = learner.replica.local_store(optimizer, self.averaging)
             self.replicas.append(AveragingReplica(learner, store, self.averaging))
+        self.payloads = payloads_of(setup, method.collective, self.replicas[0].learner)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         return self.replicas[worker].learner.compute(chunks)
@@ -101,10 +93,18 @@ class SteppedReplicas:
     def _average(self) -> None:
         number, self.averages = self.averages, self.averages + 1
         ranks = self.epochs.exchanging(number)
-        means = self.mean([self.replicas[rank].contribution() for rank in ranks])
+        means = self._means(number, ranks, [self.replicas[rank].contribution(rank) for rank in ranks])
         for rank, mean in zip(ranks, means, strict=True):
             if self.epochs.made(rank, number):
                 self.replicas[rank].apply_mean(mean)
+
+    def _means(self, number: int, ranks: Sequence[int], shares: list[GradientSum]) -> list[GradientSum]:
+        """Return for each of these ranks the mean over all of them, or over its neighbours and itself."""
+        if self.mixes:
+            assert isinstance(self.payloads, Payloads)
+            return self.payloads.mixtures(shares)
+        total = self.payloads.sum(number, ranks, shares)
+        return [total.scaled(1.0 / total.weight)] * len(ranks)
 
     def values(self) -> list[Tensor]:
         return mean_of([self.replicas[rank].result() for rank in self.epochs.last[: self.setup.plan.results]])
@@ -152,7 +152,7 @@ class CoordinatedWorkers:
             agenda, workers = self.setup.agenda, range(len(self.slices))
             shares = [self.compute(worker, agenda.mine(self.doing, worker)) for worker in workers]
             self.on_exchange(self.doing, self.payloads.flats[0].nbytes, [share.mean for share in shares])
-        together = self.payloads.sum(shares)
+        together = self.payloads.sum(self.doing, range(len(shares)), shares)
         for mine in self.slices:
             mine.settle(together)
         return together.mean
@@ -200,6 +200,13 @@ def synchronous(setup: Setup, epochs: Epochs | None = None) -> SynchronousArithm
     return ARITHMETIC[type(method)](setup, method, epochs or Epochs(setup.plan.workers))
 
 
+def payloads_of(setup: Setup, collective: Collective, learner: Learner) -> Payloads | CodedPayloads:
+    """Make what sums the workers' gradients or steps: as messages, where the plan has a codec."""
+    if setup.plan.codec is None:
+        return Payloads(setup, collective)
+    return CodedPayloads(setup, collective, learner)
+
+
 class Payloads:
     """Every worker's payload, and the collective that combines them."""
 
@@ -209,14 +216,11 @@ class Payloads:
         self.flats = [torch.zeros(length, dtype=setup.layout.dtype) for _ in range(setup.plan.workers)]
         self.payloads = [Payload(setup.layout, flat) for flat in self.flats]
 
-    def sum(self, shares: list[GradientSum]) -> GradientSum:
+    def sum(self, number: int, ranks: Sequence[int], shares: list[GradientSum]) -> GradientSum:
+        """Return the sum of the shares of these ranks in the exchange of this number."""
         self._write(shares)
         execute(fitting(self.collective, len(shares)), self.flats[: len(shares)])
         return self.payloads[0].read(sum(share.samples for share in shares))
-
-    def mean(self, shares: list[GradientSum]) -> list[GradientSum]:
-        """Return for each worker the mean over all."""
-        return [self.sum(shares).scaled(1.0 / len(shares))] * len(shares)
 
     def mixtures(self, shares: list[GradientSum]) -> list[GradientSum]:
         """Return for each worker the mean over its neighbours and itself."""

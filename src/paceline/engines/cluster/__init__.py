@@ -1,6 +1,6 @@
 """The cluster engine: a plan on the processes of several machines, any of which may die.
 
-    roster.py       which node this process is, as a launcher says
+    roster.py       which node this process is, as a launcher says; agent_store.py, where rank 0 says its port
     rendezvous.py   how nodes meet at the head, and see that they would train the same (terms.py)
     engine.py       a run, as each node sees it: node.py, head_node.py for the head, other_node.py for the others
     agent.py        a node's agent: its worker (children.py), and what passes between the worker and the head

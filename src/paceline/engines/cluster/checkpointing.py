@@ -106,7 +106,7 @@ class FarCheckpoints:
         self._states = {later: found for later, found in self._states.items() if later > update}
         self._margin = MARGIN
         some = next(states[rank] for rank in sorted(states) if "values.0" in states[rank].tensors)
-        missing = WorkerState() if self.setup.plan.traits.agrees else some
+        missing = WorkerState() if self.setup.plan.traits.agrees else some.without("owed")
         own = {rank: states.get(rank, missing) for rank in range(self.setup.plan.workers)}
         if self.setup.plan.traits.agrees:  # one has what all have; what it owes is each worker's own
             own = {rank: state.only("owed") for rank, state in own.items()}
@@ -118,7 +118,7 @@ class FarCheckpoints:
 
 def owes(plan: Plan) -> bool:
     """Whether each worker keeps something of its own between two gradients, though all hold the same parameters."""
-    codec = plan.wire
+    codec = plan.codec
     return codec is not None and (codec.feedback or bool(codec.remembers((2, 2))))
 
 

@@ -40,7 +40,7 @@ def train(
     most = 16 * setup.layout.bytes  # of a worker's state, with what optimizers keep
     limits = Limits(LIMITS.ints, max(LIMITS.body, most), max(LIMITS.queue, most))
     terms = Terms.of(setup, roster.nodes)
-    hub, pump = rendezvous.open_hub(roster, roster.door, TIMING, limits, deadline)
+    roster, hub, pump = rendezvous.open_hub(roster, TIMING, limits, deadline)
     part = NodePart(setup, roster, terms, hub, TIMING, deadline)
     try:
         if not roster.leads:

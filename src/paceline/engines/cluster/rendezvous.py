@@ -32,7 +32,7 @@ from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.terms import Terms, difference
 from paceline.errors import MachineError, PacelineError, RunFailed, RunOver, UsageError
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import Address, Door, listen
+from paceline.links.tcp.doors import Address, listen
 from paceline.links.tcp.events import Arrived, Event, Gone, Received, Unreached
 from paceline.links.tcp.frame import Limits
 from paceline.links.tcp.handshake import JOB_BYTES, Identity, Peer
@@ -86,29 +86,44 @@ def own_host(head: Address) -> str:
         return str(probe.getsockname()[0])
 
 
-def open_hub(roster: Roster, door: Door, timing: Timing, limits: Limits, deadline: float) -> tuple[Hub, Pump]:
-    """Return this node's connections to the head; the head listens, every other node dials it.
+def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) -> tuple[Roster, Hub, Pump]:
+    """Return this node's connections to the head, and the roster with the head's address.
+
+    The head listens, every other node dials it.
 
     Raises:
         MachineError: the head's address is none of this machine, or in use.
-        UnsafeAddress: other machines could reach it, and the door keeps no one out.
+        SecurityError: other machines could reach it, and the door keeps no one out.
+        RunFailed: the head has not said in time where it listens.
     """
     incarnation = int(time.time() * 1000)  # an agent that was started again replaces the one before
     me = Identity(Peer(AGENT, roster.rank, incarnation), roster.meeting, bytes(JOB_BYTES))
     listener = None
     if roster.leads:
-        try:
-            listener = listen(roster.head, door)
-        except OSError as error:
-            raise MachineError(
-                f"rank 0 cannot listen at {roster.head}: {error.strerror or error}; set PACELINE_HEAD=host:port, alike "
-                "for all ranks, to an address of the machine of rank 0 and a port that is free"
-            ) from error
+        roster, listener = _listening(roster)
+    else:
+        roster = roster.located(deadline)
     pump = Pump(timing.heartbeat)
-    hub = Hub(me, door, listener, limits=limits, timing=timing, pump=pump)
+    hub = Hub(me, roster.door, listener, limits=limits, timing=timing, pump=pump)
     if not roster.leads:
         hub.dial(roster.head, deadline)
-    return hub, pump
+    return roster, hub, pump
+
+
+def _listening(roster: Roster) -> tuple[Roster, socket.socket]:
+    """Listen as the head, and say where."""
+    try:
+        listener = listen(roster.head, roster.door)
+    except OSError as error:
+        raise MachineError(
+            f"rank 0 cannot listen at {roster.head}: {error.strerror or error}; set PACELINE_HEAD=host:port, alike "
+            "for all ranks, to an address of the machine of rank 0 and a port that is free"
+        ) from error
+    try:
+        return roster.listening(listener.getsockname()[1]), listener
+    except RunFailed:
+        listener.close()
+        raise
 
 
 def send(hub: Hub, peer: Peer, message: Message, content: Sequence[Buffer] = ()) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
 from paceline.core.cluster.launchers import from_environment
+from paceline.engines.cluster.agent_store import AgentStore
 from paceline.errors import UsageError
 from paceline.links.tcp.doors import Address, Door
 from paceline.links.tcp.handshake import RUN_BYTES
@@ -37,7 +38,7 @@ class Roster:
     rank: int
     #: The nodes that have a worker; their ranks count from 0.
     nodes: int
-    #: Where the head listens.
+    #: Where the head listens; at port 0 it takes any.
     head: Address
     #: The rank among the nodes of this machine.
     local_rank: int
@@ -49,11 +50,29 @@ class Roster:
     door: Door
     #: The head's rank: 0, or `nodes` if the head has no worker.
     head_rank: int = 0
+    #: Where the head says which port it has taken; None where every rank knows it.
+    store: AgentStore | None = None
 
     @property
     def leads(self) -> bool:
         """Whether this node is the head."""
         return self.rank == self.head_rank
+
+    def listening(self, port: int) -> Roster:
+        """Return the roster of a head that listens at a port, of which the other nodes learn."""
+        if self.store is not None:
+            self.store.tell(port)
+        return replace(self, head=Address(self.head.host, port))
+
+    def located(self, deadline: float) -> Roster:
+        """Return the roster of another node, with the port at which the head listens.
+
+        Raises:
+            RunFailed: the head has not said it before the deadline.
+        """
+        if self.store is None:
+            return self
+        return replace(self, head=Address(self.head.host, self.store.port(self.rank, deadline)))
 
     @property
     def apart(self) -> bool:
@@ -98,9 +117,10 @@ def roster(
         )
     named = [f"{launched.launcher} {launched.nodes}", *(environ.get(name, "") for name in RUN_NAMES)]
     meeting = sha256("\n".join(named).encode()).digest()[:RUN_BYTES]
+    store = AgentStore.of(Address(*launched.store), meeting, environ) if launched.store else None
     return Roster(
         launched.rank, launched.nodes, Address(*launched.head), launched.local_rank, launched.launcher, meeting,
-        door(environ, keys, trusted_network),
+        door(environ, keys, trusted_network), store=store,
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ class ClusterWorker:
         if isinstance(method, LocalSteps | Gossip):
             held = averages_before(method.averaging, start, given.agenda.updates) - 1
         self.seat = Seat(ticket, Member(held, repeats=sums, begun=start), pipe, self._where)
-        self.group = SurvivingGroup(self.seat, given.agenda, layout, given.plan.wire)
+        self.group = SurvivingGroup(self.seat, given.agenda, layout, given.plan.codec)
         resume = replace(given.resume_point, state_buffer=state_buffer, notify=lambda: self.seat.send(StateLeft()))
         self.replica = ReplicaWorker(given, source, layout, shared, waiter, host, self.group, resume, repeats=sums)
         if sums:

@@ -134,7 +134,7 @@ class ArenaShape:
         if isinstance(method, Alone | NativeDdp):
             return ArenaShape(workers, layout, "alone", plan.results)
         payload = Payload.length(layout)
-        frame = CodedFrame.size(MessageShape(plan.wire, layout.shards[0], layout.dtype), layout) if plan.wire else 0
+        frame = CodedFrame.size(MessageShape(plan.codec, layout.shards[0], layout.dtype), layout) if plan.codec else 0
         return ArenaShape(workers, layout, "collective", plan.results, payload=payload, frame=frame)
 
     @property

@@ -1,4 +1,4 @@
-"""The sum of gradients under a codec: messages are summed by the table of the plan, or gathered and then summed.
+"""Sums of gradients and means of steps under a codec: messages are summed by the plan's table, or gathered and summed.
 
 worker                                            its peers
 ──────                                            ─────────
@@ -73,7 +73,8 @@ class CodedSums:
             self.encoder.remember(frame.message)
 
     def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
-        raise NotImplementedError("replicas travel as they are")
+        total, waited, sent = self.all_reduce(number, computed)
+        return total.scaled(1.0 / total.weight), waited, sent  # every contribution has weight 1
 
     def _gathered(self, frame: CodedFrame, turn: int) -> list[Message]:
         """Send the own message to all, then take theirs; in the order of ranks."""

@@ -41,10 +41,10 @@ class Meter:
         if self._measure(gradients, update):
             self._stepping = update
 
-    def after_step(self, gradients: Sequence[Tensor | None], update: int) -> None:
-        """Measure an update that was made, if it is time."""
+    def after_step(self, gradients: Sequence[Tensor | None], update: int, rate: float | None = None) -> None:
+        """Measure an update that was made, if it is time; `rate` says which learning rate another optimizer had."""
         if self._measure(gradients, update):
-            self._record_rate(update)
+            self._record_rate(update, rate)
 
     def _measure(self, gradients: Sequence[Tensor | None], update: int) -> bool:
         """Record the norm of these gradients, if there are any, and the memory; return whether it was time to."""
@@ -57,8 +57,9 @@ class Meter:
         self._next = start + max(INTERVAL, int((now() - start) / SHARE))
         return True
 
-    def _record_rate(self, update: int) -> None:
-        self._record(Kind.LEARNING_RATE, update, float(self.optimizer.param_groups[0]["lr"]))
+    def _record_rate(self, update: int, rate: float | None = None) -> None:
+        known = self.optimizer.param_groups[0]["lr"] if rate is None else rate
+        self._record(Kind.LEARNING_RATE, update, float(known))
 
     def _record(self, kind: Kind, update: int, value: float) -> None:
         at = now()

@@ -11,7 +11,7 @@ TraceRing           ◀────────  a row of the gradient, and one 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -22,8 +22,10 @@ from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
 from paceline.engines.local.arena import DESK_LOCK, Arena
 from paceline.engines.servers.shard_memory import ShardMemory
+from paceline.gradients.native_versions import remembers
 from paceline.kernels.exchange import places_of
 from paceline.kernels.serve import OPEN, SPAN, DeskInMemory, Integers, Served, ShardInMemory, addresses
+from paceline.kernels.served_steps import ServedRule, ServedStep
 from paceline.links import futex
 from paceline.links.double_buffer import DoubleBuffer
 from paceline.links.waiting import LONGEST_SLEEP, SPIN_SECONDS, Waiter
@@ -35,8 +37,8 @@ class NativeServer:
     """One worker's access to the server of a run, as a leg of generated code has it."""
 
     def __init__(
-        self, arena: Arena, worker: int, waiter: Waiter, spans: Sequence[np.ndarray], settings: Tensor,
-        cancelled: memoryview, in_place: bool,
+        self, arena: Arena, worker: int, waiter: Waiter, spans: Sequence[np.ndarray], cancelled: memoryview,
+        in_place: bool,
     ) -> None:  # fmt: skip
         """Collect the addresses; `in_place` where there is one version, into which all workers write."""
         assert arena.desk is not None
@@ -51,46 +53,49 @@ class NativeServer:
         self.served = Served(
             shards=ctypes.addressof(self.shards), desk=desk_in_memory(arena.desk.desk, arena.desk.integers),
             doorbells=doorbells.ctypes.data, sent=sent, taken=taken, rows=rows, cancelled=futex.address_of(cancelled),
-            settings=settings.data_ptr(), count=len(self.shards), worker=worker, workers=arena.shape.workers,
+            count=len(self.shards), worker=worker, workers=arena.shape.workers,
             locks=arena.locks.descriptor, room=TraceRing.ROWS, spin=waiter.spin.nanoseconds,
             shortest=int(SPIN_SECONDS * 1e9), longest=int(LONGEST_SLEEP * 1e9), deadline=int(waiter.deadline * 1e9),
         )  # fmt: skip
-        self._alive = (versions, doorbells, spans, settings)  # the structures have only their addresses
+        self._alive = (versions, doorbells, spans)  # the structures have only their addresses
 
 
 def spans_of(
-    layout: ShardLayout, memory: ShardMemory, state: str | None, gradients: Mapping[str, Tensor], padded: Tensor,
-    groups: Mapping[str, int],
+    layout: ShardLayout, memory: ShardMemory, step: ServedStep | None, rule: ServedRule,
+    gradients: Mapping[str, Tensor], padded: Tensor, groups: Mapping[str, int],
 ) -> np.ndarray | None:  # fmt: skip
-    """Return where each parameter of a shard lies in its versions and in padded memory; None if one has no gradient.
+    """Return where each parameter of a shard lies in its versions and in padded memory; None where that is not known.
 
     Args:
         layout: of the shard.
         memory: its versions.
-        state: what the optimizer remembers of a parameter.
+        step: the optimizer's; None where each worker has a memory of its own.
+        rule: the server's.
         gradients: by the names of parameters, as views of `padded`.
         padded: where generated code leaves a gradient.
         groups: the optimizer's parameter group of each parameter.
     """
     places = places_of(gradients, padded, {span.name: span.start for span in layout.parameters})
     version = memory.versions[0]
-    if places is None or version.shape.tables or any(set(views) != {state} - {None} for views in version.state.views):
+    if places is None or version.shape.tables or not remembers(version.shape, step, rule):
         return None
+    spans = np.zeros(len(places), SPAN)
 
-    def at(tensor: Tensor) -> int:
-        return tensor.data_ptr() - version.raw.data_ptr()
+    def at(tensors: Iterable[Tensor]) -> list[int]:
+        return [tensor.data_ptr() - version.raw.data_ptr() for tensor in tensors]
 
-    rows = [
-        (
-            at(version.parameters[number]), at(views[state]) if state is not None else 0,
-            at(version.state.present[number]), place["from"], place["rows"], place["width"], place["stride"],
-            groups[span.name],
-        )
-        for number, (span, views, place) in enumerate(
-            zip(layout.parameters, version.state.views, places, strict=True)
-        )
-    ]  # fmt: skip
-    return np.array(rows, SPAN)
+    spans["value"], spans["present"] = at(version.parameters), at(version.state.present)
+    for number, name in enumerate(step.states if step is not None else ()):
+        spans["state"][:, number] = at(views[name] for views in version.state.views)
+    if step is not None and step.counts:
+        spans["count"] = at(views["step"] for views in version.state.views)
+    if rule.memory is not None:
+        spans["memory"] = at(views[rule.memory] for views in version.memory)
+    spans["place"] = places["from"]
+    for name in ("rows", "width", "stride"):
+        spans[name] = places[name]
+    spans["group"] = [groups[span.name] for span in layout.parameters]
+    return spans
 
 
 def bound_of(desk: Desk) -> int | None:

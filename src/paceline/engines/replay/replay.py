@@ -104,7 +104,7 @@ def replay(
             return _run(setup, trace, lives, stop, shard, record)
         except ReplayDiverged as error:
             lost = shards_lost(run.path if isinstance(run, Run) else Path(run))
-            if not lost or (record.shards == 1 and plan.wire is None):
+            if not lost or (record.shards == 1 and plan.codec is None):
                 raise
             raise ReplayDiverged(
                 f"acknowledged pushes were lost with servers of shard {' and '.join(map(str, lost))}, and other "

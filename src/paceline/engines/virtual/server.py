@@ -86,7 +86,7 @@ class _Run:
         rows: Rows,
     ) -> None:  # fmt: skip
         self.plan, self.agenda, self.world, self.arithmetic = plan, agenda, world, arithmetic
-        pushed = estimate(plan.wire, size)
+        pushed = estimate(plan.codec, size)
         self.clock, self.compute_times, self.rows = Clock(), ComputeTimes(world, plan.workers), rows
         #: Bytes of a shard's part of the parameters, on the wire.
         self.piece = round(size / plan.shards)

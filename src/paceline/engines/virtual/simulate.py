@@ -13,7 +13,7 @@ from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.replicas import ReplicaArithmetic
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.arithmetic.splits import SplitArithmetic
-from paceline.engines.arithmetic.synchronous import SharedParameters, SynchronousArithmetic, synchronous
+from paceline.engines.arithmetic.synchronous import SynchronousArithmetic, synchronous
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
 from paceline.engines.threads import threads
@@ -67,8 +67,8 @@ def train(setup: Setup, world: World) -> Outcome:
         plan, layout = setup.plan, setup.layout
         arithmetic = _arithmetic(setup)
         size = Payload.length(layout) * layout.bytes_per_number if plan.traits.keeps_step else layout.bytes
-        if isinstance(arithmetic, SharedParameters) and isinstance(arithmetic.payloads, CodedPayloads):
-            size = arithmetic.payloads.frames[0].shape.fixed
+        if isinstance(payloads := getattr(arithmetic, "payloads", None), CodedPayloads):
+            size = payloads.frames[0].shape.fixed
         rows = TraceRows()
         RUNS[type(plan.method)](plan, plan.method, setup.agenda, world, size, arithmetic, rows)
         trace = rows.trace()
@@ -95,7 +95,7 @@ def simulate_totals(plan: Plan, agenda: Agenda, world: World, parameter_bytes: i
 
 def _size(plan: Plan, parameter_bytes: int) -> int:
     """Return about how many bytes a worker sends of so many bytes of parameters; servers tell pushes from pulls."""
-    return round(estimate(plan.wire, parameter_bytes)) if plan.traits.keeps_step else parameter_bytes
+    return round(estimate(plan.codec, parameter_bytes)) if plan.traits.keeps_step else parameter_bytes
 
 
 def _arithmetic(setup: Setup) -> Arithmetic:

@@ -54,7 +54,7 @@ class _Run:
         self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
         self.collective, self.averaging, self.size = method.collective, method.averaging, size
         if self.collective is not None:
-            self.collective, vector = exchanged(plan.wire, self.collective, plan.workers, size)
+            self.collective, vector = exchanged(plan.codec, self.collective, plan.workers, size)
             self.size = round(vector)
         self.compute_times, self.rows = ComputeTimes(world, plan.workers), rows
         #: When each worker is ready for what comes next, in seconds.
@@ -75,14 +75,17 @@ class _Run:
                 shares.append(self.sums.compute(worker, chunks))
                 loss = shares[-1].mean
             self.rows.add(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=samples, value=loss))
+        if self.sums is not None and not plan.traits.repeats:
+            self.sums.apply(update, shares)  # before the exchange: what is in a message decides how long it is
         if self.collective is not None and self._due(update):
             self._exchange(self.collective, self.size, update)
         if plan.traits.repeats and self.sums is None:
             # Without numbers to decide by, the first trial of the line search is taken.
             self._evaluate_again(update, self.size, [])
             self._evaluate_again(update, self.size, [math.nan] * plan.workers)
-        if shares and self.sums is not None:
-            self.sums.apply(update, shares)
+        if self.sums is not None:
+            if plan.traits.repeats:
+                self.sums.apply(update, shares)  # which evaluates again, and says so
             self.sums.snapshots.keep(update + 1, max(self.ready))
         for worker, _ in parts:
             start = self.ready[worker]
@@ -157,7 +160,7 @@ class _Run:
 
     def _messages(self) -> list[int]:
         """Return the bytes of each worker's message, where they follow from its gradient."""
-        codec, payloads = self.plan.wire, getattr(self.sums, "payloads", None)
+        codec, payloads = self.plan.codec, getattr(self.sums, "payloads", None)
         return payloads.bytes if codec and codec.variable and isinstance(payloads, CodedPayloads) else []
 
 

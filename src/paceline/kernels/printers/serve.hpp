@@ -8,9 +8,14 @@
 #include <unistd.h>
 
 enum Stage { COMPUTE, PUSH, FINISH }; // what the worker does next with the batch in hand
-enum Ended { MADE, NOT_FINITE, CANCELLED, TOO_LATE };
+enum Ended { MADE, NOT_FINITE, CANCELLED, TOO_LATE, UNTOLD };
 enum Kind { COMPUTED = 1, APPLIED = 3 }; // of rows of the trace
 enum { NONE = -1, DEAD = -1, OPEN = -1 };
+
+// What scales a gradient whose norm is too large; the rest of it is known to whoever made it.
+struct Clipping {
+    double (*scale)(const Clipping*, const void* gradients);
+};
 
 // Integers that are kept twice (`links.double_buffer`): one store makes all changes valid, so a worker that is killed
 // before it has changed nothing.
@@ -29,9 +34,9 @@ static int64_t* begin(const Integers& kept) {
 static void commit(const Integers& kept) { __atomic_store_n(kept.flip, 1 - *kept.flip, __ATOMIC_RELEASE); }
 
 // A parameter: where it lies in every version, in bytes, and in padded memory, in numbers.
-// Under IN_PLACE `state` is the address of what this worker's own optimizer remembers of it.
+// Under IN_PLACE `state` and `count` are addresses of what this worker's own optimizer remembers of it.
 struct Span {
-    int64_t value, state, present;
+    int64_t value, state[2], count, memory, present;
     int64_t place, rows, width, stride;
     int64_t group; // of the optimizer
 };
@@ -61,7 +66,8 @@ struct Server {
     const int64_t* taken;
     int64_t* rows;
     const int64_t* cancelled;
-    const double* settings; // a row for each group of the optimizer
+    const double* settings; // a row for each group of the optimizer, for each update that they were told of
+    const Clipping* clipping; // null where gradients are taken as they are
     void (*run)(const Call*); // computes gradients
     int64_t count, worker, workers;
     int64_t locks; // their descriptor
@@ -71,9 +77,12 @@ struct Server {
     int64_t snapshots, checkpoints; // finished batches between two of them; 0 where there are none
     int64_t first, last; // the batches whose samples the call's order has
     int64_t until;       // when the leg ends
+    int64_t pace;        // settings of each update; 0 where all have the same
+    int64_t since, told; // the updates whose settings are told; what counts is how many came before at a shard
     int64_t batch, stage, waited;
+    int64_t pushed; // to how many shards the batch in hand was
     int64_t made, ended, lock;
-    double loss;
+    double loss, scale; // of the batch in hand
 };
 
 // --- locks ---
@@ -124,6 +133,27 @@ static void record(
 
 // --- a push ---
 
+// The optimizer's settings after so many updates; null where nobody has told them yet.
+static const double* settings_after(Server& s, int64_t updates) {
+    if (!s.pace) return s.settings;
+    if (updates >= s.told) return s.ended = UNTOLD, nullptr;
+    return s.settings + (updates - s.since) * s.pace;
+}
+
+static Numbers numbers_of(const Call& c, const Span& span, const char* from, char* to) {
+    Numbers n = {};
+    n.old = (const R*)(from + span.value), n.fresh = (R*)(to + span.value);
+    n.gradient = (const R*)c.gradients + span.place, n.pulled = n.own = (R*)c.weights + span.place;
+    n.rows = span.rows, n.width = span.width, n.stride = span.stride;
+#if IN_PLACE
+    from = to = nullptr;
+#endif
+    for (int k = 0; k < STATES; k++) n.remembered[k] = (const R*)(from + span.state[k]), n.kept[k] = (R*)(to + span.state[k]);
+    n.counted = (const float*)(from + span.count), n.counting = (float*)(to + span.count);
+    n.noted = (const R*)(from + span.memory), n.noting = (R*)(to + span.memory);
+    return n;
+}
+
 #if IN_PLACE
 // All workers write into one memory, and none keeps the others out: no version, no lock, no order. What others have written
 // since this worker's last push is read here.
@@ -131,11 +161,13 @@ static bool push(const Call& c, Server& s, int64_t number) {
     const Shard& shard = s.shards[number];
     const int64_t start = now();
     char* memory = shard.versions[0];
-    for (const Span* span = shard.spans; span < shard.spans + shard.parameters; span++)
-        step(
-            s.settings + span->group * SETTINGS, true, (R*)(memory + span->value), (R*)span->state,
-            (const R*)c.gradients + span->place, (R*)c.weights + span->place, span->rows, span->width, span->stride
-        );
+    const double* settings = settings_after(s, s.batch);
+    if (!settings) return false;
+    for (const Span* span = shard.spans; span < shard.spans + shard.parameters; span++) {
+        Numbers n = numbers_of(c, *span, memory, memory);
+        n.present = true;
+        step(settings + span->group * SETTINGS, R(s.scale), n);
+    }
     record(s, APPLIED, number, NONE, NONE, start, 0, 0, 0, 0.0);
     shard.integers.copies[*shard.integers.flip][1 + s.workers + s.worker] = s.batch;
     return true;
@@ -143,15 +175,14 @@ static bool push(const Call& c, Server& s, int64_t number) {
 #else
 // The next version, made from the newest in a slot that nobody reads, and in padded memory, where this worker computes with
 // it: one pass over both.
-static void make_version(const Call& c, const Server& s, const Shard& shard, const char* from, char* to) {
+static void make_version(
+    const Call& c, const Server& s, const Shard& shard, const double* settings, const char* from, char* to
+) {
     for (const Span* span = shard.spans; span < shard.spans + shard.parameters; span++) {
-        const bool present = *(const int64_t*)(from + span->present);
+        Numbers n = numbers_of(c, *span, from, to);
+        n.present = *(const int64_t*)(from + span->present);
         *(int64_t*)(to + span->present) = REMEMBERS;
-        step(
-            s.settings + span->group * SETTINGS, present, (const R*)(from + span->value), (const R*)(from + span->state),
-            (R*)(to + span->value), (R*)(to + span->state), (const R*)c.gradients + span->place,
-            (R*)c.weights + span->place, span->rows, span->width, span->stride
-        );
+        step(settings + span->group * SETTINGS, R(s.scale), n);
     }
 }
 
@@ -161,6 +192,11 @@ static bool push(const Call& c, Server& s, int64_t number) {
     int64_t waited;
     if (!take(s, shard.lock, waited)) return false;
     int64_t* state = begin(shard.integers);
+    const double* settings = settings_after(s, state[0]);
+    if (!settings) {
+        release(s, shard.lock);
+        return false;
+    }
     const int64_t base = state[1 + s.worker], version = state[0] + 1;
     state[0] = state[1 + s.worker] = version;
     state[1 + s.workers + s.worker] = s.batch;
@@ -168,7 +204,7 @@ static bool push(const Call& c, Server& s, int64_t number) {
     const int64_t source = *newest, target = *own == source ? *spare : *own;
     if (*own == source) *spare = source;
     *newest = *own = target;
-    make_version(c, s, shard, shard.versions[source], shard.versions[target]);
+    make_version(c, s, shard, settings, shard.versions[source], shard.versions[target]);
     // Before the commit: no version without its row.
     record(s, APPLIED, number, base, version, start, waited, 0, shard.bytes, 0.0);
     commit(shard.integers);
@@ -247,8 +283,10 @@ extern "C" void paceline_serve(const Call* call, Server* server) {
         record(s, COMPUTED, -1, s.shards[0].base, -1, start, s.waited, left < call->batch ? left : call->batch, 0, note.loss);
         s.waited = 0;
         s.stage = PUSH;
-        for (int64_t k = 0; k < s.count; k++)
-            if (!push(*call, s, (s.worker + k) % s.count)) return;
+        s.loss = note.loss;
+        s.scale = s.clipping ? s.clipping->scale(s.clipping, call->gradients) : 1.0;
+        for (s.pushed = 0; s.pushed < s.count; s.pushed++)
+            if (!push(*call, s, (s.worker + s.pushed) % s.count)) return;
         s.made++;
         s.stage = FINISH;
         if (!finish(s)) return;

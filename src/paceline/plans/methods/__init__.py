@@ -41,8 +41,6 @@ class Traits:
     keeps_step: bool = True
     #: All workers hold the same parameters and optimizer state after every update.
     agrees: bool = False
-    #: What leaves a worker is a gradient, which a codec may encode; otherwise replicas travel as they are.
-    sends_gradients: bool = False
     #: The user's optimizer works at the shards of a server, on the shard's own state.
     optimizer_at_server: bool = False
     #: The method applies the user's optimizer; a coordinator makes its own steps.

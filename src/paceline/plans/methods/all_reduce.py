@@ -16,7 +16,7 @@ class AllReduce:
     collective: Collective
 
     averaging = None
-    traits = Traits(agrees=True, sends_gradients=True, shares_parameters=True, devices="summed")
+    traits = Traits(agrees=True, shares_parameters=True, devices="summed")
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(workers)

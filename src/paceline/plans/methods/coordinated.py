@@ -19,7 +19,6 @@ class Coordinated:
 
     averaging = None
     traits = Traits(
-        sends_gradients=True,
         uses_optimizer=False,
         repeats=True,
         shares_parameters=True,

@@ -44,7 +44,6 @@ class ParameterServer:
     def traits(self) -> Traits:
         return Traits(
             keeps_step=False,
-            sends_gradients=True,
             optimizer_at_server=True,
             takes_sparse=isinstance(self.rule, Plain),
             shares_parameters=True,
@@ -70,7 +69,6 @@ class GatheringServer:
     prove = gate_proved_apart
     traits = Traits(
         keeps_step=False,
-        sends_gradients=True,
         optimizer_at_server=True,
         shares_parameters=True,
         gathers=True,
@@ -135,7 +133,6 @@ class Hogwild:
     prove = gate_proved_apart
     traits = Traits(
         keeps_step=False,
-        sends_gradients=True,
         takes_sparse=True,
         shares_parameters=True,
         versioned=False,

@@ -78,7 +78,7 @@ class GradientSide:
         named = trainable(replica.module)
         numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
         owned = [[named[span.name] for span in shard.parameters] for shard in layout.shards]
-        looks_back, codec, seed = method.rule.looks_back, runner.plan.wire, runner.job.seed
+        looks_back, codec, seed = method.rule.looks_back, runner.plan.codec, runner.job.seed
         gathers = gathered_by(method)
         pools = [vector_pool(shard, layout, looks_back, codec, seed, gathers) for shard in layout.shards]
         self.shards = [

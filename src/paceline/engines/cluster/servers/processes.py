@@ -131,7 +131,7 @@ def run_server(
         if isinstance(method, CentreServer):
             return CentreState(given.job, layout, which, method.exchange, given.plan.workers)
         return ShardState(
-            given.job, layout, which, method.rule, given.plan.wire, gathers, given.plan.pull, given.plan.workers
+            given.job, layout, which, method.rule, given.plan.codec, gathers, given.plan.pull, given.plan.workers
         )
 
     shards = len(layout.shards)

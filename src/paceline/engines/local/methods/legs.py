@@ -47,7 +47,7 @@ def legs_of(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> 
         or runner.group.part is None
     ):
         return None
-    if reader is None or runner.encoder is not None or not isinstance(store.stepper, FusedStep):
+    if reader is None or not isinstance(store.stepper, FusedStep) or (sums is not None and runner.encoder is not None):
         return None
     tensors = readable(store.stepper.fused, job, reader.source)
     if not tensors:

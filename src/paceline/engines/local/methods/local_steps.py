@@ -16,7 +16,7 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_afte
 
 def local_steps(runner: PlanRunner, method: LocalSteps) -> Walk:
     """Step a replica, and average all replicas by a collective."""
-    yield from _averaged(runner, method.averaging, runner.group.sums(method.collective))
+    yield from _averaged(runner, method.averaging, runner.group.sums(method.collective, runner.encoder))
 
 
 def gossip(runner: PlanRunner, method: Gossip) -> Walk:
@@ -47,7 +47,7 @@ def _averaged(
         if not made:
             made = ahead[:1]
             if due and rule.mixes_first and offer is not None:
-                offer(exchanges, replica.contribution())
+                offer(exchanges, replica.contribution(runner.number))
             computed = yield GradientRequest(update, runner.group.chunks(update), update)
             if computed is None:
                 if apart:  # as after the last update of an agenda
@@ -77,6 +77,6 @@ def _until_average(rule: Averaging, ahead: range) -> range:
 
 def _average(runner: PlanRunner, update: int, number: int, replica: AveragingReplica, means: Means) -> None:
     start = now()
-    mean, waited, sent = means.mean(number, replica.contribution())
+    mean, waited, sent = means.mean(number, replica.contribution(runner.number))
     replica.apply_mean(mean)
     runner.exchanged(update, start, waited, sent)

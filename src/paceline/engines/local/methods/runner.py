@@ -52,7 +52,7 @@ class PlanRunner(WorkerContext):
         super().__init__(number, shared, waiter, plan, agenda, resume, host)
         self.layout, self.group = layout, group
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
-        self.encoder = encoder_of(plan.wire, layout, self.replica)
+        self.encoder = encoder_of(plan.codec, layout, self.replica)
         self.meter = Meter(self, optimizer)
         learner.observe = self._measure
         self.state_writer = StateWriter(self)

@@ -75,6 +75,7 @@ class ServerClient:
         while (command := worker.command()) is not None and not (leaving and isinstance(command, Ask | Compute)):
             if isinstance(command, Compute):
                 if self.legs is not None and self.legs.make(worker):
+                    self.gradients = self.legs.gradients
                     continue  # 2, 3, 4 and 1, many times
                 tasks = agenda.tasks(command.batch)
                 done = yield from self._compute(tasks)  # 2

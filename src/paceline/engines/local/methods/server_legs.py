@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from paceline.core.rules.plain import Plain
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner
 from paceline.engines.local.native_server import NativeServer, bound_of, spans_of
@@ -33,17 +33,21 @@ from paceline.engines.servers.gradient import GradientExchange
 from paceline.engines.servers.port import ShardPort
 from paceline.errors import NotFinite
 from paceline.gradients.fused_replica import FusedGradients, ServedNetwork
+from paceline.gradients.payload import GradientSum
+from paceline.gradients.scheduled_settings import ScheduledSettings
 from paceline.kernels.exchange import Ended
 from paceline.kernels.serve import Stage
-from paceline.kernels.served_steps import served_step
+from paceline.kernels.served_steps import ServedStep
 from paceline.links.locks import RecordLock
 from paceline.links.waiting import Cancelled
+from paceline.parameters.layout import trainable
 from paceline.plans.methods.server import Hogwild, ParameterServer
 
 if TYPE_CHECKING:
     from paceline.core.server.worker import Worker
 
 NANOSECONDS = 20_000_000  # of a leg: between two legs, the parent is asked to read a trace that fills up
+AHEAD, MOST = 64, 4096  # updates of which generated code is told the settings, at least and at most
 
 
 def server_legs(runner: PlanRunner, arena: Arena, ports: Sequence[ServerPort], desk: RecordLock) -> ServerLegs | None:
@@ -52,29 +56,29 @@ def server_legs(runner: PlanRunner, arena: Arena, ports: Sequence[ServerPort], d
     `desk` is the desk's lock, as this worker takes it.
     """
     job, method, reader, agenda = runner.job, runner.plan.method, runner.learner.reader, runner.agenda
-    gradients, (shape, *_) = runner.replica.gradients, (memory.versions[0].shape for memory in arena.shards)
-    if not isinstance(method, ParameterServer | Hogwild) or not isinstance(method.rule, Plain) or any(shape.memory):
+    gradients = runner.replica.gradients
+    if not isinstance(method, ParameterServer | Hogwild):
         return None
     in_place = isinstance(method, Hogwild)
     if in_place and runner.state_writer.state_buffer is not None:
         return None  # a checkpoint takes each worker's own optimizer as it was at the last push
-    if job.gradient_clip_norm is not None or job.on_nan == "skip" or job.lr_scheduler is not None:
+    if job.gradient_clip_norm is not None or job.on_nan == "skip":
         return None
     if job.accumulate_grad_batches > 1 or agenda.parts > 1 or runner.replica.moving:
         return None
     if reader is None or runner.plan.codec is not None or not isinstance(gradients, FusedGradients):
         return None
     assert arena.desk is not None
-    if bound_of(arena.desk.desk) is None or (step := served_step(runner.optimizer)) is None:
+    if bound_of(arena.desk.desk) is None:
         return None
-    network = gradients.served(runner.replica, reader.source, runner.optimizer, step, in_place)
+    network = gradients.served(runner.replica, reader.source, runner.optimizer, method.rule, in_place)
     if network is None:
         return None
     names = {id(p): name for name, p in runner.replica.module.named_parameters()}
     groups = {names[id(p)]: n for n, group in enumerate(runner.optimizer.param_groups) for p in group["params"]}
-    kept, made = None if in_place else step.state, network.made
+    step, made = None if in_place else network.step, network.made
     spans = [
-        spans_of(layout, memory, kept, made.gradients, made.memory["gradients"], groups)
+        spans_of(layout, memory, step, network.rule, made.gradients, made.memory["gradients"], groups)
         for layout, memory in zip(runner.layout.shards, arena.shards, strict=True)
     ]
     known = [span for span in spans if span is not None]
@@ -93,16 +97,18 @@ class ServerLegs:
         #: To shards with versions: none under Hogwild.
         self.ports = [port for port in ports if isinstance(port, ShardPort)]
         self.locks = [desk, *(port.lock for port in self.ports)]
-        settings = torch.tensor([network.step.row(g) for g in runner.optimizer.param_groups], dtype=torch.float64)
-        doing = np.frombuffer(runner.shared.doing, np.int64)
-        self._gradient = network.made.memory["gradients"][: network.made.plan.sizes["weights"]]
-        self.native = NativeServer(
-            arena, runner.number, runner.waiter, spans, settings, runner.shared.cancelled, in_place
-        )
-        self.remembered = OwnState(runner, spans[0], network.step.state) if in_place else None
+        #: Of the batch in hand, where generated code has left it before every shard had its gradient.
+        self.gradients: list[Tensor | None] = []
+        self._memory = network.made.memory["gradients"][: network.made.plan.sizes["weights"]]
+        self._names, self._settle = list(trainable(runner.replica.module)), ports[0].settle
+        self.settings = ScheduledSettings(runner.optimizer, runner.job.lr_scheduler, network.step, network.constants)
+        #: The settings that generated code has, and the newest update when it was told them.
+        self._told, self._newest = np.zeros(0), 0
+        self.native = NativeServer(arena, runner.number, runner.waiter, spans, runner.shared.cancelled, in_place)
+        self.remembered = OwnState(runner, spans[0], network.step) if in_place else None
         for shard in self.native.shards:
             shard.base = -1  # of what has no versions
-        self.call, self._alive = network.call(runner.job.seed, doing)
+        self.call, self._alive = network.call(runner.job.seed, np.frombuffer(runner.shared.doing, np.int64))
         served = self.native.served
         served.run, served.finite = network.address, runner.job.on_nan == "stop"
         writer, every = runner.state_writer, runner.resume_point.checkpoint_every
@@ -110,12 +116,12 @@ class ServerLegs:
         served.checkpoints = every if every and writer.state_buffer is not None else 0
 
     def make(self, worker: Worker) -> bool:
-        """Make updates from the batch that the worker has leased on, and return whether any was made.
+        """Make updates from the batch that the worker has leased on, and return whether the worker has come further.
 
         A batch that was leased before may be at a shard already, which Python finds out.
         """
-        served, agenda = self.native.served, self.runner.agenda
-        if worker.again or (self.remembered is not None and not self.remembered.find()):
+        served, agenda, self.gradients = self.native.served, self.runner.agenda, []
+        if worker.again or (self.remembered is not None and not self.remembered.find()) or not self._tell(worker.batch):
             return False
         epoch = worker.batch // agenda.updates_per_epoch
         served.first = epoch * agenda.updates_per_epoch
@@ -127,10 +133,37 @@ class ServerLegs:
         served.until = now() + NANOSECONDS
         self.network.make(self.call, served, self.order.span(epoch, 0, agenda.samples), agenda.batch_size)
         self._end()
-        if served.made:
-            self.runner.meter.after_step([self._gradient], served.batch)
-            worker.continue_with(served.batch, served.stage == Stage.FINISH)
-        return bool(served.made)
+        if served.stage == Stage.PUSH:
+            self.gradients = self._settled()
+        if served.made or self.gradients:
+            self.runner.meter.after_step([self._memory], served.batch, self._rate())
+            worker.continue_with(served.batch, None if served.stage == Stage.COMPUTE else served.pushed)
+        return bool(served.made or self.gradients)
+
+    def _tell(self, batch: int) -> bool:
+        """Tell generated code the settings of the next updates; False where it has no text for the first of them."""
+        served, settings = self.native.served, self.settings
+        counts = [batch] if self.remembered is not None else [shard.made for shard in self.native.shards]
+        first, newest = min(counts), max(counts)
+        # A schedule may refuse to go further than the run.
+        last = min(newest + min(MOST, max(AHEAD, 2 * (newest - self._newest))), self.runner.agenda.updates)
+        self._newest, self._told = newest, settings.after(range(first, first + 1 if settings.fixed else last))
+        served.settings, served.since, served.told = self._told.ctypes.data, first, first + len(self._told)
+        served.pace = 0 if settings.fixed else self._told[:1].size
+        return served.told > newest or (settings.fixed and len(self._told) == 1)
+
+    def _rate(self) -> float:
+        """Return the learning rate of the last update, which every text reads first."""
+        served = self.native.served
+        update = self.native.shards[0].base - 1 if self.remembered is None else served.batch
+        return float(self._told[min(max(0, update - served.since), len(self._told) - 1), 0, 0])
+
+    def _settled(self) -> list[Tensor | None]:
+        """Return the gradients of the batch in hand, for Python to push to the shards that do not have it yet."""
+        served, found = self.native.served, self.network.made.gradients
+        gradients: list[Tensor | None] = [found[name].clone() for name in self._names]
+        samples = sum(chunk.samples for chunk in self.runner.agenda.task(served.batch))
+        return self._settle(served.batch, GradientSum(gradients, [], served.loss, 1.0, samples))
 
     def _end(self) -> None:
         """Let Python continue from where generated code is."""
@@ -144,7 +177,7 @@ class ServerLegs:
                 port.exchange.store.look(shard.own)
         if runner.trace.crowded and runner.resume_point.notify is not None:
             runner.resume_point.notify()
-        if served.ended != Ended.MADE:
+        if served.ended not in (Ended.MADE, Ended.UNTOLD):
             self._fail()
 
     def _fail(self) -> None:
@@ -165,17 +198,21 @@ class ServerLegs:
 class OwnState:
     """What a worker's own optimizer remembers of each parameter, for generated code to change in place."""
 
-    def __init__(self, runner: PlanRunner, spans: np.ndarray, name: str | None) -> None:
+    def __init__(self, runner: PlanRunner, spans: np.ndarray, step: ServedStep) -> None:
         named = dict(runner.replica.module.named_parameters())
         self.parameters = [named[span.name] for span in runner.layout.shards[0].parameters]
-        self.state, self.spans, self.name = runner.optimizer.state, spans, name
+        self.state, self.spans, self.step = runner.optimizer.state, spans, step
 
     def find(self) -> bool:
-        """Note where it lies, and return whether there is any of it yet."""
-        if self.name is None:
-            return True
-        kept = [self.state.get(parameter, {}).get(self.name) for parameter in self.parameters]
-        found = [tensor.data_ptr() for tensor in kept if tensor is not None]
+        """Note where it lies, and return whether there is all of it yet."""
+        for number, name in enumerate(self.step.states):
+            if not self._find(name, None, self.spans["state"][:, number]):
+                return False
+        return not self.step.counts or self._find("step", torch.float32, self.spans["count"])
+
+    def _find(self, name: str, dtype: torch.dtype | None, addresses: np.ndarray) -> bool:
+        kept = [self.state.get(parameter, {}).get(name) for parameter in self.parameters]
+        found = [tensor.data_ptr() for tensor in kept if tensor is not None and tensor.dtype is (dtype or tensor.dtype)]
         if len(found) == len(kept):
-            self.spans["state"] = found
+            addresses[:] = found
         return len(found) == len(kept)
