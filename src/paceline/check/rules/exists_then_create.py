@@ -75,6 +75,7 @@ def _made_up(facts: Facts) -> Iterator[Finding]:
                     "tempfile.mktemp",
                     0.55,
                 )
+                break
 
 
 def _decided_by(call: ast.Call, test: ast.If) -> bool:
