@@ -7,13 +7,18 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import paceline
+from paceline.cli import app, register
 from paceline.cli.environment import VARIABLES
 from paceline.explain.drawing import draw
+from paceline.plans.aliases import canonical
 from paceline.plans.plan import RECIPES, Plan
 from tests.adapters.test_adapters import EXAMPLES as ADAPTED
 from tests.engines.cluster.nodes import free_port
@@ -151,6 +156,35 @@ def test_every_promise_of_the_contract_names_its_tests() -> None:
     assert "".join(letter for letter, _ in promises) == "abcdef"
     for letter, promise in promises:
         assert "](../tests/" in promise, f"({letter}) names no test"
+
+
+def commands_of(page: Path) -> Iterator[list[str]]:
+    """Yield the words of every command of Paceline that a page shows, in code or in a line."""
+    text = re.sub(r"\\\n\s*", " ", page.read_text())
+    for line in re.findall(r"(?<![\w/.-])paceline ([a-z]+[^`\n|]*)", text):
+        own = re.split(r" -- | +# |; | && | > ", line)[0]
+        yield own.split()
+
+
+def test_every_command_that_a_page_shows_exists_with_its_options_and_plans() -> None:
+    register()
+    known, shown, wrong = get_command(app), 0, []
+    for page in (*PAGES, *TUTORIALS, *(ROOT / "benchmarks").rglob("README.md")):
+        for words in commands_of(page):
+            command, rest = known, words
+            while rest and rest[0] in getattr(command, "commands", {}):
+                command, rest = command.commands[rest[0]], rest[1:]
+            if command is known:
+                continue  # a sentence about Paceline
+            shown += 1
+            options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+            given = {word.partition("=")[0].rstrip(".,;:)\"'") for word in rest if re.match(r"--?[a-z]", word)}
+            plans = [word for option, word in pairwise(rest) if option == "--plan"]
+            names = {canonical(plan.partition(":")[0])[0] for plan in plans if plan.islower()}
+            unknown = names - {*RECIPES, "auto"}
+            wrong += [f"{page.name}: paceline {' '.join(words)}: {each}" for each in (given - options) | unknown]
+    assert not wrong, "\n".join(wrong)
+    assert shown > 150, "the pages show more commands than were found"
 
 
 def test_every_environment_variable_is_documented() -> None:

@@ -1,9 +1,9 @@
 """How many invented programs of several files the checker understands: each with its bug, and repaired.
 
-    python benchmarks/checker/programs.py [--part seen] [--verbose]
+    python benchmarks/checker/programs.py [--of mechanisms] [--part seen] [--verbose]
 
-A file of `programs/` is one program. Its first line names the families of rules that count, `=== path` begins a file of
-it, and `<<<`, `===`, `>>>` enclose the lines that only the broken and only the repaired program has. The hash of its
+A file of `programs/` or `mechanisms/` is one program. Its first line names the families of rules that count,
+`=== path` begins a file of it, and `<<<`, `===`, `>>>` enclose the lines that only one side has. The hash of its
 name says to which part it belongs: by the misses in `seen` the analysis is extended; `aside` is run once at the end.
 
     found   in the broken program, a finding of such a family whose line or story lies within NEAR lines of the bug
@@ -87,11 +87,12 @@ def is_near(finding: Finding, places: dict[str, list[int]]) -> bool:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--of", choices=("programs", "mechanisms"), default="programs")
     options.add_argument("--part", choices=(*PARTS, "all"), default="all")
     options.add_argument("--verbose", action="store_true")
     given = options.parse_args()
     figures = {part: dict.fromkeys(("programs", "found", "won", "silent"), 0) for part in PARTS}
-    for file in sorted((HERE / "programs").glob("*.txt")):
+    for file in sorted((HERE / given.of).glob("*.txt")):
         part = part_of(file.stem)
         if given.part not in (part, "all"):
             continue
@@ -110,7 +111,7 @@ def main() -> None:
                     print(f"       {side} {f.path}:{f.line} {f.rule} {f.message[:110]}")
     figures = {part: row for part, row in figures.items() if row["programs"]}
     if given.part == "all":
-        write(HERE, figures, "programs.json")
+        write(HERE, figures, f"{given.of}.json")
     for part, row in figures.items():
         print(part, row)
 

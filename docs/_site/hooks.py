@@ -90,8 +90,10 @@ def on_post_template(output_content: str, **_: Any) -> str:
 
 
 def accessible(page: str) -> str:
-    """Let the keyboard scroll code and tables, leave no header of a table empty, and name the search."""
+    """Let the keyboard scroll code and tables, leave no header of a table empty, and name lists of contents."""
     page = page.replace("<table>", '<table tabindex="0">')
+    # A heading may have the name of a group of pages, and its list that of the group's.
+    page = re.sub(r'(<nav class="md-nav" aria-label=")', r"\1Contents of ", page)
     page = page.replace('role="dialog"', 'role="dialog" aria-label="Search"')
     page = page.replace('<div class="highlight-ipynb', '<div tabindex="0" class="highlight-ipynb')
     page = re.sub(r"<pre([^>]*)><code", r'<pre\1><code tabindex="0"', page)

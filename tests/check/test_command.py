@@ -133,6 +133,20 @@ def test_wrong_use_is_an_error(words: tuple[str, ...]) -> None:
     assert done.exception.exit_code == 2
 
 
+FOLDER_MADE = (
+    "import os\n\n\ndef build():\n    folder = {}\n    if not os.path.exists(folder):\n        os.makedirs(folder)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("folder", "shown"), [("'out'", False), ("os.path.expanduser('~/.tool')", True), ("os.environ['CACHE']", True)]
+)
+def test_a_folder_of_a_single_command_is_reported_only_on_request(here: Path, folder: str, shown: bool) -> None:
+    (here / "bad.py").write_text(FOLDER_MADE.format(folder))
+    assert [row["rule"] for row in found("bad.py")] == ["PC406"] * shown
+    assert [row["rule"] for row in found("bad.py", "--min-confidence", "0")] == ["PC406"]
+
+
 def test_the_cache_gives_the_same_and_is_not_trusted(here: Path) -> None:
     first = found("bad.py")
     (entry,) = (here / FOLDER).glob("*.json")

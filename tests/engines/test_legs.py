@@ -70,6 +70,11 @@ def bits(run: Run) -> object:
         ("tree:workers=3", {"model": plain_model, "batch_size": 7}),
         ("sequential", {"lr_scheduler": PLATEAU, "epochs": 4}),
         ("ring:workers=2", {"model": plain_model, "lr_scheduler": PLATEAU, "epochs": 4}),
+        ("sequential", {"gradient_clip_norm": 0.3, "optimizer": ADAM}),
+        ("sequential:threads=2", {"gradient_clip_norm": 0.3, "lr_scheduler": COSINE}),
+        ("ring:workers=2", {"model": plain_model, "gradient_clip_norm": 0.3}),
+        ("ring:workers=3", {"model": plain_model, "gradient_clip_norm": 0.3, "optimizer": ADAM, "batch_size": 7}),
+        ("local_sgd:workers=2,every=7", {"gradient_clip_norm": 0.3}),
         ("ring:workers=2", {}),  # batch-norm's statistics travel, too: one by one
         pytest.param(
             "sequential:threads=2", {"optimizer": partial(torch.optim.RMSprop, momentum=0.5)}, marks=pytest.mark.soak
@@ -88,10 +93,12 @@ def test_the_bits_of_updates_one_by_one(plan: str, changes: dict[str, object]) -
         assert losses(run.trace) == losses(alone.trace)
 
 
+@pytest.mark.parametrize("limit", [None, 0.5], ids=["as it is", "clipped"])
 @pytest.mark.parametrize("plan", ["sequential", "ring:workers=2"])
-def test_a_leg_is_one_call(plan: str) -> None:
+def test_a_leg_is_one_call(plan: str, limit: float | None) -> None:
     """Rows lie close: between two updates of a leg nothing happens but the next gradient."""
-    run = pl.train(job(model=plain_model, test=None, evaluate_every=None), plan, folder=None)
+    given = job(model=plain_model, test=None, evaluate_every=None, gradient_clip_norm=limit)
+    run = pl.train(given, plan, folder=None)
     computed, applied = (rows[rows["worker"] == 0] for rows in map(run.trace.of_kind, (Kind.COMPUTE, Kind.APPLY)))
     follows = computed["start"][1:] == applied["end"][:-1]
     assert follows.any()  # never, where updates are made one by one: Python is between them
@@ -147,7 +154,6 @@ def test_a_signal_is_seen_between_two_legs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"gradient_clip_norm": 0.5},
         {"on_nan": "skip"},
         {"accumulate_grad_batches": 2},
         {"optimizer": partial(torch.optim.NAdam, lr=0.01)},

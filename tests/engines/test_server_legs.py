@@ -140,6 +140,24 @@ def test_one_worker_with_a_schedule_has_the_bits_of_the_virtual_engine(plan: str
     assert losses(run.trace) == losses(alone.trace)
 
 
+@pytest.mark.parametrize("plan", ["downpour:workers=2,shards=2", "dc_asgd:workers=2"])
+def test_gradients_are_clipped_by_the_norm_of_all_shards(plan: str, tmp_path: Path) -> None:
+    counted = partial(Counting.make, str(tmp_path / "gradients"), os.getpid())
+    (tmp_path / "gradients").touch()
+    given = job(model=counted, optimizer=MOMENTUM, lr_scheduler=ONE_CYCLE, gradient_clip_norm=0.2, epochs=4)
+    run = pl.train(given, plan, folder=None)
+    replays(run)
+    assert (tmp_path / "gradients").stat().st_size < 4 * 42 / 2
+    assert bits(run) != bits(pl.train(given.with_(gradient_clip_norm=None), "downpour:workers=2", folder=None))
+
+
+@pytest.mark.parametrize("plan", ["downpour:workers=1", "hogwild:workers=1"])
+def test_a_clipping_worker_has_the_bits_of_the_virtual_engine(plan: str) -> None:
+    given = job(model=plain_model, optimizer=ADAM, gradient_clip_norm=0.2, epochs=3)
+    run, alone = (pl.train(given, plan, engine=engine, folder=None) for engine in ("local", "virtual"))
+    assert bits(run) == bits(alone)
+
+
 def test_one_worker_alone_has_the_bits_of_the_virtual_engine() -> None:
     """Its order is the only one there is: rows, snapshots and parameters are the same."""
     given = job(model=plain_model, optimizer=MOMENTUM, epochs=3)
@@ -174,7 +192,7 @@ def test_one_worker_in_generated_code_and_one_in_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model": model}, {"gradient_clip_norm": 0.5}, {"on_nan": "skip"},
+        {"model": model}, {"on_nan": "skip"},
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip

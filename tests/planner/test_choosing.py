@@ -42,6 +42,7 @@ def test_a_choice_is_shown_as_a_table_and_its_reasons() -> None:
     assert lines[2].split()[:4] == ["sequential", "1.00", "ms", "±5%"]
     assert lines[3].startswith("ruled out: ring:workers=2: ")
     assert "<td>sequential</td>" in found._repr_html_()
+    assert repr(found) == "Choice('sequential', goal='time', 1 plans ranked, 1 ruled out)"
 
 
 def test_goals() -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+from torch import nn
+
 from paceline.api.compare import Comparison
+from paceline.api.tune import tune
+from paceline.engines.replay.replay import Replay
 from paceline.runs.comparison import Answer, ComparisonRecord, Kind, Row
 from paceline.runs.tables import comparison_table, summary_lines
+from paceline.tuner.space import Float
 
 ROWS = (Row("sequential", 1, 1000.0, (1000.0,), 1.0, 1.0), Row("ring:workers=2", 2, 1500.0, (1500.0,), 1.5, 0.75))
 RECORD = ComparisonRecord("<job>", "1 thread", 1000.0, 5, ROWS, answer=Answer(Kind.RECOMMENDED, "Recommended: ring x2"))
@@ -17,6 +23,23 @@ def test_a_comparison_is_a_table_with_the_answer_below() -> None:
     assert lines[3].split() == ["ring", "x2", "1,500", "1.50"]
     assert lines[-1] == "Recommended: ring x2"
     assert len({len(line) for line in lines[1:4]}) == 1, "the columns are aligned"
+
+
+def test_reprs_are_one_line_that_says_what_came_of_it() -> None:
+    assert repr(Comparison(RECORD)) == "Comparison('<job>': sequential, ring x2; Recommended: ring x2)"
+    replay = Replay(nn.Linear(2, 2), 20, "ab", True, guilty_batch=(torch.ones(2),))
+    assert repr(replay).startswith("Replay(updates=20, parameters_sha256='ab', matches=True")
+    assert "tensor" not in repr(replay)
+
+
+def test_a_tuning_is_shown_as_what_it_found() -> None:
+    space = {"lr": Float(0.25, 0.5)}
+    found = tune(
+        objective=lambda trial: trial["lr"], space=space, search="random", budget=2, trials="here", folder=None
+    )
+    assert "\n" not in repr(found)
+    assert str(found).splitlines()[0].startswith("     trials  2 by random, run as here: 2 done")
+    assert "<td>value 0." in found._repr_html_()
 
 
 def test_names_are_escaped_in_html() -> None:

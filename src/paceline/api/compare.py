@@ -51,6 +51,10 @@ class Comparison:
     table: ComparisonRecord  # as comparison.json holds it
     runs: list[Run] = field(repr=False, default_factory=list)
 
+    def __repr__(self) -> str:
+        plans = ", ".join(row.short for row in self.table.plans)
+        return f"Comparison({self.job!r}: {'; '.join([plans, *self._answer()])})"
+
     def __str__(self) -> str:
         return "\n".join([*filter(None, [self.table.disagreement]), str(comparison_table(self.table)), *self._answer()])
 

@@ -28,7 +28,7 @@ DEPTH = 6_000  # recursion limit for nested syntax; the parser itself gives up b
 # A file with none of these words has nothing to do with threads, processes or ranks, and is not parsed at all.
 RELEVANT = re.compile(
     r"[Tt]hread|async |multiprocess|asyncio|concurrent|[Qq]ueue|[Ll]ock|mutex|fork|Popen|signal|__del__|weakref"
-    r"|gc\.callbacks|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|lightning|[Rr]ank|exists|mktemp|sleep|requests|urlopen|flask|grpc|inlineCallbacks"
+    r"|gc\.callbacks|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|lightning|[Rr]ank|exists|mktemp|chdir|sleep|requests|urlopen|flask|grpc|inlineCallbacks"
     r"|paceline:"
 )
 

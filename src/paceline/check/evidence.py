@@ -46,9 +46,14 @@ def _of_class(cls: Class, facts: Facts) -> float:
                 if kind in LOCKS - ASYNC_LOCKS:
                     return OWNS_LOCK
                 found = max(found, OWNS_OTHER if kind in _OTHERS else 0.0)
-    if found < CLAIMS and _CLAIM.search(ast.get_docstring(cls.node, clean=False) or ""):
+    if found < CLAIMS and claims_safety(cls):
         found = CLAIMS
     return max(found, NAMED if _SHARED_NAMES.search(cls.name) else 0.0)
+
+
+def claims_safety(cls: Class) -> bool:
+    """Whether the documentation of a class says that several threads may use an object of it."""
+    return _CLAIM.search(ast.get_docstring(cls.node, clean=False) or "") is not None
 
 
 def of_all_objects(fn: Function) -> bool:

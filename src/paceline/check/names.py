@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from paceline.check.catalogue import MODULE_ALIASES
 
@@ -89,6 +90,14 @@ def enclosing(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
             return at
         at = parent(at)
     return None
+
+
+def entered_around(node: ast.AST) -> Iterator[ast.expr]:
+    """What the `with` statements around a node within its function enter, the nearest first."""
+    block = enclosing(node, ast.With, ast.AsyncWith)
+    while isinstance(block, ast.With | ast.AsyncWith):
+        yield from (item.context_expr for item in block.items)
+        block = enclosing(block, ast.With, ast.AsyncWith)
 
 
 def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:

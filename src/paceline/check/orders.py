@@ -50,7 +50,10 @@ def edges(facts: Facts) -> Iterator[Edge]:
             continue  # no other thread has the object yet
         for effect, held in facts.events(fn):
             for second, steps in _taken(effect, fn, facts) if held else ():
+                own = [h for h in held if h.resource.id == second.resource.id and h.resource.kind == "RLock"]
                 for first in held:
+                    if own and first not in own:
+                        continue  # taken again by the thread that holds it: it waits for nobody
                     if first.resource.kind in LOCKS and "Semaphore" not in first.resource.kind:
                         gates = frozenset(h.resource.id for h in held if h is not first) | facts.guards(fn)
                         start = End(first.resource, first.node, fn)

@@ -8,6 +8,7 @@ held at each statement (`held_at`), and those that a context manager holds at it
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,10 +19,12 @@ from paceline.check.declarations import Function, Resource
 from paceline.check.effects import ENTERS, Effect, effects_of, implicit_calls, lock_expression, runs_now
 from paceline.check.graph import Node, expressions
 from paceline.check.module import Module
-from paceline.check.names import dotted, parent
+from paceline.check.names import dotted, parent, short_name
 
 STATES = 24  # sets of held locks per step; the walk of a function with more is cut
 BUDGET = 20_000  # visits per function
+#: Decorators that hold a lock around the function, by their names: of wrapt, oslo, and of many projects.
+SYNCHRONIZED = re.compile(r"synchron|^with_?lock|^locked|_locked$", re.I)
 
 
 class Held(NamedTuple):
@@ -166,7 +169,17 @@ class Walker:
                             found += [
                                 (decorator, self._of(fn, self._given(h, each, decorator, fn))) for h in event.held
                             ]
+            if not found and SYNCHRONIZED.search(short_name(named)):
+                found.append((decorator, self._said_to_hold(decorator, fn)))
         return found
+
+    def _said_to_hold(self, decorator: ast.expr, fn: Function) -> Held:
+        """The lock of a decorator that only its name tells of: its argument, or one that guards, but is in no order."""
+        given = decorator.args[0] if isinstance(decorator, ast.Call) and decorator.args else decorator
+        lock = self.module.resource(given, fn.outer or self.module.top) if given is not decorator else None
+        owner = fn.cls.name if fn.cls is not None else fn.qualname
+        unknown = Resource(f"{owner}:@{short_name(getattr(decorator, 'func', decorator))}", "unknown", False)
+        return Held(lock or unknown, fn.line, True, dotted(given), given)
 
     def _of(self, fn: Function, held: Held) -> Held:
         """A lock of the wrapper's first argument as the lock of the function's own object."""

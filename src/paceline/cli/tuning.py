@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -13,15 +12,15 @@ from rich.text import Text
 
 from paceline.cli.console import console
 from paceline.report.formatting import duration, number
+from paceline.tuner.result import settings
 
 if TYPE_CHECKING:
     from paceline.tuner.result import Tuning
-    from paceline.tuner.study import Study, TrialRecord
+    from paceline.tuner.study import Study
 
 REDRAW = 0.25  # seconds between two pictures on a terminal
 PLAIN = 5.0, 60.0  # seconds between two reports in plain lines: at first, and at most after doubling
 ROWS = 12  # trials in the table
-FAILURES = 6  # reasons of failures that are printed
 ORDER = {"running": 0, "paused": 1, "done": 2, "stopped": 3, "failed": 4}
 
 
@@ -68,7 +67,7 @@ class TuningDisplay:
         for trial in shown:
             style = "dim" if trial.status not in ("running", "paused") else ""
             table.add_row(
-                str(trial.number), str(trial.step), number(trial.value, 4), trial.status, _settings(trial), style=style
+                str(trial.number), str(trial.step), number(trial.value, 4), trial.status, settings(trial), style=style
             )
         return Group(Text(self.head(study), no_wrap=True, overflow="ellipsis"), table)
 
@@ -78,36 +77,6 @@ class TuningDisplay:
             self._screen.stop()
 
 
-def _settings(trial: TrialRecord) -> str:
-    return ", ".join(f"{name}={_short(value)}" for name, value in trial.configuration.items())
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def show_tuning(found: Tuning) -> None:
     """Print what a tuning found, one line per subject."""
-    summary = found.summary()
-    counts = ", ".join(f"{summary[s]} {s}" for s in ("done", "stopped", "paused", "failed") if summary[s])
-    lines = {"trials": f"{summary['trials']} by {found.search}, run as {found.way}: {counts}"}
-    if found.best is not None:
-        lines["best"] = (
-            f"{found.metric} {number(found.best.value, 4)} by trial {found.best.number}: {_settings(found.best)}"
-        )
-    if found.why:
-        lines["run as"] = f"{found.way}: {found.why}"
-    lines["time"] = "; ".join(found.account.sentences())
-    reasons = defaultdict[str, list[int]](list)
-    for trial, reason in summary["failures"].items():
-        reasons[reason].append(trial)
-    for reason, trials in list(reasons.items())[:FAILURES]:
-        lines[f"failed {trials[0]}"] = f"{reason} ({len(trials)} trials)" if len(trials) > 1 else reason
-    if len(reasons) > FAILURES:
-        lines["and"] = f"{len(reasons) - FAILURES} more reasons; the page and the journal have them"
-    if found.path is not None:
-        lines["tuning"] = str(found.path)
-    if summary["best_job"]:
-        lines["train it"] = f"paceline train {summary['best_job']}"
-    for subject, line in lines.items():
-        console.print(f"{subject:>11}  {line}", markup=False, soft_wrap=True)
+    console.print(str(found), markup=False, soft_wrap=True)

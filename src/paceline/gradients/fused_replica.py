@@ -17,13 +17,16 @@ from paceline.data.shards import Shards
 from paceline.data.source import Reader, Source, TensorSource
 from paceline.errors import JobError, JobWarning, users_code
 from paceline.gradients.loss import split_batch
+from paceline.gradients.native_clip import native_clipping
 from paceline.gradients.native_step import agrees
 from paceline.gradients.native_versions import row_of
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch, Job
 from paceline.kernels import CannotFuse, Fused, NoCompiler, fuse, fuse_ranks
-from paceline.kernels.compiled import Call
+from paceline.kernels.clipping import Clipping
+from paceline.kernels.compiled import Call, Compiled
 from paceline.kernels.cpu import Cpu
+from paceline.kernels.exchange import places_of
 from paceline.kernels.graph import describe
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.optimizers import rule_of
@@ -88,7 +91,12 @@ class FusedGradients:
         tensors, (text, constants) = readable(self.fused, replica.job, source), row
         if not tensors or not agrees(optimizer, self.fused.weights.dtype, step, text, rule, constants):
             return None
-        return ServedNetwork(self.fused, step, text, constants, in_place, *tensors)
+        network = ServedNetwork(self.fused, step, text, constants, in_place, *tensors)
+        if replica.job.gradient_clip_norm is not None:
+            network.clipping = clipping_of(replica, network.made)
+            if network.clipping is None:
+                return None
+        return network
 
 
 class ServedNetwork:
@@ -101,6 +109,8 @@ class ServedNetwork:
         self.fused, self.step, self.rule, self.constants = fused, step, rule, constants
         self.made, self._tensors = fused.compiled(x[:1]), (x, y)
         self._leg = program(fused.weights.dtype, step, rule, in_place)
+        #: How gradients are clipped; None where they are taken as they are.
+        self.clipping: Clipping | None = None
         #: Of the function that computes gradients.
         self.address = address_of(self.made.program.run)
 
@@ -146,6 +156,16 @@ class FusedStep:
     def leg(self, x: Tensor, y: Tensor, seed: int, doing: np.ndarray, most: int) -> Leg:
         """Return what makes up to `most` updates in one call from these samples; `doing` says which is being made."""
         return Leg(self.resident(x[:1]), x, y, seed, doing, most)
+
+
+def clipping_of(replica: Replica, made: Compiled) -> Clipping | None:
+    """Return how generated code clips gradients as the job asks; None where it has not the same bits."""
+    parameters = trainable(replica.module)
+    memory, limit = made.memory["gradients"], replica.job.gradient_clip_norm
+    places = places_of(made.gradients, memory, dict.fromkeys(parameters, 0))
+    if limit is None or places is None:
+        return None
+    return native_clipping(places, [p.shape for p in parameters.values()], memory.dtype, limit)
 
 
 def readable(fused: FusedNetwork, job: Job, source: Source) -> tuple[Tensor, Tensor] | None:

@@ -26,7 +26,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in (
             "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
             "settings", "team", "losses", "seeds", "rates", "notes", "doing",
-            "exchange",
+            "clipping", "exchange",
         )),
         *((name, ctypes.c_int64) for name in (
             "samples", "batch", "updates", "threads", "update", "seed", "first", "stride", "chunk", "pace",

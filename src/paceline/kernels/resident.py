@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.clipping import Clipping
 from paceline.kernels.compiled import Call, Compiled, view_of
 from paceline.kernels.exchange import Exchange
 from paceline.kernels.fused import Fused
@@ -122,6 +123,8 @@ class Leg:
 
     #: How gradients are added up with other workers in every update; None where updates are made alone.
     exchange: Exchange | None = None
+    #: How the gradients of every update are clipped; None where they are taken as they are.
+    clipping: Clipping | None = None
 
     def __init__(self, resident: Resident, x: Tensor, y: Tensor, seed: int, doing: np.ndarray, most: int) -> None:
         self.resident, self.most = resident, most
@@ -144,6 +147,7 @@ class Leg:
         resident._move_in()
         call.order, call.samples, call.batch, call.updates = order.data_ptr(), len(order), batch, len(updates)
         call.first, call.stride, call.chunk, call.update = updates[0], updates.step, chunk, resident.steps
+        call.clipping = ctypes.addressof(self.clipping) if self.clipping is not None else None
         call.exchange = ctypes.addressof(self.exchange) if self.exchange is not None else None
         call.settings, call.pace = settings.data_ptr(), prod(settings.shape[1:]) if len(settings) > 1 else 0
         resident.fused.run(resident.made, call)

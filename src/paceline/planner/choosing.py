@@ -52,6 +52,10 @@ class Choice:
     layers: tuple[Layer, ...] = ()
     roofs: tuple[float, float] | None = None
 
+    def __repr__(self) -> str:
+        best = f"{self.best.name!r}, " if self.ranking else ""
+        return f"Choice({best}goal={self.goal!r}, {len(self.ranking)} plans ranked, {len(self.ruled_out)} ruled out)"
+
     def __str__(self) -> str:
         return "\n".join([str(self.table()), *self.notes()])
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.planner.choosing import micro
@@ -74,7 +74,7 @@ class Validation:
 
     job: str
     level: str
-    checks: tuple[Check, ...]
+    checks: tuple[Check, ...] = field(repr=False)
     error: float
     bias: float
     rank_correlation: float

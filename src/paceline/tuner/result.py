@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import TuningError
 from paceline.jobs.job import Job
+from paceline.report.formatting import number
+from paceline.runs.tables import TextTable
 from paceline.tuner.account import Account
 from paceline.tuner.study import TrialRecord
 from paceline.tuner.trial import Trial
+
+FAILURES = 6  # reasons of failures that are shown
 
 
 @dataclass(frozen=True)
@@ -19,18 +24,24 @@ class Tuning:
     """What a tuning found."""
 
     path: Path | None
-    trials: list[TrialRecord]
+    trials: list[TrialRecord] = field(repr=False)
     best: TrialRecord | None
-    account: Account
+    account: Account = field(repr=False)
     metric: str
     mode: str
     search: str
     way: str
     #: Why trials were run in this way; empty if it was asked for.
-    why: str
-    make_job: Callable[[Trial], Job] | None
+    why: str = field(repr=False)
+    make_job: Callable[[Trial], Job] | None = field(repr=False)
     #: This process's rank, where several were started; rank 0 decides and writes.
     rank: int = 0
+
+    def __str__(self) -> str:
+        return "\n".join(f"{subject:>11}  {line}" for subject, line in self._lines().items())
+
+    def _repr_html_(self) -> str:
+        return TextTable("Tuning", ("", ""), tuple(self._lines().items())).html()
 
     @property
     def best_job(self) -> Job:
@@ -52,3 +63,33 @@ class Tuning:
             "best_job": str(self.path / "best.py") if self.path and (self.path / "best.py").is_file() else None,
             "failures": {t.number: t.reason.splitlines()[0] for t in self.trials if t.reason},
         }  # fmt: skip
+
+    def _lines(self) -> dict[str, str]:
+        """Return what was found in words, one line per subject."""
+        summary = self.summary()
+        counts = ", ".join(f"{summary[s]} {s}" for s in ("done", "stopped", "paused", "failed") if summary[s])
+        lines = {"trials": f"{summary['trials']} by {self.search}, run as {self.way}: {counts}"}
+        if self.best is not None:
+            value = number(self.best.value, 4)
+            lines["best"] = f"{self.metric} {value} by trial {self.best.number}: {settings(self.best)}"
+        if self.why:
+            lines["run as"] = f"{self.way}: {self.why}"
+        lines["time"] = "; ".join(self.account.sentences())
+        reasons = defaultdict[str, list[int]](list)
+        for trial, reason in summary["failures"].items():
+            reasons[reason].append(trial)
+        for reason, trials in list(reasons.items())[:FAILURES]:
+            lines[f"failed {trials[0]}"] = f"{reason} ({len(trials)} trials)" if len(trials) > 1 else reason
+        if len(reasons) > FAILURES:
+            lines["and"] = f"{len(reasons) - FAILURES} more reasons; the page and the journal have them"
+        if self.path is not None:
+            lines["tuning"] = str(self.path)
+        if summary["best_job"]:
+            lines["train it"] = f"paceline train {summary['best_job']}"
+        return lines
+
+
+def settings(trial: TrialRecord) -> str:
+    """Return a trial's configuration on one line."""
+    values = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in trial.configuration.items()}
+    return ", ".join(f"{name}={value}" for name, value in values.items())

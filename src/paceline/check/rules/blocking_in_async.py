@@ -80,7 +80,7 @@ def _blocking(fn: Function, facts: Facts) -> Iterator[Finding]:
                 ],
                 f"use the counterpart for asyncio, or `await asyncio.to_thread({text_of(effect.node)[:-2]}, ...)`",
                 what,
-                0.8 if len(call.steps) == 1 else 0.65,
+                0.45 if call.waits == "waits for the user" else 0.8 if len(call.steps) == 1 else 0.65,
             )
 
 

@@ -2,14 +2,16 @@
 
 All ranks of a job find that the directory does not exist, one creates it, and the others fail with `FileExistsError`
 or remove what another one has just written. `os.makedirs(..., exist_ok=True)` and `unlink(missing_ok=True)` need no
-check. Any program that is started twice can meet this; it is likelier in files that deal with ranks or processes, where
-removals and writes are reported as well, as are removals of locks, sockets and files with a process number.
-`tempfile.mktemp()` is such a check too: it makes up a name that another program may take.
+check. Reported where two programs may meet: in files that deal with ranks or processes (removals and writes as well),
+for folders of the user or the machine, in helpers that make a folder for any caller, and for removals of locks, sockets
+and files with a process number. What a single command does in a folder of its own is reported only on request
+(`--min-confidence 0`). `tempfile.mktemp()` is such a check too: it makes up a name that another program may take.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from paceline.check.catalogue import RANK_CALLS
@@ -24,6 +26,10 @@ from paceline.check.summaries import Facts
 
 ASKS = ("exists", "isdir", "isfile", "is_dir", "is_file")
 MAKES = ("makedirs", "mkdir")
+#: A folder of the user or of the machine, which every program that is started finds.
+SHARED = re.compile(r"home|expanduser|environ|cache|conf|user|tmp|temp|lock|pid|sock|share", re.I)
+#: A helper that makes a folder for whoever calls it.
+MAKER = re.compile(r"mkdir|make_?dir|ensure|create_?(dir|folder|path)", re.I)
 REMOVES = ("remove", "unlink", "rmtree", "rmdir")
 #: Words in the names of files by which programs that run at the same time know of each other.
 BETWEEN_PROGRAMS = ("lock", "pid", "sock")
@@ -53,7 +59,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                         call, "FileExistsError", "FileNotFoundError", "OSError", "EnvironmentError", "error"
                     )
                 ):
-                    yield _report(fn, test, call, path, 0.65 if ranks or _processes(facts) else 0.55)
+                    yield _report(fn, test, call, path, _confidence(path, fn, ranks or _processes(facts)))
 
 
 def _made_up(facts: Facts) -> Iterator[Finding]:
@@ -75,6 +81,7 @@ def _made_up(facts: Facts) -> Iterator[Finding]:
                     "tempfile.mktemp",
                     0.55,
                 )
+                break
 
 
 def _decided_by(call: ast.Call, test: ast.If) -> bool:
@@ -97,6 +104,17 @@ def _ranks(facts: Facts) -> bool:
 def _processes(facts: Facts) -> bool:
     """Whether the file uses multiprocessing."""
     return any(origin.startswith("multiprocessing") for origin in facts.module.imports.values())
+
+
+def _confidence(path: str, fn: Function, several: bool) -> float:
+    """How likely two programs meet there: by what the file starts, whose folder it is, and who calls the function."""
+    if several:
+        return 0.65
+    named = path.partition("(")[0].partition(".")[0]
+    made = [ast.unparse(value) for scope in fn.scopes() if (value := scope.bound.get(named)) is not None]
+    if SHARED.search(" ".join([path, *made])):
+        return 0.6
+    return 0.55 if named in fn.parameters and MAKER.search(fn.name) else 0.45
 
 
 def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:

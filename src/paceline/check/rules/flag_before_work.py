@@ -2,7 +2,8 @@
 
 `if _ready: return _value; _ready = True; _value = load()` lets a second thread, or a greenlet that runs while `load`
 waits, find the flag set and use a value that does not exist yet. Set the flag after the work, test the value itself, or
-hold a lock over both.
+hold a lock over both. The same holds for an object that is assigned before it is complete, where a check before the
+lock (double-checked locking) may find it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from paceline.check.evidence import IMPORTS, OWNS_OTHER, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, is_constant
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.sharing import absent
 from paceline.check.summaries import Facts
 
 WORDS = ("init", "ready", "done", "loaded", "setup", "set_up", "attempted", "started", "checked", "created", "cached",
@@ -27,33 +29,86 @@ def find(facts: Facts) -> Iterator[Finding]:
         if fn.name == "__init__" or fn is facts.module.top:
             continue
         for test in fn.tests:
-            name = _flag(test, fn) if isinstance(test, ast.If) else ""
+            if isinstance(test, ast.If):
+                yield from _half_made(test, fn, facts)
+            name = _flag(test, fn, facts) if isinstance(test, ast.If) else ""
             if not name or facts.held_at(test, fn):
                 continue
             sign = of_threads(fn.cls if "." in name else None, facts, fn.line)
             assert isinstance(test, ast.If)
-            found = _set_early(name, test, fn)
-            if found is not None and (sign >= IMPORTS or "." not in name) and not facts.held_at(found[0], fn):
+            found = _set_early(name, test, fn, facts)
+            everywhere = name in fn.globals or name.split(".")[0] in facts.module.classes
+            if found is not None and (sign >= IMPORTS or everywhere) and not facts.held_at(found[0], fn):
                 yield _report(fn, test, name, *found, 0.6 if sign >= OWNS_OTHER else 0.5)
                 break
 
 
-def _flag(test: ast.If, fn: Function) -> str:
-    """The global or attribute that makes a function return at once, where it is called like a flag of being done."""
-    name = dotted(test.test)
-    own = name in fn.globals or (bool(fn.self_name) and name.startswith(f"{fn.self_name}.") and name.count(".") == 1)
-    named = any(word in name.lower() for word in WORDS)
-    return name if own and named and isinstance(test.body[0], ast.Return) else ""
+def _half_made(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if x is None: with lock: if x is None: x = make(); x.set_up()`: the check before the lock finds it too early."""
+    name = absent(test.test)
+    if not name or facts.held_at(test, fn) or not (name in fn.globals or _is_shared(name, fn, facts)):
+        return
+    locked = (s for s in test.body if isinstance(s, ast.With))
+    for again in (s for block in locked for s in block.body if isinstance(s, ast.If) and absent(s.test) == name):
+        made = next((s for s in again.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
+        if made is None or not isinstance(made.value, ast.Call | ast.Dict | ast.List) or not facts.held_at(made, fn):
+            continue
+        for later in again.body[again.body.index(made) + 1 :]:
+            if _completes(later, name):
+                yield _report_half_made(fn, test, name, made, later)
+                return
 
 
-def _set_early(name: str, test: ast.If, fn: Function) -> tuple[ast.Assign, ast.Assign] | None:
+def _completes(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement calls a method of an object or sets an attribute or item of it."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return dotted(statement.value.func).startswith(f"{name}.")
+    if isinstance(statement, ast.For):
+        return any(_completes(s, name) for s in statement.body)
+    target = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+    return target.startswith((f"{name}.", f"{name}["))
+
+
+def _report_half_made(fn: Function, test: ast.If, name: str, made: ast.Assign, later: ast.stmt) -> Finding:
+    return finding(
+        made,
+        fn,
+        f"{name} is assigned before it is complete (line {later.lineno}): another thread that finds it at line "
+        f"{test.lineno}, where no lock is held, uses it half made",
+        [
+            Step("thread A", made.lineno, f"{fn.qualname} assigns {name}, under the lock"),
+            Step("thread B", test.lineno, "finds it, without the lock, and uses it"),
+            Step("thread A", later.lineno, "only now completes it"),
+        ],
+        f"complete it in a local variable, and assign {name} last",
+        name,
+        0.65,
+    )
+
+
+def _flag(test: ast.If, fn: Function, facts: Facts) -> str:
+    """The flag of being done that makes a function return at once, or without which it does the work."""
+    missing = absent(test.test)
+    name = missing or (dotted(test.test) if isinstance(test.body[0], ast.Return) else "")
+    named = any(word in name.rpartition(".")[2].lower() for word in WORDS)
+    return name if named and _is_shared(name, fn, facts) and (not missing or not test.orelse) else ""
+
+
+def _is_shared(name: str, fn: Function, facts: Facts) -> bool:
+    """Whether this is a global, an attribute of the own object, or state of a class of the file."""
+    own = bool(fn.self_name) and name.startswith(f"{fn.self_name}.") and name.count(".") == 1
+    return own or name in fn.globals or ("." in name and name.split(".")[0] in facts.module.classes)
+
+
+def _set_early(name: str, test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Assign, ast.Assign] | None:
     """The assignment of True to the flag, and the assignment of other state that comes after it."""
     flag = next((n for n in _assigns(fn) if dotted(n.targets[0]) == name and is_constant(n.value, True)), None)
     if flag is None or flag.lineno < test.lineno:
         return None
     for later in _assigns(fn):
         target = dotted(later.targets[0])
-        shared = target in fn.globals or (bool(fn.self_name) and target.startswith(f"{fn.self_name}."))
+        own = bool(fn.self_name) and target.startswith(f"{fn.self_name}.")
+        shared = own or _is_shared(target, fn, facts)
         works = any(isinstance(n, ast.Call) for n in ast.walk(later.value))
         if later.lineno > flag.lineno and shared and target != name and works:
             return flag, later
@@ -76,7 +131,7 @@ def _report(fn: Function, test: ast.If, name: str, flag: ast.Assign, later: ast.
         flag,
         fn,
         f"{name} is set before {target} is (line {later.lineno}): another thread that calls {fn.qualname} meanwhile "
-        f"returns at line {test.lineno} and uses {target} too early",
+        f"finds {name} set (line {test.lineno}) and uses {target} too early",
         [
             Step("thread A", flag.lineno, f"{fn.qualname} sets {name}"),
             Step("thread B", test.lineno, f"finds {name} set, and returns"),

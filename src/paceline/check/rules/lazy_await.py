@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing
+from paceline.check.names import dotted, entered_around
 from paceline.check.rules.lazy_start import PLAIN
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import is_teardown
@@ -37,7 +37,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             made = next((s for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
             if made is not None and isinstance(made.value, ast.Await):
                 yield _report(fn, test, made, name)
-            elif made is not None and _waits(test.body[: test.body.index(made)]) and not is_teardown(fn):
+            elif made is not None and _waits(test.body[: test.body.index(made)], fn) and not is_teardown(fn):
                 constant = isinstance(made.value, ast.Constant)
                 if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
                     yield _report_flag(fn, test, made, name)
@@ -50,20 +50,16 @@ def _present(test: ast.expr) -> str:
     return dotted(test) if isinstance(test, ast.Attribute) else ""
 
 
-def _waits(statements: list[ast.stmt]) -> bool:
-    """Whether an await stands in one of these statements."""
-    return any(isinstance(n, ast.Await) for s in statements for n in ast.walk(s))
+def _waits(statements: list[ast.stmt], fn: Function) -> bool:
+    """Whether the function itself awaits in one of these statements, and not only one that it defines there."""
+    return any(s.lineno <= a.lineno <= (s.end_lineno or 0) for s in statements for a in fn.awaits)
 
 
 def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
     """Whether the test is inside a lock."""
-    around = enclosing(test, ast.AsyncWith)
-    while isinstance(around, ast.AsyncWith):
-        for item in around.items:
-            lock = facts.module.resource(item.context_expr, fn)
-            if lock is not None and (lock.kind in ASYNC_LOCKS or not lock.sure):
-                return True
-        around = enclosing(around, ast.AsyncWith)
+    entered = (facts.module.resource(context, fn) for context in entered_around(test))
+    if any(lock is not None and (lock.kind in ASYNC_LOCKS or not lock.sure) for lock in entered):
+        return True
     return bool(facts.held_at(test, fn))
 
 

@@ -7,6 +7,7 @@ Two threads find that it does not exist yet, and both create it: two connections
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from paceline.check.declarations import Function
@@ -48,6 +49,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _single(test, fn, facts)
             yield from _made_at_once(test, fn, facts)
             yield from _flagged(test, fn, facts)
+            yield from _own_lock(test, fn, facts)
 
 
 def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -109,6 +111,25 @@ def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
                 tested = f"`{ast.unparse(test.test)}`"
                 yield _report(statement, fn, f"{name} is tested and set without the object's lock", tested, name, 0.5)
                 return
+
+
+def _own_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if not self.busy: self.busy = True; work(); self.busy = False`: a lock of its own, of a test and a change."""
+    leaves = isinstance(test.body[-1], ast.Return | ast.Continue)
+    asked = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
+    names = {dotted(value) for value in asked} if leaves else {absent(value) for value in asked}
+    held = [name for name in names if _BUSY.search(name) and (name in fn.globals or name.startswith("self."))]
+    if not held or fn.asynchronous or of_threads(fn.cls, facts, fn.line) < IMPORTS:
+        return
+    changes = [(t, v) for t, v in fn.assigns if dotted(t) == held[0] and t.lineno > test.lineno]
+    taken = next((t for t, v in changes if is_constant(v, True)), None)
+    freed = any(is_constant(v, False) and taken is not None and t.lineno > taken.lineno for t, v in changes)
+    if taken is not None and freed and not facts.held_at(taken, fn):
+        tested = f"`{ast.unparse(test.test)}`"
+        yield _report(taken, fn, f"{held[0]} serves as a lock, but is tested and set apart", tested, held[0], 0.55)
+
+
+_BUSY = re.compile(r"busy|running|working|in_progress|inprogress|locked|processing|flushing|syncing|reconnecting", re.I)
 
 
 def _creates(value: ast.expr, fn: Function) -> bool:

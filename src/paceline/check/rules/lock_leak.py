@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.effects import Effect
 from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing
+from paceline.check.names import enclosing, entered_around
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.walk import Leak
@@ -36,6 +36,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             if (
                 lock.id in reported
                 or (lock.id in dropped and dropped[lock.id].line < leak.held.line)
+                or _within(leak, fn, facts)
                 or (leak.raised and fn is facts.module.top)
             ):
                 continue
@@ -45,6 +46,12 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             reported.add(lock.id)
             yield _report(fn, leak, take, min(m.line for m in frees))
+
+
+def _within(leak: Leak, fn: Function, facts: Facts) -> bool:
+    """Whether a `with` of the same lock is around: it was released in between, and the `with` releases it at last."""
+    entered = (facts.module.resource(context, fn) for context in entered_around(leak.held.node))
+    return any(lock is not None and lock.id == leak.held.resource.id for lock in entered)
 
 
 def _depends(take: Effect, frees: list[Effect]) -> bool:

@@ -1,9 +1,9 @@
 """A read-modify-write without a lock, where several threads do it.
 
 `x += 1` reads, adds and writes; the change of a thread that comes in between is overwritten. With a counter that
-issues numbers, two threads get the same one. Reported for attributes of objects that have locks, where the attribute
-is changed under a lock elsewhere or its value is returned, for counts up and down beside a queue, and for globals that
-threads change.
+issues numbers, two threads get the same one, also where it is read into a variable first. Reported for attributes of
+objects that have locks or call themselves safe for threads, where the attribute is changed under a lock elsewhere or
+its value is returned, for counts up and down beside a queue, and for globals that threads change.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.accesses import Access
-from paceline.check.declarations import Class
-from paceline.check.evidence import owns_lock
+from paceline.check.declarations import Class, Function
+from paceline.check.evidence import claims_safety, owns_lock
 from paceline.check.findings import Finding, Step
 from paceline.check.library_types import type_name
 from paceline.check.names import dotted, enclosing, parent, short_name
@@ -26,7 +26,7 @@ from paceline.check.summaries import Facts
 def find(facts: Facts) -> Iterator[Finding]:
     """Report read-modify-writes of attributes and globals that another thread may interrupt."""
     for cls in facts.module.classes.values():
-        locked = owns_lock(cls, facts)
+        locked = owns_lock(cls, facts) or claims_safety(cls)
         served = not locked and _has_queue(cls, facts)
         for accesses in accesses_of_class(cls, facts).values() if locked or served or facts.has_threads else ():
             found = list(_attribute(accesses, facts)) if locked else list(_balance(accesses)) if served else []
@@ -48,14 +48,23 @@ def _between_processes(facts: Facts) -> Iterator[Finding]:
         else set()
     )
     for fn in facts.module.functions if tags else ():
-        for change in fn.augmented if facts.reached.get(id(fn), set()) & tags else ():
-            target = change.target
-            if not isinstance(target, ast.Attribute | ast.Subscript) or facts.held_at(change, fn):
+        for target in _changed(fn) if facts.reached.get(id(fn), set()) & tags else ():
+            if not isinstance(target, ast.Attribute | ast.Subscript) or facts.held_at(target, fn):
                 continue
             if type_name(target.value, fn, facts.module) in _SHARED:
                 text = ast.unparse(target)
                 access = Access(text, "update", target, fn, frozenset())
                 yield _report(access, None, fn.qualname)
+
+
+def _changed(fn: Function) -> Iterator[ast.expr]:
+    """What a function changes to a value that it computes from the old one."""
+    yield from (change.target for change in fn.augmented)
+    for target, value in fn.assigns:
+        if isinstance(target, ast.Subscript):
+            text = dotted(target.value)
+            if text and any(dotted(n) == text for n in ast.walk(value)):
+                yield target
 
 
 _SHARED = {f"multiprocessing.{name}" for name in ("Value", "Array", "DictProxy", "ListProxy", "Namespace")}
@@ -79,19 +88,28 @@ def _balance(accesses: list[Access]) -> Iterator[Finding]:
 
 def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     """Unlocked updates of an attribute that is locked elsewhere, or whose value is returned."""
-    updates = [a for a in accesses if a.kind == "update"]
+    updates = [a for a in accesses if a.kind == "update" or _from_before(a)]
     bare = [a for a in updates if not a.locks and not _handed_out(a, facts)]
     if not bare:
         return
     guarded = [a for a in accesses if a.changes and a.locks]
     for access in bare:
+        names = {dotted(access.node), *_from_before(access)}
         returned = any(
-            r.value is not None and any(dotted(n) == dotted(access.node) for n in ast.walk(r.value))
-            for r in access.fn.returns
+            r.value is not None and any(dotted(n) in names for n in ast.walk(r.value)) for r in access.fn.returns
         )
         if guarded or returned:
             yield _report(access, guarded[0] if guarded else None)
             return
+
+
+def _from_before(access: Access) -> set[str]:
+    """The variables with an old value of an attribute, from which the new one is made: `n = self.n; self.n = n + 1`."""
+    up = parent(access.node) if access.kind == "write" else None
+    names = {n.id for n in ast.walk(up.value) if isinstance(n, ast.Name)} if isinstance(up, ast.Assign) else set()
+    older = {name: access.fn.bound[name] for name in names & access.fn.bound.keys()}
+    text = dotted(access.node)
+    return {name for name, value in older.items() if any(dotted(n) == text for n in ast.walk(value))}
 
 
 def _in_threads(accesses: list[Access], facts: Facts) -> Iterator[Finding]:

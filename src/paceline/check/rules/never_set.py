@@ -17,13 +17,18 @@ from paceline.check.declarations import Function
 from paceline.check.duties import Duty, Skipped
 from paceline.check.effects import has_timeout
 from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, is_constant, short_name
+from paceline.check.names import enclosing, entered_around, is_constant, short_name
 from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding, queue_of, resource_of
 from paceline.check.summaries import Facts
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
 MEETS = ("wait", "abort")
+#: Context managers after whose time a wait in them ends: of asyncio, async_timeout, anyio, trio and curio.
+DEADLINES = (
+    *("timeout", "timeout_at", "timeout_after", "ignore_after", "ignore_at"),
+    *("move_on_after", "move_on_at", "fail_after", "fail_at"),
+)
 _MARK = re.compile(r"(^|_)(end|stop|done|eof|sentinel|finished|shutdown|poison|quit|exit)", re.IGNORECASE)
 Waiter = tuple[Function, ast.Call]
 
@@ -62,9 +67,11 @@ def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, 
 
 
 def _limited(call: ast.Call) -> bool:
-    """Whether a wait is the argument of one with a timeout, as `asyncio.wait_for(event.wait(), 5)`."""
+    """Whether a wait has a timeout from outside: `asyncio.wait_for(event.wait(), 5)`, or a block with a deadline."""
     around = enclosing(call, ast.Call)
-    return isinstance(around, ast.Call) and short_name(around.func) in ("wait_for", "wait", "timeout")
+    if isinstance(around, ast.Call) and short_name(around.func) in ("wait_for", "wait", "timeout"):
+        return True
+    return any(isinstance(c, ast.Call) and short_name(c.func) in DEADLINES for c in entered_around(call))
 
 
 def _events(fn: Function, waits: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:

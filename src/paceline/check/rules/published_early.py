@@ -69,6 +69,10 @@ def _hands_on(call: ast.Call, fn: Function) -> bool:
         isinstance(a, ast.Name) and a.id == fn.self_name for a in (*call.args, *(k.value for k in call.keywords))
     )
     name = short_name(call.func).lower()
+    if isinstance(call.func, ast.Attribute) and any(
+        isinstance(value, ast.Call) and dotted(target) == dotted(call.func.value) for target, value in fn.assigns
+    ):
+        return False  # it was made here, and is not started yet
     return given and any(word in name or word in dotted(call.func).lower() for word in OUTSIDE)
 
 

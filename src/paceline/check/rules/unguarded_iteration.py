@@ -42,7 +42,9 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator[Finding]:
-    loops = [a for a in accesses if iterates(a) and not is_caught(a.node, "RuntimeError")]
+    loops = [
+        a for a in (*accesses, *_aliased(accesses, facts)) if iterates(a) and not is_caught(a.node, "RuntimeError")
+    ]
     changes = [a for a in accesses if a.kind in ("grow", "shrink")] if loops else []
     reported: set[int] = set()
     for loop in loops:
@@ -53,6 +55,16 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
         if why is not None and id(loop.fn) not in reported:
             reported.add(id(loop.fn))
             yield _report(loop, *why)
+
+
+def _aliased(accesses: list[Access], facts: Facts) -> Iterator[Access]:
+    """Loops over a variable that was bound to the container itself under a lock, rather than to a copy."""
+    for access in accesses:
+        up = parent(access.node)
+        target = up.targets[0] if isinstance(up, ast.Assign) and access.kind == "read" and access.locks else None
+        if isinstance(target, ast.Name):
+            over = (n.iter for n in access.fn.loops if isinstance(n, ast.For) and dotted(n.iter) == target.id)
+            yield from (Access(access.thing, "iterate", n, access.fn, facts.held_at(n, access.fn)) for n in over)
 
 
 def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None) -> tuple[Access, str, float] | None:

@@ -6,7 +6,8 @@ take at most `SHARE` of the worker's time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter_ns as now
 
 import torch
@@ -38,21 +39,24 @@ class Meter:
         if self._stepping >= 0:
             self._record_rate(self._stepping)
             self._stepping = -1
-        if self._measure(gradients, update):
+        if self._measure(partial(norm, gradients) if gradients else None, update):
             self._stepping = update
 
-    def after_step(self, gradients: Sequence[Tensor | None], update: int, rate: float | None = None) -> None:
-        """Measure an update that was made, if it is time; `rate` says which learning rate another optimizer had."""
-        if self._measure(gradients, update):
+    def after_step(self, norm: Callable[[], float] | None, update: int, rate: float | None = None) -> None:
+        """Measure an update that was made, if it is time.
+
+        `norm` gives that of its gradient, and `rate` says which learning rate another optimizer had.
+        """
+        if self._measure(norm, update):
             self._record_rate(update, rate)
 
-    def _measure(self, gradients: Sequence[Tensor | None], update: int) -> bool:
-        """Record the norm of these gradients, if there are any, and the memory; return whether it was time to."""
+    def _measure(self, norm: Callable[[], float] | None, update: int) -> bool:
+        """Record a gradient's norm, if there is one, and the memory; return whether it was time to."""
         start = now()
         if start < self._next:
             return False
-        if gradients:
-            self._record(Kind.GRADIENT_NORM, update, norm(gradients))
+        if norm is not None:
+            self._record(Kind.GRADIENT_NORM, update, norm())
         self._record(Kind.MEMORY, update, float(memory("RssAnon")))
         self._next = start + max(INTERVAL, int((now() - start) / SHARE))
         return True

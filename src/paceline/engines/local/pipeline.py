@@ -246,7 +246,7 @@ class PipelineWorker(WorkerContext):
             self.record(Kind.COMPUTE, update, -1, base, -1, start, start, 0, sums.samples, 0, sums.mean)
         self.record(Kind.APPLY, update, work.stage, base, version, start, now(), 0, 0, self.sent, 0.0)
         self.sent = 0
-        self.meter.after_step([], update)  # no worker has the whole gradient
+        self.meter.after_step(None, update)  # no worker has the whole gradient
         if self.snapshots is not None and not self.replica and self.agenda.reaches(update + 1, self.snapshots.every):
             before = now()
             with self.snapshots.views(update + 1) as views:

@@ -11,7 +11,7 @@ A synchronous plan needs only its table, an asynchronous one the trace (`engines
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from paceline.runs.trace import Trace
 class Replay:
     """The model where a replay stopped, and the update that would come next."""
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     #: Updates that were made.
     updates: int
     parameters_sha256: str
@@ -49,9 +49,9 @@ class Replay:
     matches: bool | None
     #: The update (under a plan with a server: the batch) that would come next.
     guilty_update: int | None = None
-    guilty_batch: Batch | None = None
+    guilty_batch: Batch | None = field(default=None, repr=False)
     #: The numbers of the samples in the guilty batch.
-    guilty_samples: torch.Tensor | None = None
+    guilty_samples: torch.Tensor | None = field(default=None, repr=False)
     guilty_worker: int | None = None
     #: The loss of the guilty batch, as computed at that point.
     loss: float | None = None

@@ -22,6 +22,12 @@ struct Note {
     double mean;
 };
 
+// What scales gradients whose norm is too large; the rest of it is known to those functions (`clip.hpp`).
+struct Clipping {
+    double (*scale)(Clipping*, const void* gradients);
+    void (*clip)(Clipping*, void* gradients);
+};
+
 struct Call {
     W* weights;
     W* gradients;      // of each chunk, then of the batch
@@ -40,6 +46,7 @@ struct Call {
     const double* rates;  // and the rates of dropout, by layer and lane
     Note* notes;    // of each update of a leg; null where the call is none
     int64_t* doing; // the number of the update that a leg is in
+    Clipping* clipping; // of each update of a leg; null where gradients are taken as they are
     void* exchange; // how a leg adds its gradients up with other workers; null where it makes updates alone
     int64_t samples, batch, updates, threads, update, seed;
     int64_t first, stride; // of a leg: the number of its first update, and how far the next one is

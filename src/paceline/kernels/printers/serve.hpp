@@ -12,11 +12,6 @@ enum Ended { MADE, NOT_FINITE, CANCELLED, TOO_LATE, UNTOLD };
 enum Kind { COMPUTED = 1, APPLIED = 3 }; // of rows of the trace
 enum { NONE = -1, DEAD = -1, OPEN = -1 };
 
-// What scales a gradient whose norm is too large; the rest of it is known to whoever made it.
-struct Clipping {
-    double (*scale)(const Clipping*, const void* gradients);
-};
-
 // Integers that are kept twice (`links.double_buffer`): one store makes all changes valid, so a worker that is killed
 // before it has changed nothing.
 struct Integers {
@@ -67,7 +62,7 @@ struct Server {
     int64_t* rows;
     const int64_t* cancelled;
     const double* settings; // a row for each group of the optimizer, for each update that they were told of
-    const Clipping* clipping; // null where gradients are taken as they are
+    Clipping* clipping; // null where gradients are taken as they are
     void (*run)(const Call*); // computes gradients
     int64_t count, worker, workers;
     int64_t locks; // their descriptor

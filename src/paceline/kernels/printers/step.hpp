@@ -1,6 +1,6 @@
 // --- the optimizer's step of one parameter: a block at a time, which stays in the nearest cache ---
 
-enum { BLOCK = 512, HIGH_ACCURACY = 0x2, KEEP_DENORMALS = 0x140000, NO_ERRORS = 0x100 };
+enum { HIGH_ACCURACY = 0x2, KEEP_DENORMALS = 0x140000, NO_ERRORS = 0x100 };
 
 // A parameter: its newest values and where the new ones go, what the optimizer and the rule remember of both, how many steps
 // were made, the gradient, and the values that it was computed from. Gradient, pulled and own values lie in padded rows.
@@ -26,22 +26,6 @@ extern "C" void paceline_roots(void* function) { torch_root = (decltype(torch_ro
 static inline void take_roots(R* x, int64_t size) {
     if (torch_root) return torch_root((int)size, x, x, HIGH_ACCURACY | KEEP_DENORMALS | NO_ERRORS);
     for (int64_t q = 0; q < size; q++) x[q] = std::sqrt(x[q]);
-}
-
-// Calls with each run of numbers that lie side by side: where it is in the block, where in padded rows, how long it is.
-template <class F> static inline void by_rows(const Numbers& n, int64_t from, int64_t size, F call) {
-    for (int64_t q = 0; q < size;) {
-        const int64_t row = (from + q) / n.width, column = (from + q) % n.width;
-        const int64_t left = n.width - column, some = left < size - q ? left : size - q;
-        call(q, row * n.stride + column, some);
-        q += some;
-    }
-}
-
-static inline void gather(const Numbers& n, const R* padded, R scale, int64_t from, int64_t size, R* __restrict to) {
-    by_rows(n, from, size, [&](int64_t q, int64_t at, int64_t some) {
-        for (int64_t k = 0; k < some; k++) to[q + k] = padded[at + k] * scale;
-    });
 }
 
 static inline void scatter(const Numbers& n, const R* from_block, int64_t from, int64_t size) {

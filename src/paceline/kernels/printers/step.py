@@ -28,7 +28,7 @@ def step_text(step: ServedStep, rule: ServedRule) -> str:
     return "\n".join([
         f"#define SETTINGS {len(step.settings) + len(rule.settings)}",
         f"#define REMEMBERS {int(bool(step.remembered))}", f"#define STATES {len(step.states)}",
-        f"#define COUNTS {int(step.counts)}", f"#define NOTES {int(rule.memory is not None)}", part("step"),
+        part("rows"), part("step"),
         "static void step(const double* settings, R scale, const Numbers& n) {", *names,
         "    const bool present = n.present;",
         f"    const double t = {'present ? *n.counted + 1.0f : 1.0f' if step.counts else '0'};",

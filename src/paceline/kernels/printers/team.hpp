@@ -171,8 +171,8 @@ static void work_together(const Call& c) {
     work(c, 0, team);
 }
 
-// Update by update: the gradient, its sum over all workers, the step. Ends where the exchange cannot be made.
-static void work_and_exchange(const Call& c) {
+// Update by update: the gradient, its sum over all workers, its norm, the step. Ends where the exchange cannot be made.
+static void work_one_by_one(const Call& c) {
     for (int64_t u = 0; u < c.updates; u++) {
         Call one = c;
         one.order += u * c.batch;
@@ -183,7 +183,8 @@ static void work_and_exchange(const Call& c) {
         one.update = -1;
         *(Team*)c.team = Team{};
         work_together(one);
-        if (!exchange(*(Exchange*)c.exchange, (R*)c.gradients, *one.notes)) return;
+        if (c.exchange && !exchange(*(Exchange*)c.exchange, (R*)c.gradients, *one.notes)) return;
+        if (c.clipping) c.clipping->clip(c.clipping, c.gradients);
         FlushDenormals flush;
         apply_rule(c, c.settings + u * c.pace, 0, NUMBERS, c.update + u + 1);
         one.notes->applied = now();
@@ -191,7 +192,7 @@ static void work_and_exchange(const Call& c) {
 }
 
 // Threads of this process, and of all others that were given the same team.
-extern "C" void paceline_run(const Call* c) { c->exchange ? work_and_exchange(*c) : work_together(*c); }
+extern "C" void paceline_run(const Call* c) { c->exchange || c->clipping ? work_one_by_one(*c) : work_together(*c); }
 
 // The optimizer's step alone, by gradients that lie with the first chunk.
 extern "C" void paceline_apply(const Call* c) {

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from paceline.core.agenda import Chunk
 from paceline.engines.local.collectives import Sums
+from paceline.engines.local.meter import norm
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner
 from paceline.engines.local.native_sum import NativeSum, native_sum
 from paceline.engines.local.worker_context import REQUESTED
 from paceline.errors import NotFinite
-from paceline.gradients.fused_replica import FusedStep, readable
+from paceline.gradients.fused_replica import FusedStep, clipping_of, readable
 from paceline.parameters.store import LocalStore
 from paceline.runs.trace import DTYPE, Columns, Kind
 
@@ -40,12 +41,7 @@ def legs_of(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> 
     `sums` adds the gradients of every update up, where workers do not make updates alone.
     """
     job, reader = runner.job, runner.learner.reader
-    if (
-        job.gradient_clip_norm is not None
-        or job.on_nan == "skip"
-        or job.accumulate_grad_batches > 1
-        or runner.group.part is None
-    ):
+    if job.on_nan == "skip" or job.accumulate_grad_batches > 1 or runner.group.part is None:
         return None
     if reader is None or not isinstance(store.stepper, FusedStep) or (sums is not None and runner.encoder is not None):
         return None
@@ -53,6 +49,10 @@ def legs_of(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> 
     if not tensors:
         return None
     legs = Legs(runner, store, store.stepper, *tensors)
+    if job.gradient_clip_norm is not None:
+        legs.native.clipping = clipping_of(runner.replica, legs.native.resident.made)
+        if legs.native.clipping is None:
+            return None
     if sums is not None:
         made = legs.native.resident.made
         gradient, waiter, cancelled = made.memory["gradients"], runner.waiter, runner.shared.cancelled
@@ -106,10 +106,15 @@ class Legs:
         self.store.updates += made
         self._most = max(1, min(MOST, NANOSECONDS * len(leg) // (now() - start)))
         self._record(leg[:made], first, version, start, notes[:made])
-        self.runner.meter.after_step([self._gradient], leg[-1])
+        self.runner.meter.after_step(self._norm, leg[-1])
         if made < len(leg):
             self._fail(leg[made], version + made, float(notes["loss"][made]))
         return leg
+
+    def _norm(self) -> float:
+        """Return the norm of the last gradient, before it was clipped."""
+        clipping = self.native.clipping
+        return norm([self._gradient]) if clipping is None else float(clipping.norm)
 
     def _leg(self, ahead: range) -> range:
         """Return the first of these updates, after which no one has to look at this worker before the last of them."""

@@ -17,7 +17,9 @@ changes in place: legs begin after a first update in Python, when the optimizer 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor
 
 from paceline.engines.local.arena import Arena
+from paceline.engines.local.meter import norm
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner
 from paceline.engines.local.native_server import NativeServer, bound_of, spans_of
 from paceline.engines.servers import ServerPort
@@ -62,9 +65,7 @@ def server_legs(runner: PlanRunner, arena: Arena, ports: Sequence[ServerPort], d
     in_place = isinstance(method, Hogwild)
     if in_place and runner.state_writer.state_buffer is not None:
         return None  # a checkpoint takes each worker's own optimizer as it was at the last push
-    if job.gradient_clip_norm is not None or job.on_nan == "skip":
-        return None
-    if job.accumulate_grad_batches > 1 or agenda.parts > 1 or runner.replica.moving:
+    if job.on_nan == "skip" or job.accumulate_grad_batches > 1 or agenda.parts > 1 or runner.replica.moving:
         return None
     if reader is None or runner.plan.codec is not None or not isinstance(gradients, FusedGradients):
         return None
@@ -110,6 +111,7 @@ class ServerLegs:
             shard.base = -1  # of what has no versions
         self.call, self._alive = network.call(runner.job.seed, np.frombuffer(runner.shared.doing, np.int64))
         served = self.native.served
+        served.clipping = ctypes.addressof(network.clipping) if network.clipping is not None else None
         served.run, served.finite = network.address, runner.job.on_nan == "stop"
         writer, every = runner.state_writer, runner.resume_point.checkpoint_every
         served.snapshots = runner.host.snapshots_every
@@ -136,7 +138,7 @@ class ServerLegs:
         if served.stage == Stage.PUSH:
             self.gradients = self._settled()
         if served.made or self.gradients:
-            self.runner.meter.after_step([self._memory], served.batch, self._rate())
+            self.runner.meter.after_step(partial(norm, [self._memory]), served.batch, self._rate())
             worker.continue_with(served.batch, None if served.stage == Stage.COMPUTE else served.pushed)
         return bool(served.made or self.gradients)
 
