@@ -67,7 +67,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path) 
 
 
 def test_another_replica_finishes_the_work_of_a_dead_one() -> None:
-    job, plan = JOBS["mlp"]().with_(epochs=40), "distbelief:data=2,layers=2,inside=1"
+    job, plan = JOBS["mlp"]().with_(epochs=160), "distbelief:data=2,layers=2,inside=1"
     run = train(job, plan, folder=None, progress=kill_one(0.3, lambda n: 3))
     assert {3} <= set(run.summary()["deaths"]) <= {2, 3}
     no_update_lost(run)

@@ -75,18 +75,19 @@ class _Run:
                 shares.append(self.sums.compute(worker, chunks))
                 loss = shares[-1].mean
             self.rows.add(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=samples, value=loss))
-        if self.sums is not None and not plan.traits.repeats:
-            self.sums.apply(update, shares)  # before the exchange: what is in a message decides how long it is
+        computed = self.sums if shares else None  # of workers that exchange nothing, only the first one's is
+        if computed is not None and not plan.traits.repeats:
+            computed.apply(update, shares)  # before the exchange: what is in a message decides how long it is
         if self.collective is not None and self._due(update):
             self._exchange(self.collective, self.size, update)
         if plan.traits.repeats and self.sums is None:
             # Without numbers to decide by, the first trial of the line search is taken.
             self._evaluate_again(update, self.size, [])
             self._evaluate_again(update, self.size, [math.nan] * plan.workers)
-        if self.sums is not None:
+        if computed is not None:
             if plan.traits.repeats:
-                self.sums.apply(update, shares)  # which evaluates again, and says so
-            self.sums.snapshots.keep(update + 1, max(self.ready))
+                computed.apply(update, shares)  # which evaluates again, and says so
+            computed.snapshots.keep(update + 1, max(self.ready))
         for worker, _ in parts:
             start = self.ready[worker]
             self.ready[worker] += self.world.update
