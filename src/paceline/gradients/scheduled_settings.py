@@ -1,4 +1,4 @@
-"""The settings of an optimizer in updates that have yet to be made, which generated code is told ahead.
+"""The settings of an optimizer in updates that have yet to be made, which generated code needs ahead.
 
 A schedule gives the settings of an update by the number of updates before it. At a server, workers find out that number
 only when they have a shard's lock, so a copy of the optimizer whose schedule runs ahead knows the next ones.

@@ -186,14 +186,29 @@ def sent(collective: Collective, workers: int, size: float) -> float:
 
 
 def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Found:
+    return _met(plan, method.collective, 1, plan.workers, costs, facts)
+
+
+def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> Found:
+    return _met(plan, method.collective, method.averaging.every or 10**6, plan.workers, costs, facts)
+
+
+def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:
+    neighbours = min(plan.workers, 3)
+    return _met(plan, method.collective, max(1, method.averaging.every), neighbours, costs, facts)
+
+
+def _met(plan: Plan, collective: Collective, every: int, together: int, costs: Costs, facts: Facts) -> Found:
+    """Predict workers that exchange once in `every` updates, in which so many of them wait for each other."""
     workers = plan.workers
     c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
     u = costs.update(workers, plan.threads)
-    wait = _waiting(costs, plan, workers, c.seconds)
-    m, size = _meeting(plan, method.collective, costs, facts)
+    m, size = _meeting(plan, collective, costs, facts)
+    m = Guess(m.seconds / every, m.error)
+    wait = _waiting(costs, plan, together, c.seconds, every)
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
-    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size)
+    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size / every)
 
 
 def _meeting(plan: Plan, collective: Collective, costs: Costs, facts: Facts) -> tuple[Guess, float]:
@@ -225,32 +240,6 @@ def reads(plan: Plan) -> int:
     """Return how many messages are read for an update: one of each worker where they are gathered."""
     gathered = plan.codec is not None and not plan.codec.adds and plan.traits.keeps_step
     return plan.workers if gathered else 1
-
-
-def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> Found:
-    workers = plan.workers
-    every = method.averaging.every or 10**6
-    c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
-    u = costs.update(workers, plan.threads)
-    m, size = _meeting(plan, method.collective, costs, facts)
-    m = Guess(m.seconds / every, m.error)
-    wait = _waiting(costs, plan, workers, c.seconds, every)
-    between = costs.between("meeting", workers)
-    terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
-    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size / every)
-
-
-def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:
-    workers = plan.workers
-    c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
-    u, every = costs.update(workers, plan.threads), max(1, method.averaging.every)
-    m = meeting(costs, method.collective, workers, facts.payload)
-    m = Guess(m.seconds / every, m.error)
-    wait = _waiting(costs, plan, min(workers, 3), c.seconds, every)
-    between = costs.between("meeting", workers)
-    terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
-    size = sent(method.collective, workers, facts.payload) / every
-    return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size)
 
 
 def _native(plan: Plan, method: NativeDdp, costs: Costs, facts: Facts) -> Found:

@@ -84,7 +84,7 @@ class _Exchange(Protocol):
     def __call__(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]: ...
 
 
-class SurvivingSums:
+class SurvivingSums(Sums):
     """`Sums` that are made again when the group changes."""
 
     def __init__(self, group: SurvivingGroup, over: Callable[[TcpLink, int], Sums], again: Again) -> None:
@@ -107,10 +107,6 @@ class SurvivingSums:
             computed = self._again(number, computed)
         total, more, sent = found
         return total, waited + more, sent
-
-    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
-        total, waited, sent = self.all_reduce(number, computed)
-        return total.scaled(1.0 / total.weight), waited, sent  # every contribution has weight 1
 
 
 class SurvivingMeans:
@@ -167,5 +163,4 @@ def current(seat: Seat) -> tuple[TcpLink, int]:
 
 if TYPE_CHECKING:
     _group: type[Group] = SurvivingGroup
-    _sums: type[Sums] = SurvivingSums
     _means: type[Means] = SurvivingMeans

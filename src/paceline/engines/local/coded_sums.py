@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.collectives import Collective
-from paceline.engines.local.collectives import Reduction
+from paceline.engines.local.collectives import Reduction, Sums
 from paceline.gradients.coded_frame import CodedFrame
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.message import Message
@@ -32,7 +32,7 @@ def frames_of(vectors: Sequence[Tensor], encoder: GradientEncoder, layout: Layou
     return [CodedFrame(encoder.shapes[0], layout, vector, encoder.seed) for vector in vectors]
 
 
-class CodedSums:
+class CodedSums(Sums):
     """`Sums` of messages over the vectors of a link."""
 
     def __init__(
@@ -71,10 +71,6 @@ class CodedSums:
             segments.gather(frame.raw, frame.message)
         if self.encoder.codec.in_two:
             self.encoder.remember(frame.message)
-
-    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
-        total, waited, sent = self.all_reduce(number, computed)
-        return total.scaled(1.0 / total.weight), waited, sent  # every contribution has weight 1
 
     def _gathered(self, frame: CodedFrame, turn: int) -> list[Message]:
         """Send the own message to all, then take theirs; in the order of ranks."""

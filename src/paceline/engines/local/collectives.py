@@ -34,6 +34,11 @@ class Sums(Means, Protocol):
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number; return (the sum, nanoseconds waited, bytes sent)."""
+        ...
+
+    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        total, waited, sent = self.all_reduce(number, computed)
+        return total.scaled(1.0 / total.weight), waited, sent  # every contribution has weight 1
 
 
 class _Move(NamedTuple):
@@ -119,7 +124,7 @@ def payloads_of(link: Link, layout: Layout) -> list[Payload]:
     return [Payload(layout, vector) for vector in link.vectors]
 
 
-class PayloadReduction:
+class PayloadReduction(Sums):
     """Adds gradients up, or averages replicas, as payloads over the vectors of a reduction's link."""
 
     def __init__(self, reduction: Reduction, payloads: Sequence[Payload]) -> None:
@@ -131,10 +136,6 @@ class PayloadReduction:
         payload.write(computed)
         waited = self.reduction.sum(number)
         return payload.read(computed.samples), waited, self.bytes
-
-    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
-        total, waited, sent = self.all_reduce(number, computed)
-        return total.scaled(1.0 / total.weight), waited, sent  # every contribution has weight 1
 
 
 class NeighbourMixing:

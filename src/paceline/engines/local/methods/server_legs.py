@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from paceline.core.server.worker import Worker
 
 NANOSECONDS = 20_000_000  # of a leg: between two legs, the parent is asked to read a trace that fills up
-AHEAD, MOST = 64, 4096  # updates of which generated code is told the settings, at least and at most
+AHEAD, MOST = 64, 4096  # updates whose settings generated code has ahead, at least and at most
 
 
 def server_legs(runner: PlanRunner, arena: Arena, ports: Sequence[ServerPort], desk: RecordLock) -> ServerLegs | None:
