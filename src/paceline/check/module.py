@@ -40,7 +40,7 @@ class Module(Declarations):
     @cached_property
     def varying(self) -> Varying:
         """Return the expressions that differ from rank to rank."""
-        return Varying(self, self.passing, self.callee)
+        return Varying(self, self.passing, self.callee, self.type_of)
 
     @cached_property
     def wraps_models(self) -> bool:
@@ -307,13 +307,23 @@ class Module(Declarations):
         if isinstance(value, ast.Call):
             named = isinstance(value.func, ast.Name | ast.Attribute)
             found = self.classes.get(short_name(value.func)) if named else None
-            return found or self._returned_type(value, fn, depth)
+            return found or self._returned_type(value, fn, depth) or self._same_model(value, fn, depth)
         if isinstance(value, ast.IfExp | ast.BoolOp):
             either = [value.body, value.orelse] if isinstance(value, ast.IfExp) else value.values
             return next((c for v in either if (c := self.type_of_value(v, fn, depth + 1))), None)
         if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
             return self.type_of(value, fn, depth + 1)
         return None
+
+    def _same_model(self, call: ast.Call, fn: Function, depth: int) -> Class | None:
+        """The class of a model that a call wraps, moves or switches: `DDP(net)`, `Net().cuda()`."""
+        inner = None
+        if short_name(call.func) in catalogue.WRAPPERS and call.args:
+            inner = call.args[0]
+        elif isinstance(call.func, ast.Attribute) and call.func.attr in catalogue.RETURNS_MODEL:
+            inner = call.func.value
+        found = self.type_of_value(inner, fn, depth + 1) if inner is not None and depth < ALIASES else None
+        return found if found is not None and found.is_model else None
 
     def _returned_type(self, call: ast.Call, fn: Function, depth: int) -> Class | None:
         """The class of what a function of this file returns."""
@@ -334,7 +344,9 @@ class Module(Declarations):
         if found is not None or not isinstance(call.func, ast.Name | ast.Attribute):
             return found
         kind = self.type_of(call.func, fn)
-        return kind.method("__call__") if kind is not None and kind.name != short_name(call.func) else None
+        if kind is None or kind.name == short_name(call.func):
+            return None
+        return kind.method("__call__") or (kind.method("forward") if kind.is_model else None)
 
     def function_named(self, node: ast.expr, fn: Function, depth: int = 0) -> Function | None:
         """The function of this file that an expression names, through aliases, `partial` and `super()`."""
