@@ -123,7 +123,6 @@ class RayNodes:
         self._ends: dict[Any, tuple[int, RayActor]] = {}
         #: Machines of agents that were lost.
         self._suspects: set[Machine] = set()
-        self._job: Any = None
         self._begun = False
         self._since = self._looked = time.monotonic()
 
@@ -132,15 +131,20 @@ class RayNodes:
         self._mission = replace(self._mission, roster=replace(self._mission.roster, head=head))
         self._warn_if_scarce()
         self._unplaced = [self._actors.start() for _ in range(self._mission.plan.workers)]
-        self._job = self._ray.put(self._mission.pack())
 
     def started(self) -> None:
         self._begun = True
         for seat in self._seats.values():
             seat.joined = True
+        self._keep_spare()
 
     def joined(self, rank: int) -> None:
         self._seats[rank].joined = True
+        self._keep_spare()
+
+    def _keep_spare(self) -> None:
+        if self.replaces and not self._where.own:
+            self._actors.start_spare()
 
     def lost(self, rank: int) -> None:
         if self.replaces and self._seats[rank].joined:
@@ -190,8 +194,9 @@ class RayNodes:
         except self._ray.exceptions.RayError as error:
             raise RunFailed(f"an agent could not start on a node of Ray: {_first(error)}") from error
         actors, self._unplaced = self._unplaced, []
+        job = self._ray.put(self._mission.pack())
         for rank, index in enumerate(alternating(names)):
-            self._ask(rank, _Seat(actors[index]))
+            self._ask(rank, _Seat(actors[index]), job)
 
     def _not_placed(self, placed: int) -> str:
         plan = self._mission.plan
@@ -203,11 +208,11 @@ class RayNodes:
             f"{_cpus(plan)} CPU{'s' * (_cpus(plan) > 1)}: give fewer workers, or add nodes to the cluster"
         )
 
-    def _ask(self, rank: int, seat: _Seat) -> None:
-        """Ask the agent of a rank to dial the head, and to train."""
+    def _ask(self, rank: int, seat: _Seat, job: Any) -> None:
+        """Ask the agent of a rank to dial the head, and to train what this object of Ray says."""
         self._seats[rank] = seat
         roster = replace(self._mission.roster, rank=rank)
-        self._ends[seat.actor.handle.run.remote(self._job, roster)] = rank, seat.actor
+        self._ends[seat.actor.handle.run.remote(job, roster)] = rank, seat.actor
 
     # --- what ends ---
 
@@ -221,7 +226,10 @@ class RayNodes:
         if before.actor.machine is not None:
             self._suspects.add(before.actor.machine)
         self._suspects = {machine for machine in self._suspects if not answers(machine)}
-        self._ask(rank, _Seat(self._actors.start(avoid=self._suspects), before.attempt + 1))
+        after = self._actors.take_spare() or self._actors.start(avoid=self._suspects)
+        # An object that no other machine has: Ray may ask one that has ended for it, twice, for 10 and 20 seconds.
+        job = self._ray.put(self._mission.pack())
+        self._ask(rank, _Seat(after, before.attempt + 1), job)
 
     def _look_at_ends(self) -> None:
         for ref in self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)[0] if self._ends else ():
