@@ -40,10 +40,6 @@ class RayAgent:
         node = next(node for node in ray.nodes() if node["NodeID"] == name)  # type: ignore[no-untyped-call]
         return Machine(name, node["NodeManagerAddress"], node["NodeManagerPort"])
 
-    def warm(self) -> None:
-        """Import what `run` needs."""
-        from paceline.engines.cluster import ray_agent  # noqa: F401
-
     def run(self, mission: bytes, roster: Roster) -> AgentEnd:
         """Train this node's part, and return how that has ended."""
         from paceline.engines.cluster import ray_agent

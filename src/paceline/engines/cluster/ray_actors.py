@@ -35,47 +35,23 @@ class RayActor:
 
 
 class RayActors:
-    """Starts and ends actors, each with so many CPUs and GPUs.
-
-    A spare one has imported PyTorch, and waits: importing takes two processes 2.5 s of CPU time each.
-    """
+    """Starts and ends actors, each with so many CPUs and GPUs."""
 
     def __init__(self, cpus: int, gpus: int) -> None:
-        self._needs = {"CPU": cpus, "GPU": gpus}
+        self._needs = {"num_cpus": cpus, "num_gpus": gpus}
         self._all: list[Any] = []
-        self._spare: RayActor | None = None
 
     def start(self, avoid: Collection[Machine] = ()) -> RayActor:
         """Start an actor on none of these machines.
 
         Ray places actors on a machine that has ended until it notices, after some 15 seconds, and they wait there.
         """
-        needs = {"num_cpus": self._needs["CPU"], "num_gpus": self._needs["GPU"]}
         names = ", ".join(machine.name for machine in avoid)
         labels = {"label_selector": {"ray.io/node-id": f"!in({names})"}} if avoid else {}
-        agent = package().remote(RayAgent).options(**needs, **labels, scheduling_strategy="SPREAD", max_restarts=0)
-        handle = agent.remote()
+        options = {**self._needs, **labels, "scheduling_strategy": "SPREAD", "max_restarts": 0}
+        handle = package().remote(RayAgent).options(**options).remote()
         self._all.append(handle)
         return RayActor(handle, handle.machine.remote())
-
-    def start_spare(self) -> None:
-        """Start a spare actor if the cluster has room for it, in a thread, since Ray's head may not answer."""
-        threading.Thread(target=self._start_spare, name="paceline-ray-spare", daemon=True).start()
-
-    def _start_spare(self) -> None:
-        with contextlib.suppress(Exception):
-            free = package().available_resources()
-            if self._spare is None and all(free.get(name, 0) >= count for name, count in self._needs.items()):
-                self._spare = self.start()
-                self._spare.handle.warm.remote()
-
-    def take_spare(self) -> RayActor | None:
-        """Return the spare actor if it has started, on a machine that answers."""
-        spare = self._spare
-        if spare is None or spare.machine is None or not answers(spare.machine):
-            return None
-        self._spare = None
-        return spare
 
     def end(self, actors: Sequence[RayActor] | None = None) -> threading.Thread:
         """End these actors, or all of them, in a thread, since Ray may wait for a machine that has ended."""

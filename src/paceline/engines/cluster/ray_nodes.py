@@ -136,15 +136,9 @@ class RayNodes:
         self._begun = True
         for seat in self._seats.values():
             seat.joined = True
-        self._keep_spare()
 
     def joined(self, rank: int) -> None:
         self._seats[rank].joined = True
-        self._keep_spare()
-
-    def _keep_spare(self) -> None:
-        if self.replaces and not self._where.own:
-            self._actors.start_spare()
 
     def lost(self, rank: int) -> None:
         if self.replaces and self._seats[rank].joined:
@@ -226,10 +220,9 @@ class RayNodes:
         if before.actor.machine is not None:
             self._suspects.add(before.actor.machine)
         self._suspects = {machine for machine in self._suspects if not answers(machine)}
-        after = self._actors.take_spare() or self._actors.start(avoid=self._suspects)
         # An object that no other machine has: Ray may ask one that has ended for it, twice, for 10 and 20 seconds.
         job = self._ray.put(self._mission.pack())
-        self._ask(rank, _Seat(after, before.attempt + 1), job)
+        self._ask(rank, _Seat(self._actors.start(avoid=self._suspects), before.attempt + 1), job)
 
     def _look_at_ends(self) -> None:
         for ref in self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)[0] if self._ends else ():
