@@ -214,9 +214,7 @@ def _met(
     return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size / every)
 
 
-def _meeting(
-    plan: Plan, collective: Collective, costs: Costs, facts: Facts, fragments: int = 1
-) -> tuple[Guess, float]:
+def _meeting(plan: Plan, collective: Collective, costs: Costs, facts: Facts, fragments: int = 1) -> tuple[Guess, float]:
     """Return the seconds of the collectives of all fragments with their codec, and the bytes that a worker sends."""
     coding = coding_of(plan, facts)
     collective, size = exchanged(plan.codec, collective, plan.workers, coding.bytes)
