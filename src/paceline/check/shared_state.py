@@ -144,7 +144,23 @@ def own_locks(locks: frozenset[str], cls: Class | None) -> list[str]:
 
 def is_teardown(fn: Function) -> bool:
     """Whether a function tears its object down: other threads are assumed to have stopped by then."""
-    return fn.name.strip("_") == "end" or any(word in fn.name.lower() for word in ENDINGS)
+    named = fn.name.strip("_") == "end" or any(word in fn.name.lower() for word in ENDINGS)
+    return named and (fn.name.startswith("__") or not _ends_one(fn))
+
+
+def _ends_one(fn: Function) -> bool:
+    """Whether a function needs to be given which of several things it ends: `close(key)`."""
+    given = getattr(fn.node, "args", None)
+    if given is None:
+        return False
+    needed = [a.arg for a in (*given.posonlyargs, *given.args)]
+    needed = needed[: len(needed) - len(given.defaults)]
+    return any(name != fn.self_name and not name.strip("_").startswith(_HOW) for name in needed)
+
+
+#: Parameters that say how to end, rather than what.
+_HOW = ("timeout", "wait", "sig", "frame", "exc", "err", "tb", "trace", "reason", "code", "status", "force", "arg",
+        "ev", "value", "type", "cls", "val", "future", "ctx", "context", "request")  # fmt: skip
 
 
 def is_caught(node: ast.AST, *names: str) -> bool:

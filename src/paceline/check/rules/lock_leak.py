@@ -125,5 +125,5 @@ RULE = Rule(
                     return mapper
                 return mapper.build()
     """,
-    needs=("acquire",),
+    needs=("acquire", ".lock("),
 )
