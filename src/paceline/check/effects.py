@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from paceline.check.catalogue import LOCKS, NOTIFY, TAKE_ITEM, WAITS
+from paceline.check.catalogue import ASYNC_LOCKS, LOCKS, NOTIFY, TAKE_ITEM, WAITS
 from paceline.check.declarations import Function, Resource
 from paceline.check.module import Module
-from paceline.check.names import dotted, is_constant, keyword, parent
+from paceline.check.names import dotted, is_constant, keyword, parent, short_name
 from paceline.check.targets import targets
 
 
@@ -56,6 +56,8 @@ def _of_resource(call: ast.Call, fn: Function, module: Module) -> Effect | None:
             if found is not None and found.kind in LOCKS and (found.sure or method not in _ALSO):
                 if method in FREES:
                     return Effect("free", call, found)
+                if found.kind in ASYNC_LOCKS and isinstance(parent(call), ast.Call):
+                    return Effect("try" if short_name(parent(call).func) == "wait_for" else "call", call)  # type: ignore[union-attr]
                 return Effect("try" if method in TRIES or gives_up(call) else "take", call, found)
         elif method in ENTERS and call.args:
             found = module.resource(call.args[0], fn)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from functools import cached_property
 
 from paceline.check import catalogue
@@ -314,12 +315,17 @@ class Module(Declarations):
             return self.annotated(annotation.left) or self.annotated(annotation.right)
         if isinstance(annotation, ast.Subscript) and short_name(annotation.value) in ("Optional", "Annotated"):
             return self.annotated(annotation.slice)
-        return None if annotation is None else self.classes.get(short_name(annotation))
+        return None if annotation is None or self._of_library(annotation) else self.classes.get(short_name(annotation))
+
+    def _of_library(self, node: ast.expr) -> bool:
+        """Whether a name is of the standard library: `sqlite3.Connection`, beside a class `Connection` of this file."""
+        head = self.imports.get(dotted(node).partition(".")[0], "") if isinstance(node, ast.Attribute) else ""
+        return head.partition(".")[0] in sys.stdlib_module_names
 
     def type_of_value(self, value: ast.expr, fn: Function, depth: int = 0) -> Class | None:
         """The class of an assigned value: of a constructor call, or of another name."""
         if isinstance(value, ast.Call):
-            named = isinstance(value.func, ast.Name | ast.Attribute)
+            named = isinstance(value.func, ast.Name | ast.Attribute) and not self._of_library(value.func)
             found = self.classes.get(short_name(value.func)) if named else None
             return found or self._returned_type(value, fn, depth)
         if isinstance(value, ast.IfExp | ast.BoolOp):

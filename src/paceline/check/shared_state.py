@@ -33,6 +33,7 @@ ENDINGS = (
     "__aexit__",
     "quit",
 )
+EVENTS = ("Event", "AsyncEvent", "ProcessEvent")
 BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__post_init__", "setUp", "setup"}
 
 
@@ -51,8 +52,11 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
         uses += [(n, fn) for n, fn in others if facts.module.type_of(n.value, fn) is cls]
     for node, fn in uses:
         if fn.name not in BEGINNINGS and node.attr not in cls.methods:
+            kind = kind_of(node)
+            if kind == "shrink" and (made := facts.module.attribute(cls, node.attr)) and made.kind in EVENTS:
+                kind = "read"  # clear() of an event
             found.setdefault(node.attr, []).append(
-                Access(f"{cls.name}.{node.attr}", kind_of(node), node, fn, facts.held_at(node, fn))
+                Access(f"{cls.name}.{node.attr}", kind, node, fn, facts.held_at(node, fn))
             )
     return found
 

@@ -38,7 +38,9 @@ def several(threads: set[str], facts: Facts) -> bool:
 
 def _open(fn: Function, facts: Facts) -> bool:
     """Whether a function that no thread reaches may be called while threads run."""
-    hidden = fn.name.startswith("_") or fn.name in BEGINNINGS or fn is facts.module.top or is_teardown(fn)
+    hidden = (
+        fn.generator or fn.name.startswith("_") or fn.name in BEGINNINGS or fn is facts.module.top or is_teardown(fn)
+    )
     starts = any(short_name(call.func) in ("start", "submit") for call in fn.calls)
     return not hidden and not starts and fn.cls is not None
 

@@ -38,7 +38,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             made = next((s for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
             if made is not None and isinstance(made.value, ast.Await):
-                yield _report(fn, test.lineno, made, name)
+                yield _report(fn, test.lineno, made, name, 0.65 if _opens(made.value) else 0.4)
             elif made is not None and _waits(test.body[: test.body.index(made)], fn) and not is_teardown(fn):
                 constant = isinstance(made.value, ast.Constant)
                 if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
@@ -54,11 +54,15 @@ def _entries(accesses: list[Access]) -> Iterator[Finding]:
         made = enclosing(access.node, ast.Assign)
         kept = made.value if isinstance(made, ast.Assign) else None
         values = [v for t, v in access.fn.assigns if dotted(t) == kept.id] if isinstance(kept, ast.Name) else [kept]
-        calls = (value.value for value in values if isinstance(value, ast.Await))
-        opens = any(isinstance(c, ast.Call) and _OPENS.match(short_name(c.func).strip("_")) for c in calls)
-        if opens and isinstance(made, ast.Assign):
-            yield _report(access.fn, line, made, f"an entry of {access.thing}")
+        if isinstance(made, ast.Assign) and any(_opens(value) for value in values):
+            yield _report(access.fn, line, made, f"an entry of {access.thing}", 0.6)
             return
+
+
+def _opens(value: ast.expr | None) -> bool:
+    """Whether a coroutine that is awaited makes something, rather than fetch a value, which may be fetched twice."""
+    call = value.value if isinstance(value, ast.Await) else None
+    return isinstance(call, ast.Call) and _OPENS.match(short_name(call.func).strip("_")) is not None
 
 
 #: Functions whose result is not just a value: two of them are one too many.
@@ -85,7 +89,7 @@ def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
     return bool(facts.held_at(test, fn))
 
 
-def _report(fn: Function, tested: int, made: ast.Assign, name: str) -> Finding:
+def _report(fn: Function, tested: int, made: ast.Assign, name: str, confidence: float) -> Finding:
     return finding(
         made,
         fn,
@@ -98,7 +102,7 @@ def _report(fn: Function, tested: int, made: ast.Assign, name: str) -> Finding:
         ],
         "hold an asyncio.Lock over both, or store the task that creates it and await that",
         name,
-        0.65,
+        confidence,
     )
 
 

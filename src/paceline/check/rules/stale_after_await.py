@@ -18,7 +18,7 @@ from paceline.check.names import dotted, enclosing, is_constant, parent, short_n
 from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_caught, is_teardown
-from paceline.check.sharing import checked
+from paceline.check.sharing import checked, may_be_alone
 from paceline.check.summaries import Facts
 
 Pause = ast.Await | ast.YieldFrom | ast.AsyncFor | ast.AsyncWith
@@ -37,7 +37,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield from _in(fn, accesses, facts)
                 yield from _items(fn, accesses)
             yield from _by_tasks(accesses, facts)
-            yield from _limits(accesses)
+            yield from _limits(accesses, facts)
     if any(fn.awaits for fn in facts.module.functions):
         for accesses in accesses_of_globals(facts).values():
             yield from _by_tasks(accesses, facts)
@@ -109,12 +109,13 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             return
 
 
-def _limits(accesses: list[Access]) -> Iterator[Finding]:
+def _limits(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     """`if self.used >= self.limit: raise`, an await, and then `self.used += 1`: other tasks pass the check too."""
     for change in accesses:
         fn, statement = change.fn, parent(change.node)
         counts = isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add)
-        if not fn.asynchronous or change.locks or not (counts or change.kind == "grow"):
+        grows = counts or change.kind == "grow"
+        if not fn.asynchronous or change.locks or not grows or may_be_alone(fn, facts):
             continue
         pauses = [p for p in _pauses(fn) if _same_path(p, change.node)]
         for test in fn.tests:

@@ -28,7 +28,7 @@ from paceline.check.shared_state import (
 from paceline.check.sharing import may_be_alone
 from paceline.check.summaries import Facts
 
-#: Methods that end an object, which then tells whoever keeps it.
+#: Methods that end an object, which then calls back the object that keeps it.
 ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort", "destroy", "unsubscribe", "throw")
 
 
@@ -90,7 +90,13 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
     mine = facts.threads_of(loop.fn)
     for change in changes:
         theirs = facts.threads_of(change.fn)
-        if mine and not theirs and not change.locks | loop.locks and _may_come_later(change, facts):
+        if (
+            mine
+            and not theirs
+            and not change.fn.generator
+            and not change.locks | loop.locks
+            and _may_come_later(change, facts)
+        ):
             return change, f"{change.fn.qualname}, outside of this thread,", 0.55
         if theirs and not mine and not change.locks & loop.locks:
             return change, f"{change.fn.qualname}, in another thread,", 0.6
