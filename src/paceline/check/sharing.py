@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check import libraries
 from paceline.check.accesses import VIEWS, Access
 from paceline.check.declarations import Function
 from paceline.check.names import awaited, dotted, enclosing, parent, short_name
@@ -18,7 +19,7 @@ from paceline.check.summaries import Facts
 
 CALLERS = 4  # calls through which a private function is followed to those that may hold a lock
 # A file without any of these starts no threads, and no library starts them for it.
-THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc")
+THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc", *libraries.threaded())
 
 
 def overlap(one: Function, other: Function, facts: Facts) -> bool:

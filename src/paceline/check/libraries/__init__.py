@@ -43,6 +43,14 @@ def takers() -> frozenset[str]:
     return frozenset(name.rpartition(".")[2] for name in _shipped("threads", "called"))
 
 
+@cache
+def threaded() -> tuple[str, ...]:
+    """How files begin that import packages which run callbacks or methods in threads of their own."""
+    parts = ("called", "bases", "attributes")
+    names = {name.partition(".")[0] for part in parts for name in _shipped("threads", part)}
+    return tuple(f"{word} {name}" for name in sorted(names) for word in ("import", "from"))
+
+
 def run_in_thread(base: str) -> str:
     """A pattern of the methods of a subclass that a library runs in threads; ` *` after it: in several at once."""
     return _shipped("threads", "bases").get(base, "")

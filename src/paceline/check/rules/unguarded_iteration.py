@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check import libraries
 from paceline.check.accesses import Access, iterates
 from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
@@ -195,5 +196,5 @@ RULE = Rule(
                 with self._lock:
                     return sum(value for value in self._data.values())
     """,
-    needs=("ock", "utex", "hread", "weakref", "gc.callbacks", "await"),
+    needs=("ock", "utex", "hread", "weakref", "gc.callbacks", "await", *libraries.threaded()),
 )
