@@ -25,7 +25,7 @@ from paceline.core.collectives import Collective
 from paceline.core.collectives.ring import Ring
 from paceline.planner import fitting
 from paceline.planner.card import Overhead
-from paceline.planner.costs import Costs, Guess, meeting, single
+from paceline.planner.costs import CROWDED_MESSAGE, Costs, Guess, meeting, single
 from paceline.planner.divisions import ModelDivision, layers_share
 from paceline.planner.doubt import least_doubt
 from paceline.planner.memory import worker_memory
@@ -42,8 +42,7 @@ from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 
 SLICE = 3e-3  # seconds for which Linux lets a process run while another one waits for its core
-#: Of a segment's Python: what a gather or a scatter of one layer's parameters takes, also with more workers than cores.
-GATHER = 0.7, 0.35
+GATHER = 0.7  # of a segment's Python: what a gather or a scatter of one layer's parameters takes
 SPLIT_ERROR = 0.5  # of the seconds of parts of layers: smaller operations than the card was fitted on
 
 
@@ -116,7 +115,7 @@ ANCHORED = 0.35  # error of an overhead that was measured with another plan of t
 
 def overhead_of(plan: Plan, costs: Costs, facts: Facts, seconds: float) -> Overhead:
     """Return the overhead with which the seconds of this plan's update are predicted as they were measured."""
-    family = FAMILIES[type(plan.method)]
+    family = family_of(plan)
     found = PREDICT[type(plan.method)](plan, plan.method, costs, facts).terms
     factor = seconds / found.whole if family in DIVIDED else (seconds - found.own) / max(found.rest, 1e-9)
     return Overhead(family, plan.workers, min(FACTORS[1], max(FACTORS[0], factor)), ANCHORED)
@@ -125,14 +124,20 @@ def overhead_of(plan: Plan, costs: Costs, facts: Facts, seconds: float) -> Overh
 def predict(plan: Plan, costs: Costs, facts: Facts, compute: str = "autograd") -> Prediction:
     """Predict the seconds of an update, its bytes and the memory of a worker."""
     found = PREDICT[type(plan.method)](plan, plan.method, costs, facts)
-    family = FAMILIES.get(type(plan.method))
-    if family:
-        found = found.corrected(costs.overhead(family, plan.workers))
-    error = max(found.error, least_doubt(costs.level, family or "alone", plan.workers > costs.card.cores))
+    family = family_of(plan)
+    found = found.corrected(costs.overhead(family, plan.workers))
+    error = max(found.error, least_doubt(costs.level, family, plan.workers > costs.card.cores))
     memory = worker_memory(plan, costs, facts.batch, facts.division)
     return Prediction(
         plan, compute, costs.level, facts.batch, found.terms, error, found.bytes, memory, found.staleness
     )  # fmt: skip
+
+
+def family_of(plan: Plan) -> str:
+    """Return the name of the plans that a measurement of this one says something about."""
+    if isinstance(plan.method, SplitLayers) and plan.method.stage:
+        return "gathers"  # ZeRO divides what is stored, and computes whole layers
+    return FAMILIES.get(type(plan.method), "alone")
 
 
 def known(plan: Plan) -> bool:
@@ -148,10 +153,10 @@ def _waiting(costs: Costs, plan: Plan, workers: int, compute: float, steps: int 
     """The seconds that one of so many workers waits for the slowest, each having computed so many steps."""
     jitter = costs.jitter(plan.workers, plan.threads)
     slowest = fitting.mean_of_largest(jitter, workers) / fitting.mean_of_largest(jitter, 1) - 1.0
-    return compute * (slowest / math.sqrt(steps) + _crowded(plan, costs.card.cores, compute * steps))
+    return compute * (slowest / math.sqrt(steps) + crowded(plan, costs.card.cores, compute * steps))
 
 
-def _crowded(plan: Plan, cores: int, seconds: float) -> float:
+def crowded(plan: Plan, cores: int, seconds: float) -> float:
     """How much longer the last of more workers than cores takes than if they shared the cores evenly.
 
     The scheduler of the kernel changes workers after a slice of time. Shorter steps run one after the other: of three
@@ -359,8 +364,9 @@ def _split_layers(plan: Plan, method: SplitLayers, costs: Costs, facts: Facts) -
     if found:
         exchange += division.bytes / found.bandwidth
     # A segment of a split layer runs several operations; ZeRO gathers or scatters one tensor at a time.
-    gathers = GATHER[workers > costs.card.cores] * division.messages
-    between = segment * max(1.0, gathers if method.stage else division.segments)
+    between = segment * max(1.0, GATHER * division.messages if method.stage else division.segments)
+    if method.stage and workers > costs.card.cores:
+        exchange, between = CROWDED_MESSAGE * exchange, segment  # the Python of one goes on while others wait
     wait = _waiting(costs, plan, workers, c.seconds)
     terms = Terms(c.seconds, u.seconds, exchange, wait, between)
     return Found(terms, _error(c, u), SPLIT_ERROR, division.bytes)
