@@ -7,6 +7,8 @@ A lock whose creation was not seen, and which is only named like one, is not `su
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from functools import cached_property
 
 from paceline.check import catalogue
@@ -69,7 +71,7 @@ class Module(Declarations):
         words = name.split(".")
         own = self.classes.get(name)
         if own is not None:
-            return _derived(own)
+            return _derived(own) or self._lock_class(own)
         if words[-1] == "field":  # dataclasses
             factory = keyword(call, "default_factory")
             return None if factory is None else catalogue.CONSTRUCTORS.get(self.canonical(factory))
@@ -81,6 +83,19 @@ class Module(Declarations):
         if words[-2] == "get_context()" or (len(words) == 2 and self._is_context(words[0], fn)):
             return catalogue.CONSTRUCTORS.get("multiprocessing." + words[-1])
         return catalogue.CONSTRUCTORS.get(".".join(words[-2:]))
+
+    def _lock_class(self, cls: Class) -> str | None:
+        """The kind of lock that a class of this file is: one that wraps a lock, and does nothing else."""
+        if not all(_OF_LOCKS.match(name) for name in cls.methods):
+            return None
+        for take, free in (("acquire", "release"), ("lock", "unlock")):
+            takes, frees = cls.methods.get(take), cls.methods.get(free)
+            for call in takes.calls if takes is not None and frees is not None else ():
+                name = short_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+                found = self.attribute(cls, name) if name and call.func.attr in _TAKES else None  # type: ignore[attr-defined]
+                if found is not None and found.kind in catalogue.LOCKS:
+                    return found.kind if len(takes.body) == 1 else "RLock"  # type: ignore[union-attr]
+        return None
 
     def _is_context(self, name: str, fn: Function) -> bool:
         """Whether a name is bound to `multiprocessing.get_context(...)`."""
@@ -300,12 +315,17 @@ class Module(Declarations):
             return self.annotated(annotation.left) or self.annotated(annotation.right)
         if isinstance(annotation, ast.Subscript) and short_name(annotation.value) in ("Optional", "Annotated"):
             return self.annotated(annotation.slice)
-        return None if annotation is None else self.classes.get(short_name(annotation))
+        return None if annotation is None or self._of_library(annotation) else self.classes.get(short_name(annotation))
+
+    def _of_library(self, node: ast.expr) -> bool:
+        """Whether a name is of the standard library: `sqlite3.Connection`, beside a class `Connection` of this file."""
+        head = self.imports.get(dotted(node).partition(".")[0], "") if isinstance(node, ast.Attribute) else ""
+        return head.partition(".")[0] in sys.stdlib_module_names
 
     def type_of_value(self, value: ast.expr, fn: Function, depth: int = 0) -> Class | None:
         """The class of an assigned value: of a constructor call, or of another name."""
         if isinstance(value, ast.Call):
-            named = isinstance(value.func, ast.Name | ast.Attribute)
+            named = isinstance(value.func, ast.Name | ast.Attribute) and not self._of_library(value.func)
             found = self.classes.get(short_name(value.func)) if named else None
             return found or self._returned_type(value, fn, depth) or self._same_model(value, fn, depth)
         if isinstance(value, ast.IfExp | ast.BoolOp):
@@ -395,6 +415,11 @@ def _guess(where: str, name: str) -> Resource | None:
     return None
 
 
+#: The methods of a class that is a lock, and nothing else.
+_OF_LOCKS = re.compile(
+    r"(__\w+__|_?(try_?)?(acquire|release|lock|unlock|locked|lock_\w+|acquire_\w+|release_\w+|is_\w+))$"
+)
+_TAKES = ("acquire", "lock")
 _NOT_LOCKS = (
     "block",
     "clock",

@@ -1,8 +1,9 @@
 """Which tests turn out differently on different ranks.
 
 A condition depends *on the rank* when it asks which rank this is (`rank == 0`, `is_main_process`), directly, through a
-variable or through an attribute, or for what only some ranks have made; it depends *on local data* when it asks about a list that this rank has filled for
-itself. Everything else is assumed to be the same on every rank: the configuration, the arguments, the number of steps.
+variable or through an attribute, or for what only some ranks have made; it depends *on local data* when it asks about a
+list that this rank has filled for itself. Everything else is assumed to be the same on every rank: the configuration,
+the arguments, the number of steps.
 """
 
 from __future__ import annotations
