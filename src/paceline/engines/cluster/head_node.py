@@ -189,6 +189,8 @@ class HeadNode:
                 if isinstance(event, Gone):
                     self.history.node_lost(event.peer.number, event.why)
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
+                    if self.living is not None:
+                        self.living.lost(event.peer.number)
                 elif isinstance(event, Received):
                     self._received(event)
             agent.look()
@@ -234,6 +236,8 @@ class HeadNode:
         if node is not None:
             self._welcome(peer.number, node)
             self.head.joined(peer.number, node)
+            if self.living is not None:
+                self.living.joined(peer.number)
 
     def _welcome(self, rank: int, node: Node) -> None:
         """Let a node begin, with the state of its worker if the run is resumed."""
