@@ -14,7 +14,7 @@ from paceline.check import catalogue
 from paceline.check.containers import Containers
 from paceline.check.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.lock_names import guessed, lock_class
-from paceline.check.names import dotted, is_constant, keyword, short_name
+from paceline.check.names import dotted, is_constant, keyword, model_in, short_name
 from paceline.check.passing import Passing
 from paceline.check.varying import Varying
 
@@ -314,23 +314,17 @@ class Module(Declarations):
         if isinstance(value, ast.Call):
             named = isinstance(value.func, ast.Name | ast.Attribute) and not self._of_library(value.func)
             found = self.classes.get(short_name(value.func)) if named else None
-            return found or self._returned_type(value, fn, depth) or self._same_model(value, fn, depth)
+            found = found or self._returned_type(value, fn, depth)
+            if found is None and depth < ALIASES and (model := model_in(value)) is not None:
+                inner = self.type_of_value(model, fn, depth + 1)
+                return inner if inner is not None and inner.is_model else None
+            return found
         if isinstance(value, ast.IfExp | ast.BoolOp):
             either = [value.body, value.orelse] if isinstance(value, ast.IfExp) else value.values
             return next((c for v in either if (c := self.type_of_value(v, fn, depth + 1))), None)
         if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
             return self.type_of(value, fn, depth + 1)
         return None
-
-    def _same_model(self, call: ast.Call, fn: Function, depth: int) -> Class | None:
-        """The class of a model that a call wraps, moves or switches: `DDP(net)`, `Net().cuda()`."""
-        inner = None
-        if short_name(call.func) in catalogue.WRAPPERS and call.args:
-            inner = call.args[0]
-        elif isinstance(call.func, ast.Attribute) and call.func.attr in catalogue.RETURNS_MODEL:
-            inner = call.func.value
-        found = self.type_of_value(inner, fn, depth + 1) if inner is not None and depth < ALIASES else None
-        return found if found is not None and found.is_model else None
 
     def _returned_type(self, call: ast.Call, fn: Function, depth: int) -> Class | None:
         """The class of what a function of this file returns."""

@@ -2,8 +2,8 @@
 
 A value differs where it is computed from the rank (`dataset[rank::world]`), from a batch of data (`loss.item()`), from
 the clock, a random number or the name of the host. It is the same everywhere once a collective has spread it: the
-result of `all_reduce` or `broadcast`, and the tensor that was reduced in place. Everything else is assumed to be the same
-on every rank: the configuration, the arguments, the number of steps, a folder that all ranks share.
+result of `all_reduce` or `broadcast`, and the tensor that was reduced in place. Everything else is assumed to be the
+same on every rank: the configuration, the arguments, the number of steps, a folder that all ranks share.
 """
 
 from __future__ import annotations
