@@ -4,7 +4,7 @@ P workers, a batch of n samples. J(P) is the mean of the slowest of P workers ov
 
     Alone             compute(n) + update                                   / P where there are several
     AllReduce         compute(n/P) J(P) + table's closed form + update
-    LocalSteps        compute(n/P) + update + (closed form + waiting) / every
+    LocalSteps        compute(n/P) + update + (fragments x closed form of one + waiting) / every
     Gossip            compute(n/P) J(2) + exchange with neighbours + update
     ParameterServer   a closed queueing network: P workers who compute, one shard that serves one push at a time
     Hogwild           (compute(n) + update) / P
@@ -195,7 +195,8 @@ def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Fo
 
 
 def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> Found:
-    return _met(plan, method.collective, method.averaging.every or 10**6, plan.workers, costs, facts)
+    every = method.averaging.every or 10**6
+    return _met(plan, method.collective, every, plan.workers, costs, facts, method.fragments)
 
 
 def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:
@@ -203,24 +204,26 @@ def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:
     return _met(plan, method.collective, max(1, method.averaging.every), neighbours, costs, facts)
 
 
-def _met(plan: Plan, collective: Collective, every: int, together: int, costs: Costs, facts: Facts) -> Found:
-    """Predict workers that exchange once in `every` updates, in which so many of them wait for each other."""
+def _met(
+    plan: Plan, collective: Collective, every: int, together: int, costs: Costs, facts: Facts, fragments: int = 1
+) -> Found:
+    """Predict workers that exchange once in `every` updates, in fragments, in which so many wait for each other."""
     workers = plan.workers
     c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
     u = costs.update(workers, plan.threads)
-    m, size = _meeting(plan, collective, costs, facts)
+    m, size = _meeting(plan, collective, costs, facts, fragments)
     m = Guess(m.seconds / every, m.error)
-    wait = _waiting(costs, plan, together, c.seconds, every)
+    wait = _waiting(costs, plan, together, c.seconds, max(1, every // fragments))
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
     return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size / every)
 
 
-def _meeting(plan: Plan, collective: Collective, costs: Costs, facts: Facts) -> tuple[Guess, float]:
-    """Return the seconds of a collective with its codec, and the bytes that a worker sends in it."""
+def _meeting(plan: Plan, collective: Collective, costs: Costs, facts: Facts, fragments: int = 1) -> tuple[Guess, float]:
+    """Return the seconds of the collectives of all fragments with their codec, and the bytes that a worker sends."""
     coding = coding_of(plan, facts)
     collective, size = exchanged(plan.codec, collective, plan.workers, coding.bytes)
-    parts = 2 if plan.codec is not None and plan.codec.in_two else 1  # one after the other
+    parts = fragments * (2 if plan.codec is not None and plan.codec.in_two else 1)  # one after the other
     m = meeting(costs, collective, plan.workers, size / parts)
     seconds = parts * m.seconds + coding.encode + reads(plan) * coding.decode
     return Guess(seconds, m.error), sent(collective, plan.workers, size)
