@@ -35,7 +35,7 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
     printer = printer or vectorised(plan)
     own = {
         "CHUNKS": CHUNKS, "LANE_NUMBERS": plan.sizes["lanes"],
-        "CHUNK_GROUPS": 2 if MANY < weights and plan.flops * target.lanes < LITTLE * weights else 1,
+        "CHUNK_GROUPS": 2 if weights > MANY and plan.flops * target.lanes < LITTLE * weights else 1,
         "SLICES": max(1, min(CHUNKS, weights // SLICE)),
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in (constants(plan, rule) | own).items()]
