@@ -187,6 +187,8 @@ class HeadNode:
         while not head.done:
             for event in self.hub.poll(POLL):
                 if isinstance(event, Gone):
+                    if self._peers.get(event.peer.number) != event.peer:
+                        continue  # it was refused
                     self.history.node_lost(event.peer.number, event.why)
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
                     if self.living is not None:
@@ -227,6 +229,10 @@ class HeadNode:
             rendezvous.send(self.hub, peer, Refused("the run continues with the nodes that it began with", 1))
             return
         if isinstance(message, Register):
+            first = self._peers.get(peer.number)
+            if first != peer and first in self.hub.peers:
+                rendezvous.send(self.hub, peer, Refused(rendezvous.second(peer.number), UsageError.exit_code))
+                return
             self.registry.nodes.pop(peer.number, None)
         try:
             node = self.registry.hear(peer, message)
