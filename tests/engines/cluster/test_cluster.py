@@ -33,7 +33,12 @@ def _same_bits(folder: Path, count: int, plans: list[str]) -> None:
 
 
 def test_the_same_bits_as_on_one_machine(tmp_path: Path) -> None:
-    coded = ["ring:codec=threshold:0.01", "diloco:every=3,codec=int8", "diloco:every=4,fragments=3"]
+    coded = [
+        "ring:codec=threshold:0.01",
+        "diloco:every=3,codec=int8",
+        "diloco:every=4,fragments=3",
+        "diloco:every=4,overlap=3",
+    ]
     _same_bits(tmp_path, 3, ["ring", "local_sgd:every=3", "gossip", *coded])
 
 
