@@ -100,8 +100,8 @@ def refuse_torchrun(environ: Mapping[str, str] = os.environ) -> None:
     launched = from_environment(environ)
     if launched is not None and launched.launcher == "torchrun" and launched.nodes > 1:
         raise UsageError(
-            f"torchrun has started {launched.nodes} processes, and with engine='ray' each would start a run of its own: "
-            "give the command once, without torchrun, or leave engine='ray' (--engine) out"
+            f"torchrun has started {launched.nodes} processes, and with engine='ray' each would start a run of its "
+            "own: give the command once, without torchrun, or leave engine='ray' (--engine) out"
         )
 
 
