@@ -38,7 +38,7 @@ from mine import git_directory  # noqa: E402
 from record import write  # noqa: E402
 
 NEAR = 10
-PARTS = ("rules", "choose", "last", "fresh", "fresh2", "fresh3", "fresh4", "fresh5", "fresh6", "all")
+PARTS = ("rules", "choose", "last", *(f"fresh{n}" for n in ("", *"234567")), "fresh7_read", "all")
 FAMILIES = {
     "collective": ("PC5",),
     "deadlock": ("PC1", "PC2", "PC3", "PC5"),

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paceline.check.engine import RELEVANT, check_text
+from paceline.check.engine import check_text, is_relevant
 from paceline.check.source import Unreadable, read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
@@ -60,7 +60,7 @@ def _readable(files: list[Path]) -> Iterator[tuple[Path, str]]:
 
 def noise(files: list[Path], say: bool = True) -> dict[str, Any]:
     texts = list(_readable(files))
-    concerned = [(file, text) for file, text in texts if RELEVANT.search(text)]
+    concerned = [(file, text) for file, text in texts if is_relevant("", text)]
     rules: Counter[str] = Counter()
     began = time.perf_counter()
     for file, text in concerned:
@@ -86,7 +86,7 @@ def noise(files: list[Path], say: bool = True) -> dict[str, Any]:
 def endure(files: list[Path], wanted: int) -> dict[str, int]:
     """Pieces of real files, cut short, doubled, and with words put in; none may let an exception out."""
     chance = random.Random(0)
-    texts = [text for _, text in _readable(files) if 20 < len(text) < 20_000 and RELEVANT.search(text)]
+    texts = [text for _, text in _readable(files) if 20 < len(text) < 20_000 and is_relevant("", text)]
     parsed = 0
     for _ in range(wanted):
         found = check_text("mutant.py", mutant(chance.choice(texts), chance))

@@ -27,7 +27,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 
-from paceline.check.engine import RELEVANT, check_text
+from paceline.check.engine import check_text, is_relevant
 from paceline.check.findings import Finding
 from paceline.check.module import Module
 from paceline.check.ranker import features
@@ -99,7 +99,7 @@ def from_project(project: Path, mutants: list[tuple[str, str, str]]) -> Iterator
     made = 0
     for file in files:
         text = read(file)
-        if made >= PER_PROJECT or not RELEVANT.search(text) or text.count("\n") > LARGEST:
+        if made >= PER_PROJECT or not is_relevant("", text) or text.count("\n") > LARGEST:
             continue
         try:
             tree = parse(text)

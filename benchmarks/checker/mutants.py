@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.check.engine import RELEVANT, check_text
+from paceline.check.engine import check_text, is_relevant
 from paceline.check.findings import Finding
 from paceline.check.names import dotted
 
@@ -280,7 +280,7 @@ def mutants(files: list[Path], only: str) -> Iterator[tuple[str, Path, str, Edit
     for file in files:
         text = file.read_text(errors="replace")
         wanted = [k for k, kind in KINDS.items() if kind.word in text and made[k] < OF_ONE_PACKAGE and only in ("", k)]
-        if not wanted or text.count("\n") > LONGEST or not RELEVANT.search(text):
+        if not wanted or text.count("\n") > LONGEST or not is_relevant("", text):
             continue
         try:
             tree = ast.parse(text)

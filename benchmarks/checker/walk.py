@@ -26,7 +26,7 @@ from typing import NamedTuple
 from sklearn.feature_extraction import DictVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from paceline.check.engine import RELEVANT, check_text
+from paceline.check.engine import check_text, is_relevant
 from paceline.check.options import Options
 from paceline.check.order import features, promise
 from paceline.check.run import worth_showing
@@ -93,7 +93,7 @@ def checked(package: Path, most: int) -> Iterator[File]:
     for file in files:
         try:
             text = read(file)
-            if taken == most or not RELEVANT.search(text):
+            if taken == most or not is_relevant("", text):
                 continue
             nodes = sum(isinstance(node, ast.stmt | ast.ExceptHandler) for node in ast.walk(parse(text)))
         except Unreadable:

@@ -26,6 +26,42 @@ def test_every_fragment_is_exchanged_once_in_a_period_and_no_two_at_once(every: 
     assert {b - a for a, b in itertools.pairwise(places)} <= {every // fragments, -(-every // fragments)}
 
 
+OVERLAPPING = [(every, f, overlap) for every, f in SCHEDULES for overlap in {1, every // f // 2, every // f} - {0}]
+
+
+@pytest.mark.parametrize(("every", "fragments", "overlap"), OVERLAPPING)
+def test_an_exchange_is_applied_so_many_updates_later_and_before_the_next_begins(
+    every: int, fragments: int, overlap: int
+) -> None:
+    streaming = Streaming(every, fragments, overlap)
+    for updates in (1, every, 3 * every, 3 * every + 1, 4 * every + overlap):
+        begun: int | None = None
+        for update in range(updates):
+            assert streaming.under_way(update) == (begun is not None)
+            if streaming.lands(update, updates):
+                assert begun is not None
+                assert update == min(begun + overlap, updates - 1)
+                begun = None
+            if streaming.after(update, updates):
+                assert begun is None
+                begun = update
+        assert begun == updates - 1 if updates else None
+
+
+@pytest.mark.parametrize(("every", "fragments", "overlap"), OVERLAPPING)
+def test_updates_ahead_end_where_an_exchange_is_applied(every: int, fragments: int, overlap: int) -> None:
+    streaming, updates = Streaming(every, fragments, overlap), 3 * every + 1
+
+    def busy(update: int) -> bool:
+        return streaming.after(update, updates) > 0 or streaming.lands(update, updates)
+
+    for first in range(updates):
+        ahead = streaming.ahead(range(first, updates))
+        assert ahead[0] == first
+        assert not any(busy(update) for update in ahead[:-1])
+        assert busy(ahead[-1])
+
+
 @pytest.mark.parametrize("every", [1, 3, 10])
 def test_one_fragment_is_exchanged_every_so_many_updates_and_after_the_last(every: int) -> None:
     streaming = Streaming(every)

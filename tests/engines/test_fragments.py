@@ -26,6 +26,9 @@ PLANS = (
     "diloco:workers=3,every=4,fragments=2",
     "diloco:workers=2,every=5,fragments=3,rate=1,momentum=0",
     "diloco:workers=2,every=2,fragments=2,codec=threshold:0.01",
+    "diloco:workers=3,every=4,fragments=2,overlap=2",
+    "diloco:workers=2,every=5,fragments=2,overlap=1,codec=onebit",
+    "diloco:workers=2,every=3,overlap=2",
 )
 
 
@@ -55,7 +58,8 @@ def test_every_codec_goes_with_fragments(codec: str) -> None:
         assert virtual.summary()["bytes_sent"] == local.summary()["bytes_sent"]
 
 
-def test_it_is_the_algorithm_of_the_paper() -> None:
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+def test_it_is_the_algorithm_of_the_paper(overlap: int) -> None:
     """Two replicas with SGD, and the outer step of one fragment after another, written out in PyTorch."""
     every, rate, momentum, updates = 4, 0.7, 0.9, 11
     data = torch.randn(16, 3, dtype=torch.float64), torch.randint(2, (16,))
@@ -68,7 +72,7 @@ def test_it_is_the_algorithm_of_the_paper() -> None:
         model=net, data=data, loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
         batch_size=8, epochs=9, shuffle=False,
     )  # fmt: skip
-    plan = f"diloco:workers=2,every={every},fragments=2,rate={rate},momentum={momentum}"
+    plan = f"diloco:workers=2,every={every},fragments=2,overlap={overlap},rate={rate},momentum={momentum}"
     found = pl.train(job, plan, engine="virtual", folder=None, max_updates=updates)
 
     numbers = Fragments.of(lay_out(net(), 1, ()), 2).numbers
@@ -77,14 +81,18 @@ def test_it_is_the_algorithm_of_the_paper() -> None:
     shared = [p.detach().clone() for p in replicas[0]]
     velocity = [torch.zeros_like(p) for p in shared]
 
-    def exchange(fragment: int) -> None:
-        for n in numbers[fragment]:
-            outer = sum(shared[n] - replica[n].detach() for replica in replicas) / 2
-            velocity[n] = momentum * velocity[n] + outer
-            shared[n] = shared[n] - rate * (outer + momentum * velocity[n])
-            for replica in replicas:
-                replica[n].data.copy_(shared[n])
+    def sent(fragment: int) -> dict[int, torch.Tensor]:
+        return {n: sum(shared[n] - replica[n].detach() for replica in replicas) / 2 for n in numbers[fragment]}
 
+    def apply(outer: dict[int, torch.Tensor], own: float) -> None:
+        for n, step in outer.items():
+            velocity[n] = momentum * velocity[n] + step
+            shared[n] = shared[n] - rate * (step + momentum * velocity[n])
+            for replica in replicas:
+                replica[n].data.copy_(own * replica[n].data + (1 - own) * shared[n])
+
+    flight: list[dict[int, torch.Tensor]] = []
+    begun = 0
     for update in range(updates):
         first = update % 2 * 8
         for worker, module in enumerate(modules):
@@ -93,10 +101,14 @@ def test_it_is_the_algorithm_of_the_paper() -> None:
             gradients = torch.autograd.grad(loss, replicas[worker])
             for p, gradient in zip(replicas[worker], gradients, strict=True):
                 p.data.sub_(0.1 * gradient)
+        if flight and update in (begun + overlap, updates - 1):
+            apply(flight.pop(), 0.5)
         if (update + 1) % 2 == 0:
-            exchange((update + 1) // 2 % 2 - 1)
+            flight, begun = [sent(((update + 1) // 2 - 1) % 2)], update
+            if not overlap:
+                apply(flight.pop(), 0.0)
     for fragment in (1, 0):
-        exchange(fragment)
+        apply(sent(fragment), 0.0)
     for mine, theirs in zip(found.model.parameters(), replicas[0], strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-12)
 
@@ -135,9 +147,10 @@ def test_bytes_are_those_of_each_fragment(codec: str, fragments: int) -> None:
     assert both.tolist() == [2 * sizes[number % fragments] for number in range(exchanges)]
 
 
-def test_a_run_that_is_done_is_not_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", [PLANS[0], "diloco:workers=2,every=1,overlap=1"])
+def test_a_run_that_is_done_is_not_continued(plan: str, tmp_path: Path) -> None:
     job = JOBS["mlp"]()
-    run = pl.train(job.with_(epochs=1), PLANS[0], folder=tmp_path, checkpoint_every=2)
+    run = pl.train(job.with_(epochs=1), plan, folder=tmp_path, checkpoint_every=2)
     assert run.path is not None
     with pytest.raises(UsageError, match="not brought together yet"):
         pl.train(job, resume=run.path, epochs=3)
@@ -147,7 +160,8 @@ def test_a_run_that_is_done_is_not_continued(tmp_path: Path) -> None:
     ("plan", "said"),
     [
         ("diloco:every=3,fragments=4", "at most one fragment is exchanged after an update, so there are at most 3"),
-        ("diloco:mode=asynchronous,fragments=2", "fragments belong to mode=synchronous"),
+        ("diloco:mode=asynchronous,fragments=2", "fragments and overlap belong to mode=synchronous"),
+        ("diloco:every=9,fragments=4,overlap=3", "overlap is at most every / fragments, here 2"),
         ("diloco:fragments=0", "at least 1"),
         ("local_sgd:fragments=2", "no option 'fragments'"),
     ],

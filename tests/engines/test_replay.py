@@ -9,12 +9,17 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.core.cluster.epochs import Epoch, Epochs
+from paceline.engines.arithmetic.synchronous import SteppedReplicas, synchronous
 from paceline.engines.replay.replay import servers_apart
+from paceline.engines.setup import set_up
 from paceline.errors import ReplayDiverged, RunFolderError, UsageError
 from paceline.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
 from paceline.parameters.layout import sha256
+from paceline.plans.plan import Plan
 from paceline.runs.events import Event, EventKind, EventLog
 from paceline.runs.record import LifeRecord, RunRecord
+from paceline.testing.jobs import JOBS
 
 G = torch.Generator().manual_seed(0)
 
@@ -153,3 +158,18 @@ def test_a_folder_of_older_arithmetic_says_what_has_changed(plan: str, says: str
     file.write_text(json.dumps(record))
     with pytest.raises(ReplayDiverged, match=says):
         pl.replay(run.path)
+
+
+@pytest.mark.parametrize("plan", ["local_sgd:workers=3,every=2", "diloco:workers=3,every=2,overlap=1"])
+def test_a_rank_that_was_given_a_sum_has_applied_it(plan: str) -> None:
+    """Rank 2 dies in exchange 1, which rank 0 has finished and rank 1 has not: rank 1 takes its sum from rank 0."""
+    setup = set_up(JOBS["mlp"](), Plan.parse(plan), "virtual", 9)
+    sums = synchronous(setup, Epochs(3, [Epoch(5, {0: 1, 1: 0})]))
+    assert isinstance(sums, SteppedReplicas)
+    taken = []
+    for update in range(5):
+        ranks = sums.epochs.shares.ranks(update)
+        sums.apply(update, [sums.compute(rank, setup.agenda.mine(update, rank)) for rank in ranks])
+        taken.append([replica.store.memory[0].get("shared", replica.store.values[0]) for replica in sums.replicas[:2]])
+        taken[-1] = [value.clone() for value in taken[-1]]
+    assert torch.equal(*taken[4 if "overlap" in plan else 3])

@@ -112,3 +112,11 @@ def test_fragments_are_as_many_exchanges_of_a_part_each() -> None:
     added = parts.terms.exchange - whole.terms.exchange
     one, none = (meeting(costs(), Ring(), 4, size).seconds for size in (1_000_000, 4_000_000))
     assert added == pytest.approx((4 * one - none) / 8)
+
+
+def test_of_an_overlapped_exchange_counts_what_computing_does_not_cover() -> None:
+    facts = Facts(64, 400_000_000, 400_000_000)
+    plans = [make("diloco", workers=4, every=8, fragments=4, overlap=overlap) for overlap in (0, 1, 2)]
+    none, one, two = (predict(plan, costs(), facts).terms for plan in plans)
+    assert none.exchange - one.exchange == pytest.approx(one.own / 2)
+    assert none.exchange - two.exchange == pytest.approx(min(none.exchange, two.own))

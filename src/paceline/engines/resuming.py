@@ -114,8 +114,9 @@ def check_end(setup: Setup, updates: int, had: int) -> None:
     method, agenda = setup.plan.method, setup.agenda
     if updates != agenda.updates_per_epoch * had:
         return
-    every = method.averaging.every if isinstance(method, LocalSteps) else agenda.block
-    unflushed = (isinstance(method, Pipeline) and not method.flushes) or setup.plan.fragments > 1
+    every, unflushed = agenda.block, isinstance(method, Pipeline) and not method.flushes
+    if isinstance(method, LocalSteps):
+        every, unflushed = method.averaging.every, method.fragments > 1 or method.overlap > 0
     if agenda.data_parts or unflushed or not every or updates % every:
         raise UsageError(
             f"the run ended after update {updates}, where plan {setup.plan.name} would have gone on with replicas or "

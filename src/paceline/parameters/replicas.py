@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.core.rules import Averaging, Exchanging, Memory
 from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.rules.plain import Plain
+from paceline.core.streaming import ALPHA
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.fragments import Fragments
@@ -47,13 +48,20 @@ class AveragingReplica:
         values: list[Tensor | None] = [self.rule.contribution(v, m) for v, m in self._fragment(number)]
         buffers = self.learner.replica.moving if self._has_buffers(number) else []
         dtype = self.fragments.layout.dtype
-        return GradientSum(values, [b.to(dtype) for b in buffers], 0.0, 1.0, 1, worker)
+        moving = [b.to(dtype, copy=True) for b in buffers]  # they may change while they are exchanged
+        return GradientSum(values, moving, 0.0, 1.0, 1, worker)
 
-    def apply_mean(self, number: int, mean: GradientSum) -> None:
-        """Continue from the mean of the contributions to the exchange of this number."""
+    def apply_mean(self, number: int, mean: GradientSum, late: bool = False) -> None:
+        """Continue from the mean of the contributions to the exchange of this number.
+
+        If it is `late`, the replica has stepped since it contributed, and continues from a mixture.
+        """
         for (value, memory), average in zip(self._fragment(number), mean.gradients, strict=True):
             assert average is not None
+            own = value.clone() if late else value
             self.rule.apply_mean(value, memory, average)
+            if late:
+                value.lerp_(own, ALPHA)
         if self._has_buffers(number):
             self.learner.set_buffers(mean.buffers)
 

@@ -195,8 +195,10 @@ def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Fo
 
 
 def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> Found:
-    every = method.averaging.every or 10**6
-    return _met(plan, method.collective, every, plan.workers, costs, facts, method.fragments)
+    every, fragments = method.averaging.every or 10**6, method.fragments
+    found = _met(plan, method.collective, every, plan.workers, costs, facts, fragments)
+    hidden = method.overlap * found.terms.own * fragments / every  # as far as computing covers the exchanges
+    return replace(found, terms=replace(found.terms, exchange=max(0.0, found.terms.exchange - hidden)))
 
 
 def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:

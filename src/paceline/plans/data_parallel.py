@@ -50,16 +50,23 @@ def _easgd(mode: str, workers: int, every: int, spring: float | None) -> Method:
     return CentreServer(ElasticExchange(workers, every, spring))
 
 
-def _diloco(mode: str, workers: int, every: int, fragments: int, rate: float, momentum: float) -> Method:
-    if fragments > 1 and mode != "synchronous":
-        raise PlanError("plan 'diloco': fragments belong to mode=synchronous, in which all workers exchange at once")
+def _diloco(mode: str, workers: int, every: int, fragments: int, overlap: int, rate: float, momentum: float) -> Method:
+    if (fragments > 1 or overlap) and mode != "synchronous":
+        raise PlanError(
+            "plan 'diloco': fragments and overlap belong to mode=synchronous, in which all workers exchange at once"
+        )
     if fragments > every:
         raise PlanError(
             f"plan 'diloco': fragments={fragments} with every={every}: at most one fragment is exchanged after an "
             f"update, so there are at most {every}"
         )
+    if overlap > every // fragments:
+        raise PlanError(
+            f"plan 'diloco': overlap={overlap} with every={every} and fragments={fragments}: an exchange is applied "
+            f"before the next one begins, so overlap is at most every / fragments, here {every // fragments}"
+        )
     if mode == "synchronous":
-        return LocalSteps(Ring(), Diloco(every, rate, momentum), fragments)
+        return LocalSteps(Ring(), Diloco(every, rate, momentum), fragments, overlap)
     return CentreServer(OuterExchange(workers, every, rate, momentum))
 
 
@@ -125,6 +132,7 @@ DATA_PARALLEL: dict[str, Recipe] = {
             "mode": MODES,
             "every": Kind(50),
             "fragments": Kind(1),
+            "overlap": Kind(0, least=0),
             "rate": Kind(0.7, least=0.0),
             "momentum": Kind(0.9, least=0.0),
         },

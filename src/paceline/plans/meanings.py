@@ -25,6 +25,7 @@ MEANINGS = {
     "mode": "the variant of the method",
     "momentum": "momentum of the outer step",
     "on": "the worker of each stage or operator, joined by +",
+    "overlap": "updates that are computed while replicas are exchanged",
     "parts": "disjoint parts of the data, of which each worker trains on one after another",
     "pull": "how newer parameters are coded on their way to a worker",
     "rate": "learning rate of the outer step",

@@ -189,6 +189,7 @@ def Diloco(  # noqa: N802
     mode: Literal["synchronous", "asynchronous"] = "synchronous",
     every: int = 50,
     fragments: int = 1,
+    overlap: int = 0,
     rate: float = 0.7,
     momentum: float = 0.9,
 ) -> Plan:

@@ -71,6 +71,7 @@ PLANS = (
     Member("easgd:every=2", (3,)),
     Member("diloco:every=3", (2,)),
     Member("diloco:every=4,fragments=3", (2,)),
+    Member("diloco:every=4,fragments=2,overlap=2", (3,)),
     Member("easgd:mode=asynchronous,every=2", (1, 3)),
     Member("diloco:mode=asynchronous,every=5", (2,)),
     Member("gossip", (2, 4)),

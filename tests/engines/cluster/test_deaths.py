@@ -78,6 +78,8 @@ def test_a_worker_is_killed(tmp_path: Path, plan: str) -> None:
         "ring:codec=powersgd:1",
         "diloco:every=2,codec=onebit",
         "diloco:every=4,fragments=3,codec=powersgd:1",
+        "diloco:every=4,fragments=2,overlap=2,codec=powersgd:1",
+        "diloco:every=3,overlap=3,codec=onebit",
     ],
 )
 def test_a_worker_is_killed_under_a_codec_that_owes(tmp_path: Path, plan: str) -> None:
@@ -189,5 +191,28 @@ def test_faults_at_random_moments(tmp_path: Path, seed: int) -> None:
     here = pl.train(job(tmp_path, **SHARED), plan, workers=4, engine="virtual", folder=None)
     wanted = {name: value.double().flatten().tolist() for name, value in here.model.state_dict().items()}
     assert gap(found["state"], wanted) < 1e-9
+    (run,) = (tmp_path / "runs").iterdir()
+    assert pl.replay(run).matches
+
+
+STEPPED = ("local_sgd:every=3", "diloco:every=4,fragments=2,overlap=2,codec=onebit", "diloco:every=3,overlap=3")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", STEPPED)
+@pytest.mark.parametrize("seed", range(4))
+def test_replicas_continue_after_a_death_at_any_moment(tmp_path: Path, plan: str, seed: int) -> None:
+    """The shares of updates that survivors had begun are as the trace says, also where they exchanged meanwhile."""
+    ran = nodes(tmp_path, 3, [plan], job={"epochs": 60})
+    until = time.monotonic() + PATIENCE
+    while not list((tmp_path / "runs").glob("*/trace.arrow")):
+        assert time.monotonic() < until, [each.err.read_text() for each in ran.running]
+        time.sleep(0.01)
+    time.sleep(random.Random(seed).random())
+    ran.kill(1 + seed % 2)
+    ended = ran.end()
+    alive = [told(each)[0] for each in ended if not each.code]
+    assert len(alive) >= 2
+    assert len({each["summary"]["parameters_sha256"] for each in alive}) == 1
     (run,) = (tmp_path / "runs").iterdir()
     assert pl.replay(run).matches

@@ -221,6 +221,11 @@ class Member:
         #: Whether the group has gone on without this rank.
         self.dismissed = False
 
+    @property
+    def reported(self) -> bool:
+        """Whether the head counts on a report of which update this rank has not begun."""
+        return self.called_off and not self.inside and not self.repeats
+
     def ready(self) -> Report:
         """The rank is ready for its first group."""
         return self._report()

@@ -70,6 +70,8 @@ class SteppedReplicas:
         self.setup, self.snapshots, self.epochs = setup, Snapshots(setup, self.values), epochs
         #: The number of exchanges so far.
         self.exchanges = 0
+        #: The means of the newest exchange, by rank.
+        self.arrived: dict[int, GradientSum] = {}
         self.averaging, self.streaming, self.mixes = method.averaging, method.streaming, isinstance(method, Gossip)
         fragments = Fragments.of(setup.layout, setup.plan.fragments)
         self.replicas = list[AveragingReplica]()
@@ -90,17 +92,27 @@ class SteppedReplicas:
         for rank, share in zip(self.epochs.shares.ranks(update), shares, strict=True):
             self.replicas[rank].step(share)
         if not self.averaging.mixes_first:
-            self._average(due)
+            if self.streaming.lands(update, self.setup.agenda.updates):
+                self._land(late=True)
+            self._average(due, overlaps=self.streaming.overlap > 0 and update + 1 != self.setup.agenda.updates)
 
-    def _average(self, due: int) -> None:
-        """Make so many exchanges."""
-        for number in range(self.exchanges, self.exchanges + due):
+    def _average(self, due: int, overlaps: bool = False) -> None:
+        """Make so many exchanges; one that overlaps is applied later."""
+        for _ in range(due):
+            number, self.exchanges = self.exchanges, self.exchanges + 1
             ranks = self.epochs.exchanging(number)
             means = self._means(number, ranks, [self.replicas[rank].contribution(number, rank) for rank in ranks])
-            for rank, mean in zip(ranks, means, strict=True):
-                if self.epochs.made(rank, number):
-                    self.replicas[rank].apply_mean(number, mean)
-        self.exchanges += due
+            self.arrived = dict(zip(ranks, means, strict=True))
+            if not overlaps:
+                self._land()
+
+    def _land(self, late: bool = False) -> None:
+        """Apply the newest exchange."""
+        number = self.exchanges - 1
+        for rank, mean in self.arrived.items():
+            # A rank that lacked a sum of all when the group changed was given it; between neighbours it was left out.
+            if not self.mixes or self.epochs.made(rank, number):
+                self.replicas[rank].apply_mean(number, mean, late)
 
     def _means(self, number: int, ranks: Sequence[int], shares: list[GradientSum]) -> list[GradientSum]:
         """Return for each of these ranks the mean over all of them, or over its neighbours and itself."""

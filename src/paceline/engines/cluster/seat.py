@@ -105,8 +105,18 @@ class Seat:
             return self.shares.parts_of(self.ticket.rank, update)
 
     def begin(self, update: int) -> list[int]:
-        """Return the parts of an update that this rank computes now: they do not change any longer."""
+        """Return the parts of an update that this rank computes now: they do not change any longer.
+
+        A rank that has told the head which update it can still share out differently waits for what comes of it.
+        """
         with self._changed:
+            end = monotonic() + self.ticket.deadline
+            while self.member.reported and not self.released:
+                if self.member.dismissed:
+                    raise RunFailed(_dismissed(self.ticket.rank))
+                if monotonic() >= end:
+                    raise WaitedTooLong(self.ticket.rank, "the next group", self.ticket.deadline, self._where())
+                self._changed.wait(0.5)
             self.member.begun = max(self.member.begun, update + 1)
             return self.shares.parts_of(self.ticket.rank, update)
 

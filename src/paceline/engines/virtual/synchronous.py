@@ -58,6 +58,8 @@ class _Run:
         if self.collective is not None:
             found = [exchanged(plan.codec, self.collective, plan.workers, each) for each in self.sizes]
             self.collective, self.sizes = found[0][0], [round(vector) for _, vector in found]
+        #: When the exchange under way ends for each worker, in seconds, and the bytes that each sends.
+        self.flight = np.zeros(0), np.zeros(0, np.int64)
         self.compute_times, self.rows = ComputeTimes(world, plan.workers), rows
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
@@ -81,8 +83,10 @@ class _Run:
         if computed is not None and not plan.traits.repeats:
             computed.apply(update, shares)  # before the exchange: what is in a message decides how long it is
         if self.collective is not None:
+            self._land(update)
             for number in self._due(update):
-                self._exchange(self.collective, self.sizes[number % len(self.sizes)], update, self._messages(number))
+                size, messages = self.sizes[number % len(self.sizes)], self._messages(number)
+                self._exchange(self.collective, size, update, messages, self._overlaps(update))
         if plan.traits.repeats and self.sums is None:
             # Without numbers to decide by, the first trial of the line search is taken.
             self._evaluate_again(update, self.sizes[0], [])
@@ -106,10 +110,16 @@ class _Run:
         self.rows.add_all(
             Kind.COMPUTE, update, base=update, start=_whole(begin), end=_whole(computed), samples=samples
         )  # fmt: skip
-        ready = computed
+        self.ready = computed.tolist()
+        self._land(update)
+        ready = np.array(self.ready)
         for number in self._due(update):
             arrived, size = ready, self.sizes[number % len(self.sizes)]
-            ready, waited, sent = exchange_all(self.collective, arrived, size, self.world)
+            found, waited, sent = exchange_all(self.collective, arrived, size, self.world)
+            if self._overlaps(update):
+                self.flight = found, sent
+                continue
+            ready = found
             times = {"start": _whole(arrived), "end": _whole(ready), "waited": _whole(waited)}
             self.rows.add_all(Kind.COLLECTIVE, update, base=update, bytes=sent, value=0.0, **times)
         done = ready + self.world.update
@@ -154,16 +164,38 @@ class _Run:
             raise WorkerDied(Failure(worker, "died, as its world says", Position(update), advice=advice))
         return nanoseconds(start), nanoseconds(self.ready[worker])
 
-    def _exchange(self, collective: Collective, size: int, update: int, messages: Sequence[int] = ()) -> None:
-        """Move every worker's clock to the end of the collective; one row each. `messages` are bytes, if they vary."""
+    def _exchange(
+        self, collective: Collective, size: int, update: int, messages: Sequence[int] = (), overlaps: bool = False
+    ) -> None:
+        """Move every worker's clock to the end of the collective; one row each. `messages` are bytes, if they vary.
+
+        One that overlaps computing is only begun, and moves no clock before it is applied.
+        """
         arrived = list(self.ready)
         ends, waited, sent = exchange(collective, arrived, sum(messages) or size, self.world)
         if messages:
             sent = [(self.plan.workers - 1) * size for size in messages]
+        if overlaps:
+            self.flight = np.array(ends), np.array(sent)
+            return
         self.ready[:] = ends
         for worker, begin in enumerate(arrived):
             times = nanoseconds(begin), nanoseconds(self.ready[worker]), nanoseconds(waited[worker])
             self.rows.add(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, 0, sent[worker], 0.0))
+
+    def _overlaps(self, update: int) -> bool:
+        """Whether exchanges that begin after this update are made while the next ones are computed."""
+        return self.streaming is not None and self.streaming.overlap > 0 and update + 1 != self.agenda.updates
+
+    def _land(self, update: int) -> None:
+        """Move every worker's clock to the end of the exchange under way, if that is applied after this update."""
+        if self.streaming is None or not self.streaming.lands(update, self.agenda.updates):
+            return
+        ready, (ends, sent) = np.array(self.ready), self.flight
+        self.ready = np.maximum(ready, ends).tolist()
+        times = {"start": _whole(ready), "end": _whole(np.array(self.ready))}
+        waited = _whole(np.maximum(ends - ready, 0.0))
+        self.rows.add_all(Kind.COLLECTIVE, update, base=update, bytes=sent, value=0.0, waited=waited, **times)
 
     def _messages(self, number: int) -> list[int]:
         """Return the bytes of each worker's message in an exchange, where they follow from its gradient."""

@@ -24,10 +24,12 @@ class LocalSteps:
     averaging: Averaging
     #: Parts of the parameters that are exchanged one after another.
     fragments: int = 1
+    #: Updates that are made while a fragment is exchanged.
+    overlap: int = 0
 
     @property
     def streaming(self) -> Streaming:
-        return Streaming(self.averaging.every, self.fragments)
+        return Streaming(self.averaging.every, self.fragments, self.overlap)
 
     traits = Traits(devices="summed")
 

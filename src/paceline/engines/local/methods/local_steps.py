@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import perf_counter_ns as now
 
 from paceline.engines.local.collectives import Means, NeighbourMixing
+from paceline.engines.local.exchanges import Exchanges
 from paceline.engines.local.methods.legs import legs_of
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.gradients.payload import GradientSum
@@ -38,45 +39,31 @@ def _averaged(
     Where replicas are mixed before a step, `offer` lets the others have this one's while its gradient is computed.
     """
     rule, streaming, updates = method.averaging, method.streaming, runner.agenda.updates
-    store, number = runner.local_store(rule), streaming.before(runner.resume_point.updates, updates)
-    replica = AveragingReplica(runner.learner, store, rule, runner.fragments)
-    state, together = runner.resume(store), True
+    store = runner.local_store(rule)
+    replica, state_of_replica = AveragingReplica(runner.learner, store, rule, runner.fragments), runner.resume(store)
+    exchanges = Exchanges(runner, streaming, replica, means)
     legs = None if rule.mixes_first else legs_of(runner, store)
     ahead = runner.updates_ahead()
     while ahead:
         made = legs.make(streaming.ahead(ahead), ahead[0]) if legs else ahead[:0]
         update = made[-1] if made else ahead[0]
-        due = streaming.after(update, updates)
         if not made:
-            made = ahead[:1]
-            if due and rule.mixes_first and offer is not None:
-                offer(number, replica.contribution(number, runner.number))
+            made, due = ahead[:1], streaming.after(update, updates) if rule.mixes_first else 0
+            if due and offer is not None:
+                offer(exchanges.number, replica.contribution(exchanges.number, runner.number))
             computed = yield GradientRequest(update, runner.group.chunks(update), update)
             if computed is None:
-                if not together:  # as after the last update of an agenda
-                    _average(runner, update - 1, range(number, number + streaming.fragments), replica, means)
+                exchanges.finish(update - 1)
                 break
-            if rule.mixes_first:
-                _average(runner, update, range(number, number + due), replica, means)
+            exchanges.meet(update, due)
             start = now()
             replica.step(computed)
             del computed  # its memory serves the next gradient
             runner.applied(update, update, update + 1, start)
         if not rule.mixes_first:
-            _average(runner, update, range(number, number + due), replica, means)
-        number += due
-        together = due == streaming.fragments
+            exchanges.after(update)
         if runner.group.leads:
             runner.snapshot(update + 1, replica.result)
-        runner.state_writer.in_step(made[0], update + 1, state)
+        runner.state_writer.in_step(made[0], update + 1, lambda: state_of_replica() | exchanges.state())
         ahead = ahead[len(made) :]
     runner.write_result(replica.result())
-
-
-def _average(runner: PlanRunner, update: int, numbers: range, replica: AveragingReplica, means: Means) -> None:
-    """Make the exchanges of these numbers, which follow an update."""
-    for number in numbers:
-        start = now()
-        mean, waited, sent = means.mean(number, replica.contribution(number, runner.number))
-        replica.apply_mean(number, mean)
-        runner.exchanged(update, start, waited, sent)
