@@ -151,6 +151,8 @@ COLLECTIVE_NAMES = {"all_reduce", "allreduce", "all_gather", "allgather", "all_g
                 "summon_full_params", "GatheredParameters", "unwrap_model_for_generation",
                    "get_model_state_dict", "get_optimizer_state_dict", "full_optim_state_dict", "full_tensor",
                    "consolidate_state_dict", "set_model_state_dict"}  # fmt: skip
+# Those of them that are methods of a tensor or optimizer, which is no group.
+OF_TENSORS = {"full_tensor", "consolidate_state_dict"}
 # Objects and modules whose collectives are those of all ranks rather than of a group.
 WORLD_OBJECTS = {"dist", "distributed", "comm", "comms", "misc", "coordinator", "parallel", "hvd", "bps", "xm", "ops",
            "env", "backend", "self", "engine", "model_engine", "dist_manager", "context", "ctx"}  # fmt: skip

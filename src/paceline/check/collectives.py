@@ -58,6 +58,7 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
         and not owned
         and isinstance(function, ast.Attribute)
         and name in catalogue.COLLECTIVE_NAMES
+        and name not in catalogue.OF_TENSORS
         and not _for_all_ranks(function, fn, module)
     ):
         group = written(function.value)  # a collective of a communicator of its own

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 
 from paceline.check import libraries
+from paceline.check.catalogue import RETURNS_MODEL
 from paceline.check.declarations import Function
 from paceline.check.module import Module
 from paceline.check.names import dotted
@@ -86,7 +87,10 @@ def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> str:
         name = module.canonical(call.func)
         return libraries.returns(name) or (name if name.rpartition(".")[2][:1].isupper() else "")
     owner = type_name(call.func.value, fn, module, depth + 1) if isinstance(call.func, ast.Attribute) else ""
-    return libraries.returns(f"{owner}.{call.func.attr}") if owner else ""  # type: ignore[union-attr]
+    if not owner:
+        return ""
+    same = owner if call.func.attr in RETURNS_MODEL else ""  # type: ignore[union-attr]
+    return libraries.returns(f"{owner}.{call.func.attr}") or same  # type: ignore[union-attr]
 
 
 def _annotated(annotation: ast.expr, module: Module) -> str:
