@@ -1,4 +1,4 @@
-"""In which order files are walked, and how far a budget reaches: the most promising files come first.
+"""The order in which files are walked, and how far a budget reaches: the most promising files come first.
 
 A budget is a number of lines. How likely a file has findings is a logistic model of how often the words of its blocks,
 calls and names occur, and of which rules apply to it. Its weights (order.json) were fitted with a normal prior to files

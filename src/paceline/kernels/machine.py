@@ -71,7 +71,7 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 def _group() -> str:
     """The control group of this process."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
     return next((line.split("::", 1)[1] for line in lines if "::" in line), "")
