@@ -87,7 +87,7 @@ def is_near(finding: Finding, places: dict[str, list[int]]) -> bool:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--of", choices=("programs", "mechanisms"), default="programs")
+    options.add_argument("--of", choices=("programs", "mechanisms", "forms"), default="programs")
     options.add_argument("--part", choices=(*PARTS, "all"), default="all")
     options.add_argument("--verbose", action="store_true")
     given = options.parse_args()

@@ -33,7 +33,7 @@ def wide() -> nn.Module:
 
 def jobs() -> dict[str, tuple[pl.Job, int]]:
     """Each with the updates of a run, which take some seconds."""
-    small = load_job("mnist-dnn").with_(epochs=1000, test=None)
+    small = load_job("mnist-dnn").with_(epochs=1000, test=None, evaluate_every=None)
     momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     return {
         "mnist-dnn": (small, 6000),

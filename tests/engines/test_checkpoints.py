@@ -184,6 +184,7 @@ def test_killed_twice_where_there_is_a_server(job_file: Path, tmp_path: Path) ->
         "ceiling",
         "easgd:every=5",
         "diloco:every=9",
+        "diloco:every=9,fragments=4,codec=onebit",
         "gossip",
         "sandblaster:memory=3",
         "ddp",

@@ -71,7 +71,7 @@ class World:
 
     def sums(self, rank: int) -> PayloadReduction:
         link = SharedMemoryLink(self.shared, rank, self.doorbells, self.waiter(rank))
-        return PayloadReduction(Reduction(link, self.collective, self.workers), payloads_of(link, self.layout))
+        return PayloadReduction(Reduction(link, self.collective, self.workers), payloads_of(link.vectors, self.layout))
 
     def native(self, rank: int, memory: Tensor, sums: PayloadReduction) -> NativeSum:
         made = native_sum(sums, self.layout, self.gradients(memory), memory, self.waiter(rank), self.cancelled)

@@ -9,6 +9,7 @@ import pytest
 from paceline.core.collectives.ring import Ring
 from paceline.engines.virtual import World, simulate
 from paceline.planner.candidates import candidates, numbers_of_workers, same_learning
+from paceline.planner.costs import meeting
 from paceline.planner.divisions import ModelDivision
 from paceline.planner.methods import PREDICT, Facts, NotMeasured, known, predict, queued
 from paceline.planner.pipelines import cut
@@ -99,3 +100,15 @@ def test_numbers_of_workers() -> None:
     assert numbers_of_workers(2) == [2]
     assert numbers_of_workers(16) == [2, 3, 4, 8, 16]
     assert numbers_of_workers(2, 4) == [2, 3, 4]
+
+
+def test_fragments_are_as_many_exchanges_of_a_part_each() -> None:
+    """In a period the bytes are the same, and the latency is paid once for each fragment."""
+    whole, parts = (
+        predict(make("diloco", workers=4, every=8, **options), costs(), Facts(64, 4_000_000, 4_000_000))
+        for options in ({}, {"fragments": 4})
+    )
+    assert parts.bytes == pytest.approx(whole.bytes)
+    added = parts.terms.exchange - whole.terms.exchange
+    one, none = (meeting(costs(), Ring(), 4, size).seconds for size in (1_000_000, 4_000_000))
+    assert added == pytest.approx((4 * one - none) / 8)

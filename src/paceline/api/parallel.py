@@ -163,6 +163,7 @@ class _Block:
         moving, sparse = statistics(model), tables(model)
         layout = lay_out(model, plan.shards, moving)
         plan = plan.fitted(len(layout.shards))
+        plan.check_fragments(len(trainable(model)))
         plan.method.prove(plan.workers)
         self.plan, self.names = plan, (*trainable(model), *moving)
         followers: list[torch.optim.Optimizer] = []

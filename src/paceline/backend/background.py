@@ -10,7 +10,7 @@ import time
 from typing import Protocol
 
 SHORTEST_NAP_SECONDS = 0.001
-LONGEST_NAP_SECONDS = 0.01
+LONGEST_NAP_SECONDS = 0.03  # each look takes the interpreter, and with it a core, from the training
 IDLE_SECONDS = 1.0  # before the thread ends
 STOP_SECONDS = 5.0  # for the thread to end, with what it is doing
 

@@ -100,7 +100,7 @@ class ProgressEngine:
 
     def drive_unwaited(self) -> bool:
         """Move what no thread waits for, on behalf of the background thread; whether there was anything."""
-        if self.waiting or not self.busy():
+        if self.waiting or not self.busy() or self._just_begun():
             return False
         gone = self.memory.gone()
         self.tend()
@@ -108,6 +108,11 @@ class ProgressEngine:
             waited = time.perf_counter() - work.since
             self._judge(work, gone, waited, waited > self.seconds)
         return True
+
+    def _just_begun(self) -> bool:
+        """Whether the thread that began a collective has hardly had the time to wait for it, as DDP's does."""
+        head = next(iter(self.queue), None)
+        return head is not None and time.perf_counter() - head.since < PATIENCE_SECONDS and not self.transfers.busy()
 
     def wait(self, work: PendingWork, seconds: float, patient: bool = True) -> None:
         """Return when the work is done or has failed: by the arrival of others, their end, or the deadline.

@@ -47,6 +47,8 @@ CONSTRUCTORS: dict[str, str] = {
     "concurrent.futures.thread.ThreadPoolExecutor": "Executor",
     "concurrent.futures.Future": "Future",
     "subprocess.Popen": "Popen",
+    **{f"{qt}.QtCore.QMutex": "Lock" for qt in ("PyQt5", "PyQt6", "PySide2", "PySide6", "qtpy", "PyQt4")},
+    **{f"{qt}.QtCore.QRecursiveMutex": "RLock" for qt in ("PyQt5", "PyQt6", "PySide2", "PySide6", "qtpy")},
 }
 
 # Modules that re-export another module, and that module.

@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from paceline.check.catalogue import LOCKS, NOTIFY, TAKE_ITEM, WAITS
+from paceline.check.catalogue import ASYNC_LOCKS, LOCKS, NOTIFY, TAKE_ITEM, WAITS
 from paceline.check.declarations import Function, Resource
 from paceline.check.module import Module
-from paceline.check.names import dotted, is_constant, keyword, parent
+from paceline.check.names import dotted, is_constant, keyword, parent, short_name
 from paceline.check.targets import targets
 
 
@@ -51,12 +51,14 @@ def _of_resource(call: ast.Call, fn: Function, module: Module) -> Effect | None:
     function = call.func
     if isinstance(function, ast.Attribute):
         method = function.attr
-        if method in ("acquire", "release", "acquire_lock", "release_lock", "__enter__", "__exit__"):
+        if method in TAKES or method in FREES or method in TRIES:
             found = module.resource(function.value, fn)
-            if found is not None and found.kind in LOCKS:
-                if method in ("release", "release_lock", "__exit__"):
+            if found is not None and found.kind in LOCKS and (found.sure or method not in _ALSO):
+                if method in FREES:
                     return Effect("free", call, found)
-                return Effect("try" if gives_up(call) else "take", call, found)
+                if found.kind in ASYNC_LOCKS and isinstance(parent(call), ast.Call):
+                    return Effect("try" if short_name(parent(call).func) == "wait_for" else "call", call)  # type: ignore[union-attr]
+                return Effect("try" if method in TRIES or gives_up(call) else "take", call, found)
         elif method in ENTERS and call.args:
             found = module.resource(call.args[0], fn)
             if found is not None and found.kind in LOCKS:
@@ -160,6 +162,10 @@ def text_of(node: ast.expr) -> str:
     return text + "()" if isinstance(node, ast.Call) else text
 
 
+TAKES = {"acquire", "acquire_lock", "__enter__", "lock"}
+FREES = {"release", "release_lock", "__exit__", "unlock"}
+TRIES = {"tryLock", "try_lock", "try_acquire"}
+_ALSO = {"lock", "unlock", *TRIES}  # of locks whose creation was seen; others of these names may do anything
 ENTERS = {"enter_context", "enter_async_context"}  # of a contextlib.ExitStack
 _ITEMS = {ast.Load: "__getitem__", ast.Store: "__setitem__", ast.Del: "__delitem__"}
 _WAITING = {method for _, method in WAITS} | {"wait", "wait_for", "put"}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from paceline.check import libraries
 from paceline.check.across.interface import Interface, interface_of
 from paceline.check.comments import with_comments
 from paceline.check.findings import Finding
@@ -29,7 +30,7 @@ DEPTH = 6_000  # recursion limit for nested syntax; the parser itself gives up b
 RELEVANT = re.compile(
     r"[Tt]hread|async |multiprocess|asyncio|concurrent|[Qq]ueue|[Ll]ock|mutex|fork|Popen|signal|__del__|weakref"
     r"|gc\.callbacks|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|lightning|[Rr]ank|exists|mktemp|chdir|sleep|requests|urlopen|flask|grpc|inlineCallbacks"
-    r"|paceline:"
+    r"|paceline:|" + "|".join(map(re.escape, libraries.threaded()))
 )
 
 

@@ -15,6 +15,8 @@ from paceline.check.findings import Finding
 from paceline.check.ranker import Weights, features, fit, probability, shipped
 from paceline.errors import UsageError
 
+CERTAIN = "PC0"  # what could not be read, and comments that suppress nothing
+
 
 class Verdict(NamedTuple):
     """One line of the file of verdicts."""
@@ -53,7 +55,8 @@ def weigh(findings: Sequence[Finding], verdicts: Sequence[Verdict] = ()) -> None
     rows = [features(finding) for finding in findings]
     weights = refitted(findings, verdicts) if verdicts else shipped()
     for finding, row in zip(findings, rows, strict=True):
-        finding.confidence = probability(weights, row)
+        if not finding.rule.startswith(CERTAIN):
+            finding.confidence = probability(weights, row)
 
 
 def refitted(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> Weights:

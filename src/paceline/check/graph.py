@@ -33,7 +33,7 @@ HARMLESS = {
     "get_ident", "current_thread", "currentThread", "deque", "append_left", "appendleft", "extend", "update",
     "setdefault", "range", "enumerate", "zip", "min", "max", "sorted", "reversed", "print", "str", "repr", "join",
     "format", "startswith", "endswith", "strip", "get_nowait", "is_alive", "isAlive", "object", "type", "callable",
-    "acquire", "log", "getattr", "Lock", "RLock", "Event", "Condition",
+    "acquire", "lock", "unlock", "log", "getattr", "Lock", "RLock", "Event", "Condition",
 }  # fmt: skip
 
 
@@ -119,7 +119,8 @@ class _Builder:
     # -- ways out
 
     def return_(self, statement: ast.Return, follow: Node, exits: _Exits) -> Node:
-        raises = exits.raises if statement.value is not None and may_raise(statement.value) else None
+        value = statement.value
+        raises = exits.raises if value is not None and (exits.caught or may_raise(value)) else None
         return self.node("return", statement, statement.lineno, exits.returns, raises=raises)
 
     def raise_(self, statement: ast.Raise, follow: Node, exits: _Exits) -> Node:

@@ -7,11 +7,13 @@ A lock whose creation was not seen, and which is only named like one, is not `su
 from __future__ import annotations
 
 import ast
+import sys
 from functools import cached_property
 
 from paceline.check import catalogue
 from paceline.check.containers import Containers
 from paceline.check.declarations import Class, Declarations, Formal, Function, Resource
+from paceline.check.lock_names import guessed, lock_class
 from paceline.check.names import dotted, is_constant, keyword, short_name
 from paceline.check.passing import Passing
 from paceline.check.varying import Varying
@@ -69,7 +71,7 @@ class Module(Declarations):
         words = name.split(".")
         own = self.classes.get(name)
         if own is not None:
-            return _derived(own)
+            return _derived(own) or lock_class(own, self.attribute)
         if words[-1] == "field":  # dataclasses
             factory = keyword(call, "default_factory")
             return None if factory is None else catalogue.CONSTRUCTORS.get(self.canonical(factory))
@@ -113,26 +115,26 @@ class Module(Declarations):
         if isinstance(node, ast.Attribute):
             owner = self.type_of(node.value, fn)
             if owner is not None:
-                return self.attribute(owner, node.attr) or _guess(f"{owner.name}.{node.attr}", node.attr)
+                return self.attribute(owner, node.attr) or guessed(f"{owner.name}.{node.attr}", node.attr)
             only = self._only_owner(node.attr)
             if only is not None and not isinstance(node.value, ast.Call):
                 return self.attribute(only, node.attr)
             scope = fn.cls.name + ":" if fn.cls is not None and text.split(".")[0] == fn.self_name else ""
-            return _guess(scope + self.canonical(node), node.attr)
+            return guessed(scope + self.canonical(node), node.attr)
         if isinstance(node, ast.Subscript):
             if (element := self._element(node.value, fn, depth)) is not None:
                 if isinstance(node.slice, ast.Constant):
                     return element._replace(id=f"{element.id[:-1]}{node.slice.value!r}]", one_of_several=False)
                 return element
             name = short_name(node.value)
-            found = _guess((fn.cls.name + ":" if fn.cls else "") + text, name)
+            found = guessed((fn.cls.name + ":" if fn.cls else "") + text, name)
             return found and found._replace(one_of_several=True)
         if isinstance(node, ast.Call):
             made = self.constructed(node, fn)
             if made is not None:
                 return Resource(f"{fn.qualname}:{node.lineno}", made[0], True, False, True, node.lineno)
             if self.callee(node, fn) is None:
-                found = _guess((fn.cls.name + ":" if fn.cls else "") + text, short_name(node.func))
+                found = guessed((fn.cls.name + ":" if fn.cls else "") + text, short_name(node.func))
                 return found and found._replace(one_of_several=True)
         return None
 
@@ -148,14 +150,14 @@ class Module(Declarations):
                 if made is not None:
                     return self._new(where, made, scope)
                 if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) and dotted(value) != name:
-                    return self.resource(value, scope, depth + 1) or _guess(where, name)
-                return _guess(where, name)
+                    return self.resource(value, scope, depth + 1) or guessed(where, name)
+                return guessed(where, name)
             if name in scope.looped and (element := self._element(scope.looped[name], scope, depth)) is not None:
                 return element
             if name in scope.parameters:
                 return self._of_parameter(name, scope, depth)
         origin = self.imports.get(name)
-        return _guess(origin, name) if origin is not None else None
+        return guessed(origin, name) if origin is not None else None
 
     def _of_parameter(self, name: str, fn: Function, depth: int) -> Resource | None:
         """A parameter: the one resource that all callers pass, or one that each call binds anew."""
@@ -170,7 +172,7 @@ class Module(Declarations):
         kind = catalogue.CONSTRUCTORS.get(self.canonical(annotation)) if annotation is not None else None
         if kind is not None:
             return Resource(where, kind, True, kind in catalogue.NON_REENTRANT, formal=Formal(fn, name))
-        found = _guess(where, name)
+        found = guessed(where, name)
         return found and found._replace(formal=Formal(fn, name))
 
     def _element(self, node: ast.expr, fn: Function, depth: int) -> Resource | None:
@@ -300,12 +302,17 @@ class Module(Declarations):
             return self.annotated(annotation.left) or self.annotated(annotation.right)
         if isinstance(annotation, ast.Subscript) and short_name(annotation.value) in ("Optional", "Annotated"):
             return self.annotated(annotation.slice)
-        return None if annotation is None else self.classes.get(short_name(annotation))
+        return None if annotation is None or self._of_library(annotation) else self.classes.get(short_name(annotation))
+
+    def _of_library(self, node: ast.expr) -> bool:
+        """Whether a name is of the standard library: `sqlite3.Connection`, beside a class `Connection` of this file."""
+        head = self.imports.get(dotted(node).partition(".")[0], "") if isinstance(node, ast.Attribute) else ""
+        return head.partition(".")[0] in sys.stdlib_module_names
 
     def type_of_value(self, value: ast.expr, fn: Function, depth: int = 0) -> Class | None:
         """The class of an assigned value: of a constructor call, or of another name."""
         if isinstance(value, ast.Call):
-            named = isinstance(value.func, ast.Name | ast.Attribute)
+            named = isinstance(value.func, ast.Name | ast.Attribute) and not self._of_library(value.func)
             found = self.classes.get(short_name(value.func)) if named else None
             return found or self._returned_type(value, fn, depth)
         if isinstance(value, ast.IfExp | ast.BoolOp):
@@ -373,27 +380,5 @@ def _derived(cls: Class) -> str | None:
     return "Process" if cls.is_a("multiprocessing.Process", "multiprocessing.context.Process") else None
 
 
-def _guess(where: str, name: str) -> Resource | None:
-    """A lock or condition that is recognised by its name alone."""
-    low = name.lower().rstrip("s")
-    if low.endswith(catalogue.CONDITION_WORDS) or low == "cond" or low == "cv":
-        return Resource(where, "Condition", False)
-    if low.endswith(catalogue.LOCK_WORDS) and not low.endswith(_NOT_LOCKS):
-        return Resource(where, "Lock", False)
-    return None
-
-
-_NOT_LOCKS = (
-    "block",
-    "clock",
-    "unlock",
-    "deadlock",
-    "trylock",
-    "try_lock",
-    "flock",
-    "has_lock",
-    "is_lock",
-    "interlock",
-)
 _CONTEXT_MAKES = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Process", "Queue",
                   "JoinableQueue", "SimpleQueue", "Pool", "Barrier", "Pipe"}  # fmt: skip

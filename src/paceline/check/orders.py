@@ -53,7 +53,7 @@ def edges(facts: Facts) -> Iterator[Edge]:
                 own = [h for h in held if h.resource.id == second.resource.id and h.resource.kind == "RLock"]
                 for first in held:
                     if own and first not in own:
-                        continue  # taken again by the thread that holds it: it waits for nobody
+                        continue  # taken again by the thread that holds it: it does not wait
                     if first.resource.kind in LOCKS and "Semaphore" not in first.resource.kind:
                         gates = frozenset(h.resource.id for h in held if h is not first) | facts.guards(fn)
                         start = End(first.resource, first.node, fn)

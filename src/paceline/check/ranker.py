@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,7 @@ Weights = Mapping[str, float]
 def features(found: Finding) -> dict[str, float]:
     """The inputs of the model by name, each of the order of one; what is absent is zero."""
     lines = [found.line, *(step.line for step in found.story)]
-    parts = found.path.lower().split("/")
+    parts = _below_here(found.path).lower().split("/")
     values = {
         "always": 1.0,
         f"rule {found.rule}": 1.0,
@@ -42,6 +43,14 @@ def features(found: Finding) -> dict[str, float]:
         "in tests": float(any(part.startswith("test") or part.endswith("_test.py") for part in parts)),
     }
     return {name: value for name, value in values.items() if value}
+
+
+def _below_here(path: str) -> str:
+    """A path as seen from the current folder: the name of a folder around the project says nothing of its files."""
+    if not os.path.isabs(path):
+        return path
+    below = os.path.relpath(path)
+    return os.path.basename(path) if below.startswith("..") else below
 
 
 def probability(weights: Weights, row: Features) -> float:

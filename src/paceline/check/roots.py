@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.check.declarations import Class, Function
+from paceline.check.library_threads import started_by_libraries
 from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword, parent, short_name
 from paceline.check.walk import Walker
@@ -38,6 +39,8 @@ class Roots:
     def _roots(self) -> Iterator[Root]:
         """Every root of the file, in no particular order."""
         module = self.module
+        for begun in started_by_libraries(module):
+            yield Root("thread", *begun)
         for fn in module.functions:
             if self._serves(fn):
                 yield Root("thread", fn, fn.line, True)

@@ -33,6 +33,7 @@ ENDINGS = (
     "__aexit__",
     "quit",
 )
+EVENTS = ("Event", "AsyncEvent", "ProcessEvent")
 BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__post_init__", "setUp", "setup"}
 
 
@@ -51,8 +52,11 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
         uses += [(n, fn) for n, fn in others if facts.module.type_of(n.value, fn) is cls]
     for node, fn in uses:
         if fn.name not in BEGINNINGS and node.attr not in cls.methods:
+            kind = kind_of(node)
+            if kind == "shrink" and (made := facts.module.attribute(cls, node.attr)) and made.kind in EVENTS:
+                kind = "read"  # clear() of an event
             found.setdefault(node.attr, []).append(
-                Access(f"{cls.name}.{node.attr}", kind_of(node), node, fn, facts.held_at(node, fn))
+                Access(f"{cls.name}.{node.attr}", kind, node, fn, facts.held_at(node, fn))
             )
     return found
 
@@ -144,7 +148,23 @@ def own_locks(locks: frozenset[str], cls: Class | None) -> list[str]:
 
 def is_teardown(fn: Function) -> bool:
     """Whether a function tears its object down: other threads are assumed to have stopped by then."""
-    return fn.name.strip("_") == "end" or any(word in fn.name.lower() for word in ENDINGS)
+    named = fn.name.strip("_") == "end" or any(word in fn.name.lower() for word in ENDINGS)
+    return named and (fn.name.startswith("__") or not _ends_one(fn))
+
+
+def _ends_one(fn: Function) -> bool:
+    """Whether a function needs to be given which of several things it ends: `close(key)`."""
+    given = getattr(fn.node, "args", None)
+    if given is None:
+        return False
+    needed = [a.arg for a in (*given.posonlyargs, *given.args)]
+    needed = needed[: len(needed) - len(given.defaults)]
+    return any(name != fn.self_name and not name.strip("_").startswith(_HOW) for name in needed)
+
+
+#: Parameters that say how to end, rather than what.
+_HOW = ("timeout", "wait", "sig", "frame", "exc", "err", "tb", "trace", "reason", "code", "status", "force", "arg",
+        "ev", "value", "type", "cls", "val", "future", "ctx", "context", "request")  # fmt: skip
 
 
 def is_caught(node: ast.AST, *names: str) -> bool:

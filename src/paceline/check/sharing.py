@@ -10,15 +10,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access
+from paceline.check import libraries
+from paceline.check.accesses import VIEWS, Access
 from paceline.check.declarations import Function
-from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.names import awaited, dotted, enclosing, parent, short_name
 from paceline.check.shared_state import BEGINNINGS, is_caught, is_teardown
 from paceline.check.summaries import Facts
 
 CALLERS = 4  # calls through which a private function is followed to those that may hold a lock
 # A file without any of these starts no threads, and no library starts them for it.
-THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc")
+THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc", *libraries.threaded())
 
 
 def overlap(one: Function, other: Function, facts: Facts) -> bool:
@@ -38,7 +39,9 @@ def several(threads: set[str], facts: Facts) -> bool:
 
 def _open(fn: Function, facts: Facts) -> bool:
     """Whether a function that no thread reaches may be called while threads run."""
-    hidden = fn.name.startswith("_") or fn.name in BEGINNINGS or fn is facts.module.top or is_teardown(fn)
+    hidden = (
+        fn.generator or fn.name.startswith("_") or fn.name in BEGINNINGS or fn is facts.module.top or is_teardown(fn)
+    )
     starts = any(short_name(call.func) in ("start", "submit") for call in fn.calls)
     return not hidden and not starts and fn.cls is not None
 
@@ -67,9 +70,9 @@ def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
         if access.kind != "grow" or access.locks or not isinstance(subscript, ast.Subscript):
             continue
         made = parent(subscript)
-        value = made.value if isinstance(made, ast.Assign) else None
+        value = awaited(made.value) if isinstance(made, ast.Assign) else None
         if isinstance(value, ast.Name):
-            value = access.fn.bound.get(value.id)
+            value = awaited(access.fn.bound.get(value.id))
         line = _looked_up(subscript, access.fn) if isinstance(value, ast.Call) else 0
         if line:
             yield access, line
@@ -78,7 +81,7 @@ def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
 def _looked_up(subscript: ast.Subscript, fn: Function) -> int:
     """The line at which the key of a subscript was looked up and found missing; 0 if it was not."""
     test = enclosing(subscript, ast.If)
-    if isinstance(test, ast.If) and _asks_for(test, subscript, ast.NotIn):
+    if isinstance(test, ast.If) and asks_for(test, subscript.slice, dotted(subscript.value), ast.NotIn):
         return test.lineno
     handler = enclosing(subscript, ast.ExceptHandler)
     if isinstance(handler, ast.ExceptHandler) and handler.type is not None and short_name(handler.type) == "KeyError":
@@ -95,7 +98,7 @@ def _looked_up(subscript: ast.Subscript, fn: Function) -> int:
         gets = isinstance(found, ast.Call) and short_name(found.func) == "get" and bool(found.args)
         if gets and dotted(found.func.value) == dotted(subscript.value):  # type: ignore[union-attr]
             return found.lineno  # type: ignore[union-attr]
-        if leaves and _asks_for(asked, subscript, ast.In):
+        if leaves and asks_for(asked, subscript.slice, dotted(subscript.value), ast.In):
             return asked.lineno
     return 0
 
@@ -117,23 +120,81 @@ def _present(test: ast.expr) -> ast.expr:
     return test
 
 
-def removed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, ast.If, Access]]:
-    """`if key in d: d[key]`, where another thread may take the key away in between."""
+def removed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, ast.If | ast.For, Access]]:
+    """`if key in d: d[key]`, or `for key in list(d): d[key]`, where another thread may take the key away in between."""
     removals = [a for a in accesses if a.kind == "shrink" and not is_teardown(a.fn)]
     for access in accesses if removals else ():
-        test, subscript = enclosing(access.node, ast.If), parent(access.node)
-        if access.kind not in ("item", "shrink") or not isinstance(test, ast.If):
-            continue
-        if not isinstance(subscript, ast.Subscript) or not _asks_for(test, subscript, ast.In):
-            continue
-        if is_caught(access.node, "KeyError", "LookupError"):
+        check = checked(access)
+        if check is None:
             continue
         apart = (r for r in removals if r is not access and not r.locks & access.locks)
         other = next((r for r in apart if overlap(r.fn, access.fn, facts)), None)
         if other is None and access.kind == "shrink" and not access.locks and overlap(access.fn, access.fn, facts):
             other = access
         if other is not None:
-            yield access, test, other
+            yield access, check, other
+
+
+def checked(access: Access) -> ast.If | ast.For | None:
+    """What found the key that is used here: a test of it, or a loop over a copy of the container's keys."""
+    key = needed_key(access)
+    if key is None or is_caught(access.node, "KeyError", "LookupError", "ValueError", "IndexError"):
+        return None
+    test = enclosing(access.node, ast.If)
+    while isinstance(test, ast.If):
+        if asks_for(test, key, dotted(access.node), ast.In):
+            return test
+        test = enclosing(test, ast.If)
+    for test in access.fn.tests:
+        if not isinstance(test, ast.If) or test.lineno >= access.line:
+            continue
+        if isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue):
+            same_block = parent(test) is _around(access.node, test)
+            if same_block and asks_for(test, key, dotted(access.node), ast.NotIn):
+                return test
+    loop = enclosing(access.node, ast.For)
+    while isinstance(loop, ast.For):
+        if dotted(access.node) == copied(loop.iter) and _is_key(key, loop):
+            return loop
+        loop = enclosing(loop, ast.For)
+    return None
+
+
+def needed_key(access: Access) -> ast.expr | None:
+    """The key that must be there: of `d[key]`, `del d[key]`, `d.pop(key)` and `items.remove(key)`."""
+    up = parent(access.node)
+    if isinstance(up, ast.Subscript):
+        return None if isinstance(up.ctx, ast.Store) or access.kind == "update" else up.slice
+    call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("pop", "remove") else None
+    return call.args[0] if isinstance(call, ast.Call) and len(call.args) == 1 and not call.keywords else None
+
+
+def copied(node: ast.expr) -> str:
+    """The container of which this is a copy of the keys: `list(d)`, `tuple(d.keys())`, `sorted(d)`, `d.copy()`."""
+    if isinstance(node, ast.Call) and short_name(node.func) in _COPIES and len(node.args) == 1:
+        inner = node.args[0]
+        viewed = isinstance(inner, ast.Call) and short_name(inner.func) in VIEWS and not inner.args
+        return dotted(inner.func.value if viewed else inner)  # type: ignore[attr-defined]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "copy":
+        return dotted(node.func.value)
+    return ""
+
+
+_COPIES = {"list", "tuple", "set", "sorted", "frozenset"}
+
+
+def _is_key(key: ast.expr, loop: ast.For) -> bool:
+    """Whether a key is the one that a loop over keys, or over items, is at."""
+    target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+    return isinstance(key, ast.Name) and isinstance(target, ast.Name) and key.id == target.id
+
+
+def _around(node: ast.AST, test: ast.AST) -> ast.AST | None:
+    """The syntax node around a test, if it is also around another node."""
+    around, at = parent(test), parent(node)
+    while at is not None and at is not around:
+        at = parent(at)
+    return at
 
 
 def emptied_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, ast.If | ast.While]]:
@@ -153,13 +214,13 @@ def emptied_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
             yield access, test
 
 
-def _asks_for(test: ast.If, subscript: ast.Subscript, operator: type[ast.cmpop]) -> bool:
-    """Whether a test asks for the key of a subscript in the same container."""
-    key, container = ast.unparse(subscript.slice), dotted(subscript.value)
+def asks_for(test: ast.If, key: ast.expr, container: str, operator: type[ast.cmpop]) -> bool:
+    """Whether a test asks for a key in a container."""
+    text = ast.unparse(key)
     return any(
         isinstance(n, ast.Compare)
         and isinstance(n.ops[0], operator)
-        and ast.unparse(n.left) == key
-        and dotted(n.comparators[0]) == container
+        and ast.unparse(n.left) == text
+        and dotted(n.comparators[0]).removesuffix(".keys()") == container
         for n in ast.walk(test.test)
     )

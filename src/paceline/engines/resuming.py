@@ -115,7 +115,7 @@ def check_end(setup: Setup, updates: int, had: int) -> None:
     if updates != agenda.updates_per_epoch * had:
         return
     every = method.averaging.every if isinstance(method, LocalSteps) else agenda.block
-    unflushed = isinstance(method, Pipeline) and not method.flushes
+    unflushed = (isinstance(method, Pipeline) and not method.flushes) or setup.plan.fragments > 1
     if agenda.data_parts or unflushed or not every or updates % every:
         raise UsageError(
             f"the run ended after update {updates}, where plan {setup.plan.name} would have gone on with replicas or "

@@ -154,6 +154,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     figures = rehearse(job, module, test, placement.devices[0]) if test is not None and engine != "replay" else ()
     layout = lay_out(module, plan.shards, found.moving)
     plan = plan.fitted(len(layout.shards))
+    plan.check_fragments(len(trainable(module)))
     plan.method.prove(plan.workers)
     made = None
     if isinstance(plan.method, Pipeline):

@@ -12,17 +12,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.core.codecs import Codec
 from paceline.gradients.encoder import GradientDecoder, GradientEncoder
 from paceline.gradients.message import Message, MessageShape, up
 from paceline.gradients.payload import GradientSum, Payload
+from paceline.parameters.fragments import Fragments
 from paceline.parameters.layout import Layout
 
 
 class CodedFrame:
     """Views of a run of bytes as a frame."""
 
-    def __init__(self, shape: MessageShape, layout: Layout, raw: Tensor, seed: int) -> None:
-        self.shape, self.raw = shape, raw
+    def __init__(self, shape: MessageShape, layout: Layout, raw: Tensor, seed: int, shard: int = 0) -> None:
+        """`shard` is the encoder's number of what is exchanged: a fragment, or all."""
+        self.shape, self.raw, self.shard = shape, raw, shard
         self.begin = shape.fixed if shape.codec.adds else 0
         #: Where the message begins and, without its words, ends.
         self.message = Message(shape, raw[self.begin : self.begin + shape.most])
@@ -38,6 +41,11 @@ class CodedFrame:
         begin = shape.fixed if shape.codec.adds else 0
         return up(begin + shape.most) + up(Payload.length(layout) * layout.bytes_per_number)
 
+    @staticmethod
+    def largest(codec: Codec, fragments: Fragments) -> int:
+        """Return the bytes of the largest frame of these fragments."""
+        return max(CodedFrame.size(MessageShape(codec, f.shards[0], f.dtype), f) for f in fragments.each)
+
     def write(self, encoder: GradientEncoder, computed: GradientSum, update: int) -> None:
         """Write what a worker computed as its message."""
         gradients, weight = computed.gradients, computed.weight
@@ -46,7 +54,7 @@ class CodedFrame:
             self.message.flat.zero_()
         buffers = computed.buffers if weight else []
         loss = computed.loss if weight else 0.0
-        encoder.write(0, gradients, buffers, (loss, weight), self.message, update, computed.part, True)
+        encoder.write(self.shard, gradients, buffers, (loss, weight), self.message, update, computed.part, True)
 
     def add_up(self, messages: Sequence[Message], update: int) -> None:
         """Write the sum of messages into the payload, in their order."""

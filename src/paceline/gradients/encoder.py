@@ -79,15 +79,15 @@ class GradientEncoder:
             view.copy_(buffer)
         message.flat[-len(flags) - 2 :].copy_(torch.tensor([*flags, *tail], dtype=message.flat.dtype))
 
-    def finish(self, message: Message) -> None:
+    def finish(self, shard: int, message: Message) -> None:
         """Write the second part of a message whose first one has been summed."""
         for place, fields in zip(message.shape.coded, message.fields, strict=True):
-            self.codec.finish(matrix(self._left[self.numbers[0][place]]), fields)
+            self.codec.finish(matrix(self._left[self.numbers[shard][place]]), fields)
 
-    def remember(self, message: Message) -> None:
+    def remember(self, shard: int, message: Message) -> None:
         """Remember of the sum of all messages what the next one begins with."""
         for place, fields in zip(message.shape.coded, message.fields, strict=True):
-            self.codec.remember(fields, self._next[self.numbers[0][place]]["remembered"])
+            self.codec.remember(fields, self._next[self.numbers[shard][place]]["remembered"])
 
     def settle(self) -> None:
         """Take note that the messages which were written last have arrived."""

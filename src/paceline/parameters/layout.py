@@ -85,6 +85,14 @@ class Layout:
     def bytes(self) -> int:
         return self.numbers * self.bytes_per_number
 
+    def in_shards(self, count: int) -> Layout:
+        """Return the parameters of a layout in one shard in `count` shards, balanced by size."""
+        (whole,) = self.shards
+        spans, moved = {p.name: p for p in whole.parameters}, [(b.name, b.shape) for b in whole.buffers]
+        groups = _balance({name: p.size for name, p in spans.items()}, count)
+        shapes = ([(name, spans[name].shape) for name in group] for group in groups)
+        return Layout(self.dtype, tuple(_shard(s, [] if n else moved, self.dtype) for n, s in enumerate(shapes)))
+
     def collect(self, flats: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
         """Return the named parameters and buffers as views of the shards' flat memory."""
         named = {}

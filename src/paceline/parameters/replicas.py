@@ -12,6 +12,7 @@ from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.rules.plain import Plain
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
+from paceline.parameters.fragments import Fragments
 from paceline.parameters.optimizers import Optimizer, optimizer_over
 from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.store import LocalStore, restore_store, state_of_store
@@ -29,8 +30,8 @@ SlotMove = tuple[int, int]  # (the slot of the newest version, the slot where th
 class AveragingReplica:
     """A replica that a collective averages with those of other workers."""
 
-    def __init__(self, learner: Learner, store: LocalStore, rule: Averaging) -> None:
-        self.learner, self.store, self.rule = learner, store, rule
+    def __init__(self, learner: Learner, store: LocalStore, rule: Averaging, fragments: Fragments) -> None:
+        self.learner, self.store, self.rule, self.fragments = learner, store, rule, fragments
         learner.alone = True
 
     def step(self, computed: GradientSum) -> None:
@@ -41,18 +42,28 @@ class AveragingReplica:
             if averaged is not None:
                 self.learner.set_buffers(averaged)
 
-    def contribution(self, worker: int) -> GradientSum:
-        """Return what this replica, which is that of this worker, contributes to the average."""
-        values = [self.rule.contribution(v, m) for v, m in zip(self.store.values, self.store.memory, strict=True)]
-        dtype = values[0].dtype
-        return GradientSum(list(values), [b.to(dtype) for b in self.learner.replica.moving], 0.0, 1.0, 1, worker)
+    def contribution(self, number: int, worker: int) -> GradientSum:
+        """Return what this replica, which is that of this worker, contributes to the exchange of this number."""
+        values: list[Tensor | None] = [self.rule.contribution(v, m) for v, m in self._fragment(number)]
+        buffers = self.learner.replica.moving if self._has_buffers(number) else []
+        dtype = self.fragments.layout.dtype
+        return GradientSum(values, [b.to(dtype) for b in buffers], 0.0, 1.0, 1, worker)
 
-    def apply_mean(self, mean: GradientSum) -> None:
-        """Continue from the mean of the contributions."""
-        for value, memory, average in zip(self.store.values, self.store.memory, mean.gradients, strict=True):
+    def apply_mean(self, number: int, mean: GradientSum) -> None:
+        """Continue from the mean of the contributions to the exchange of this number."""
+        for (value, memory), average in zip(self._fragment(number), mean.gradients, strict=True):
             assert average is not None
             self.rule.apply_mean(value, memory, average)
-        self.learner.set_buffers(mean.buffers)
+        if self._has_buffers(number):
+            self.learner.set_buffers(mean.buffers)
+
+    def _fragment(self, number: int) -> list[tuple[Tensor, Memory]]:
+        """Return the parameters that are exchanged in the exchange of this number, with the rule's memory of them."""
+        values, memory = self.store.values, self.store.memory
+        return [(values[n], memory[n]) for n in self.fragments.of_number(number, self.fragments.numbers)]
+
+    def _has_buffers(self, number: int) -> bool:
+        return number % len(self.fragments) == 0
 
     def result(self) -> list[Tensor]:
         """Return the training's parameters so far, then the moving buffers."""

@@ -4,7 +4,7 @@ P workers, a batch of n samples. J(P) is the mean of the slowest of P workers ov
 
     Alone             compute(n) + update                                   / P where there are several
     AllReduce         compute(n/P) J(P) + table's closed form + update
-    LocalSteps        compute(n/P) + update + (closed form + waiting) / every
+    LocalSteps        compute(n/P) + update + (fragments x closed form of one + waiting) / every
     Gossip            compute(n/P) J(2) + exchange with neighbours + update
     ParameterServer   a closed queueing network: P workers who compute, one shard that serves one push at a time
     Hogwild           (compute(n) + update) / P
@@ -25,7 +25,7 @@ from paceline.core.collectives import Collective
 from paceline.core.collectives.ring import Ring
 from paceline.planner import fitting
 from paceline.planner.card import Overhead
-from paceline.planner.costs import Costs, Guess, meeting, single
+from paceline.planner.costs import CROWDED_MESSAGE, Costs, Guess, meeting, single
 from paceline.planner.divisions import ModelDivision, layers_share
 from paceline.planner.doubt import least_doubt
 from paceline.planner.memory import worker_memory
@@ -42,8 +42,7 @@ from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 
 SLICE = 3e-3  # seconds for which Linux lets a process run while another one waits for its core
-#: Of a segment's Python: what a gather or a scatter of one layer's parameters takes, also with more workers than cores.
-GATHER = 0.7, 0.35
+GATHER = 0.7  # of a segment's Python: what a gather or a scatter of one layer's parameters takes
 SPLIT_ERROR = 0.5  # of the seconds of parts of layers: smaller operations than the card was fitted on
 
 
@@ -116,7 +115,7 @@ ANCHORED = 0.35  # error of an overhead that was measured with another plan of t
 
 def overhead_of(plan: Plan, costs: Costs, facts: Facts, seconds: float) -> Overhead:
     """Return the overhead with which the seconds of this plan's update are predicted as they were measured."""
-    family = FAMILIES[type(plan.method)]
+    family = family_of(plan)
     found = PREDICT[type(plan.method)](plan, plan.method, costs, facts).terms
     factor = seconds / found.whole if family in DIVIDED else (seconds - found.own) / max(found.rest, 1e-9)
     return Overhead(family, plan.workers, min(FACTORS[1], max(FACTORS[0], factor)), ANCHORED)
@@ -125,14 +124,20 @@ def overhead_of(plan: Plan, costs: Costs, facts: Facts, seconds: float) -> Overh
 def predict(plan: Plan, costs: Costs, facts: Facts, compute: str = "autograd") -> Prediction:
     """Predict the seconds of an update, its bytes and the memory of a worker."""
     found = PREDICT[type(plan.method)](plan, plan.method, costs, facts)
-    family = FAMILIES.get(type(plan.method))
-    if family:
-        found = found.corrected(costs.overhead(family, plan.workers))
-    error = max(found.error, least_doubt(costs.level, family or "alone", plan.workers > costs.card.cores))
+    family = family_of(plan)
+    found = found.corrected(costs.overhead(family, plan.workers))
+    error = max(found.error, least_doubt(costs.level, family, plan.workers > costs.card.cores))
     memory = worker_memory(plan, costs, facts.batch, facts.division)
     return Prediction(
         plan, compute, costs.level, facts.batch, found.terms, error, found.bytes, memory, found.staleness
     )  # fmt: skip
+
+
+def family_of(plan: Plan) -> str:
+    """Return the name of the plans that a measurement of this one says something about."""
+    if isinstance(plan.method, SplitLayers) and plan.method.stage:
+        return "gathers"  # ZeRO divides what is stored, and computes whole layers
+    return FAMILIES.get(type(plan.method), "alone")
 
 
 def known(plan: Plan) -> bool:
@@ -148,10 +153,10 @@ def _waiting(costs: Costs, plan: Plan, workers: int, compute: float, steps: int 
     """The seconds that one of so many workers waits for the slowest, each having computed so many steps."""
     jitter = costs.jitter(plan.workers, plan.threads)
     slowest = fitting.mean_of_largest(jitter, workers) / fitting.mean_of_largest(jitter, 1) - 1.0
-    return compute * (slowest / math.sqrt(steps) + _crowded(plan, costs.card.cores, compute * steps))
+    return compute * (slowest / math.sqrt(steps) + crowded(plan, costs.card.cores, compute * steps))
 
 
-def _crowded(plan: Plan, cores: int, seconds: float) -> float:
+def crowded(plan: Plan, cores: int, seconds: float) -> float:
     """How much longer the last of more workers than cores takes than if they shared the cores evenly.
 
     The scheduler of the kernel changes workers after a slice of time. Shorter steps run one after the other: of three
@@ -190,7 +195,8 @@ def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Fo
 
 
 def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> Found:
-    return _met(plan, method.collective, method.averaging.every or 10**6, plan.workers, costs, facts)
+    every = method.averaging.every or 10**6
+    return _met(plan, method.collective, every, plan.workers, costs, facts, method.fragments)
 
 
 def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:
@@ -198,24 +204,26 @@ def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:
     return _met(plan, method.collective, max(1, method.averaging.every), neighbours, costs, facts)
 
 
-def _met(plan: Plan, collective: Collective, every: int, together: int, costs: Costs, facts: Facts) -> Found:
-    """Predict workers that exchange once in `every` updates, in which so many of them wait for each other."""
+def _met(
+    plan: Plan, collective: Collective, every: int, together: int, costs: Costs, facts: Facts, fragments: int = 1
+) -> Found:
+    """Predict workers that exchange once in `every` updates, in fragments, in which so many wait for each other."""
     workers = plan.workers
     c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
     u = costs.update(workers, plan.threads)
-    m, size = _meeting(plan, collective, costs, facts)
+    m, size = _meeting(plan, collective, costs, facts, fragments)
     m = Guess(m.seconds / every, m.error)
-    wait = _waiting(costs, plan, together, c.seconds, every)
+    wait = _waiting(costs, plan, together, c.seconds, max(1, every // fragments))
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
     return Found(terms, _error(c, u), _error(m, Guess(between + wait, 0.3)), size / every)
 
 
-def _meeting(plan: Plan, collective: Collective, costs: Costs, facts: Facts) -> tuple[Guess, float]:
-    """Return the seconds of a collective with its codec, and the bytes that a worker sends in it."""
+def _meeting(plan: Plan, collective: Collective, costs: Costs, facts: Facts, fragments: int = 1) -> tuple[Guess, float]:
+    """Return the seconds of the collectives of all fragments with their codec, and the bytes that a worker sends."""
     coding = coding_of(plan, facts)
     collective, size = exchanged(plan.codec, collective, plan.workers, coding.bytes)
-    parts = 2 if plan.codec is not None and plan.codec.in_two else 1  # one after the other
+    parts = fragments * (2 if plan.codec is not None and plan.codec.in_two else 1)  # one after the other
     m = meeting(costs, collective, plan.workers, size / parts)
     seconds = parts * m.seconds + coding.encode + reads(plan) * coding.decode
     return Guess(seconds, m.error), sent(collective, plan.workers, size)
@@ -359,8 +367,9 @@ def _split_layers(plan: Plan, method: SplitLayers, costs: Costs, facts: Facts) -
     if found:
         exchange += division.bytes / found.bandwidth
     # A segment of a split layer runs several operations; ZeRO gathers or scatters one tensor at a time.
-    gathers = GATHER[workers > costs.card.cores] * division.messages
-    between = segment * max(1.0, gathers if method.stage else division.segments)
+    between = segment * max(1.0, GATHER * division.messages if method.stage else division.segments)
+    if method.stage and workers > costs.card.cores:
+        exchange, between = CROWDED_MESSAGE * exchange, segment  # the Python of one goes on while others wait
     wait = _waiting(costs, plan, workers, c.seconds)
     terms = Terms(c.seconds, u.seconds, exchange, wait, between)
     return Found(terms, _error(c, u), SPLIT_ERROR, division.bytes)

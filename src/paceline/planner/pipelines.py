@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Work
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.splits.by_depth import balanced
-from paceline.planner.costs import Costs, single
+from paceline.planner.costs import CROWDED_MESSAGE, Costs, single
 from paceline.planner.prediction import Terms
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
@@ -59,7 +59,7 @@ def pipeline(plan: Plan, method: Pipeline, costs: Costs, batch: int) -> Timed:
         crowd = 0.0
         if min(workers, micro) > cores:  # a message wakes its receiver, which costs more where workers outnumber cores
             few, many = (single(costs, "meeting", count, 0.0).seconds for count in (measured.workers, workers))
-            crowd = max(0.0, many - few)
+            crowd = CROWDED_MESSAGE * max(0.0, many - few)
         message = [crowd + stage.made / measured.bandwidth for stage in stages]
     update = costs.update(min(workers, cores), plan.threads).seconds / count
     again = set(method.recomputing(workers))

@@ -110,7 +110,8 @@ class Profiled:
         return (_mean(alone) + more) if alone else self.base.between(kind, workers)
 
     def overhead(self, family: str, workers: int) -> Overhead:
-        return Overhead.nearest(self.overheads, family, workers) or self.base.overhead(family, workers)
+        known = [o for o in self.overheads if (o.workers > self.card.cores) == (workers > self.card.cores)]
+        return Overhead.nearest(known, family, workers) or self.base.overhead(family, workers)
 
     def _near(self, busy: int, threads: int) -> list[Profile]:
         """The profiles of as many busy workers, or of as many as there are cores where there are more."""

@@ -18,6 +18,7 @@ from paceline.core.rules.map_reduce import MapReduce
 from paceline.core.rules.model_averaging import ModelAveraging
 from paceline.core.server.gates.backup import Backup
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
+from paceline.errors import PlanError
 from paceline.plans.methods import Method
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
@@ -49,9 +50,16 @@ def _easgd(mode: str, workers: int, every: int, spring: float | None) -> Method:
     return CentreServer(ElasticExchange(workers, every, spring))
 
 
-def _diloco(mode: str, workers: int, every: int, rate: float, momentum: float) -> Method:
+def _diloco(mode: str, workers: int, every: int, fragments: int, rate: float, momentum: float) -> Method:
+    if fragments > 1 and mode != "synchronous":
+        raise PlanError("plan 'diloco': fragments belong to mode=synchronous, in which all workers exchange at once")
+    if fragments > every:
+        raise PlanError(
+            f"plan 'diloco': fragments={fragments} with every={every}: at most one fragment is exchanged after an "
+            f"update, so there are at most {every}"
+        )
     if mode == "synchronous":
-        return LocalSteps(Ring(), Diloco(every, rate, momentum))
+        return LocalSteps(Ring(), Diloco(every, rate, momentum), fragments)
     return CentreServer(OuterExchange(workers, every, rate, momentum))
 
 
@@ -116,6 +124,7 @@ DATA_PARALLEL: dict[str, Recipe] = {
             "codec": Kind("dense"),
             "mode": MODES,
             "every": Kind(50),
+            "fragments": Kind(1),
             "rate": Kind(0.7, least=0.0),
             "momentum": Kind(0.9, least=0.0),
         },

@@ -14,6 +14,7 @@ MEANINGS = {
     "each": "stages of every worker",
     "every": "local steps, or chunks of an operator, between two exchanges",
     "file": "the file with a schedule of your own",
+    "fragments": "parts of the parameters that are exchanged one after another within a period",
     "graph": "who exchanges with whom",
     "groups": "groups within which gradients are summed first",
     "inside": "workers that share the layers of a stage",

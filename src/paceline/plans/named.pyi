@@ -188,6 +188,7 @@ def Diloco(  # noqa: N802
     codec: str = "dense",
     mode: Literal["synchronous", "asynchronous"] = "synchronous",
     every: int = 50,
+    fragments: int = 1,
     rate: float = 0.7,
     momentum: float = 0.9,
 ) -> Plan:

@@ -21,6 +21,7 @@ from paceline.plans.codecs import codec_of, pull_of, refuse_option
 from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
 from paceline.plans.meanings import MEANINGS
 from paceline.plans.methods import Division, Method, Traits
+from paceline.plans.methods.local_steps import LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import ParameterServer
 from paceline.plans.pipelines import PIPELINES
@@ -78,6 +79,19 @@ class Plan:
     def shards(self) -> int:
         """Parts of the parameters that are updated under one lock each."""
         return self.method.shards if isinstance(self.method, ParameterServer) else 1
+
+    @property
+    def fragments(self) -> int:
+        """Parts of the parameters that replicas exchange one after another."""
+        return self.method.fragments if isinstance(self.method, LocalSteps) else 1
+
+    def check_fragments(self, parameters: int) -> None:
+        """Raise PlanError if there are more fragments than parameters of the model."""
+        if self.fragments > parameters:
+            raise PlanError(
+                f"plan {self}: fragments={self.fragments}, but the model has {parameters} parameters that are trained, "
+                f"and a fragment is at least one of them; give at most fragments={parameters}"
+            )
 
     def fitted(self, shards: int) -> Plan:
         """Return the same plan with this number of shards, since each has at least one parameter."""

@@ -70,6 +70,7 @@ PLANS = (
     Member("parallel_sgd:mode=map_reduce,parts=3", (1, 2)),
     Member("easgd:every=2", (3,)),
     Member("diloco:every=3", (2,)),
+    Member("diloco:every=4,fragments=3", (2,)),
     Member("easgd:mode=asynchronous,every=2", (1, 3)),
     Member("diloco:mode=asynchronous,every=5", (2,)),
     Member("gossip", (2, 4)),

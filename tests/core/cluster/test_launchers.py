@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.cluster.launchers import HEAD_PORT, Launched, first_host, from_environment, from_mpiexec
+from paceline.core.cluster.launchers import HEAD_PORT, PORTS, Launched, first_host, from_environment, from_mpiexec
 from paceline.errors import UsageError
 
 TORCHRUN = {
@@ -33,7 +33,7 @@ STATEFUL_SET = {"HOSTNAME": "digits-3", "PACELINE_NODES": "4", "PACELINE_HEAD": 
         (TORCHRUN, Launched("torchrun", 2, 4, 0, "node1", 0, STORE)),
         (WITHOUT_STORE, Launched("torchrun", 2, 4, 0, "node1", 29501)),
         (TORCHRUN | {"PACELINE_HEAD": "h:1"}, Launched("torchrun", 2, 4, 0, "h", 1)),
-        (SRUN, Launched("srun", 3, 4, 1, "node004", HEAD_PORT)),
+        (SRUN, Launched("srun", 3, 4, 1, "node004", 30190)),
         (SRUN | {"MASTER_PORT": "7000"}, Launched("srun", 3, 4, 1, "node004", 7001)),
         (SRUN | TORCHRUN, Launched("torchrun", 2, 4, 0, "node1", 0, STORE)),  # torchrun started by srun
         (MPICH, Launched("mpiexec", 1, 2, 1, "127.0.0.1", HEAD_PORT)),  # all ranks are on this machine
@@ -77,7 +77,19 @@ def test_what_paceline_is_told_comes_first() -> None:
     told = {"PACELINE_RANK": "7", "PACELINE_NODES": "9", "PACELINE_HEAD": "head"}
     assert from_environment(TORCHRUN | told) == Launched("environment", 7, 9, 0, "head", 29501)
     assert from_environment(TORCHRUN | {"PACELINE_NODES": "3"}) == Launched("torchrun", 2, 3, 0, "node1", 0, STORE)
-    assert from_environment(SRUN | {"PACELINE_RANK": "0"}) == Launched("srun", 0, 4, 1, "node004", HEAD_PORT)
+    assert from_environment(SRUN | {"PACELINE_RANK": "0"}) == Launched("srun", 0, 4, 1, "node004", 30190)
+
+
+def test_the_port_follows_from_the_job_and_is_that_of_all_its_ranks() -> None:
+    names = [("SLURM_JOB_ID", SRUN), ("SLURM_STEP_ID", SRUN), ("PMIX_NAMESPACE", OPEN_MPI), ("PMI_JOBID", MPICH)]
+    for name, environ in names:
+        found = [from_environment(environ | {name: str(job)}) for job in range(77, 97)]
+        ports = [each.port for each in found if each]
+        assert len(set(ports)) > 15, name
+        assert all(HEAD_PORT <= port < HEAD_PORT + PORTS for port in ports)
+    head = from_environment(SRUN | {"PACELINE_HEAD": "node9"})
+    assert head
+    assert head.head == ("node9", HEAD_PORT)
 
 
 def test_mpiexec_alone_is_what_the_mpi_engine_asks_for() -> None:

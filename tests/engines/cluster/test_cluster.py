@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from paceline.links.tcp.doors import LOOPBACK, Address
 from paceline.plans.plan import RECIPES, Plan
 from paceline.runs.record import read_record
 from tests.engines.cluster.held import job
-from tests.engines.cluster.nodes import SCRIPT, nodes, told
+from tests.engines.cluster.nodes import SCRIPT, free_port, nodes, told
+from tests.scripts import finish, start
 
 
 def _same_bits(folder: Path, count: int, plans: list[str]) -> None:
@@ -33,7 +35,7 @@ def _same_bits(folder: Path, count: int, plans: list[str]) -> None:
 
 
 def test_the_same_bits_as_on_one_machine(tmp_path: Path) -> None:
-    coded = ["ring:codec=threshold:0.01", "diloco:every=3,codec=int8"]
+    coded = ["ring:codec=threshold:0.01", "diloco:every=3,codec=int8", "diloco:every=4,fragments=3"]
     _same_bits(tmp_path, 3, ["ring", "local_sgd:every=3", "gossip", *coded])
 
 
@@ -59,6 +61,30 @@ def test_nodes_that_would_train_different_things_are_all_refused(tmp_path: Path)
     assert [each.code for each in ended] == [1, 1, 1]  # an exception of the script
     for each in ended:
         assert "rank 2 has seed=1, and rank 0 has seed=0: start all nodes with the same command" in each.err
+
+
+def test_a_second_node_of_a_rank_is_refused_and_the_run_continues(tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    launcher = {"WORLD_SIZE": "2", "PACELINE_HEAD": f"127.0.0.1:{free_port()}"}
+    ran = nodes(tmp_path, 2, ["downpour"], launcher=launcher)
+    ran.held(2)
+    (second,) = finish([start(tmp_path / "node.py", '{"plans": ["downpour"]}', name="second", RANK="1", **launcher)])
+    assert second.code == 1
+    assert "RunOver: a second node says that it is rank 1, and the first is connected" in second.err
+    ran.release()
+    for each in ran.end():
+        assert told(each)[0]["summary"]["deaths"] == []
+        assert "is gone" not in each.err
+
+
+def test_each_job_of_mpich_is_another_run() -> None:
+    """The process that serves the ranks of a job made the sockets that they got."""
+    server, rank = socket.socketpair()
+    with server, rank:
+        ranks = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PMI_FD": str(rank.fileno())}
+        named, again, unnamed = (cluster.roster(each) for each in (ranks, ranks, ranks | {"PMI_FD": "-1"}))
+    assert named == again
+    assert named.meeting != unnamed.meeting
 
 
 def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:

@@ -71,7 +71,15 @@ def test_a_worker_is_killed(tmp_path: Path, plan: str) -> None:
     _check(tmp_path, ran, plan, 3)
 
 
-@pytest.mark.parametrize("plan", ["ring:codec=onebit", "ring:codec=powersgd:1", "diloco:every=2,codec=onebit"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "ring:codec=onebit",
+        "ring:codec=powersgd:1",
+        "diloco:every=2,codec=onebit",
+        "diloco:every=4,fragments=3,codec=powersgd:1",
+    ],
+)
 def test_a_worker_is_killed_under_a_codec_that_owes(tmp_path: Path, plan: str) -> None:
     """What the dead worker owed is lost with it; the others exchange again from what they owed before."""
     ran, workers = _held(tmp_path, 3, plan)

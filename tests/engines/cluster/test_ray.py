@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -19,11 +20,13 @@ import torch
 
 import paceline as pl
 from paceline.engines.cluster import ray_session
+from paceline.engines.cluster.ray_actors import answers
 from paceline.engines.cluster.ray_nodes import alternating, head_lost
+from paceline.engines.ray_actor import Machine
 from paceline.errors import DeathWarning, MachineError, PlanError, RunFailed, RunStopped, SecurityError, UsageError
 from paceline.links.tcp.doors import Address
 from paceline.runs.trace import Kind
-from tests.engines.cluster.held import job
+from tests.engines.cluster.held import Net, job
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'paceline[ray]'")
 pytestmark = [
@@ -51,6 +54,7 @@ def cluster() -> Iterator[ray_session.RaySession]:
 def _leaves_nothing_behind() -> Iterator[None]:
     """Ray's own processes outlast a test; no agent of a run, and nothing that one has started, may."""
     torch.set_num_threads(1)
+    Net.passes = 0  # this process has made some for the test before
     yield
     until = time.monotonic() + 60
     while (left := _agents()) and time.monotonic() < until:
@@ -204,7 +208,7 @@ def _new(before: list[int]) -> list[int]:
 def test_survivors_of_a_plan_in_step_go_on(cluster: ray_session.RaySession, tmp_path: Path) -> None:
     with _told() as told:
         run = _train(tmp_path, "ring", lambda: os.kill(_agents()[0].pid, signal.SIGKILL), workers=2)
-    assert any("the run continues with rank" in line for line in told)
+    assert any("compute its part of each batch" in line for line in told)
     oracle = pl.train(job(tmp_path, test=None), "ring", workers=2, engine="virtual", folder=None)
     for name, value in oracle.model.state_dict().items():
         assert torch.allclose(run.model.state_dict()[name], value, rtol=1e-9, atol=1e-12)
@@ -269,6 +273,13 @@ def test_a_lost_head_is_told_with_the_command_that_resumes_the_run() -> None:
     said = head_lost(Address("192.0.2.7", 6379), 20.0, Path("runs/kept"))
     assert said.endswith("start Ray again\n  resume  paceline train --resume runs/kept   (on Ray or on one machine)")
     assert head_lost(Address("192.0.2.7", 6379), 20.0, None).endswith("start Ray and the run again")
+
+
+def test_a_machine_whose_raylet_has_ended_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        machine = Machine("ab", *raylet.getsockname())
+        assert answers(machine)
+    assert not answers(machine)
 
 
 def test_neighbours_are_on_different_machines() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import UsageError
 
@@ -16,9 +17,9 @@ _added: dict[str, str] = {}
 
 
 @cache
-def _shipped(table: str) -> dict[str, str]:
-    found: dict[str, str] = json.loads((Path(__file__).parent / f"{table}.json").read_text())
-    return found
+def _shipped(table: str, part: str = "") -> dict[str, str]:
+    found: dict[str, Any] = json.loads((Path(__file__).parent / f"{table}.json").read_text())
+    return found[part] if part else found
 
 
 def blocks(name: str) -> str:
@@ -29,6 +30,35 @@ def blocks(name: str) -> str:
 def returns(name: str) -> str:
     """The class of the object that a function of a library returns; empty when nothing is known of it."""
     return _shipped("returns").get(name, "")
+
+
+def called_in_thread(name: str) -> str:
+    """The arguments that a library runs in a thread of its own, with positions: `callback:2 errback`; empty if none."""
+    return _shipped("threads", "called").get(name, "")
+
+
+@cache
+def takers() -> frozenset[str]:
+    """The last parts of the names of all functions that run an argument in a thread of their own."""
+    return frozenset(name.rpartition(".")[2] for name in _shipped("threads", "called"))
+
+
+@cache
+def threaded() -> tuple[str, ...]:
+    """How files begin that import packages which run callbacks or methods in threads of their own."""
+    parts = ("called", "bases", "attributes")
+    names = {name.partition(".")[0] for part in parts for name in _shipped("threads", part)}
+    return tuple(f"{word} {name}" for name in sorted(names) for word in ("import", "from"))
+
+
+def run_in_thread(base: str) -> str:
+    """A pattern of the methods of a subclass that a library runs in threads; ` *` after it: in several at once."""
+    return _shipped("threads", "bases").get(base, "")
+
+
+def assigned_for_thread(name: str) -> str:
+    """A pattern of the attributes of an object whose functions a library runs in a thread of its own."""
+    return _shipped("threads", "attributes").get(name, "")
 
 
 def add(files: tuple[str, ...]) -> None:

@@ -94,20 +94,27 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
             access.thing,
             0.65,
         )
-    for access, test, other in list(removed_at_once(accesses, facts))[:1]:
+    for access, check, other in list(removed_at_once(accesses, facts))[:1]:
+        looped = isinstance(check, ast.For)
+        found = f"copies the keys of {access.thing}" if looped else "finds the key"
+        copied = f"the keys of {access.thing} are copied at line {check.lineno}, and an item"
+        what = (
+            f"{copied} is used here"
+            if looped
+            else f"{access.thing} is asked for a key at line {check.lineno} and used here"
+        )
         yield finding(
             access.node,
             access.fn,
-            f"{access.thing} is asked for a key at line {test.lineno} and used here; {other.fn.qualname}, in another "
-            f"thread, may remove the key in between (line {other.line})",
+            f"{what}; {other.fn.qualname}, in another thread, may remove it in between (line {other.line})",
             [
-                Step("thread A", test.lineno, f"{access.fn.qualname} finds the key"),
+                Step("thread A", check.lineno, f"{access.fn.qualname} {found}"),
                 Step("thread B", other.line, f"{other.fn.qualname} removes it"),
-                Step("thread A", access.line, "uses it: KeyError"),
+                Step("thread A", access.line, "uses it, and it is gone: an exception"),
             ],
             "use .get() or .pop(key, None) and check the result, or hold one lock over both",
             access.thing,
-            0.6,
+            0.6 if facts.threads_of(other.fn) else 0.5,
         )
 
 

@@ -28,7 +28,7 @@ ASKS = ("exists", "isdir", "isfile", "is_dir", "is_file")
 MAKES = ("makedirs", "mkdir")
 #: A folder of the user or of the machine, which every program that is started finds.
 SHARED = re.compile(r"home|expanduser|environ|cache|conf|user|tmp|temp|lock|pid|sock|share", re.I)
-#: A helper that makes a folder for whoever calls it.
+#: A helper that makes a folder for its callers.
 MAKER = re.compile(r"mkdir|make_?dir|ensure|create_?(dir|folder|path)", re.I)
 REMOVES = ("remove", "unlink", "rmtree", "rmdir")
 #: Words in the names of files by which programs that run at the same time know of each other.

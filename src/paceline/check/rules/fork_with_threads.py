@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
+from paceline.check.library_types import type_name
 from paceline.check.names import enclosing, is_constant, keyword, short_name
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
@@ -25,14 +26,14 @@ def find(facts: Facts) -> Iterator[Finding]:
         c.lineno
         for fn in facts.module.functions
         for c in fn.calls
-        if facts.module.constructed_kind(c, fn) == "Thread" or _starts(c, fn, facts)
+        if facts.module.constructed_kind(c, fn) == "Thread" or _starts(c, fn, facts) or _runs_in_threads(c, fn, facts)
     ]
     for fn in facts.module.functions if lines else ():
         if any(short_name(c.func).startswith(("exec", "spawn")) and c.lineno > fn.line for c in fn.calls):
             continue
         for call in fn.calls:
             line = next((line for line in lines if same_file(line, call.lineno)), None)
-            if line is not None and _forks(call, facts) and not _comes_first(call, fn, line):
+            if line is not None and _forks(call, fn, facts) and not _comes_first(call, fn, line):
                 yield _report(fn, call, line)
 
 
@@ -42,11 +43,20 @@ def _starts(call: ast.Call, fn: Function, facts: Facts) -> bool:
     return found is not None and found.kind == "Thread"
 
 
-def _forks(call: ast.Call, facts: Facts) -> bool:
+def _runs_in_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call gives a task to an executor of threads, which starts one for it."""
+    found = resource_of(call, ("submit", "map"), fn, facts)
+    executor = call.func.value if found is not None and isinstance(call.func, ast.Attribute) else None
+    return executor is not None and type_name(executor, fn, facts.module).endswith("ThreadPoolExecutor")
+
+
+def _forks(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call forks this process: itself, or as a process or pool of a context that is said to fork."""
     if facts.module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
         return True
     made = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("Pool", "Process") else None
+    if isinstance(made, ast.Name):
+        made = next((scope.bound[made.id] for scope in fn.scopes() if made.id in scope.bound), None)
     context = made if isinstance(made, ast.Call) and short_name(made.func) == "get_context" else None
     return context is not None and is_constant(keyword(context, "method", 0), "fork")
 

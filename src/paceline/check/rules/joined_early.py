@@ -1,4 +1,4 @@
-"""A thread that is joined before it is told to end.
+"""A thread that is joined before it is asked to end.
 
 The thread works until an event is set, a flag changes or an end mark arrives, and the function that joins it does that
 only afterwards: the join never returns. Likewise a thread that puts into a bounded queue: once the queue is full, it
@@ -36,9 +36,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             made, maker, runs = started
             ends = _ends(made, maker, runs, fn)
-            told = _told(fn, join, ends)
-            if told is not None and not any(_tells(c, ends, fn) for c in _before(fn, join, facts)):
-                yield _report(fn, join, told, runs)
+            signal = _signalled(fn, join, ends)
+            if signal is not None and not any(_tells(c, ends, fn) for c in _before(fn, join, facts)):
+                yield _report(fn, join, signal, runs)
                 continue
             put = _full(made, maker, runs, facts)
             if put is not None and not _drained(fn, join, put[1], facts):
@@ -91,7 +91,7 @@ def _ends(made: ast.Call, maker: Function, runs: Function, fn: Function) -> set[
         asked += [m.value for m in methods if m.attr in ASKS]  # type: ignore[misc]
         found |= {_renamed(dotted(n), names) for n in asked} - {"", "self", fn.self_name}
     changed = [target for target, _ in runs.assigns] + [change.target for change in runs.augmented]
-    return found - {_renamed(dotted(target), names) for target in changed}  # those end it without being told
+    return found - {_renamed(dotted(target), names) for target in changed}  # those end it without a signal
 
 
 def _inside(node: ast.AST, loop: ast.While) -> bool:
@@ -112,7 +112,7 @@ def _renamed(text: str, names: dict[str, str]) -> str:
     return names.get(head, head) + dot + rest
 
 
-def _told(fn: Function, join: ast.Call, ends: set[str]) -> ast.AST | None:
+def _signalled(fn: Function, join: ast.Call, ends: set[str]) -> ast.AST | None:
     """What the function does after the join that would have ended the thread."""
     if in_loop(join, fn):
         return None
@@ -190,16 +190,16 @@ def _drained(fn: Function, join: ast.Call, queue: str, facts: Facts) -> bool:
     return any(_gets(c, queue, f, facts) and in_loop(c, f) for f, c in [*((fn, c) for c in earlier), *helpers])
 
 
-def _report(fn: Function, join: ast.Call, told: ast.AST, runs: Function) -> Finding:
-    line = getattr(told, "lineno", join.lineno)
-    what = text_of(told) if isinstance(told, ast.Call) else f"{dotted(told)} = ..."
+def _report(fn: Function, join: ast.Call, signal: ast.AST, runs: Function) -> Finding:
+    line = getattr(signal, "lineno", join.lineno)
+    what = text_of(signal) if isinstance(signal, ast.Call) else f"{dotted(signal)} = ..."
     return finding(
         join,
         fn,
         f"{text_of(join)} waits for {runs.qualname} to end, and line {line} ({what}), which would end it, comes after",
         [
             Step("thread A", join.lineno, f"{fn.qualname} waits for the thread to end"),
-            Step("thread B", runs.line, f"{runs.qualname} goes on until it is told to end"),
+            Step("thread B", runs.line, f"{runs.qualname} continues until it is asked to end"),
             Step("thread A", line, "would tell it, and is never reached"),
         ],
         "tell the thread to end before it is joined",
@@ -235,7 +235,7 @@ def _report_full(fn: Function, join: ast.Call, runs: Function, put: ast.Call, qu
 RULE = Rule(
     "PC217",
     "joined-early",
-    "a thread joined before it is told to end, or while it may wait for room in a queue",
+    "a thread joined before it is asked to end, or while it may wait for room in a queue",
     find,
     bad="""
         import threading

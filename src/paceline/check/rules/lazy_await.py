@@ -8,16 +8,18 @@ for a flag that is tested, and changed only after an await.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
+from paceline.check.accesses import Access
 from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, entered_around
+from paceline.check.names import dotted, enclosing, entered_around, short_name
 from paceline.check.rules.lazy_start import PLAIN
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import is_teardown
-from paceline.check.sharing import absent
+from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_teardown
+from paceline.check.sharing import absent, filled_if_missing
 from paceline.check.summaries import Facts
 
 
@@ -36,11 +38,35 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             made = next((s for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
             if made is not None and isinstance(made.value, ast.Await):
-                yield _report(fn, test, made, name)
+                yield _report(fn, test.lineno, made, name, 0.65 if _opens(made.value) else 0.4)
             elif made is not None and _waits(test.body[: test.body.index(made)], fn) and not is_teardown(fn):
                 constant = isinstance(made.value, ast.Constant)
                 if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
                     yield _report_flag(fn, test, made, name)
+    everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
+    for accesses in (*everything, *accesses_of_globals(facts).values()):
+        yield from _entries(accesses)
+
+
+def _entries(accesses: list[Access]) -> Iterator[Finding]:
+    """`if key not in d: d[key] = await connect(key)`: an entry of a dictionary that is an object of its own."""
+    for access, line in filled_if_missing(accesses):
+        made = enclosing(access.node, ast.Assign)
+        kept = made.value if isinstance(made, ast.Assign) else None
+        values = [v for t, v in access.fn.assigns if dotted(t) == kept.id] if isinstance(kept, ast.Name) else [kept]
+        if isinstance(made, ast.Assign) and any(_opens(value) for value in values):
+            yield _report(access.fn, line, made, f"an entry of {access.thing}", 0.6)
+            return
+
+
+def _opens(value: ast.expr | None) -> bool:
+    """Whether a coroutine that is awaited makes something, rather than fetch a value, which may be fetched twice."""
+    call = value.value if isinstance(value, ast.Await) else None
+    return isinstance(call, ast.Call) and _OPENS.match(short_name(call.func).strip("_")) is not None
+
+
+#: Functions whose result is not just a value: two of them are one too many.
+_OPENS = re.compile(r"connect|open|create|start|spawn|launch|new|subscribe")
 
 
 def _present(test: ast.expr) -> str:
@@ -63,20 +89,20 @@ def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
     return bool(facts.held_at(test, fn))
 
 
-def _report(fn: Function, test: ast.If | ast.While, made: ast.Assign, name: str) -> Finding:
+def _report(fn: Function, tested: int, made: ast.Assign, name: str, confidence: float) -> Finding:
     return finding(
         made,
         fn,
-        f"{name} is created across an await after line {test.lineno} found it missing: a second task finds it "
+        f"{name} is created across an await after line {tested} found it missing: a second task finds it "
         "missing too and creates another one",
         [
-            Step("task A", test.lineno, f"{fn.qualname} finds no {name}"),
+            Step("task A", tested, f"{fn.qualname} finds no {name}"),
             Step("task A", made.lineno, "awaits: the loop runs other tasks"),
-            Step("task B", test.lineno, "finds none either, and creates another one"),
+            Step("task B", tested, "finds none either, and creates another one"),
         ],
         "hold an asyncio.Lock over both, or store the task that creates it and await that",
         name,
-        0.65,
+        confidence,
     )
 
 

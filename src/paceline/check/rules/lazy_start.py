@@ -33,7 +33,6 @@ PLAIN = (
     "restart",
     "resume",
     "setup",
-    "__enter__",
 )
 
 
@@ -54,7 +53,9 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """`if not self.running: self.start()` of a thread, in a method that does something else."""
-    if fn.cls is None or not fn.cls.is_a("threading.Thread", "Thread") or fn.name.strip("_").startswith(PLAIN):
+    if fn.cls is None or not fn.cls.is_a("threading.Thread", "Thread") or fn.name.startswith("__"):
+        return
+    if fn.name.strip("_").startswith(PLAIN):
         return
     if "is_alive" in ast.unparse(test.test) or "isAlive" in ast.unparse(test.test):
         return

@@ -18,7 +18,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.walk import Leak
 
-HANDS_ON = ("acquire", "lock", "enter", "release_save")
+HANDS_ON = ("acquire", "lock", "enter", "aenter", "release_save")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -125,5 +125,5 @@ RULE = Rule(
                     return mapper
                 return mapper.build()
     """,
-    needs=("acquire",),
+    needs=("acquire", ".lock("),
 )

@@ -70,7 +70,7 @@ def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
                 None,
             )
             if setter is not None:
-                yield _told(fn, clear, wait, event, setter)
+                yield _announced(fn, clear, wait, event, setter)
 
 
 def _after_work(fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -137,7 +137,7 @@ def _call_of(statement: ast.stmt) -> ast.Call | None:
     return value if isinstance(value, ast.Call) else None
 
 
-def _told(fn: Function, clear: ast.Call, wait: ast.Call, event: str, setter: tuple[Function, ast.Call]) -> Finding:
+def _announced(fn: Function, clear: ast.Call, wait: ast.Call, event: str, setter: tuple[Function, ast.Call]) -> Finding:
     other, sets = setter
     return finding(
         clear,

@@ -1,9 +1,10 @@
 """State of the whole process that is changed and put back, while other threads run.
 
 The working directory, the environment, `sys.stdout`, the umask, the locale and the default timeout of sockets belong to
-the process, not to a thread. A function that sets one and puts the old value back changes it for all other threads
-meanwhile; and where two threads do so at once, the second one saves what the first one has set, and puts that back
-last. Pass the value on (`cwd=`, `env=`, `timeout=`), or hold one lock over all of it.
+the process, not to a thread, and so do the globals of a module. A function or a context manager that sets one and puts
+the old value back changes it for all other threads meanwhile; and where two threads do so at once, the second one saves
+what the first one has set, and puts that back last. Pass the value on (`cwd=`, `env=`, `timeout=`), keep it in a
+`threading.local`, or hold one lock over all of it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.accesses import Access
 from paceline.check.declarations import Function
 from paceline.check.evidence import STARTS, of_threads
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, is_constant
+from paceline.check.names import dotted, is_constant, parent
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import accesses_of_globals
 from paceline.check.sharing import overlap
 from paceline.check.summaries import Facts
 
@@ -43,6 +46,31 @@ def find(facts: Facts) -> Iterator[Finding]:
             swapped = len(places) > 1 and _puts_back(places[-1], fn)
             if swapped and _meets(fn, facts) and not facts.held_at(places[0], fn):
                 yield _report(fn, places[0], places[-1], what)
+    for accesses in accesses_of_globals(facts).values():
+        yield from _set_for_a_block(accesses, facts)
+
+
+def _set_for_a_block(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """A global that a context manager sets, or a stack that it pushes to, for the block that it is entered for."""
+    if of_threads(None, facts, accesses[0].line) < STARTS:
+        return
+    changes = [a for a in accesses if a.changes and not a.locks]
+    for first in changes:
+        ends = {"grow": ("shrink",), "write": ("write", "none")}.get(first.kind, ())
+        last = next((a for a in changes if a.kind in ends and _ends_block(first, a)), None)
+        if last is not None:
+            assert isinstance(first.node, ast.expr)
+            assert isinstance(last.node, ast.expr)
+            yield _report(first.fn, first.node, last.node, first.thing)
+            return
+
+
+def _ends_block(first: Access, last: Access) -> bool:
+    """Whether one change is made where a context manager is entered, and the other one where it is left."""
+    if first.fn is last.fn:
+        between = any(first.line < y.lineno < last.line for y in first.fn.yields)
+        return between and first.fn.decorated("contextmanager") and not isinstance(parent(first.node), ast.Subscript)
+    return first.fn.cls is last.fn.cls and (first.fn.name, last.fn.name) == ("__enter__", "__exit__")
 
 
 def _changes(fn: Function, facts: Facts) -> dict[ast.expr, str]:
@@ -132,5 +160,5 @@ RULE = Rule(
             with ThreadPoolExecutor(8) as pool:
                 return [pool.submit(build, folder) for folder in folders]
     """,
-    needs=(*SETTERS, "chdir", "umask", "setlocale", "setdefaulttimeout", "environ", *STREAMS),
+    needs=("chdir", "umask", "setlocale", "setdefaulttimeout", "environ", *STREAMS, "__enter__", "contextmanager"),
 )

@@ -16,14 +16,15 @@ from paceline.check.effects import text_of
 from paceline.check.evidence import IMPORTS, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.names import awaited, dotted, enclosing, parent, short_name
-from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class
+from paceline.check.rules.rule import Rule, finding, queue_of
+from paceline.check.shared_state import accesses_of_class, is_caught
 from paceline.check.summaries import Facts
 
 SENDS = ("send", "request", "publish", "submit", "write", "transmit", "dispatch", "emit", "post", "enqueue", "start",
          "spawn", "worker", "call_async", "put")  # fmt: skip
 MESSAGES = ("send", "sendall", "sendto", "send_message", "send_request", "publish", "execute_command", "transmit")
 TAKES = ("pop", "remove", "discard", "get")
+PUTS = ("put", "put_nowait")
 ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
 
 
@@ -36,6 +37,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
     taken = [a for a in accesses if _takes(a)]
+    yield from _queued_first(accesses, facts)
     for store in accesses if taken else ():
         if store.kind != "grow":
             continue
@@ -47,6 +49,50 @@ def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[F
             continue
         yield _report(store, sent, other)
         return
+
+
+def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """An entry under a key with which a thread has been started, or which was put into its queue, before."""
+    lookups = [a for a in accesses if (_takes(a) or a.kind == "item") and facts.threads_of(a.fn)]
+    for store in accesses if lookups else ():
+        other = next((a for a in lookups if a.fn is not store.fn and not is_caught(a.node, "KeyError")), None)
+        key = _key(store) if store.kind == "grow" else None
+        given = None if key is None or other is None else _given_before(key, store, facts)
+        if other is not None and given is not None and not _together(store, given, other, facts):
+            yield _report(store, given, other)
+            return
+
+
+def _given_before(key: str, store: Access, facts: Facts) -> ast.Call | None:
+    """The call that starts a thread with a key, or gives the key to one."""
+    fn = store.fn
+    for call in fn.calls:
+        name, made = short_name(call.func), call
+        if name == "start" and isinstance(call.func, ast.Attribute):
+            owner = call.func.value
+            value = fn.bound.get(owner.id) if isinstance(owner, ast.Name) else owner
+            made = value if isinstance(value, ast.Call) else call
+        elif name not in ("submit", "start_new_thread", "apply_async") and not queue_of(call, PUTS, fn, facts):
+            continue
+        given = (n for a in (*made.args, *(k.value for k in made.keywords)) for n in ast.walk(a))
+        if call.lineno < store.line and any(isinstance(n, ast.Name) and n.id == key for n in given):
+            return call if _leads(call, store) else None
+    return None
+
+
+def _leads(call: ast.Call, store: Access) -> bool:
+    """Whether the entry is stored on the way on that the call was made, and not on another one."""
+    branch, around = enclosing(call, ast.If), enclosing(store.node, ast.If)
+    return branch is None or branch is around or not isinstance(branch.body[-1], ast.Return)  # type: ignore[attr-defined]
+
+
+def _key(store: Access) -> str:
+    """The name of the key of an entry, or of the stored element."""
+    up = parent(store.node)
+    key = up.slice if isinstance(up, ast.Subscript) else None
+    if isinstance(up, ast.Attribute) and isinstance(call := parent(up), ast.Call) and call.args:
+        key = call.args[0]
+    return key.id if isinstance(key, ast.Name) else ""
 
 
 def _takes(access: Access) -> bool:
@@ -64,6 +110,8 @@ def _sent_before(store: Access, facts: Facts) -> ast.Call | None:
     elif isinstance(up, ast.Attribute) and isinstance(call := parent(up), ast.Call):
         keys = call.args[:1]
     for key in keys:
+        if isinstance(key, ast.Attribute) and isinstance(key.value, ast.Name):
+            return _sent_in_bulk(key.value.id, store)
         if not isinstance(key, ast.Name):
             continue
         value = awaited(store.fn.bound.get(key.id))
@@ -75,14 +123,24 @@ def _sent_before(store: Access, facts: Facts) -> ast.Call | None:
     return None
 
 
+def _sent_in_bulk(name: str, store: Access) -> ast.Call | None:
+    """The call that sends all elements of a list, where a loop over it then stores them: `d[task.uid] = task`."""
+    many = store.fn.looped.get(name)
+    for call in store.fn.calls if isinstance(many, ast.Name) else ():
+        given = [store.fn.bound.get(a.id, a) if isinstance(a, ast.Name) else a for a in call.args]
+        sent = any(isinstance(n, ast.Name) and n.id == many.id for a in given for n in ast.walk(a))  # type: ignore[union-attr]
+        if sent and short_name(call.func) in (*MESSAGES, "submit", "put") and call.lineno < store.line:
+            return call if _leads(call, store) else None
+    return None
+
+
 def _sends_known(call: ast.Call, key: ast.Name, store: Access) -> bool:
     """Whether a call on every way to the entry sends a message, when the key of the entry was already known."""
     fn = store.fn
     if short_name(call.func) not in MESSAGES or any(n.id == key.id and n.lineno >= call.lineno for n in fn.stores):
         return False
     used = key.id in fn.parameters or any(n.id == key.id and n.lineno <= call.lineno for n in fn.names)
-    branch, around = enclosing(call, ast.If), enclosing(store.node, ast.If)
-    return used and (branch is None or branch is around or not isinstance(branch.body[-1], ast.Return))  # type: ignore[attr-defined]
+    return used and _leads(call, store)
 
 
 def _sends(call: ast.Call, fn: Function, facts: Facts) -> bool:

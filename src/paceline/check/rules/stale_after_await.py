@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from paceline.check.accesses import Access, iterates
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.names import dotted, enclosing, is_constant, parent, short_name
 from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_caught, is_teardown
+from paceline.check.sharing import checked, may_be_alone
 from paceline.check.summaries import Facts
 
 Pause = ast.Await | ast.YieldFrom | ast.AsyncFor | ast.AsyncWith
@@ -36,6 +37,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield from _in(fn, accesses, facts)
                 yield from _items(fn, accesses)
             yield from _by_tasks(accesses, facts)
+            yield from _limits(accesses, facts)
     if any(fn.awaits for fn in facts.module.functions):
         for accesses in accesses_of_globals(facts).values():
             yield from _by_tasks(accesses, facts)
@@ -72,29 +74,19 @@ def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Finding]
 
 def _items(fn: Function, accesses: list[Access]) -> Iterator[Finding]:
     """`if key in self.d: await ...; self.d[key]`, where a function takes keys away."""
-    gone = next((a for a in accesses if a.kind == "shrink" and not is_teardown(a.fn)), None)
-    for use in accesses if gone is not None else ():
-        subscript, test = parent(use.node), enclosing(use.node, ast.If)
-        if use.fn is not fn or use.kind != "item" or not isinstance(subscript, ast.Subscript):
-            continue
-        if not isinstance(test, ast.If) or use.locks or is_caught(use.node, "KeyError", "LookupError"):
-            continue
-        key = ast.dump(subscript.slice)
-        asked = next(
-            (
-                n
-                for n in ast.walk(test.test)
-                if isinstance(n, ast.Compare)
-                and isinstance(n.ops[0], ast.In)
-                and ast.dump(n.left) == key
-                and dotted(n.comparators[0]) == dotted(use.node)
-            ),
-            None,
-        )
-        pauses = [p for p in _pauses(fn) if asked is not None and asked.lineno <= _end(p) < use.line]
-        pause = next((p for p in pauses if p.lineno >= test.body[0].lineno and _same_path(p, use.node)), None)
-        if asked is not None and pause is not None and gone is not None:
-            yield _report_item(use, asked.lineno, pause, gone)
+    removals = [a for a in accesses if a.kind == "shrink" and not is_teardown(a.fn)]
+    for use in accesses if removals else ():
+        check = checked(use) if use.fn is fn and not use.locks else None
+        pauses = [p for p in _pauses(fn) if _same_path(p, use.node)] if check is not None else []
+        if isinstance(check, ast.For):
+            pause = next((p for p in pauses if _within(p, check.body)), None)
+            gone = next((r for r in removals if r.fn is not fn), None)
+        elif check is not None:
+            after = check.lineno if check.lineno <= use.line <= (check.end_lineno or 0) else check.end_lineno or 0
+            pause = next((p for p in pauses if after < p.lineno and _end(p) < use.line), None)
+            gone = removals[0]
+        if check is not None and pause is not None and gone is not None:
+            yield _report_item(use, check, pause, gone)
             return
 
 
@@ -115,6 +107,40 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         if any(_within(p, loop.body) for p in pauses) and any(not _within(a.node, loop.body) for a in others):
             yield _report_late(access, loop.lineno, f"goes on over {access.thing}", "its size changed: RuntimeError")
             return
+
+
+def _limits(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """`if self.used >= self.limit: raise`, an await, and then `self.used += 1`: other tasks pass the check too."""
+    for change in accesses:
+        fn, statement = change.fn, parent(change.node)
+        counts = isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add)
+        grows = counts or change.kind == "grow"
+        if not fn.asynchronous or change.locks or not grows or may_be_alone(fn, facts):
+            continue
+        pauses = [p for p in _pauses(fn) if _same_path(p, change.node)]
+        for test in fn.tests:
+            if not isinstance(test, ast.If) or not _compares_size(test.test, change.node, counts):
+                continue
+            inside = test.lineno <= change.line <= (test.end_lineno or 0)
+            leaves = isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue) and not inside
+            start = test.lineno if inside else test.end_lineno or 0
+            between = any(start < p.lineno and _end(p) <= change.line for p in pauses)
+            if between and (inside or (leaves and start < change.line)):
+                so = "both are counted: more than the limit"
+                yield _report_late(change, test.lineno, f"increases {change.thing}", so)
+                return
+
+
+def _compares_size(test: ast.expr, node: ast.AST, counts: bool) -> bool:
+    """Whether a test compares a count, or the length of a container, with a limit."""
+    for compare in (n for n in ast.walk(test) if isinstance(n, ast.Compare)):
+        if not isinstance(compare.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq):
+            continue
+        for side in (compare.left, *compare.comparators):
+            sized = isinstance(side, ast.Call) and short_name(side.func) == "len" and len(side.args) == 1
+            if dotted(side.args[0] if sized else side) == dotted(node) and sized is not counts:  # type: ignore[attr-defined]
+                return not any(is_constant(side, 0) for side in (compare.left, *compare.comparators))
+    return False
 
 
 def _read_before(write: Access, accesses: list[Access], pauses: list[Pause]) -> int:
@@ -171,19 +197,24 @@ def _report_late(access: Access, since: int, then: str, so: str) -> Finding:
     )
 
 
-def _report_item(use: Access, asked: int, pause: Pause, gone: Access) -> Finding:
+def _report_item(use: Access, check: ast.If | ast.For, pause: Pause, gone: Access) -> Finding:
+    looped = isinstance(check, ast.For)
+    asked = f"{use.thing} is asked for a key at line {check.lineno} and used here after an await"
+    copied = (
+        f"the keys of {use.thing} are copied at line {check.lineno}, and an item is used here in a loop that awaits"
+    )
     return finding(
         use.node,
         use.fn,
-        f"{use.thing} is asked for a key at line {asked} and used here after an await (line {pause.lineno}); "
-        f"{gone.fn.qualname} may remove the key meanwhile (line {gone.line})",
+        f"{copied if looped else asked} (line {pause.lineno}); {gone.fn.qualname} may remove the key meanwhile (line "
+        f"{gone.line})",
         [
-            Step("task A", asked, f"{use.fn.qualname} finds the key"),
+            Step("task A", check.lineno, f"{use.fn.qualname} {'copies the keys' if looped else 'finds the key'}"),
             Step("task A", pause.lineno, "awaits: the loop runs other tasks"),
             Step("task B", gone.line, f"{gone.fn.qualname} removes it"),
             Step("task A", use.line, "uses it: KeyError"),
         ],
-        "read the item once, before the await, and keep it in a local variable",
+        "use .get() or .pop(key, None) and check the result, or iterate over a copy of the items",
         use.thing,
         0.6,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check import libraries
 from paceline.check.accesses import Access, iterates
 from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
@@ -28,7 +29,7 @@ from paceline.check.shared_state import (
 from paceline.check.sharing import may_be_alone
 from paceline.check.summaries import Facts
 
-#: Methods that end an object, which then tells whoever keeps it.
+#: Methods that end an object, which then calls back the object that keeps it.
 ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort", "destroy", "unsubscribe", "throw")
 
 
@@ -90,7 +91,13 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
     mine = facts.threads_of(loop.fn)
     for change in changes:
         theirs = facts.threads_of(change.fn)
-        if mine and not theirs and not change.locks | loop.locks and _may_come_later(change, facts):
+        if (
+            mine
+            and not theirs
+            and not change.fn.generator
+            and not change.locks | loop.locks
+            and _may_come_later(change, facts)
+        ):
             return change, f"{change.fn.qualname}, outside of this thread,", 0.55
         if theirs and not mine and not change.locks & loop.locks:
             return change, f"{change.fn.qualname}, in another thread,", 0.6
@@ -189,5 +196,5 @@ RULE = Rule(
                 with self._lock:
                     return sum(value for value in self._data.values())
     """,
-    needs=("ock", "utex", "hread", "weakref", "gc.callbacks", "await"),
+    needs=("ock", "utex", "hread", "weakref", "gc.callbacks", "await", *libraries.threaded()),
 )

@@ -28,13 +28,14 @@ def find(facts: Facts) -> Iterator[Finding]:
         for effect in facts.walker.effects(fn):
             if effect.kind != "wait" or effect.waits_for != NOTIFY or effect.timeout or effect.resource is None:
                 continue
-            if any(in_loop(event.effect.node, caller) for caller, event in facts.callers.get(id(fn), ())):
-                continue  # the loop of the caller checks again
             call = effect.node
             assert isinstance(call, ast.Call)
             assert isinstance(call.func, ast.Attribute)
             if call.func.attr != "wait" or not effect.resource.sure:
                 continue
+            loops = [event for caller, event in facts.callers.get(id(fn), ()) if in_loop(event.effect.node, caller)]
+            if loops and not _unchecked(call):
+                continue  # the loop of the caller checks again
             if enclosing(call, ast.While, ast.For, ast.AsyncFor) is not None:
                 if _checked_outside(call):
                     yield _outside(fn, call, effect.resource.id)
@@ -50,7 +51,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 ],
                 "wait in a `while` loop that checks the awaited state, or use wait_for()",
                 effect.resource.id,
-                0.75,
+                0.5 if loops else 0.75,
             )
 
 
@@ -61,6 +62,12 @@ def _checked_outside(call: ast.Call) -> bool:
         return False
     loop = enclosing(around, ast.With, ast.AsyncWith, ast.While, ast.If)
     return isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant)
+
+
+def _unchecked(call: ast.Call) -> bool:
+    """Whether the function takes the condition itself, and then waits without a look at any state."""
+    around = enclosing(call, ast.With, ast.AsyncWith, ast.While, ast.For, ast.If)
+    return isinstance(around, ast.With | ast.AsyncWith) and len(around.body) == 1
 
 
 def _outside(fn: Function, call: ast.Call, condition: str) -> Finding:

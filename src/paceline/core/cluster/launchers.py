@@ -10,12 +10,14 @@ A launcher starts the same command once per node. Each sets variables of its own
 | kubernetes | ordinal in HOSTNAME, of a StatefulSet | PACELINE_NODES | | |
 
 PACELINE_RANK, PACELINE_NODES and PACELINE_HEAD=host:port come before all of them. torchrun has a store that all ranks
-reach (MASTER_ADDR, MASTER_PORT): there rank 0 says at which port it listens, so no port has to be guessed.
+reach (MASTER_ADDR, MASTER_PORT): there rank 0 says at which port it listens, so no port has to be guessed. Under srun
+and mpiexec the port follows from the name of the job, so that two jobs may share a machine.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,8 +25,13 @@ from typing import NamedTuple
 from paceline.core.cluster.variables import Number, any_of, number, pair, value
 from paceline.errors import UsageError
 
-#: The head's port if neither PACELINE_HEAD nor MASTER_PORT gives one.
-HEAD_PORT = 29471
+#: The head's port if nothing gives another one; the first of those that follow from the name of a job.
+HEAD_PORT, PORTS = 29471, 1000
+#: Variables that name a job or its step, alike for all its ranks, by launcher.
+JOB_NAMES = {
+    "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    "mpiexec": ("PMI_JOBID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+}
 #: Rank and number of ranks; rank on this machine and number of ranks there.
 MPI = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
@@ -86,7 +93,7 @@ def from_environment(environ: Mapping[str, str]) -> Launched | None:
         return None
     found = found._replace(rank=own_rank or found.rank, nodes=own_nodes or found.nodes)
     store = _store(environ) if found.launcher == "torchrun" else None
-    host, port = _head(environ) if store is None else (None, 0)
+    host, port = _head(environ, found.launcher) if store is None else (None, 0)
     return replace(_launched(found, host or found.host, port), store=store)
 
 
@@ -175,7 +182,7 @@ def _refuse_parts(environ: Mapping[str, str]) -> None:
         )
 
 
-def _head(environ: Mapping[str, str]) -> tuple[str | None, int]:
+def _head(environ: Mapping[str, str], launcher: str) -> tuple[str | None, int]:
     """Return the host that PACELINE_HEAD names, and the head's port."""
     text = environ.get("PACELINE_HEAD", "").strip()
     # host, host:port, [::1]:port
@@ -186,8 +193,16 @@ def _head(environ: Mapping[str, str]) -> tuple[str | None, int]:
         return parts[1] or parts[2], _port(int(parts[3]), f"PACELINE_HEAD={text!r}")
     master = number(environ, "MASTER_PORT")
     # MASTER_PORT itself is taken: torchrun's agent or the first rank of torch.distributed listens there.
-    port = _port(master.value + 1, f"MASTER_PORT={master.value}, plus 1,") if master else HEAD_PORT
+    if master:
+        port = _port(master.value + 1, f"MASTER_PORT={master.value}, plus 1,")
+    else:
+        port = HEAD_PORT if parts else _port_of_job(environ, launcher)
     return (parts[1] or parts[2]) if parts else None, port
+
+
+def _port_of_job(environ: Mapping[str, str], launcher: str) -> int:
+    named = "\n".join(environ.get(name, "") for name in JOB_NAMES.get(launcher, ())).strip()
+    return HEAD_PORT + zlib.crc32(named.encode()) % PORTS if named else HEAD_PORT
 
 
 def _store(environ: Mapping[str, str]) -> tuple[str, int] | None:

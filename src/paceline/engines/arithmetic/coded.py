@@ -11,33 +11,40 @@ from paceline.core.collectives import Collective
 from paceline.engines.arithmetic.execute import execute
 from paceline.engines.setup import Setup
 from paceline.gradients.coded_frame import CodedFrame
-from paceline.gradients.encoder import encoder_of
+from paceline.gradients.encoder import GradientEncoder, encoder_of
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.segments import segments_of
+from paceline.parameters.fragments import Fragments
+from paceline.parameters.layout import Layout
 
 
 class CodedPayloads:
     """Every worker's frame and encoder, and the collective that combines them."""
 
     def __init__(self, setup: Setup, collective: Collective, learner: Learner) -> None:
-        self.collective = collective
-        made = [encoder_of(setup.plan.codec, setup.layout, learner.replica) for _ in range(setup.plan.workers)]
+        plan, self.collective, self.fragments = setup.plan, collective, Fragments.of(setup.layout, setup.plan.fragments)
+        made = [encoder_of(plan.codec, self.fragments.layout, learner.replica) for _ in range(plan.workers)]
         self.encoders = [encoder for encoder in made if encoder is not None]
-        shape = self.encoders[0].shapes[0]
-        size = CodedFrame.size(shape, setup.layout)
+        #: The frames of each fragment, one per rank.
         self.frames = [
-            CodedFrame(shape, setup.layout, torch.zeros(size, dtype=torch.uint8), setup.job.seed) for _ in self.encoders
+            [_frame(encoder, layout, number) for encoder in self.encoders]
+            for number, layout in enumerate(self.fragments.each)
         ]
 
     @property
-    def bytes(self) -> list[int]:
-        """The bytes of every rank's message."""
-        return [frame.message.bytes for frame in self.frames]
+    def sizes(self) -> list[int]:
+        """The bytes of each fragment's message, without what depends on the gradient."""
+        return [frames[0].shape.fixed for frames in self.frames]
+
+    def bytes(self, number: int) -> list[int]:
+        """Return the bytes of every rank's message in the exchange of this number, if it is its fragment's last."""
+        return [frame.message.bytes for frame in self.fragments.of_number(number, self.frames)]
 
     def sum(self, number: int, ranks: Sequence[int], shares: list[GradientSum]) -> GradientSum:
         """Return the sum of the shares of these ranks in the exchange of this number, in the payload of the first."""
-        frames = [self.frames[rank] for rank in ranks]
+        of_all = self.fragments.of_number(number, self.frames)
+        frames = [of_all[rank] for rank in ranks]
         encoders = [self.encoders[rank] for rank in ranks]
         for frame, encoder, share in zip(frames, encoders, shares, strict=True):
             frame.write(encoder, share, number)
@@ -47,16 +54,23 @@ class CodedPayloads:
             for part, segments in enumerate(segments_of(shape, collective.segments(len(shares)))):
                 for frame, encoder in zip(frames, encoders, strict=True):
                     if part:
-                        encoder.finish(frame.message)
+                        encoder.finish(frame.shard, frame.message)
                     segments.scatter(frame.message, frame.raw)
                 execute(collective, [frame.raw for frame in frames], segments)
                 for frame in frames:
                     segments.gather(frame.raw, frame.message)
             if shape.codec.in_two:
                 for frame, encoder in zip(frames, encoders, strict=True):
-                    encoder.remember(frame.message)
+                    encoder.remember(frame.shard, frame.message)
             del messages[1:]
         for encoder in encoders:
             encoder.settle()
         frames[0].add_up(messages, number)
         return frames[0].payload.read(sum(share.samples for share in shares))
+
+
+def _frame(encoder: GradientEncoder, layout: Layout, number: int) -> CodedFrame:
+    """Return a frame for the fragment of this number and layout."""
+    shape = encoder.shapes[number]
+    raw = torch.zeros(CodedFrame.size(shape, layout), dtype=torch.uint8)
+    return CodedFrame(shape, layout, raw, encoder.seed, number)

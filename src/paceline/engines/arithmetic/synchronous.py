@@ -20,12 +20,13 @@ from paceline.engines.arithmetic.execute import execute
 from paceline.engines.setup import Setup
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum, Payload
+from paceline.parameters.fragments import Fragments
 from paceline.parameters.replicas import AveragingReplica, mean_of, weighted_sum
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.coordinated import Coordinated
-from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
+from paceline.plans.methods.local_steps import Gossip, LocalSteps
 
 
 class SharedParameters:
@@ -67,14 +68,15 @@ class SteppedReplicas:
 
     def __init__(self, setup: Setup, method: LocalSteps | Gossip, epochs: Epochs) -> None:
         self.setup, self.snapshots, self.epochs = setup, Snapshots(setup, self.values), epochs
-        #: The number of averages so far.
-        self.averages = 0
-        self.averaging, self.mixes = method.averaging, isinstance(method, Gossip)
+        #: The number of exchanges so far.
+        self.exchanges = 0
+        self.averaging, self.streaming, self.mixes = method.averaging, method.streaming, isinstance(method, Gossip)
+        fragments = Fragments.of(setup.layout, setup.plan.fragments)
         self.replicas = list[AveragingReplica]()
         for _ in range(setup.plan.workers):
             learner, optimizer = make_learner(setup)
             store = learner.replica.local_store(optimizer, self.averaging)
-            self.replicas.append(AveragingReplica(learner, store, self.averaging))
+            self.replicas.append(AveragingReplica(learner, store, self.averaging, fragments))
         self.payloads = payloads_of(setup, method.collective, self.replicas[0].learner)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
@@ -82,21 +84,23 @@ class SteppedReplicas:
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
         """Step the replica of every rank that shares out the update and, if it is due, average them."""
-        due = averages_after(self.averaging, update, self.setup.agenda.updates)
-        if due and self.averaging.mixes_first:
-            self._average()
+        due = self.streaming.after(update, self.setup.agenda.updates)
+        if self.averaging.mixes_first:
+            self._average(due)
         for rank, share in zip(self.epochs.shares.ranks(update), shares, strict=True):
             self.replicas[rank].step(share)
-        if due and not self.averaging.mixes_first:
-            self._average()
+        if not self.averaging.mixes_first:
+            self._average(due)
 
-    def _average(self) -> None:
-        number, self.averages = self.averages, self.averages + 1
-        ranks = self.epochs.exchanging(number)
-        means = self._means(number, ranks, [self.replicas[rank].contribution(rank) for rank in ranks])
-        for rank, mean in zip(ranks, means, strict=True):
-            if self.epochs.made(rank, number):
-                self.replicas[rank].apply_mean(mean)
+    def _average(self, due: int) -> None:
+        """Make so many exchanges."""
+        for number in range(self.exchanges, self.exchanges + due):
+            ranks = self.epochs.exchanging(number)
+            means = self._means(number, ranks, [self.replicas[rank].contribution(number, rank) for rank in ranks])
+            for rank, mean in zip(ranks, means, strict=True):
+                if self.epochs.made(rank, number):
+                    self.replicas[rank].apply_mean(number, mean)
+        self.exchanges += due
 
     def _means(self, number: int, ranks: Sequence[int], shares: list[GradientSum]) -> list[GradientSum]:
         """Return for each of these ranks the mean over all of them, or over its neighbours and itself."""
@@ -212,27 +216,44 @@ class Payloads:
 
     def __init__(self, setup: Setup, collective: Collective) -> None:
         self.layout, self.collective = setup.layout, collective
-        length = Payload.length(setup.layout)
-        self.flats = [torch.zeros(length, dtype=setup.layout.dtype) for _ in range(setup.plan.workers)]
-        self.payloads = [Payload(setup.layout, flat) for flat in self.flats]
+        self.fragments = Fragments.of(setup.layout, setup.plan.fragments)
+        #: The payloads of each fragment, one per worker.
+        self.each = [
+            [
+                Payload(layout, torch.zeros(Payload.length(layout), dtype=layout.dtype))
+                for _ in range(setup.plan.workers)
+            ]
+            for layout in self.fragments.each
+        ]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each fragment's payload."""
+        return [payloads[0].flat.nbytes for payloads in self.each]
+
+    @property
+    def flats(self) -> list[Tensor]:
+        """The vectors of all workers, where all parameters are exchanged at once."""
+        return [payload.flat for payload in self.each[0]]
 
     def sum(self, number: int, ranks: Sequence[int], shares: list[GradientSum]) -> GradientSum:
         """Return the sum of the shares of these ranks in the exchange of this number."""
-        self._write(shares)
-        execute(fitting(self.collective, len(shares)), self.flats[: len(shares)])
-        return self.payloads[0].read(sum(share.samples for share in shares))
+        payloads = self.fragments.of_number(number, self.each)[: len(shares)]
+        self._write(payloads, shares)
+        execute(fitting(self.collective, len(shares)), [payload.flat for payload in payloads])
+        return payloads[0].read(sum(share.samples for share in shares))
 
     def mixtures(self, shares: list[GradientSum]) -> list[GradientSum]:
         """Return for each worker the mean over its neighbours and itself."""
-        self._write(shares)
-        found = []
+        self._write(self.each[0], shares)
+        found, flats = [], self.flats
         for worker, share in enumerate(shares):
-            mixture = torch.zeros_like(self.flats[worker])
+            mixture = torch.zeros_like(flats[worker])
             payload = Payload(self.layout, mixture)
-            weighted_sum(self.flats, self.collective.weights(worker, len(shares)), mixture)  # type: ignore[attr-defined]
+            weighted_sum(flats, self.collective.weights(worker, len(shares)), mixture)  # type: ignore[attr-defined]
             found.append(payload.read(share.samples))
         return found
 
-    def _write(self, shares: list[GradientSum]) -> None:
-        for payload, share in zip(self.payloads, shares, strict=False):  # a group may have lost workers
+    def _write(self, payloads: Sequence[Payload], shares: list[GradientSum]) -> None:
+        for payload, share in zip(payloads, shares, strict=False):  # a group may have lost workers
             payload.write(share)

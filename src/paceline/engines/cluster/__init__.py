@@ -8,7 +8,8 @@
     checkpointing.py  the head's checkpoints, of the states that agents send
     control.py      the messages between agents and the head
     seat.py         a worker's seat in the group; surviving.py, collectives that are made again when the group changes
-    ray_nodes.py    the roster `ray`; ray_agent.py, its actors; ray_session.py and ray_watch.py, the connection to Ray
+    ray_nodes.py    the roster `ray`; ray_actors.py starts and ends its actors, in which ray_agent.py runs;
+                    ray_session.py and ray_watch.py, the connection to Ray
     worker.py       a worker: the replica and the walks of the local engine; worker_main.py, its process
 
 docs/cluster.md has the design.

@@ -187,8 +187,12 @@ class HeadNode:
         while not head.done:
             for event in self.hub.poll(POLL):
                 if isinstance(event, Gone):
+                    if self._peers.get(event.peer.number) != event.peer:
+                        continue  # it was refused
                     self.history.node_lost(event.peer.number, event.why)
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
+                    if self.living is not None:
+                        self.living.lost(event.peer.number)
                 elif isinstance(event, Received):
                     self._received(event)
             agent.look()
@@ -225,6 +229,10 @@ class HeadNode:
             rendezvous.send(self.hub, peer, Refused("the run continues with the nodes that it began with", 1))
             return
         if isinstance(message, Register):
+            first = self._peers.get(peer.number)
+            if first != peer and first in self.hub.peers:
+                rendezvous.send(self.hub, peer, Refused(rendezvous.second(peer.number), UsageError.exit_code))
+                return
             self.registry.nodes.pop(peer.number, None)
         try:
             node = self.registry.hear(peer, message)
@@ -234,6 +242,8 @@ class HeadNode:
         if node is not None:
             self._welcome(peer.number, node)
             self.head.joined(peer.number, node)
+            if self.living is not None:
+                self.living.joined(peer.number)
 
     def _welcome(self, rank: int, node: Node) -> None:
         """Let a node begin, with the state of its worker if the run is resumed."""

@@ -60,6 +60,12 @@ class Nodes(Protocol):
     def started(self) -> None:
         """Take note that every node has come: from now on one that ends is replaced, or does not end the run."""
 
+    def lost(self, rank: int) -> None:
+        """Take note that the node of a rank cannot be reached any longer."""
+
+    def joined(self, rank: int) -> None:
+        """Take note that a node has come in the place of one that was lost."""
+
 
 def resume_point(updates: int, every: int, keeps: bool, state: WorkerState | None) -> ResumePoint:
     """Return from where a worker trains, with its state in a buffer if the run keeps checkpoints or was resumed."""

@@ -1,8 +1,4 @@
-"""The agent of a node that Ray has started: an actor, which runs what an agent of a launcher's node runs.
-
-Ray imports this module by its name on every node; nothing of the user's script is needed there, since the job comes as
-bytes. This module imports Ray only inside functions.
-"""
+"""What the agent of a node that Ray has started runs: the same as the agent of a launcher's node."""
 
 from __future__ import annotations
 
@@ -52,6 +48,8 @@ class How(Enum):
     DONE = "done"
     #: The head cannot be reached, or has gone on without this node.
     LOST = "lost"
+    #: Its process has ended without an answer.
+    KILLED = "killed"
     #: The job cannot be trained on this node.
     UNFIT = "unfit"
 
@@ -64,40 +62,29 @@ class AgentEnd:
     why: str = ""
 
 
-class RayAgent:
-    """One node's agent."""
+def run(mission: bytes, roster: Roster) -> AgentEnd:
+    """Train this node's part, and return how that has ended."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the driver says it
+            _train(pickle.loads(mission), roster)
+    except RunOver as error:
+        return AgentEnd(How.DONE, str(error))
+    except RunFailed as error:
+        return AgentEnd(How.LOST, str(error))
+    except Exception as error:
+        return AgentEnd(How.UNFIT, f"{type(error).__name__}: {error}")
+    return AgentEnd(How.DONE)
 
-    def machine(self) -> str:
-        """Return Ray's name of the machine, or raylet, that this process is on."""
-        import ray
 
-        return str(ray.get_runtime_context().get_node_id())
-
-    def process(self) -> int:
-        return os.getpid()
-
-    def run(self, mission: bytes, roster: Roster) -> AgentEnd:
-        """Train this node's part, and return how that has ended."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the driver says it
-                self._train(pickle.loads(mission), roster)
-        except RunOver as error:
-            return AgentEnd(How.DONE, str(error))
-        except RunFailed as error:
-            return AgentEnd(How.LOST, str(error))
-        except Exception as error:
-            return AgentEnd(How.UNFIT, f"{type(error).__name__}: {error}")
-        return AgentEnd(How.DONE)
-
-    def _train(self, mission: Mission, roster: Roster) -> None:
-        setup = set_up(mission.job, mission.plan, "ray", mission.limit)
-        heartbeat = Heartbeat(None, setup.agenda.updates)
-        with (
-            with_keys(roster, mission.keys) as placed,
-            engine.train(setup, placed, None, heartbeat, None, mission.deadline),
-        ):
-            pass
+def _train(mission: Mission, roster: Roster) -> None:
+    setup = set_up(mission.job, mission.plan, "ray", mission.limit)
+    heartbeat = Heartbeat(None, setup.agenda.updates)
+    with (
+        with_keys(roster, mission.keys) as placed,
+        engine.train(setup, placed, None, heartbeat, None, mission.deadline),
+    ):
+        pass
 
 
 @contextlib.contextmanager

@@ -6,20 +6,20 @@ places one actor per node --> starts them, spread ----> says which machine it is
 gives out the ranks, so that
 neighbours are on different
 machines; the job ----------> hands it over ----------> dials the head, and goes on as a launcher's node
-                              notices an actor's end,
-                              starts another one -----> dials the head with the same rank: a late joiner
+notices that a rank is gone,
+asks for another actor -----> starts it on a machine
+                              that answers -----------> dials the head with the same rank: a late joiner
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,10 +27,12 @@ from typing import Any
 
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import engine
-from paceline.engines.cluster.ray_agent import KEY_FILES, AgentEnd, How, Mission, RayAgent, with_keys
-from paceline.engines.cluster.ray_session import PATIENCE, RayOptions, RaySession, session
+from paceline.engines.cluster.ray_actors import RayActor, RayActors, answers
+from paceline.engines.cluster.ray_agent import KEY_FILES, AgentEnd, How, Mission, with_keys
+from paceline.engines.cluster.ray_session import PATIENCE, RayOptions, RaySession, package, session
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.outcome import Outcome
+from paceline.engines.ray_actor import Machine
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, JobWarning, RunFailed
 from paceline.links.tcp.doors import LOOPBACK, Address, TrustedNetwork
@@ -45,7 +47,7 @@ LOOK = 0.5  # seconds between two looks at the actors
 #: Seconds without the head of Ray after which a run ends. Ray would end its processes after 60.
 HEAD_PATIENCE = 20.0
 OWN_PATIENCE = 3.0  # the same of a cluster of the run's own, whose head no one starts again
-ATTEMPTS = 16  # times that the agent of a rank is asked to come back
+ATTEMPTS = 16  # agents that a rank may have, one after another
 
 
 @contextlib.contextmanager
@@ -93,41 +95,54 @@ def _gpus(setup: Setup) -> int:
     return int(wanted.startswith("cuda") or (wanted == "auto" and torch.cuda.is_available()))
 
 
+@dataclass
+class _Seat:
+    """Who is the agent of a rank."""
+
+    actor: RayActor
+    #: How many agents the rank has had.
+    attempt: int = 1
+    #: Whether the agent has come to the head.
+    joined: bool = False
+
+
 class RayNodes:
     """`node.Nodes` that are actors."""
 
     def __init__(self, where: RaySession, mission: Mission, gpus: int, kept: Path | None = None) -> None:
         """`kept` is the folder of a run that keeps checkpoints."""
-        import ray
-
-        self._ray: Any = ray
+        self._ray: Any = package()
         self._where, self._mission, self._gpus, self._kept = where, mission, gpus, kept
-        #: under synchronous plans the survivors continue, and no one joins them.
+        #: Under synchronous plans the survivors continue, and no node joins them.
         self.replaces = isinstance(mission.plan.method, Server)
-        self._actors: list[Any] = []
-        #: What each actor will say of its machine; empty once the ranks are given out.
-        self._machines: list[Any] = []
-        #: What the agent of each rank will return, with its rank and how often it was asked.
-        self._ends: dict[Any, tuple[int, int]] = {}
-        self._ranks: dict[int, Any] = {}
-        self._job: Any = None
+        self._actors = RayActors(_cpus(mission.plan), gpus)
+        #: Actors that have no rank yet.
+        self._unplaced: list[RayActor] = []
+        self._seats: dict[int, _Seat] = {}
+        #: What each agent will return, with its rank.
+        self._ends: dict[Any, tuple[int, RayActor]] = {}
+        #: Machines of agents that were lost.
+        self._suspects: set[Machine] = set()
         self._begun = False
         self._since = self._looked = time.monotonic()
 
     def start(self, head: Address) -> None:
         self._since = time.monotonic()
         self._mission = replace(self._mission, roster=replace(self._mission.roster, head=head))
-        actor = self._ray.remote(RayAgent).options(
-            num_cpus=_cpus(self._mission.plan), num_gpus=self._gpus, scheduling_strategy="SPREAD",
-            max_restarts=-1 if self.replaces else 0,
-        )  # fmt: skip
         self._warn_if_scarce()
-        self._actors = [actor.remote() for _ in range(self._mission.plan.workers)]
-        self._machines = [each.machine.remote() for each in self._actors]
-        self._job = self._ray.put(self._mission.pack())
+        self._unplaced = [self._actors.start() for _ in range(self._mission.plan.workers)]
 
     def started(self) -> None:
         self._begun = True
+        for seat in self._seats.values():
+            seat.joined = True
+
+    def joined(self, rank: int) -> None:
+        self._seats[rank].joined = True
+
+    def lost(self, rank: int) -> None:
+        if self.replaces and self._seats[rank].joined:
+            self._replace(rank, "its node cannot be reached")
 
     def look(self) -> None:
         now = time.monotonic()
@@ -137,23 +152,15 @@ class RayNodes:
         lost, patience = self._where.watch.lost_since, OWN_PATIENCE if self._where.own else HEAD_PATIENCE
         if lost is not None and now - lost > patience:
             raise RunFailed(head_lost(self._where.head, patience, self._kept))
-        if self._machines:
-            self._placed(now)
+        if self._unplaced:
+            self._place(now)
         else:
             self._look_at_ends()
 
     def close(self) -> None:
         """End the actors. If the head of Ray is gone, their agents have ended with the run."""
-        if self._where.watch.lost_since is not None:
-            return
-        thread = threading.Thread(target=self._kill, name="paceline-ray-kill", daemon=True)
-        thread.start()
-        thread.join(PATIENCE)
-
-    def _kill(self) -> None:
-        for actor in self._actors:
-            with contextlib.suppress(Exception):
-                self._ray.kill(actor, no_restart=True)
+        if self._where.watch.lost_since is None:
+            self._actors.end().join(PATIENCE)
 
     # --- placing ---
 
@@ -168,23 +175,24 @@ class RayNodes:
                 stacklevel=2,
             )
 
-    def _placed(self, now: float) -> None:
+    def _place(self, now: float) -> None:
         """Give out the ranks once every actor runs."""
-        ready, waiting = self._ray.wait(self._machines, num_returns=len(self._machines), timeout=0)
+        machines = [actor.where for actor in self._unplaced]
+        ready, waiting = self._ray.wait(machines, num_returns=len(machines), timeout=0)
         if waiting:
             if now - self._since > self._mission.deadline:
-                raise RunFailed(self._unplaced(len(ready)))
+                raise RunFailed(self._not_placed(len(ready)))
             return
         try:
-            machines = self._ray.get(self._machines)
+            names = [machine.name for machine in self._ray.get(machines)]
         except self._ray.exceptions.RayError as error:
             raise RunFailed(f"an agent could not start on a node of Ray: {_first(error)}") from error
-        self._machines = []
-        for rank, index in enumerate(alternating(machines)):
-            self._ranks[rank] = self._actors[index]
-            self._ask(rank, 1)
+        actors, self._unplaced = self._unplaced, []
+        job = self._ray.put(self._mission.pack())
+        for rank, index in enumerate(alternating(names)):
+            self._ask(rank, _Seat(actors[index]), job)
 
-    def _unplaced(self, placed: int) -> str:
+    def _not_placed(self, placed: int) -> str:
         plan = self._mission.plan
         everything, free = self._ray.cluster_resources(), self._ray.available_resources()
         gpus = f", of {everything.get('GPU', 0):g} GPUs {free.get('GPU', 0):g}" if self._gpus else ""
@@ -194,31 +202,45 @@ class RayNodes:
             f"{_cpus(plan)} CPU{'s' * (_cpus(plan) > 1)}: give fewer workers, or add nodes to the cluster"
         )
 
-    def _ask(self, rank: int, attempt: int) -> None:
-        """Ask the agent of a rank to dial the head, and to train."""
+    def _ask(self, rank: int, seat: _Seat, job: Any) -> None:
+        """Ask the agent of a rank to dial the head, and to train what this object of Ray says."""
+        self._seats[rank] = seat
         roster = replace(self._mission.roster, rank=rank)
-        self._ends[self._ranks[rank].run.remote(self._job, roster)] = rank, attempt
+        self._ends[seat.actor.handle.run.remote(job, roster)] = rank, seat.actor
 
     # --- what ends ---
 
+    def _replace(self, rank: int, why: str) -> None:
+        """Let another actor take the place of one that is lost, on a machine that answers."""
+        before = self._seats[rank]
+        if before.attempt >= ATTEMPTS:
+            warnings.warn(f"rank {rank} does not come back: {why}", DeathWarning, stacklevel=2)
+            return
+        self._actors.end([before.actor])
+        if before.actor.machine is not None:
+            self._suspects.add(before.actor.machine)
+        self._suspects = {machine for machine in self._suspects if not answers(machine)}
+        # An object that no other machine has: Ray may ask one that has ended for it, twice, for 10 and 20 seconds.
+        job = self._ray.put(self._mission.pack())
+        self._ask(rank, _Seat(self._actors.start(avoid=self._suspects), before.attempt + 1), job)
+
     def _look_at_ends(self) -> None:
         for ref in self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)[0] if self._ends else ():
-            rank, attempt = self._ends.pop(ref)
+            rank, actor = self._ends.pop(ref)
+            if actor is not self._seats[rank].actor:
+                continue  # another one has taken its place
             try:
                 end: AgentEnd = self._ray.get(ref)
             except self._ray.exceptions.RayError as error:
-                if self.replaces:
-                    self._ask(rank, attempt)  # its process has ended; Ray starts another, which takes a few seconds
-                    continue
-                end = AgentEnd(How.LOST, _first(error))
-            if not self._begun and end.why:
+                end = AgentEnd(How.KILLED, _first(error))
+            if not self._begun and end.why and not (self.replaces and end.how is How.KILLED):
                 raise RunFailed(f"rank {rank} could not begin: {end.why}")
             if not self.replaces or end.how is How.DONE:
                 continue
-            if end.how is How.LOST and attempt < ATTEMPTS:
-                self._ask(rank, attempt + 1)  # its process has slept, say, and is well
-            else:
+            if end.how is How.UNFIT:
                 warnings.warn(f"rank {rank} does not come back: {end.why}", DeathWarning, stacklevel=2)
+            else:
+                self._replace(rank, end.why)
 
 
 def alternating(machines: Sequence[str]) -> list[int]:

@@ -104,7 +104,8 @@ def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) ->
     else:
         roster = roster.located(deadline)
     pump = Pump(timing.heartbeat)
-    hub = Hub(me, roster.door, listener, limits=limits, timing=timing, pump=pump)
+    rivals = () if roster.apart else (AGENT,)  # Ray replaces a node at once, and means it
+    hub = Hub(me, roster.door, listener, limits=limits, timing=timing, rivals=rivals, pump=pump)
     if not roster.leads:
         hub.dial(roster.head, deadline)
     return roster, hub, pump
@@ -151,7 +152,7 @@ class Registry:
             if wrong := difference(self.terms, message.terms, rank):
                 raise UsageError(wrong)
             if rank not in self.roster.followers or rank in self.nodes:
-                raise UsageError(f"a second node says that it is rank {rank}: every node needs a rank of its own")
+                raise UsageError(second(rank))
             self.nodes[rank] = Node(peer, message)
         elif isinstance(message, Clock) and rank in self.nodes:
             self.nodes[rank].told(message)
@@ -160,6 +161,14 @@ class Registry:
             return node
         send(self.hub, peer, Clock(now()))
         return None
+
+
+def second(rank: int) -> str:
+    """Say that two nodes have the same rank."""
+    return (
+        f"a second node says that it is rank {rank}, and the first is connected: every node needs a rank of its own. "
+        "If it is of another run, give that run another PACELINE_RUN and PACELINE_HEAD"
+    )
 
 
 def gather(registry: Registry, deadline: float, look: Look | None = None) -> None:

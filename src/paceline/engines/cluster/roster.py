@@ -7,13 +7,16 @@ made by a driver, which is the head and has no worker of its own; Ray replaces n
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from paceline.core.cluster.launchers import from_environment
+from paceline.core.cluster.launchers import JOB_NAMES, from_environment
 from paceline.engines.cluster.agent_store import AgentStore
 from paceline.errors import UsageError
 from paceline.links.tcp.doors import Address, Door
@@ -21,14 +24,7 @@ from paceline.links.tcp.handshake import RUN_BYTES
 from paceline.links.tcp.security import door_of
 
 #: Variables that launchers set alike for all processes of a run, and differently for another one.
-RUN_NAMES = (
-    "PACELINE_RUN",
-    "TORCHELASTIC_RUN_ID",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "PMI_JOBID",
-    "OMPI_MCA_ess_base_jobid",
-)
+RUN_NAMES = ("PACELINE_RUN", "TORCHELASTIC_RUN_ID", *JOB_NAMES["srun"], *JOB_NAMES["mpiexec"])
 
 
 @dataclass(frozen=True)
@@ -109,6 +105,7 @@ def roster(
     Raises:
         UsageError: no launcher says how many nodes there are, or where rank 0 is; or the token is missing.
     """
+    environ = _with_mpich_job(environ)
     launched = from_environment(environ)
     if launched is None:
         raise UsageError(
@@ -122,6 +119,18 @@ def roster(
         launched.rank, launched.nodes, Address(*launched.head), launched.local_rank, launched.launcher, meeting,
         door(environ, keys, trusted_network), store=store,
     )  # fmt: skip
+
+
+def _with_mpich_job(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Name the job of MPICH's mpiexec, which names none, by the process that serves all its ranks on this machine."""
+    here, there = environ.get("MPI_LOCALNRANKS"), environ.get("PMI_SIZE")
+    if environ.get("PMI_JOBID") or here is None or here != there:
+        return environ
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        with socket.socket(fileno=os.dup(int(environ["PMI_FD"]))) as end:
+            process, _, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return {**environ, "PMI_JOBID": f"process {process}"}
+    return environ
 
 
 def door(environ: Mapping[str, str], keys: str | Path | None, trusted_network: bool) -> Door:

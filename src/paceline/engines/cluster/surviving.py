@@ -15,15 +15,15 @@ from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.engines.cluster.seat import Seat
 from paceline.engines.local.coded_sums import CodedSums, frames_of
-from paceline.engines.local.collectives import Means, NeighbourMixing, PayloadReduction, Reduction, Sums
+from paceline.engines.local.collectives import FragmentSums, Means, NeighbourMixing, Sums, payloads_of, reduction_of
 from paceline.errors import PeerLost
 from paceline.gradients.coded_frame import CodedFrame
 from paceline.gradients.encoder import GradientEncoder
-from paceline.gradients.message import MessageShape
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.links import TURNS
 from paceline.links.tcp.link import TcpLink
 from paceline.links.waiting import Cancelled
+from paceline.parameters.fragments import Fragments
 from paceline.parameters.layout import Layout
 
 if TYPE_CHECKING:
@@ -36,18 +36,22 @@ Again = Callable[[int, GradientSum], GradientSum]
 class SurvivingGroup:
     """`Group` of ranks over TCP."""
 
-    def __init__(self, seat: Seat, agenda: Agenda, layout: Layout, codec: Codec | None = None) -> None:
-        self.seat, self.agenda, self.layout = seat, agenda, layout
+    def __init__(
+        self, seat: Seat, agenda: Agenda, layout: Layout, codec: Codec | None = None, fragments: int = 1
+    ) -> None:
+        self.seat, self.agenda, self.layout, self.fragments = seat, agenda, layout, Fragments.of(layout, fragments)
         self.encoder: GradientEncoder | None = None
         #: How a gradient is computed again; replicas that are averaged are what they are.
         self.again: Again = lambda update, computed: computed
-        length, dtype = Payload.length(layout), layout.dtype
+        length, dtype = max(map(Payload.length, self.fragments.each)), layout.dtype
         if codec is not None:
-            length = CodedFrame.size(MessageShape(codec, layout.shards[0], dtype), layout)
-            dtype = torch.uint8
+            length, dtype = CodedFrame.largest(codec, self.fragments), torch.uint8
         seat.vectors = [torch.zeros(length, dtype=dtype) for _ in range(TURNS)]
-        self.payloads = [Payload(layout, vector) for vector in seat.vectors] if codec is None else []
-        self.frames: list[CodedFrame] = []
+        #: Of each fragment, over both vectors: its payloads and, under a codec, its frames.
+        self.payloads: list[list[Payload]] = []
+        self.frames: list[list[CodedFrame]] = []
+        if codec is None:
+            self.payloads = [payloads_of(seat.vectors, each) for each in self.fragments.each]
 
     @property
     def leads(self) -> bool:
@@ -65,17 +69,29 @@ class SurvivingGroup:
 
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> SurvivingSums:
         if encoder is not None:
-            self.encoder, self.frames = encoder, frames_of(self.seat.vectors, encoder, self.layout)
-            self.payloads = [frame.payload for frame in self.frames]
+            self.encoder, self.frames = encoder, frames_of(self.seat.vectors, encoder, self.fragments)
+            self.payloads = [[frame.payload for frame in frames] for frames in self.frames]
         return SurvivingSums(self, lambda link, ranks: self._reduction(link, collective, ranks), self.again)
 
     def mixing(self, graph: Neighbours) -> SurvivingMeans:
-        return SurvivingMeans(self, lambda link, ranks: NeighbourMixing(link, graph, ranks, self.layout, self.payloads))
+        return SurvivingMeans(
+            self, lambda link, ranks: NeighbourMixing(link, graph, ranks, self.layout, self.payloads[0])
+        )
+
+    def taken(self, number: int) -> Payload:
+        """Return the sum of this number as it was taken from a rank that had it, and so had this one's message."""
+        if (encoder := self.encoder) is not None:
+            if encoder.codec.in_two:
+                frame = self.fragments.of_number(number, self.frames)[number % TURNS]
+                encoder.remember(frame.shard, frame.message)  # taken with the sum
+            encoder.settle()
+        return self.fragments.of_number(number, self.payloads)[number % TURNS]
 
     def _reduction(self, link: TcpLink, collective: Collective, ranks: int) -> Sums:
-        if self.encoder is not None:
-            return CodedSums(link, fitting(collective, ranks), ranks, self.frames, self.encoder)
-        return PayloadReduction(Reduction(link, fitting(collective, ranks), ranks), self.payloads)
+        fitted = fitting(collective, ranks)
+        if (encoder := self.encoder) is not None:
+            return FragmentSums.of([CodedSums(link, fitted, ranks, frames, encoder) for frames in self.frames])
+        return FragmentSums.of([reduction_of(link, fitted, ranks, payloads) for payloads in self.payloads])
 
 
 class _Exchange(Protocol):
@@ -98,12 +114,8 @@ class SurvivingSums(Sums):
         while (found := attempt(self.seat, number, computed, self._sums.all_reduce)) is None:
             group, more = joined(self.seat)
             self._sums, waited = self._over(*current(self.seat)), waited + more
-            if group.number > number:  # taken from a rank that had it, and so had this one's message
-                if (encoder := self.group.encoder) is not None:
-                    if encoder.codec.in_two:
-                        encoder.remember(self.group.frames[number % TURNS].message)  # taken with the sum
-                    encoder.settle()
-                return self.group.payloads[number % TURNS].read(computed.samples), waited, 0
+            if group.number > number:
+                return self.group.taken(number).read(computed.samples), waited, 0
             computed = self._again(number, computed)
         total, more, sent = found
         return total, waited + more, sent

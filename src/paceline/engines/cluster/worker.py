@@ -27,7 +27,7 @@ from paceline.errors.failure import Position
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import Waiter
 from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_before
+from paceline.plans.methods.local_steps import Gossip, LocalSteps
 
 
 class ClusterWorker:
@@ -44,9 +44,9 @@ class ClusterWorker:
         start, method = given.resume_point.updates, given.plan.method
         held = start - 1
         if isinstance(method, LocalSteps | Gossip):
-            held = averages_before(method.averaging, start, given.agenda.updates) - 1
+            held = method.streaming.before(start, given.agenda.updates) - 1
         self.seat = Seat(ticket, Member(held, repeats=sums, begun=start), pipe, self._where)
-        self.group = SurvivingGroup(self.seat, given.agenda, layout, given.plan.codec)
+        self.group = SurvivingGroup(self.seat, given.agenda, layout, given.plan.codec, given.plan.fragments)
         resume = replace(given.resume_point, state_buffer=state_buffer, notify=lambda: self.seat.send(StateLeft()))
         self.replica = ReplicaWorker(given, source, layout, shared, waiter, host, self.group, resume, repeats=sums)
         if sums:

@@ -35,7 +35,6 @@ from paceline.engines.local.worker_context import KEPT, REQUESTED, WorkerMemory
 from paceline.engines.servers.open_ports import put_version_0, restore, version_shapes
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
 from paceline.gradients.coded_frame import CodedFrame
-from paceline.gradients.message import MessageShape
 from paceline.gradients.payload import Payload
 from paceline.links import Link
 from paceline.links.doorbell import Doorbell
@@ -47,6 +46,7 @@ from paceline.links.shared_memory_link import SharedMemoryLink, SharedVectors
 from paceline.links.store_order import require_store_order
 from paceline.links.waiting import Waiter
 from paceline.operators.planning import OperatorBlueprint
+from paceline.parameters.fragments import Fragments
 from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.replicas import mean_of
@@ -92,6 +92,8 @@ class ArenaShape:
     payload: int = 0
     #: Bytes of a frame under a codec, which then takes the place of a payload.
     frame: int = 0
+    #: Parts of the parameters that are exchanged one after another; payload and frame are those of the largest.
+    fragments: int = 1
     #: The most bytes that a worker with parts of layers sends in one exchange.
     parts: int = 0
 
@@ -133,9 +135,12 @@ class ArenaShape:
             return ArenaShape(workers, layout, "operators", plan.results, mail=mail)
         if isinstance(method, Alone | NativeDdp):
             return ArenaShape(workers, layout, "alone", plan.results)
-        payload = Payload.length(layout)
-        frame = CodedFrame.size(MessageShape(plan.codec, layout.shards[0], layout.dtype), layout) if plan.codec else 0
-        return ArenaShape(workers, layout, "collective", plan.results, payload=payload, frame=frame)
+        fragments = Fragments.of(layout, plan.fragments)
+        payload = max(map(Payload.length, fragments.each))
+        frame = CodedFrame.largest(plan.codec, fragments) if plan.codec else 0
+        return ArenaShape(
+            workers, layout, "collective", plan.results, payload=payload, frame=frame, fragments=len(fragments)
+        )
 
     @property
     def vector(self) -> tuple[int, torch.dtype]:

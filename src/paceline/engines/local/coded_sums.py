@@ -24,12 +24,15 @@ from paceline.gradients.message import Message
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.segments import Segments, segments_of
 from paceline.links import TURNS, Link, Span
-from paceline.parameters.layout import Layout
+from paceline.parameters.fragments import Fragments
 
 
-def frames_of(vectors: Sequence[Tensor], encoder: GradientEncoder, layout: Layout) -> list[CodedFrame]:
-    """Return the frames over a rank's own vectors of bytes."""
-    return [CodedFrame(encoder.shapes[0], layout, vector, encoder.seed) for vector in vectors]
+def frames_of(vectors: Sequence[Tensor], encoder: GradientEncoder, fragments: Fragments) -> list[list[CodedFrame]]:
+    """Return the frames of each fragment over a rank's own vectors of bytes."""
+    return [
+        [CodedFrame(shape, layout, vector, encoder.seed, number) for vector in vectors]
+        for number, (shape, layout) in enumerate(zip(encoder.shapes, fragments.each, strict=True))
+    ]
 
 
 class CodedSums(Sums):
@@ -42,7 +45,7 @@ class CodedSums(Sums):
         #: The parts in which messages are summed, each by a walk of its own; none where they are gathered.
         self._parts: list[tuple[Segments, Reduction]] = []
         if encoder.codec.adds:
-            made = segments_of(encoder.shapes[0], collective.segments(ranks))
+            made = segments_of(frames[0].shape, collective.segments(ranks))
             self._parts = [(part, Reduction(link, collective, ranks, part)) for part in made]
         #: The messages of the other ranks, by the memory that they were received in.
         self._known: dict[tuple[int, int, int], Message] = {}
@@ -65,12 +68,12 @@ class CodedSums(Sums):
         """Sum the messages; where that takes two parts, the second is written from the sum of the first."""
         for place, (segments, table) in enumerate(self._parts):
             if place:
-                self.encoder.finish(frame.message)
+                self.encoder.finish(frame.shard, frame.message)
             segments.scatter(frame.message, frame.raw)
             table.sum(number)
             segments.gather(frame.raw, frame.message)
         if self.encoder.codec.in_two:
-            self.encoder.remember(frame.message)
+            self.encoder.remember(frame.shard, frame.message)
 
     def _gathered(self, frame: CodedFrame, turn: int) -> list[Message]:
         """Send the own message to all, then take theirs; in the order of ranks."""

@@ -68,13 +68,16 @@ class Reduction:
 
     The vectors of a link are used alternately. No worker writes for collective n + 2 before every worker has
     contributed to n + 1, and so has finished n. The caller numbers the collectives; reductions over several links may
-    share the numbers if their table is the same. `segments` says how vectors of bytes are cut and added.
+    share the numbers if their table is the same. `segments` says how vectors of bytes are cut and added. `length` is
+    how many numbers at the beginning of each vector take part; 0 for all.
     """
 
-    def __init__(self, link: Link, collective: Collective, workers: int, segments: Segments | None = None) -> None:
+    def __init__(
+        self, link: Link, collective: Collective, workers: int, segments: Segments | None = None, length: int = 0
+    ) -> None:
         self.link, self._segments = link, segments
         steps = list(collective.steps(link.rank, workers))
-        length, size = len(link.vectors[0]), link.vectors[0].element_size()
+        length, size = length or len(link.vectors[0]), link.vectors[0].element_size()
         cuts = segments.cuts if segments else segment_cuts(length, collective.segments(workers), size)
         self._steps, self._cuts = steps, cuts
         self._walks = [[self._move(step, turn, cuts) for step in steps] for turn in range(TURNS)]
@@ -119,9 +122,14 @@ class Reduction:
         )
 
 
-def payloads_of(link: Link, layout: Layout) -> list[Payload]:
-    """Return the payloads over a rank's own vectors, whose numbers become zero."""
-    return [Payload(layout, vector) for vector in link.vectors]
+def payloads_of(vectors: Sequence[Tensor], layout: Layout) -> list[Payload]:
+    """Return the payloads at the beginning of a rank's own vectors, whose numbers become zero."""
+    return [Payload(layout, vector[: Payload.length(layout)]) for vector in vectors]
+
+
+def reduction_of(link: Link, collective: Collective, workers: int, payloads: Sequence[Payload]) -> PayloadReduction:
+    """Return the reduction of these payloads at the beginning of the link's vectors."""
+    return PayloadReduction(Reduction(link, collective, workers, length=len(payloads[0].flat)), payloads)
 
 
 class PayloadReduction(Sums):
@@ -136,6 +144,22 @@ class PayloadReduction(Sums):
         payload.write(computed)
         waited = self.reduction.sum(number)
         return payload.read(computed.samples), waited, self.bytes
+
+
+class FragmentSums(Sums):
+    """`Sums` of fragments, one after another: the collective of number k is that of fragment k mod F."""
+
+    def __init__(self, each: Sequence[Sums]) -> None:
+        self.each = each
+
+    @staticmethod
+    def of(each: Sequence[Sums]) -> Sums:
+        """Return the sums of these fragments; of a single one, its own."""
+        return each[0] if len(each) == 1 else FragmentSums(each)
+
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number; return (the sum over all workers, nanoseconds waited, bytes sent)."""
+        return self.each[number % len(self.each)].all_reduce(number, computed)
 
 
 class NeighbourMixing:

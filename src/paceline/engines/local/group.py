@@ -15,9 +15,17 @@ from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.coded_sums import CodedSums, frames_of
-from paceline.engines.local.collectives import Means, NeighbourMixing, PayloadReduction, Reduction, Sums, payloads_of
+from paceline.engines.local.collectives import (
+    FragmentSums,
+    Means,
+    NeighbourMixing,
+    Sums,
+    payloads_of,
+    reduction_of,
+)
 from paceline.gradients.encoder import GradientEncoder
 from paceline.links.waiting import Waiter
+from paceline.parameters.fragments import Fragments
 
 
 class Group(Protocol):
@@ -72,21 +80,24 @@ class FixedGroup:
         return self.agenda.mine(update, self.number)
 
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
-        workers, layout = self.arena.shape.workers, self.arena.shape.layout
+        shape = self.arena.shape
+        fragments, workers = Fragments.of(shape.layout, shape.fragments), shape.workers
         if self.library:
             from paceline.engines.local.process_group import GroupReduction  # imports torch.distributed: half a second
 
             assert self.device is not None
-            return GroupReduction(workers, layout, self.device)
+            return FragmentSums.of([GroupReduction(workers, layout, self.device) for layout in fragments.each])
         link = self.arena.link(self.arena.payloads, self.number, self.waiter)
         if encoder is not None:
-            return CodedSums(link, collective, workers, frames_of(link.vectors, encoder, layout), encoder)
-        return PayloadReduction(Reduction(link, collective, workers), payloads_of(link, layout))
+            made = frames_of(link.vectors, encoder, fragments)
+            return FragmentSums.of([CodedSums(link, collective, workers, frames, encoder) for frames in made])
+        payloads = [payloads_of(link.vectors, layout) for layout in fragments.each]
+        return FragmentSums.of([reduction_of(link, collective, workers, mine) for mine in payloads])
 
     def mixing(self, graph: Neighbours) -> NeighbourMixing:
         workers, layout = self.arena.shape.workers, self.arena.shape.layout
         link = self.arena.link(self.arena.payloads, self.number, self.waiter)
-        return NeighbourMixing(link, graph, workers, layout, payloads_of(link, layout))
+        return NeighbourMixing(link, graph, workers, layout, payloads_of(link.vectors, layout))
 
 
 if TYPE_CHECKING:

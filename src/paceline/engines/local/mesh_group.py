@@ -74,7 +74,7 @@ class MeshGroup:
         if len(peers) == 1:
             return NoSum()
         link = GroupLink(self.link, peers, Payload.length(self.layout))
-        return PayloadReduction(Reduction(link, collective, len(peers)), payloads_of(link, self.layout))
+        return PayloadReduction(Reduction(link, collective, len(peers)), payloads_of(link.vectors, self.layout))
 
     def mixing(self, graph: Neighbours) -> Means:
         raise NotImplementedError("replicas of split layers add their gradients up")
@@ -90,7 +90,7 @@ class StageSums:
             layout = segment.layout(number)
             between = GroupLink(link, peers, Payload.length(layout))
             reduction = Reduction(between, collective, len(peers))
-            self.stages[number] = PayloadReduction(reduction, payloads_of(between, layout))
+            self.stages[number] = PayloadReduction(reduction, payloads_of(between.vectors, layout))
 
     def all_reduce(self, stage: int, share: GradientSum) -> tuple[GradientSum, int, int]:
         """Return a stage's sum over all replicas, nanoseconds waited, bytes sent."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from paceline.core.agenda import Agenda
 from paceline.core.codecs.sizes import estimate
-from paceline.engines.arithmetic.coded import CodedPayloads
 from paceline.engines.arithmetic.dataflow import DataflowArithmetic
 from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.replicas import ReplicaArithmetic
@@ -67,8 +66,6 @@ def train(setup: Setup, world: World) -> Outcome:
         plan, layout = setup.plan, setup.layout
         arithmetic = _arithmetic(setup)
         size = Payload.length(layout) * layout.bytes_per_number if plan.traits.keeps_step else layout.bytes
-        if isinstance(payloads := getattr(arithmetic, "payloads", None), CodedPayloads):
-            size = payloads.frames[0].shape.fixed
         rows = TraceRows()
         RUNS[type(plan.method)](plan, plan.method, setup.agenda, world, size, arithmetic, rows)
         trace = rows.trace()

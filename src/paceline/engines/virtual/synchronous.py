@@ -19,7 +19,6 @@ from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
 from paceline.plans.methods import Synchronous
-from paceline.plans.methods.local_steps import averages_after
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
 
@@ -52,10 +51,13 @@ class _Run:
         rows: Rows,
     ) -> None:
         self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
-        self.collective, self.averaging, self.size = method.collective, method.averaging, size
+        self.collective, self.streaming = method.collective, method.streaming
+        payloads = getattr(sums, "payloads", None)
+        #: The bytes that an exchange of each fragment works on, and how many exchanges have begun.
+        self.sizes, self.exchanges = payloads.sizes if payloads else [size // plan.fragments] * plan.fragments, 0
         if self.collective is not None:
-            self.collective, vector = exchanged(plan.codec, self.collective, plan.workers, size)
-            self.size = round(vector)
+            found = [exchanged(plan.codec, self.collective, plan.workers, each) for each in self.sizes]
+            self.collective, self.sizes = found[0][0], [round(vector) for _, vector in found]
         self.compute_times, self.rows = ComputeTimes(world, plan.workers), rows
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
@@ -78,12 +80,13 @@ class _Run:
         computed = self.sums if shares else None  # of workers that exchange nothing, only the first one's is
         if computed is not None and not plan.traits.repeats:
             computed.apply(update, shares)  # before the exchange: what is in a message decides how long it is
-        if self.collective is not None and self._due(update):
-            self._exchange(self.collective, self.size, update)
+        if self.collective is not None:
+            for number in self._due(update):
+                self._exchange(self.collective, self.sizes[number % len(self.sizes)], update, self._messages(number))
         if plan.traits.repeats and self.sums is None:
             # Without numbers to decide by, the first trial of the line search is taken.
-            self._evaluate_again(update, self.size, [])
-            self._evaluate_again(update, self.size, [math.nan] * plan.workers)
+            self._evaluate_again(update, self.sizes[0], [])
+            self._evaluate_again(update, self.sizes[0], [math.nan] * plan.workers)
         if computed is not None:
             if plan.traits.repeats:
                 computed.apply(update, shares)  # which evaluates again, and says so
@@ -104,9 +107,10 @@ class _Run:
             Kind.COMPUTE, update, base=update, start=_whole(begin), end=_whole(computed), samples=samples
         )  # fmt: skip
         ready = computed
-        if self._due(update):
-            ready, waited, sent = exchange_all(self.collective, computed, self.size, self.world)
-            times = {"start": _whole(computed), "end": _whole(ready), "waited": _whole(waited)}
+        for number in self._due(update):
+            arrived, size = ready, self.sizes[number % len(self.sizes)]
+            ready, waited, sent = exchange_all(self.collective, arrived, size, self.world)
+            times = {"start": _whole(arrived), "end": _whole(ready), "waited": _whole(waited)}
             self.rows.add_all(Kind.COLLECTIVE, update, base=update, bytes=sent, value=0.0, **times)
         done = ready + self.world.update
         self.rows.add_all(Kind.APPLY, update, shard=0, start=_whole(ready), end=_whole(done), **version)
@@ -126,8 +130,11 @@ class _Run:
             return [(update % self.plan.workers, self.agenda.filled(update))]
         return [(worker, self.agenda.mine(update, worker)) for worker in range(self.plan.workers)]
 
-    def _due(self, update: int) -> bool:
-        return self.averaging is None or averages_after(self.averaging, update, self.agenda.updates)
+    def _due(self, update: int) -> range:
+        """Return the numbers of the exchanges after an update."""
+        due = self.streaming.after(update, self.agenda.updates) if self.streaming is not None else 1
+        self.exchanges += due
+        return range(self.exchanges - due, self.exchanges)
 
     def _evaluate_again(self, update: int, size: int, losses: list[float]) -> None:
         """Time the exchanges and evaluations that follow an update's first evaluation under a coordinator."""
@@ -147,10 +154,9 @@ class _Run:
             raise WorkerDied(Failure(worker, "died, as its world says", Position(update), advice=advice))
         return nanoseconds(start), nanoseconds(self.ready[worker])
 
-    def _exchange(self, collective: Collective, size: int, update: int) -> None:
-        """Move every worker's clock to the end of the collective; one row each."""
+    def _exchange(self, collective: Collective, size: int, update: int, messages: Sequence[int] = ()) -> None:
+        """Move every worker's clock to the end of the collective; one row each. `messages` are bytes, if they vary."""
         arrived = list(self.ready)
-        messages = self._messages()
         ends, waited, sent = exchange(collective, arrived, sum(messages) or size, self.world)
         if messages:
             sent = [(self.plan.workers - 1) * size for size in messages]
@@ -159,10 +165,10 @@ class _Run:
             times = nanoseconds(begin), nanoseconds(self.ready[worker]), nanoseconds(waited[worker])
             self.rows.add(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, 0, sent[worker], 0.0))
 
-    def _messages(self) -> list[int]:
-        """Return the bytes of each worker's message, where they follow from its gradient."""
+    def _messages(self, number: int) -> list[int]:
+        """Return the bytes of each worker's message in an exchange, where they follow from its gradient."""
         codec, payloads = self.plan.codec, getattr(self.sums, "payloads", None)
-        return payloads.bytes if codec and codec.variable and isinstance(payloads, CodedPayloads) else []
+        return payloads.bytes(number) if codec and codec.variable and isinstance(payloads, CodedPayloads) else []
 
 
 def _whole(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

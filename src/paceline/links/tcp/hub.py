@@ -66,6 +66,7 @@ class Hub:
         limits: Limits = LIMITS,
         timing: Timing = TIMING,
         handed_over: Collection[int] = (),
+        rivals: Collection[int] = (),
         pump: Pump | None = None,
         describe: Callable[[Peer], str] = _name,
         tell: Callable[[str], None] = _tell,
@@ -81,6 +82,8 @@ class Hub:
             timing: heartbeats and time limits.
             handed_over: roles of peers that another object serves: after `Arrived`, `take_over` returns their
                 connection, and the hub does not read from it.
+            rivals: roles of which a second process with the number of a first one that is connected does not take its
+                place: both are connected, and the owner of the hub decides.
             pump: a thread that sends while this one computes; without it heartbeats go out in `poll` alone.
             describe: what a peer is called in messages.
             tell: where refused connections are reported.
@@ -89,7 +92,7 @@ class Hub:
         if listener is not None:
             require_safe(self.address, door, "listen at")
         self._place, self._limits, self._timing, self._handed_over = place, limits, timing, frozenset(handed_over)
-        self._pump, self._describe = pump, describe
+        self._pump, self._describe, self._rivals = pump, describe, frozenset(rivals)
         self._entrance = Entrance(me, door, timing, tell)
         self._members: dict[Peer, _Member] = {}
         #: The incarnation that is connected, by role and number.
@@ -308,7 +311,7 @@ class Hub:
             connection.admit(f"{self._describe(peer)} at {candidate.host}", self._limits, None)
             self._ready[peer] = connection
         else:
-            seat = self._seats.get(peer[:2])
+            seat = self._before(peer)
             if seat is not None and seat.incarnation > peer.incarnation:
                 self._entrance.refusals.add(
                     candidate.host, f"is {self._describe(peer)}, which was replaced by a later one"
@@ -319,6 +322,12 @@ class Hub:
                 self._gone(self._members[seat], "has connected again")
             self._join(_Member(peer, connection), candidate.host)
         self._events.append(Arrived(peer, candidate.dialled))
+
+    def _before(self, peer: Peer) -> Peer | None:
+        """Return who is connected in the place of a peer that comes."""
+        if peer.role in self._rivals:
+            return peer if peer in self._members else None
+        return self._seats.get(peer[:2])
 
     def _join(self, member: _Member, host: str) -> None:
         peer, place = member.peer, self._place
@@ -378,6 +387,8 @@ class Hub:
         if self._pump is not None:
             self._pump.forget(connection)
         self._unread.discard(peer)
-        del self._members[peer], self._seats[peer[:2]], self._by_descriptor[connection.fileno()]
+        del self._members[peer], self._by_descriptor[connection.fileno()]
+        if self._seats.get(peer[:2]) == peer:
+            del self._seats[peer[:2]]
         self._epoll.unregister(connection)
         return connection

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from paceline.core.collectives import Collective
-from paceline.core.rules import Averaging
+from paceline.core.streaming import Streaming
 
 Devices = Literal["alone", "summed", "shared", "stages", "parts", "native"]
 
@@ -112,5 +112,5 @@ class Synchronous(Method, Protocol):
         """What workers exchange vectors by; None if they exchange nothing."""
 
     @property
-    def averaging(self) -> Averaging | None:
-        """How and when replicas are averaged; None if gradients are summed, in every update."""
+    def streaming(self) -> Streaming | None:
+        """When replicas are exchanged; None if gradients are summed, in every update."""

@@ -15,7 +15,7 @@ class AllReduce:
 
     collective: Collective
 
-    averaging = None
+    streaming = None
     traits = Traits(agrees=True, shares_parameters=True, devices="summed")
 
     def division(self, workers: int, chunks: int) -> Division:

@@ -11,7 +11,7 @@ from paceline.plans.methods import Division, Traits
 class Alone:
     """Trains every worker on its own."""
 
-    collective = averaging = None
+    collective = streaming = None
     traits = Traits(takes_sparse=True, devices="alone")
 
     def division(self, workers: int, chunks: int) -> Division:

@@ -17,7 +17,7 @@ class Coordinated:
     collective: Collective
     coordinator: Coordinator
 
-    averaging = None
+    streaming = None
     traits = Traits(
         uses_optimizer=False,
         repeats=True,

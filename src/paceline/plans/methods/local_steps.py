@@ -12,26 +12,22 @@ from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.core.collectives.proof import prove, prove_mixing
 from paceline.core.rules import Averaging
+from paceline.core.streaming import Streaming
 from paceline.plans.methods import Division, Traits
-
-
-def averages_after(averaging: Averaging, update: int, updates: int) -> bool:
-    """Return whether replicas are averaged after this update: every so many updates, and after the last one."""
-    every = averaging.every
-    return update + 1 == updates or bool(every and (update + 1) % every == 0)
-
-
-def averages_before(averaging: Averaging, update: int, updates: int) -> int:
-    """Return how often replicas are averaged before this update begins."""
-    return sum(averages_after(averaging, before, updates) for before in range(update))
 
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Averages all replicas after some local steps."""
+    """Averages all replicas after some local steps, whole or in fragments."""
 
     collective: Collective
     averaging: Averaging
+    #: Parts of the parameters that are exchanged one after another.
+    fragments: int = 1
+
+    @property
+    def streaming(self) -> Streaming:
+        return Streaming(self.averaging.every, self.fragments)
 
     traits = Traits(devices="summed")
 
@@ -48,6 +44,10 @@ class Gossip:
 
     collective: Neighbours
     averaging: Averaging
+
+    @property
+    def streaming(self) -> Streaming:
+        return Streaming(self.averaging.every)
 
     traits = Traits()
 

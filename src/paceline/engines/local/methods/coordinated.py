@@ -46,7 +46,7 @@ class CoordinatorClient:
         self.slice = VectorSlice(runner.learner, runner.layout, method.coordinator, number, workers)
         self.executor = CommandExecutor(method.coordinator, [self.slice], self)
         link = arena.link(arena.payloads, number, runner.waiter)
-        self.whole = PayloadReduction(Reduction(link, collective, workers), payloads_of(link, runner.layout))
+        self.whole = PayloadReduction(Reduction(link, collective, workers), payloads_of(link.vectors, runner.layout))
         numbers = arena.link(arena.numbers, number, runner.waiter)
         self.numbers, self.single = numbers.vectors, Reduction(numbers, collective, workers)
         #: The update that is being made, and the number of collectives so far.

@@ -20,6 +20,7 @@ from paceline.gradients.encoder import encoder_of
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import Waiter
+from paceline.parameters.fragments import Fragments
 from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.store import LocalStore, restore_store, state_of_store
@@ -52,7 +53,8 @@ class PlanRunner(WorkerContext):
         super().__init__(number, shared, waiter, plan, agenda, resume, host)
         self.layout, self.group = layout, group
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
-        self.encoder = encoder_of(plan.codec, layout, self.replica)
+        self.fragments = Fragments.of(layout, plan.fragments)
+        self.encoder = encoder_of(plan.codec, self.fragments.layout, self.replica)
         self.meter = Meter(self, optimizer)
         learner.observe = self._measure
         self.state_writer = StateWriter(self)
