@@ -122,7 +122,7 @@ def _in_array(where: Where, runs: Path, name: str, tune: Tune) -> Any:
                 publish = _publishes(folder / ADDRESS, door)
                 return tune(Place(0, f"array {array}", _tasks(), listens, door, meeting, publish), folder)
             try:
-                head = Address(*json.loads((folder / ADDRESS).read_text()))
+                head = Address(*json.loads((folder / ADDRESS).read_text(encoding="utf-8")))
                 return tune(Place(1 + task, f"array {array}", _tasks(), head, door, meeting), folder)
             except (OSError, ValueError, RunFailed) as error:
                 if time.monotonic() > end:

@@ -77,7 +77,7 @@ def _known(command: tuple[str, ...], file: str) -> Compiler:
     key = json.dumps([*command, str(there), there.stat().st_mtime_ns])
     note = folder() / f"compiler-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     try:
-        version, openmp = json.loads(note.read_text())
+        version, openmp = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         version, openmp = _version(command), _openmp(command)
         with contextlib.suppress(OSError):
@@ -196,7 +196,7 @@ def _compile(made: Compiler, text: str, flags: tuple[str, ...], file: Path) -> P
     """Compiles a text and keeps the library."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as place:
         draft, binary = Path(place) / "text.cpp", Path(place) / "text.so"
-        draft.write_text(text)
+        draft.write_text(text, encoding="utf-8")
         try:
             done = subprocess.run(
                 (*made.command, *flags, str(draft), "-o", str(binary)), capture_output=True, text=True, timeout=PATIENCE

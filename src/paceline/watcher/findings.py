@@ -41,7 +41,7 @@ def save_findings(report: Report, folder: Path) -> None:
 def with_saved_findings(report: Report, folder: Path) -> Report:
     """Return a report with the findings that a snapshot keeps."""
     file = folder / FILE
-    kept = json.loads(file.read_text()) if file.is_file() else []
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     return replace(report, findings=tuple(Confirmed(**each) for each in kept))
 
 

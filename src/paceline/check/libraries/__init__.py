@@ -18,7 +18,7 @@ _added: dict[str, str] = {}
 
 @cache
 def _shipped(table: str, part: str = "") -> dict[str, str]:
-    found: dict[str, Any] = json.loads((Path(__file__).parent / f"{table}.json").read_text())
+    found: dict[str, Any] = json.loads((Path(__file__).parent / f"{table}.json").read_text(encoding="utf-8"))
     return found[part] if part else found
 
 
