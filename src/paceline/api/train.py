@@ -190,6 +190,8 @@ def _check_together(
     """Raise for settings that belong to others that are not given."""
     if address is not None and engine != "ray":
         raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
+    if engine == "ray":
+        cluster.refuse_torchrun()
     if keys is not None and engine == "ray":
         raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
     if keys is not None and engine != "cluster":

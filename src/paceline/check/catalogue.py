@@ -63,6 +63,18 @@ MODULE_ALIASES = {
     "torch.distributed.distributed_c10d": "torch.distributed",
     "deepspeed.comm": "torch.distributed",
     "deepspeed.comm.comm": "torch.distributed",
+    "accelerate.accelerator": "accelerate",
+    "accelerate.state": "accelerate",
+    "pytorch_lightning": "lightning",
+    "lightning.pytorch": "lightning",
+    "lightning.fabric": "lightning",
+    "lightning_fabric": "lightning",
+    "transformers.trainer": "transformers",
+    "horovod.tensorflow.keras": "horovod.torch",
+    "horovod.tensorflow": "horovod.torch",
+    "horovod.keras": "horovod.torch",
+    "horovod.mxnet": "horovod.torch",
+    "ray.air.session": "ray.train",
     "thread": "_thread",
     "dummy_threading": "threading",
 }
@@ -106,64 +118,29 @@ _TORCH = (
 _MPI = (
     "barrier", "bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan",
     "reduce_scatter", "reduce_scatter_block", "scatterv", "gatherv", "allgatherv", "alltoallv", "alltoallw", "split",
-    "dup", "ibarrier", "ibcast",
+    "split_type", "dup", "create", "create_cart", "create_graph", "ibarrier", "ibcast", "ireduce", "iallreduce",
+    "iallgather", "igather", "iscatter", "sendrecv",
 )  # fmt: skip
 COLLECTIVES: dict[str, str] = {f"torch.distributed.{name}": name for name in _TORCH}
-COLLECTIVES.update(
-    {
-        "torch.distributed.nn.all_reduce": "all_reduce",
-        "torch.distributed.nn.functional.all_reduce": "all_reduce",
-        "torch.distributed.nn.functional.all_gather": "all_gather",
-        "accelerate.utils.broadcast_object_list": "broadcast_object_list",
-        "accelerate.utils.broadcast": "broadcast",
-        "accelerate.utils.gather": "gather",
-        "accelerate.utils.gather_object": "gather_object",
-        "accelerate.utils.reduce": "reduce",
-        "accelerate.utils.wait_for_everyone": "wait_for_everyone",
-        "accelerate.utils.pad_across_processes": "pad_across_processes",
-        "torch.distributed.checkpoint.save": "checkpoint.save",
-        "torch.distributed.checkpoint.load": "checkpoint.load",
-        "horovod.torch.allreduce": "allreduce",
-        "horovod.torch.allgather": "allgather",
-        "horovod.torch.broadcast": "broadcast",
-        "horovod.torch.broadcast_object": "broadcast_object",
-        "horovod.torch.broadcast_parameters": "broadcast_parameters",
-        "horovod.torch.broadcast_optimizer_state": "broadcast_optimizer_state",
-        "horovod.torch.barrier": "barrier",
-        "detectron2.utils.comm.synchronize": "synchronize",
-        "detectron2.utils.comm.gather": "gather",
-        "jax.experimental.multihost_utils.sync_global_devices": "sync_global_devices",
-        "torch.nn.parallel.DistributedDataParallel": "DistributedDataParallel",
-        "torch_xla.core.xla_model.rendezvous": "rendezvous",
-        "torch_xla.core.xla_model.all_reduce": "all_reduce",
-    }
-)
 MPI_COLLECTIVES = {name: name for name in _MPI} | {name.capitalize(): name for name in _MPI}
 MPI_COLLECTIVES |= {"Allreduce": "allreduce", "Reduce_scatter": "reduce_scatter"}
-#: Methods of what `deepspeed.initialize` returns that every rank must call.
-DEEPSPEED_COLLECTIVES = {
-    name: name for name in ("save_checkpoint", "load_checkpoint", "save_16bit_model", "backward", "step", "train_batch")
-}
 #: What makes `backward()` a collective: each of these averages the gradients of all ranks in it.
 WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"}
-# Collectives that are methods of an object with such a name.
-OBJECT_COLLECTIVES: dict[str, dict[str, str]] = {
-    "accelerator": {
-        name: name
-        for name in (
-            "wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes", "save_state",
-            "load_state", "get_state_dict",
-        )
-    },
-    "partial_state": {"wait_for_everyone": "wait_for_everyone"},
-    "fabric": {name: name for name in ("barrier", "all_gather", "all_reduce", "broadcast")},
-    "trainer": {
-        name: name
-        for name in ("save_checkpoint", "save_model", "evaluate", "predict", "validate", "test", "fit", "train")
-    },
-    "model_engine": DEEPSPEED_COLLECTIVES,
-    "ds_engine": DEEPSPEED_COLLECTIVES,
-    "strategy": {name: name for name in ("barrier", "broadcast", "all_gather", "reduce", "reduce_boolean_decision")},
+RETURNS_MODEL = {"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_"}
+# Collectives that are methods of an object with such a name, where its class is not known.
+_ENGINE = ("save_checkpoint", "load_checkpoint", "save_16bit_model", "backward", "step", "train_batch")
+_MODULE = ("all_gather", "log", "log_dict")
+OBJECT_COLLECTIVES: dict[str, tuple[str, ...]] = {
+    "accelerator": ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes",
+                    "save_state", "load_state", "get_state_dict"),
+    "partial_state": ("wait_for_everyone",),
+    "fabric": ("barrier", "all_gather", "all_reduce", "broadcast"),
+    "trainer": ("save_checkpoint", "save_model", "evaluate", "predict", "validate", "test", "fit", "train"),
+    "pl_module": _MODULE,
+    "lightning_module": _MODULE,
+    "model_engine": _ENGINE,
+    "ds_engine": _ENGINE,
+    "strategy": ("barrier", "broadcast", "all_gather", "reduce", "reduce_boolean_decision"),
 }  # fmt: skip
 
 # Names that mean a collective whatever module they come from.
@@ -172,7 +149,8 @@ COLLECTIVE_NAMES = {"all_reduce", "allreduce", "all_gather", "allgather", "all_g
                 "gather_object", "sync_global_devices", "reduce_dict", "all_gather_list", "synchronize_processes",
                 "dist_barrier", "block_all", "all_reduce_dict",
                 "summon_full_params", "GatheredParameters", "unwrap_model_for_generation",
-                   "get_model_state_dict", "get_optimizer_state_dict", "full_optim_state_dict"}  # fmt: skip
+                   "get_model_state_dict", "get_optimizer_state_dict", "full_optim_state_dict", "full_tensor",
+                   "consolidate_state_dict", "set_model_state_dict"}  # fmt: skip
 # Objects and modules whose collectives are those of all ranks rather than of a group.
 WORLD_OBJECTS = {"dist", "distributed", "comm", "comms", "misc", "coordinator", "parallel", "hvd", "bps", "xm", "ops",
            "env", "backend", "self", "engine", "model_engine", "dist_manager", "context", "ctx"}  # fmt: skip
@@ -181,7 +159,8 @@ WORLD_OBJECTS = {"dist", "distributed", "comm", "comms", "misc", "coordinator", 
 RANK_CALLS = {"get_rank", "Get_rank", "get_local_rank", "is_main_process", "is_rank_0",
               "is_rank_zero", "is_master", "is_global_zero", "process_index", "local_rank", "get_node_rank",
               "is_main_rank", "is_master_process", "is_local_main_process", "is_last_rank", "global_rank",
-              "is_leader_rank", "is_world_process_zero", "is_local_process_zero", "is_coordinator_rank"}  # fmt: skip
+              "is_leader_rank", "is_world_process_zero", "is_local_process_zero", "is_coordinator_rank",
+              "get_world_rank", "is_main", "is_chief", "is_leader", "is_first_rank", "is_rank0"}  # fmt: skip
 RANK_NAMES = {"rank", "local_rank", "global_rank", "world_rank", "process_index", "local_process_index", "node_rank",
               "is_main_process", "is_local_main_process", "is_global_zero", "is_rank_zero", "is_master",
               "is_main", "myrank", "my_rank", "mpi_rank", "is_master_process", "is_world_process_zero",

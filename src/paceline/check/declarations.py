@@ -72,6 +72,11 @@ class Class:
         """Whether this is a class of threads: of `threading`, or by the name of a base that another file declares."""
         return any(base == "threading.Timer" or base.endswith("Thread") for c in self.ancestry for base in c.bases)
 
+    @property
+    def is_model(self) -> bool:
+        """Whether this is a class of models of PyTorch, which run `forward` when they are called."""
+        return any(base.rpartition(".")[2] in ("Module", "LightningModule") for c in self.ancestry for base in c.bases)
+
     def is_a(self, *names: str) -> bool:
         """Whether one of these canonical names is a base class."""
         return any(base in names for c in self.ancestry for base in c.bases)

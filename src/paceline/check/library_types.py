@@ -50,6 +50,9 @@ def type_name(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> s
                     return _annotated(annotation, module)
                 found = [(given.value, given.caller) for given in module.passing.to(scope, node.id)]
                 break
+            found = _first_of_several(node.id, scope)
+            if found:
+                break
     elif isinstance(node, ast.Attribute):
         owner = module.type_of(node.value, fn)
         for cls in owner.ancestry if owner is not None else ():
@@ -59,6 +62,16 @@ def type_name(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> s
     return next(
         (t for value, scope in found if value is not node and (t := type_name(value, scope, module, depth + 1))), ""
     )
+
+
+def _first_of_several(name: str, fn: Function) -> list[tuple[ast.expr, Function]]:
+    """The call of which a name gets the first result, as in `engine, optimizer, _, _ = deepspeed.initialize()`."""
+    return [
+        (value, fn)
+        for target, value in fn.assigns
+        if isinstance(target, ast.Tuple) and target.elts and dotted(target.elts[0]) == name
+        if isinstance(value, ast.Call)
+    ]
 
 
 def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> str:

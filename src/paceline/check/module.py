@@ -14,7 +14,7 @@ from paceline.check import catalogue
 from paceline.check.containers import Containers
 from paceline.check.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.lock_names import guessed, lock_class
-from paceline.check.names import dotted, is_constant, keyword, short_name
+from paceline.check.names import dotted, is_constant, keyword, model_in, short_name
 from paceline.check.passing import Passing
 from paceline.check.varying import Varying
 
@@ -42,7 +42,7 @@ class Module(Declarations):
     @cached_property
     def varying(self) -> Varying:
         """Return the expressions that differ from rank to rank."""
-        return Varying(self, self.passing, self.callee)
+        return Varying(self, self.passing, self.callee, self.type_of)
 
     @cached_property
     def wraps_models(self) -> bool:
@@ -314,7 +314,11 @@ class Module(Declarations):
         if isinstance(value, ast.Call):
             named = isinstance(value.func, ast.Name | ast.Attribute) and not self._of_library(value.func)
             found = self.classes.get(short_name(value.func)) if named else None
-            return found or self._returned_type(value, fn, depth)
+            found = found or self._returned_type(value, fn, depth)
+            if found is None and depth < ALIASES and (model := model_in(value)) is not None:
+                inner = self.type_of_value(model, fn, depth + 1)
+                return inner if inner is not None and inner.is_model else None
+            return found
         if isinstance(value, ast.IfExp | ast.BoolOp):
             either = [value.body, value.orelse] if isinstance(value, ast.IfExp) else value.values
             return next((c for v in either if (c := self.type_of_value(v, fn, depth + 1))), None)
@@ -341,7 +345,9 @@ class Module(Declarations):
         if found is not None or not isinstance(call.func, ast.Name | ast.Attribute):
             return found
         kind = self.type_of(call.func, fn)
-        return kind.method("__call__") if kind is not None and kind.name != short_name(call.func) else None
+        if kind is None or kind.name == short_name(call.func):
+            return None
+        return kind.method("__call__") or (kind.method("forward") if kind.is_model else None)
 
     def function_named(self, node: ast.expr, fn: Function, depth: int = 0) -> Function | None:
         """The function of this file that an expression names, through aliases, `partial` and `super()`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.catalogue import MODULE_ALIASES
+from paceline.check.catalogue import MODULE_ALIASES, RETURNS_MODEL, WRAPPERS
 
 
 def dotted(node: ast.AST) -> str:
@@ -64,6 +64,14 @@ def original(name: str) -> str:
 
 
 _HEADS = {name.partition(".")[0] for name in MODULE_ALIASES}
+
+
+def model_in(call: ast.Call) -> ast.expr | None:
+    """The model that a call wraps, moves or switches: `net` of `DDP(net)` and of `net.cuda()`."""
+    if short_name(call.func) in WRAPPERS and call.args:
+        return call.args[0]
+    returned = isinstance(call.func, ast.Attribute) and call.func.attr in RETURNS_MODEL
+    return call.func.value if returned else None  # type: ignore[attr-defined]
 
 
 def parent(node: ast.AST) -> ast.AST | None:

@@ -1,8 +1,9 @@
-"""What differs between ranks, and which calls are collectives.
+"""Which tests turn out differently on different ranks.
 
 A condition depends *on the rank* when it asks which rank this is (`rank == 0`, `is_main_process`), directly, through a
-variable or through an attribute; it depends *on local data* when it asks about a list that this rank has filled for
-itself. Everything else is assumed to be the same on every rank: the configuration, the arguments, the number of steps.
+variable or through an attribute, or for what only some ranks have made; it depends *on local data* when it asks about a
+list that this rank has filled for itself. Everything else is assumed to be the same on every rank: the configuration,
+the arguments, the number of steps.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import re
 from typing import NamedTuple
 
 from paceline.check import catalogue
+from paceline.check.collectives import collective, written
 from paceline.check.declarations import Function
 from paceline.check.module import Module
-from paceline.check.names import dotted, enclosing, keyword, short_name
+from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
 from paceline.check.varying import DATA, FILES, RANK, decides
 
 ALIASES = 3
@@ -22,15 +24,6 @@ ALIASES = 3
 _GROUP_RANK = re.compile(r"get_(?!.*(?:src|next|prev|first|last|world|num))(\w+)_rank")
 _ONE_RANK = re.compile(r"(\w+\.)*get_rank\(\) == \d+")
 BOOLEAN = ("is_", "on_", "should_", "save_", "master", "main")
-
-
-class Collective(NamedTuple):
-    """A call that every rank of a group must make."""
-
-    name: str
-    call: ast.Call
-    group: str  # as written; empty for the default group
-    root: str  # as written; empty when there is none
 
 
 class Condition(NamedTuple):
@@ -48,116 +41,13 @@ class Condition(NamedTuple):
         return not self.local and not self.group and _ONE_RANK.fullmatch(self.key) is not None
 
 
-def collective(call: ast.Call, fn: Function, module: Module) -> Collective | None:
-    """The collective that a call is; None when it is none."""
-    function = call.func
-    name = _by_name(module.canonical(function))
-    if (
-        name is None
-        and isinstance(function, ast.Name)
-        and function.id in catalogue.COLLECTIVE_NAMES
-        and function.id in module.imports
-    ):
-        name = function.id
-    if name is None and isinstance(function, ast.Attribute):
-        name = _by_object(function, fn, module)
-        if name == "log" and not _truly(keyword(call, "sync_dist")):
-            return None
-    if name is None or keyword(call, "no_dist") is not None:
-        return None
-    group = keyword(call, "group") or keyword(call, "process_group")
-    if (
-        group is None
-        and isinstance(function, ast.Attribute)
-        and name in catalogue.COLLECTIVE_NAMES
-        and not _for_all_ranks(function, fn, module)
-    ):
-        group = function.value  # a collective of a communicator of its own
-    root = keyword(call, "src") or keyword(call, "root") or keyword(call, "dst")
-    if root is None and name in ("broadcast", "reduce", "bcast") and len(call.args) > 1:
-        root = call.args[1]
-    return Collective(name, call, _text_of(group), _text_of(root))
-
-
-def _for_all_ranks(function: ast.Attribute, fn: Function, module: Module) -> bool:
-    """Whether a module or object stands for all ranks rather than for a group."""
-    owner = short_name(function.value).lower().strip("_")
-    head = dotted(function.value).split(".")[0]
-    known = owner in catalogue.OBJECT_COLLECTIVES or owner in catalogue.WORLD_OBJECTS or owner.endswith("utils")
-    return known or owner == fn.self_name or _by_name(module.canonical(function)) is not None or head in module.imports
-
-
-def _by_name(name: str) -> str | None:
-    """The collective with this canonical name."""
-    found = catalogue.COLLECTIVES.get(name)
-    if found is not None:
-        return found
-    head, _, short = name.rpartition(".")
-    if head.split(".")[-1] in ("distributed", "dist") and not head.startswith(("self", "scipy", "spatial")):
-        return catalogue.COLLECTIVES.get("torch.distributed." + short)
-    return None
-
-
-def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | None:
-    """The collective that is a method of an object such as `comm` or `accelerator`."""
-    owner = short_name(function.value).lower()
-    if "mpi4py" in " ".join(module.imports.values()):
-        comm = dotted(function.value)
-        if comm.endswith("COMM_WORLD") or owner == "comm" or owner.endswith("comm") or owner.startswith("comm"):
-            return catalogue.MPI_COLLECTIVES.get(function.attr)
-    for name, methods in catalogue.OBJECT_COLLECTIVES.items():
-        if owner.strip("_") == name and function.attr in methods:
-            return methods[function.attr]
-    if function.attr in catalogue.DEEPSPEED_COLLECTIVES and _of_deepspeed(function.value, fn, module):
-        return function.attr
-    if function.attr == "backward" and module.wraps_models:
-        return "backward"
-    if function.attr == "state_dict" and "model" in owner and any("FullyShard" in n for n in module.imports.values()):
-        return "state_dict"  # gathers the shards of all ranks
-    if function.attr in catalogue.COLLECTIVE_NAMES:
-        return function.attr
-    if (
-        fn.cls is not None
-        and isinstance(function.value, ast.Name)
-        and function.value.id == fn.self_name
-        and fn.cls.is_a(
-            "LightningModule",
-            "lightning.LightningModule",
-            "pytorch_lightning.LightningModule",
-            "L.LightningModule",
-            "pl.LightningModule",
-        )
-    ):
-        return function.attr if function.attr in ("all_gather", "log") else None
-    return None
-
-
-def _of_deepspeed(node: ast.expr, fn: Function, module: Module) -> bool:
-    """Whether a name is bound to what `deepspeed.initialize` returns, alone or as the first of several."""
-    text = dotted(node)
-    for target, value in fn.assigns:
-        first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
-        if isinstance(value, ast.Call) and text and dotted(first) == text:
-            return module.canonical(value.func) == "deepspeed.initialize"
-    return False
-
-
-def _truly(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is True
-
-
-def _text_of(node: ast.expr | None) -> str:
-    return "" if node is None or (isinstance(node, ast.Constant) and node.value is None) else ast.unparse(node)
-
-
-# -- conditions
-
-
 def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> Condition | None:
     """A test without `and` and `or` as a condition; None when it is the same on every rank."""
     found = _asked(test, fn, module, depth)
     if found is not None or depth:
         return found
+    if (made := _made_on_some(test, fn, module)) is not None:
+        return made
     if _asks_for_made(test, fn, module):
         return Condition(ast.unparse(test), True, True, "", FILES)
     why = module.varying.why(test, fn)
@@ -165,6 +55,44 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
     if not why or _asks_for_ranks(test) or not (own or decides(test, why)):
         return None
     return Condition(ast.unparse(test), True, True, "", why)
+
+
+def _made_on_some(test: ast.expr, fn: Function, module: Module) -> Condition | None:
+    """A test for what only some ranks have made, the others having None, as a condition on the rank."""
+    there = True
+    if (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.Is | ast.IsNot)
+        and is_constant(test.comparators[0], None)
+    ):
+        there, test = isinstance(test.ops[0], ast.IsNot), test.left
+    found = _where_made(test, fn, module, 0) if isinstance(test, ast.Name) else None
+    return found if found is None or there else found._replace(sign=not found.sign)
+
+
+def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Condition | None:
+    """The condition under which a value is not None: `load() if rank == 0 else None`, or `if rank == 0: x = load()`."""
+    if isinstance(node, ast.IfExp):
+        asked = condition(node.test, fn, module, 1)
+        absent = [is_constant(side, None) for side in (node.body, node.orelse)]
+        return asked and _turned(asked, absent[1]) if any(absent) and not all(absent) else None
+    if not isinstance(node, ast.Name) or depth > ALIASES:
+        return None
+    values = [v for target, v in fn.assigns if isinstance(target, ast.Name) and target.id == node.id]
+    if not values and node.id in fn.parameters:
+        given = [_where_made(a.value, a.caller, module, depth + 1) for a in module.passing.to(fn, node.id)]
+        return given[0] if given and all(g is not None and g.key == given[0].key for g in given if given[0]) else None
+    if len(values) == 1:
+        return _where_made(values[0], fn, module, depth + 1)
+    made = [v for v in values if not is_constant(v, None)]
+    test = enclosing(made[0], ast.If) if len(made) == 1 and len(values) == 2 else None
+    if not isinstance(test, ast.If) or (asked := condition(test.test, fn, module, 1)) is None:
+        return None
+    return _turned(asked, made[0].lineno <= (test.body[-1].end_lineno or 0))
+
+
+def _turned(asked: Condition, holds: bool) -> Condition:
+    return asked if holds else asked._replace(sign=not asked.sign)
 
 
 def _asks_for_made(test: ast.expr, fn: Function, module: Module) -> bool:
@@ -264,7 +192,7 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
         name = short_name(node.func)
         if name in catalogue.RANK_CALLS:
             group = keyword(node, "group", 0) if name == "get_rank" else None
-            return dotted(node.func) + "()", _text_of(group), name.startswith(BOOLEAN)
+            return dotted(node.func) + "()", written(group), name.startswith(BOOLEAN)
         if name == "rank" and not node.args and not node.keywords and isinstance(node.func, ast.Attribute):
             return dotted(node.func) + "()", "", False
         if not node.args and not node.keywords and _GROUP_RANK.fullmatch(name):

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.check.catalogue import RANK_ZERO_FIRST
+from paceline.check.collectives import NEIGHBOURS, Collective, collective
 from paceline.check.declarations import Function
 from paceline.check.effects import runs_now
 from paceline.check.module import Module
 from paceline.check.names import enclosing, parent, short_name
 from paceline.check.propagation import reached
-from paceline.check.ranks import Collective, Condition, collective, condition
+from paceline.check.ranks import Condition, condition
 from paceline.check.varying import RANK, decides
 from paceline.check.walk import Walker
 
@@ -101,6 +102,8 @@ class Sequences:
         """The sequence of one statement."""
         if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
             return Sequence(self.calls(node, fn), type(node).__name__.lower())
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and self._ends(node.value):
+            return Sequence(self.calls(node, fn), "exit")
         if isinstance(node, ast.If):
             return self.branch(node, fn, assumed)
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
@@ -111,11 +114,10 @@ class Sequences:
             return Sequence(head + loop + self.body(node.orelse, fn, assumed).items, "")
         if isinstance(node, ast.With | ast.AsyncWith):
             head = self.calls(node, fn)
-            if any(
-                isinstance(c := item.context_expr, ast.Call) and short_name(c.func) in RANK_ZERO_FIRST
-                for item in node.items
-            ):
-                return Sequence(head, "")
+            for item in node.items:
+                made = item.context_expr
+                if isinstance(made, ast.Call) and short_name(made.func) in RANK_ZERO_FIRST:
+                    return Sequence((*head, Item(short_name(made.func), made)), "")
             inner = self.body(node.body, fn, assumed)
             return Sequence(head + inner.items, inner.exit)
         if isinstance(node, ast.Try):
@@ -152,6 +154,10 @@ class Sequences:
             return Sequence(head + longer.items, both)
         inner = (*yes.items, Item("else", node), *no.items)
         return Sequence((*head, Item(f"if {ast.unparse(node.test)}", node, inner)), both)
+
+    def _ends(self, call: ast.Call) -> bool:
+        """Whether a call ends the process."""
+        return self.module.canonical(call.func) in ("sys.exit", "os._exit", "exit", "quit")
 
     @staticmethod
     def leads_to(node: ast.If, assumed: tuple[str, bool]) -> bool | None:
@@ -309,7 +315,12 @@ def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
             inner = relevant(item.inner, at)
             if any(i.name != "else" for i in inner):
                 found.append(item._replace(inner=inner))
-        elif at.local or at.alone or item.group in ("", at.group) or item.name in ("else", "break", "return"):
+        elif (
+            at.local
+            or (at.alone and item.group != NEIGHBOURS)
+            or item.group in ("", at.group)
+            or item.name in ("else", "break", "return")
+        ):
             found.append(item)
     return tuple(found)
 

@@ -1,9 +1,9 @@
 """Values that differ from rank to rank, followed through assignments, calls and reductions.
 
 A value differs where it is computed from the rank (`dataset[rank::world]`), from a batch of data (`loss.item()`), from
-the clock, or from the name of the host. It is the same everywhere once a collective has spread it: the result of
-`all_reduce` or `broadcast`, and the tensor that was reduced in place. Everything else is assumed to be the same on
-every rank: the configuration, the arguments, the number of steps, a folder that all ranks share.
+the clock, a random number or the name of the host. It is the same everywhere once a collective has spread it: the
+result of `all_reduce` or `broadcast`, and the tensor that was reduced in place. Everything else is assumed to be the
+same on every rank: the configuration, the arguments, the number of steps, a folder that all ranks share.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import cached_property
 
 from paceline.check import catalogue
-from paceline.check.declarations import Declarations, Function
-from paceline.check.names import enclosing, short_name
+from paceline.check.declarations import Class, Declarations, Function
+from paceline.check.names import dotted, enclosing, keyword, short_name
 from paceline.check.passing import Passing
 
 DEPTH = 12  # assignments and calls through which a value is followed
@@ -35,7 +35,15 @@ _SAME_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cud
                     "world_size", "config", "cfg", "args"}  # fmt: skip
 _CLOCKS = ("time.time", "time.monotonic", "time.perf_counter", "time.process_time", "datetime.datetime.now")
 _HOSTS = ("socket.gethostname", "platform.node", "os.getpid", "os.uname", "psutil.virtual_memory", "shutil.disk_usage")
-_CHANCES = re.compile(r"(numpy\.)?random\.(random|randint|randrange|choice|uniform|rand|shuffle|sample)")
+_CHANCES = re.compile(
+    r"(numpy\.)?random\.(random|randint|randrange|choice|uniform|rand|shuffle|sample)"
+    r"|torch\.(rand|randn|randint|randperm|bernoulli|multinomial)"
+)
+#: What seeds one library alone; any other function whose name has `seed` is taken to seed all.
+_SEEDS = {"random.seed": "random", "numpy.random.seed": "numpy", "torch.manual_seed": "torch",
+          "torch.cuda.manual_seed": "cuda", "torch.cuda.manual_seed_all": "cuda"}  # fmt: skip
+#: Collectives from which each rank gets something else in their first argument.
+_DEALS_OUT = ("all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor", "scatter")
 _LOADERS = re.compile(r"(data|train|val|valid|test|eval)?_?(loader|dataloader|batches|iterator)s?(_iter)?$")
 _LOSSES = re.compile(r"(^|_)loss(es)?$")
 _MODELS = re.compile(r"model$|^net$|criterion$|loss_fn$|^loss_func$")
@@ -46,9 +54,13 @@ class Varying:
     """Which expressions of a file differ from rank to rank."""
 
     def __init__(
-        self, module: Declarations, passing: Passing, callee: Callable[[ast.Call, Function], Function | None]
+        self,
+        module: Declarations,
+        passing: Passing,
+        callee: Callable[[ast.Call, Function], Function | None],
+        type_of: Callable[[ast.expr, Function], Class | None],
     ) -> None:
-        self.module, self.passing, self._callee = module, passing, callee
+        self.module, self.passing, self._callee, self._type_of = module, passing, callee, type_of
         #: Expression -> why it differs, by identity; empty while it is looked up, so that a circle ends.
         self._known: dict[int, str] = {}
 
@@ -81,6 +93,8 @@ class Varying:
     def _returned(self, given: ast.Return, fn: Function, depth: int) -> str:
         """Why a returned value differs: itself, or because a test that differs decides which constant it is."""
         test = enclosing(given, ast.If)
+        if isinstance(test, ast.If) and given in test.body and _asks_for_one(test.test):
+            return ""
         decided = isinstance(given.value, ast.Constant) and isinstance(test, ast.If)
         return self.why(test.test if decided else given.value, fn, depth)  # type: ignore[union-attr]
 
@@ -89,17 +103,40 @@ class Varying:
             return ""
         if node.attr.lower().strip("_") in catalogue.RANK_NAMES:
             return RANK
-        if isinstance(node.value, ast.Name) and node.value.id == fn.self_name and fn.cls is not None:
-            values = [v for cls in fn.cls.ancestry for v in cls.values.get(node.attr, ())]
-            found = {self.why(value, scope, depth) for value, scope in values}
-            if len(found) == 1 and not isinstance(values[0][0], ast.Name):
-                return next(iter(found)) or self._counted(node.attr, fn, depth)
-            return self._counted(node.attr, fn, depth)
-        return self.why(node.value, fn, depth)
+        owner = self._type_of(node.value, fn)
+        if owner is None:
+            stored = self._stored.get(dotted(node), ())
+            found = {self.why(value, scope, depth) for value, scope in stored}
+            return found.pop() if len(found) == 1 else self.why(node.value, fn, depth)
+        asked = owner.method(node.attr) if node.attr in owner.properties else None
+        if asked is not None:
+            return next((w for r in asked.returns if (w := self._returned(r, asked, depth))), "")
+        values = [v for cls in owner.ancestry for v in cls.values.get(node.attr, ())]
+        found = {self.why(value, scope, depth) for value, scope in values or self._fields(owner, node.attr)}
+        given = values and isinstance(values[0][0], ast.Name) and not self.passing.to(values[0][1], values[0][0].id)
+        return (found.pop() if len(found) == 1 and not given else "") or self._counted(node.attr, owner, depth)
 
-    def _counted(self, attribute: str, fn: Function, depth: int) -> str:
+    @cached_property
+    def _stored(self) -> dict[str, list[tuple[ast.expr, Function]]]:
+        """`args.main` -> what functions of the file assign to it; `args` counts as the same object everywhere."""
+        found: dict[str, list[tuple[ast.expr, Function]]] = {}
+        for fn in self.module.functions:
+            for target, value in fn.assigns:
+                if isinstance(target, ast.Attribute):
+                    found.setdefault(dotted(target), []).append((value, fn))
+        return found
+
+    def _fields(self, cls: Class, field: str) -> list[tuple[ast.expr, Function]]:
+        """What the calls of a data class pass for a field."""
+        if field not in cls.annotations or cls.method("__init__") is not None:
+            return []
+        place = list(cls.annotations).index(field)
+        calls = ((call, fn) for fn in self.module.functions for call in fn.calls if short_name(call.func) == cls.name)
+        return [(value, fn) for call, fn in calls if (value := keyword(call, field, place)) is not None]
+
+    def _counted(self, attribute: str, owner: Class, depth: int) -> str:
         """Why a counter differs: it is changed under a test that differs, as the patience of an early stop is."""
-        methods = [m for cls in fn.cls.ancestry for m in cls.methods.values()] if fn.cls is not None else []
+        methods = [m for cls in owner.ancestry for m in cls.methods.values()]
         for method in methods:
             for change in method.augmented:
                 test = enclosing(change, ast.If)
@@ -122,7 +159,7 @@ class Varying:
         if canonical in _HOSTS:
             return HOST
         if _CHANCES.fullmatch(canonical):
-            return "" if self._seeded else CHANCE
+            return "" if self._seeded & {canonical.partition(".")[0], "all"} else CHANCE
         callee = self._callee(node, fn)
         if callee is not None and callee.name != "__init__":
             return next((w for r in callee.returns if (w := self._returned(r, callee, depth))), "")
@@ -147,9 +184,14 @@ class Varying:
         )
 
     @cached_property
-    def _seeded(self) -> bool:
-        """Whether the file seeds a generator, so that all ranks draw the same numbers."""
-        return any("seed" in short_name(call.func).lower() for fn in self.module.functions for call in fn.calls)
+    def _seeded(self) -> set[str]:
+        """The libraries whose generator the file seeds with one number on all ranks, which then draw the same."""
+        return {
+            _SEEDS.get(self.module.canonical(call.func), "all")
+            for fn in self.module.functions
+            for call in fn.calls
+            if "seed" in short_name(call.func).lower() and not any(self.why(given, fn) for given in call.args)
+        }
 
     def _of_name(self, node: ast.Name, fn: Function, depth: int) -> str:
         """A name: by its last assignment before this line, unless a collective has spread it since."""
@@ -162,6 +204,8 @@ class Varying:
                 target, value = max(before or assigned, key=lambda pair: pair[0].lineno)
                 if scope is fn and self._spread(node, target.lineno, fn):
                     return ""
+                if scope is fn and self._dealt_out(node, target.lineno, fn):
+                    return DATA
                 added = (a.value for a in scope.augmented if _binds(a.target, node.id) and a.lineno < node.lineno)
                 return self.why(value, scope, depth) or next((w for a in added if (w := self.why(a, scope, depth))), "")
             for loop in scope.loops:
@@ -198,6 +242,17 @@ class Varying:
             for call in fn.calls
         )
 
+    def _dealt_out(self, node: ast.Name, since: int, fn: Function) -> bool:
+        """Whether each rank gets something else in this name from a collective between two lines."""
+        return any(
+            since <= call.lineno < node.lineno
+            and short_name(call.func) in _DEALS_OUT
+            and call.args
+            and isinstance(call.args[0], ast.Name)
+            and call.args[0].id == node.id
+            for call in fn.calls
+        )
+
 
 def _names(target: ast.expr) -> list[ast.Name]:
     return [n for n in ast.walk(target) if isinstance(n, ast.Name)]
@@ -207,6 +262,17 @@ def _binds(target: ast.expr, name: str) -> bool:
     if isinstance(target, ast.Name):
         return target.id == name
     return isinstance(target, ast.Tuple | ast.List) and any(_binds(t, name) for t in target.elts)
+
+
+def _asks_for_one(test: ast.expr) -> bool:
+    """Whether a test asks for a job of a single rank, between whose ranks nothing can differ: `comm.size == 1`."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq | ast.LtE):
+        return False
+    counted = test.left.func if isinstance(test.left, ast.Call) else test.left
+    return _SIZES.search(short_name(counted)) is not None and ast.unparse(test.comparators[0]) == "1"
+
+
+_SIZES = re.compile(r"size$|^num_processes$|^n?procs$|^n_?ranks$", re.I)
 
 
 def decides(test: ast.expr, why: str) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 import paceline as pl
 from paceline.engines import cluster
+from paceline.engines.cluster import head_node
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.replay.replay import replay
 from paceline.errors import PlanError, UsageError
@@ -85,6 +86,21 @@ def test_each_job_of_mpich_is_another_run() -> None:
         named, again, unnamed = (cluster.roster(each) for each in (ranks, ranks, ranks | {"PMI_FD": "-1"}))
     assert named == again
     assert named.meeting != unnamed.meeting
+
+
+def test_ray_is_refused_where_torchrun_has_started_several(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=r"torchrun has started 2 processes.* without torchrun"):
+        pl.train(job(tmp_path), "downpour", workers=2, engine="ray", folder=None)
+    cluster.refuse_torchrun({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"})
+    cluster.refuse_torchrun({})
+
+
+def test_an_interrupt_of_rank_0_is_told_as_such() -> None:
+    assert head_node._said(KeyboardInterrupt()) == ("the run has ended: rank 0 was interrupted", 130)
+    assert head_node._said(ValueError("one\ntwo")) == ("the run has ended: one", 1)
+    assert head_node._said(ValueError()) == ("the run has ended: ValueError", 1)
 
 
 def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:

@@ -76,10 +76,12 @@ def count_steps(optim: ModuleType) -> None:
         if sys.modules["torch.distributed"].is_initialized():
             rank = str(sys.modules["torch.distributed"].get_rank())
         folder = Path(os.environ["PACELINE_STEPS"])
-        if rank == "0":
-            tensors = [p.detach().cpu() for group in latest[0].param_groups for p in group["params"]]
-            torch.save([t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors], folder / "parameters.pt")
         (folder / f"{rank}.json").write_text(json.dumps(ends))
+        parameters = [p.detach() for group in latest[0].param_groups for p in group["params"]]
+        # Every rank holds a part of a sharded parameter, and has to give it.
+        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in parameters]
+        if rank == "0":
+            torch.save([p.cpu() for p in whole], folder / "parameters.pt")
 
     atexit.register(tell)
 

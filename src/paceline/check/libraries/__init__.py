@@ -1,5 +1,7 @@
 """What calls of libraries do, as data: each file here maps canonical names of functions to what they do.
 
+Only collectives.json maps modules and classes to those of their functions that every rank must call.
+
 A project adds its own with `libraries = ["waits.json"]` in `[tool.paceline.check]`: an object of the same form.
 """
 
@@ -20,6 +22,18 @@ _added: dict[str, str] = {}
 def _shipped(table: str, part: str = "") -> dict[str, str]:
     found: dict[str, Any] = json.loads((Path(__file__).parent / f"{table}.json").read_text(encoding="utf-8"))
     return found[part] if part else found
+
+
+@cache
+def all_collectives() -> dict[str, frozenset[str]]:
+    """Module or class -> those of its functions that every rank must call."""
+    return {owner: frozenset(names.split()) for owner, names in _shipped("collectives").items()}
+
+
+def collectives(owner: str) -> frozenset[str]:
+    """The functions of a module or class that every rank must call; `torchmetrics.*` is any class of a package."""
+    found = all_collectives()
+    return found.get(owner) or found.get(f"{owner.partition('.')[0]}.*", frozenset())
 
 
 def blocks(name: str) -> str:

@@ -14,7 +14,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.check.catalogue import RANK_CALLS
+from paceline.check.catalogue import RANK_CALLS, RANK_ZERO_FIRST
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
@@ -46,7 +46,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             asked = next(
                 (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
             )
-            if asked is None or _one_rank(test, fn, facts) or facts.held_at(test, fn):
+            if asked is None or _one_rank(test, fn, facts) or facts.held_at(test, fn) or _in_turn(fn, facts):
                 continue
             if ranks is None:
                 ranks = _ranks(facts)
@@ -115,6 +115,19 @@ def _confidence(path: str, fn: Function, several: bool) -> float:
     if SHARED.search(" ".join([path, *made])):
         return 0.6
     return 0.55 if named in fn.parameters and MAKER.search(fn.name) else 0.45
+
+
+def _in_turn(fn: Function, facts: Facts) -> bool:
+    """Whether all calls of a function are inside a context manager that lets one rank go first."""
+    around = [enclosing(site, ast.With) for site in facts.module.passing.sites(fn)]
+    return bool(around) and all(isinstance(w, ast.With) and _lets_one_go_first(w, facts) for w in around)
+
+
+def _lets_one_go_first(node: ast.With, facts: Facts) -> bool:
+    managers = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+    named = any(short_name(m.func) in RANK_ZERO_FIRST for m in managers)
+    own = (facts.module.function_named(m.func, facts.module.top) for m in managers)
+    return named or any(fn is not None and fn.generator and facts.sequences.operations(fn) for fn in own)
 
 
 def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:

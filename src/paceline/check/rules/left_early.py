@@ -111,6 +111,10 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
         rest = [i.name for i in usual if i.at not in [other.at for other in alone]]
         if alone and alone[0].name not in rest and isinstance(alone[0].at, ast.Call):
             yield _in_handler(fn, node, alone[0].at, alone[0].name)
+        if not alone and (skipped := _fallen_out_of(node, fn, facts)) is not None:
+            how = f"an exception that only one rank sees (line {node.lineno}) takes it out of the `try`"
+            yield _report(fn, node.handlers[0].body[0], skipped, how, 0.6)
+            continue
         if not isinstance(final, ast.Return | ast.Continue | ast.Break):
             continue
         unusual = facts.sequences.body(fn.body, fn, (f"except {node.lineno}", True))
@@ -119,6 +123,38 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
         if missed:
             how = type(final).__name__.lower()
             yield _report(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
+
+
+def _fallen_out_of(tried: ast.Try, fn: Function, facts: Facts) -> Item | None:
+    """The collective in a `try` that a rank misses whose exception is swallowed; it was raised before, on one rank."""
+    handler = tried.handlers[0]
+    inside = [i for item in facts.sequences.body(tried.body, fn, None).items for i in flattened(item)]
+    said = ast.unparse(handler)
+    memory = "out of memory" in said or "OutOfMemory" in said
+    goes_on = any(isinstance(n, ast.Continue | ast.Break | ast.Return) for n in ast.walk(handler))
+    if not inside or (isinstance(handler.body[-1], ast.Raise) and not (memory and goes_on)):
+        return None
+    first = getattr(inside[0].at, "lineno", 0)
+    before = (c for c in fn.calls if tried.lineno < c.lineno < first and enclosing(c, ast.Try) is tried)
+    leads = (c for c in before if (b := enclosing(c, ast.If)) is None or b.lineno < tried.lineno or _reaches(b, first))  # type: ignore[attr-defined]
+    return inside[0] if memory or any(_fails_alone(call, fn, facts) for call in leads) else None
+
+
+def _reaches(branch: ast.AST, line: int) -> bool:
+    """Whether what is inside an `if` is followed by this line; not so where that is in its other branch."""
+    return isinstance(branch, ast.If) and not (branch.orelse and line <= (branch.end_lineno or 0))
+
+
+def _fails_alone(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call can fail on one rank alone: it reads a file, or is a function of the file that raises."""
+    callee = facts.module.callee(call, fn)
+    if callee is None:
+        return short_name(call.func) in READS or facts.module.canonical(call.func) == "open"
+    raised = (n for n in ast.walk(callee.node) if isinstance(n, ast.Raise))
+    return any(n.exc is not None and not _is_assertion(n) for n in raised)
+
+
+READS = {"load", "next", "read_csv", "read_parquet", "read_json", "read_text", "read_bytes", "loadtxt", "imread"}
 
 
 def _in_handler(fn: Function, tried: ast.Try, call: ast.Call, name: str) -> Finding:

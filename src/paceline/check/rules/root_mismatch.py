@@ -7,13 +7,15 @@ the rank may call the same collective with different roots or groups.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
+from paceline.check.collectives import Collective
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing
-from paceline.check.ranks import Collective, of_rank
+from paceline.check.names import enclosing, parent
+from paceline.check.ranks import of_rank
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import flattened
@@ -44,11 +46,11 @@ def find(facts: Facts) -> Iterator[Finding]:
                     call,
                 )
         for test in fn.tests:
-            if not isinstance(test, ast.If) or not test.orelse or not facts.sequences.conditions(test.test, fn):
+            if not isinstance(test, ast.If) or not facts.sequences.conditions(test.test, fn):
                 continue
             yes, no = (
                 [i for item in facts.sequences.body(b, fn, None).items for i in flattened(item)]
-                for b in (test.body, test.orelse)
+                for b in (test.body, _otherwise(test, fn, facts))
             )
             if [i.name for i in yes] != [i.name for i in no]:
                 continue
@@ -70,9 +72,22 @@ def find(facts: Facts) -> Iterator[Finding]:
                     )
 
 
+def _otherwise(test: ast.If, fn: Function, facts: Facts) -> list[ast.stmt]:
+    """What runs where a test does not hold: its `else`, or what follows it if its body returns."""
+    if test.orelse or facts.sequences.body(test.body, fn, None).exit != "return":
+        return test.orelse
+    block: list[ast.stmt] = getattr(parent(test), "body", [])
+    return block[block.index(test) + 1 :] if test in block else []
+
+
 def _plain(text: str) -> bool:
-    """Whether two such texts can be compared: a name, a number or nothing."""
+    """Whether two such texts can be compared: a name, a number, nothing, or a sum without the rank."""
+    if " " in text:
+        return _SUM.fullmatch(text) is not None and "rank" not in text
     return not text or text.isdigit() or text.replace(".", "").replace("_", "").isidentifier()
+
+
+_SUM = re.compile(r"[\w.]+ [-+] [\w.]+")
 
 
 def _own(found: Collective, fn: Function, facts: Facts) -> bool:

@@ -18,7 +18,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import Item, flattened
 from paceline.check.summaries import Facts
-from paceline.check.varying import DATA
+from paceline.check.varying import CHANCE, DATA
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -64,17 +64,28 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
         and over.func.attr in ("items", "keys", "values")
     ):
         over = over.func.value
-    if isinstance(over, ast.Name) and (_filled_here(over.id, fn, facts) or _filled_by_data(over.id, fn, facts)):
+    if isinstance(over, ast.Name) and (_filled_here(over.id, fn, facts) or _filled_by_data(over, fn, facts)):
         return f"{over.id}, a dictionary that every rank fills for itself"
     return ""
 
 
-def _filled_by_data(name: str, fn: Function, facts: Facts) -> bool:
-    """Whether this is a dictionary of the function whose keys come from the data of this rank."""
-    if not _is_empty_dict(fn.bound.get(name)):
+def _filled_by_data(node: ast.expr | None, fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether this is a dictionary whose keys come from the data of this rank: here, or in a caller or callee."""
+    while isinstance(node, ast.Call) and short_name(node.func) in ("sorted", "list", "tuple", "dict") and node.args:
+        node = node.args[0]
+    if depth > DEPTH:
         return False
-    stored = [s for s in fn.subscripts if isinstance(s.ctx, ast.Store) and dotted(s.value) == name]
-    return any(facts.module.varying.why(s.slice, fn) == DATA for s in stored)
+    if isinstance(node, ast.Call):
+        callee = facts.module.callee(node, fn)
+        returned = [r.value for r in callee.returns] if callee is not None else []
+        return any(_filled_by_data(value, callee, facts, depth + 1) for value in returned)  # type: ignore[arg-type]
+    if not isinstance(node, ast.Name):
+        return False
+    if _is_empty_dict(fn.bound.get(node.id)):
+        stored = [s for s in fn.subscripts if isinstance(s.ctx, ast.Store) and dotted(s.value) == node.id]
+        return any(facts.module.varying.why(s.slice, fn) in (DATA, CHANCE) for s in stored)
+    values = _values(node, fn, facts)
+    return any(value is not node and _filled_by_data(value, scope, facts, depth + 1) for value, scope in values)
 
 
 def _is_empty_dict(value: ast.expr | None) -> bool:

@@ -289,6 +289,6 @@ def _snapshots(file: SnapshotFile | None, trace: Trace) -> list[Snapshot]:
 
 def _said(error: BaseException) -> tuple[str, int]:
     """Return what the other nodes print when the run has failed or was stopped, and their exit code."""
-    first = (str(error).splitlines() or [type(error).__name__])[0]
+    said = "rank 0 was interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
     code = error.exit_code if isinstance(error, PacelineError) else 130 if isinstance(error, KeyboardInterrupt) else 1
-    return f"the run has ended: {first or 'rank 0 was interrupted'}", code
+    return f"the run has ended: {said.splitlines()[0]}", code

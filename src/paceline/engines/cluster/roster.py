@@ -92,6 +92,19 @@ def nodes(environ: Mapping[str, str] = os.environ) -> int:
     return launched.nodes if launched else 0
 
 
+def refuse_torchrun(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise UsageError if torchrun has started several processes, each of which would start a run of its own on Ray.
+
+    A step of srun is right: `ray symmetric-run` starts the driver in one.
+    """
+    launched = from_environment(environ)
+    if launched is not None and launched.launcher == "torchrun" and launched.nodes > 1:
+        raise UsageError(
+            f"torchrun has started {launched.nodes} processes, and with engine='ray' each would start a run of its "
+            "own: give the command once, without torchrun, or leave engine='ray' (--engine) out"
+        )
+
+
 def roster(
     environ: Mapping[str, str] = os.environ, keys: str | Path | None = None, trusted_network: bool = False
 ) -> Roster:

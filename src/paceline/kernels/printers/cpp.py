@@ -22,6 +22,7 @@ from paceline.kernels.printers.printer import Printer
 from paceline.kernels.printers.threads import OneThread
 
 MANY = 16384  # weights, of which a chunk's gradient no longer stays in the nearest cache
+LITTLE = 200  # operations of a group for each weight: next to them, adding a chunk's gradient to others counts
 SLICE = 8192  # weights that are worth another thread's while
 HERE = Path(__file__).parent
 
@@ -30,12 +31,12 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
     """The C++ of a plan and of the optimizer's rule, its steps by `printer` or in the form that the plan's target asks
     for.
     """
-    target = plan.target
+    target, weights = plan.target, plan.sizes["weights"]
     printer = printer or vectorised(plan)
     own = {
         "CHUNKS": CHUNKS, "LANE_NUMBERS": plan.sizes["lanes"],
-        "CHUNK_GROUPS": 2 if plan.sizes["weights"] > MANY else 1,
-        "SLICES": max(1, min(CHUNKS, plan.sizes["weights"] // SLICE)),
+        "CHUNK_GROUPS": 2 if MANY < weights and plan.flops * target.lanes < LITTLE * weights else 1,
+        "SLICES": max(1, min(CHUNKS, weights // SLICE)),
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in (constants(plan, rule) | own).items()]
     lines += [part("prelude"), part("call"), part("functions")]
