@@ -34,6 +34,7 @@ check: style                  ## style, types, architecture
 
 style: $(VENV)/.ready
 	$(BIN)/ruff check src tests examples benchmarks docs
+	$(BIN)/ruff check --preview --select PLW1514 src  # an encoding for every file, whatever the locale
 	$(BIN)/ruff format --check src tests examples benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/paceline check src

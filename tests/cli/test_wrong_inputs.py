@@ -21,6 +21,7 @@ else:
 TABLE = tomllib.loads(Path(__file__).with_name("wrong_inputs.toml").read_text())
 JOB = """
 from functools import partial
+import os
 import torch
 from torch import nn
 import paceline

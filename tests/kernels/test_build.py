@@ -44,6 +44,7 @@ def test_where_the_cache_cannot_be_written_a_process_keeps_its_own(tmp_path: Pat
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     answer, folder, *rest = done.stdout.split()
     assert (answer, rest) == ("42", ["False", "True"]), done.stderr
+    assert "every process compiles it again: set PACELINE_CACHE to a folder that can be written" in done.stderr
     assert not Path(folder).exists()  # it goes with the process
     assert {each.name for each in tmp_path.iterdir()} == {"no-folder"}
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from paceline.api.compare import Comparison
+from paceline.api.simulate import Simulation
 from paceline.api.tune import tune
 from paceline.engines.replay.replay import Replay
+from paceline.jobs.job import Job
+from paceline.plans.plan import Plan
 from paceline.runs.comparison import Answer, ComparisonRecord, Kind, Row
 from paceline.runs.tables import comparison_table, summary_lines
 from paceline.tuner.space import Float
@@ -40,6 +45,28 @@ def test_a_tuning_is_shown_as_what_it_found() -> None:
     assert "\n" not in repr(found)
     assert str(found).splitlines()[0].startswith("     trials  2 by random, run as here: 2 done")
     assert "<td>value 0." in found._repr_html_()
+
+
+def test_jobs_plans_replays_and_simulations_are_tables_in_a_notebook() -> None:
+    x = torch.zeros(20, 3)
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    job = Job(lambda: nn.Linear(3, 1), (x, x[:, :1]), nn.MSELoss(), optimizer=optimizer, on_nan="skip", name="<own>")
+    page = job._repr_html_()
+    assert "<caption>Job &lt;own&gt;</caption>" in page
+    for subject, line in {
+        "model": "a lambda", "data": "(float32 20 x 3, float32 20 x 1)", "loss": "MSELoss",
+        "optimizer": "SGD(lr=0.1)", "on_nan": "skip", "batch_size": "100",
+    }.items():  # fmt: skip
+        assert f'<tr><th scope="row">{subject}</th><td>{line}</td></tr>' in page
+    assert "seed" not in page, "what is as usual is left out"
+    plan = Plan.parse("ssp:bound=2")._repr_html_()
+    assert "<caption>Plan ssp:bound=2</caption>" in plan
+    assert "<td>bound</td><td>2</td>" in plan
+    replay = Replay(nn.Linear(2, 2), 20, "ab" * 32, None, 21, None, torch.arange(9), 1, 0.5)
+    assert "<td>0, 1, 2, 3, 4, 5, 6, 7, ...</td>" in replay._repr_html_()
+    assert str(replay).splitlines()[2] == "       next  batch 21 of worker 1"
+    simulated = Simulation("own", "ring:workers=2", 2, 100, 2.0, 500.0, (0.0, 0, 0), 0.25, 0, 10**6)
+    assert '<th scope="row">waiting</th><td>25.0% of the workers&#x27; time</td>' in simulated._repr_html_()
 
 
 def test_names_are_escaped_in_html() -> None:

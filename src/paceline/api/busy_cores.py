@@ -37,7 +37,7 @@ PATIENCE = 60.0  # seconds for an answer
 
 
 class Case(NamedTuple):
-    """So many processes that compute at once, with so many threads each."""
+    """A number of processes that compute at once, each with a number of threads."""
 
     busy: int
     threads: int

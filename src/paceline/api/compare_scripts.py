@@ -213,7 +213,7 @@ def _environment(entrant: Entrant, folder: str) -> dict[str, str]:
 
 
 def _read_steps(entrant: Entrant, folder: Path) -> None:
-    steps = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    steps = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
     if not steps or min(map(len, steps)) < 3:
         raise UsageError(
             f"{entrant.name}: the script made fewer than 3 steps of a torch.optim optimizer; there is nothing to time"

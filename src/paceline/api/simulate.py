@@ -16,6 +16,7 @@ from paceline.errors import UsageError
 from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Job
 from paceline.planner.card import Card
+from paceline.planner.choosing import micro
 from paceline.planner.cluster import Cluster, Node
 from paceline.planner.costs import Calibrated
 from paceline.planner.model_cost import cost_of
@@ -25,6 +26,7 @@ from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.run import Run
 from paceline.runs.trace import Kind
+from paceline.text_table import TextList
 
 UPDATES = 100  # of each worker
 
@@ -55,6 +57,29 @@ class Simulation:
     def effective_batch(self) -> float:
         """Samples whose gradients come from the same parameters: those of the updates that are under way together."""
         return self.samples_per_second * self.seconds / max(1, self.updates) * (1 + self.staleness[0])
+
+    def __str__(self) -> str:
+        return str(self._listed())
+
+    def _repr_html_(self) -> str:
+        return self._listed().html()
+
+    def _listed(self) -> TextList:
+        mean, median, most = self.staleness
+        lines = {
+            "plan": f"{self.plan}, {self.workers:,} workers, {self.updates:,} updates of {self.job}",
+            "time": f"{micro(self.seconds)} on the virtual clock, {self.samples_per_second:,.0f} samples/s",
+            "staleness": f"mean {mean:.1f}, median {median}, 95% {most} updates",
+            "effective batch": f"{self.effective_batch:,.0f} samples",
+            "waiting": f"{self.waiting:.1%} of the workers' time",
+            "sent": f"{self.bytes / 1e6:,.1f} MB",
+        }
+        if self.deaths:
+            lines["deaths"] = f"{self.deaths:,}"
+        if self.dollars is not None:
+            lines["price"] = f"${self.dollars:,.4f}"
+        lines |= {name: f"{value:.4f}" for name, value in (self.metrics or {}).items()}
+        return TextList(f"Simulation of {self.job}", lines)
 
     def as_dict(self) -> dict[str, Any]:
         """The simulation as `paceline simulate --json` prints it."""

@@ -137,7 +137,7 @@ class Ceiling(NamedTuple):
 
     @staticmethod
     def of(job: Job, plan: Plan) -> Ceiling:
-        """As many workers, computing pieces of the same size."""
+        """Return the ceiling of a plan: as many workers, which compute pieces of the same size."""
         return Ceiling(plan.workers, math.ceil(job.batch_size / plan.parts) if plan.workers > 1 else job.batch_size)
 
     def entrant(self, job: Job) -> Entrant:

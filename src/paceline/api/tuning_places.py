@@ -111,7 +111,7 @@ def _in_array(where: Where, runs: Path, name: str, tune: Tune) -> Any:
     door = cluster.door(os.environ, where.keys, where.trusted_network)
     meeting = sha256(f"array {array}".encode()).digest()[:RUN_BYTES]
     end = time.monotonic() + PATIENCE
-    with open(folder / LOCK, "w") as lock:
+    with open(folder / LOCK, "w", encoding="utf-8") as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,7 +122,7 @@ def _in_array(where: Where, runs: Path, name: str, tune: Tune) -> Any:
                 publish = _publishes(folder / ADDRESS, door)
                 return tune(Place(0, f"array {array}", _tasks(), listens, door, meeting, publish), folder)
             try:
-                head = Address(*json.loads((folder / ADDRESS).read_text()))
+                head = Address(*json.loads((folder / ADDRESS).read_text(encoding="utf-8")))
                 return tune(Place(1 + task, f"array {array}", _tasks(), head, door, meeting), folder)
             except (OSError, ValueError, RunFailed) as error:
                 if time.monotonic() > end:

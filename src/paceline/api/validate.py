@@ -80,7 +80,7 @@ def validate(
     result = validation(job.name, checks)
     history.append(history.entries_of(result, found, datetime.date.today().isoformat(), by), kept)
     if page is not None:
-        page.write_text(validation_page(result, _timelines(planner, predictions)))
+        page.write_text(validation_page(result, _timelines(planner, predictions)), encoding="utf-8")
     return result
 
 

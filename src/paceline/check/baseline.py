@@ -16,13 +16,13 @@ def write_baseline(path: Path, findings: list[Finding]) -> None:
     """Make these findings the known ones."""
     places = [place for finding in findings for place in finding.places]
     rows = [{"fingerprint": f.fingerprint, "path": f.path, "rule": f.rule, "function": f.function} for f in places]
-    path.write_text(json.dumps({"version": 1, "findings": rows}, indent=1) + "\n")
+    path.write_text(json.dumps({"version": 1, "findings": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def read_baseline(path: Path) -> set[str]:
     """The fingerprints of the known findings."""
     try:
-        return {row["fingerprint"] for row in json.loads(path.read_text())["findings"]}
+        return {row["fingerprint"] for row in json.loads(path.read_text(encoding="utf-8"))["findings"]}
     except OSError as error:
         raise UsageError(
             f"the baseline {path} cannot be read: {error.strerror}. Write one with --write-baseline"

@@ -35,7 +35,7 @@ class Cache:
     def get(self, text: str) -> Examined | None:
         """What was found in this text; None when that is not known."""
         try:
-            rows, interface, cut = json.loads((self.folder / _name(text)).read_text())
+            rows, interface, cut = json.loads((self.folder / _name(text)).read_text(encoding="utf-8"))
             return Examined([_finding(row) for row in rows], read_interface(interface), tuple(cut))
         except (OSError, ValueError, TypeError, KeyError):
             return None

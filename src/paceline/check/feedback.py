@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
 def read_verdicts(path: Path) -> list[Verdict]:
     """Read a file of verdicts, with the line number of any mistake."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UsageError(f"the verdicts in {path} cannot be read: {error.strerror}") from None
     verdicts: list[Verdict] = []

@@ -37,7 +37,7 @@ def unordered(first: ast.expr, second: ast.expr, fn: Function, at: ast.expr, mod
 
 
 def _unordered(first: ast.expr, second: ast.expr, fn: Function, at: ast.expr, module: Module) -> float:
-    """As they are written, or else as the callers bind what they are written with."""
+    """How likely the opposite order is of the two as written, or else as the callers bind their names."""
     likely = _as_written(first, second, fn, module)
     if likely:
         return 0.0 if _keeps_order(fn, at, names_in(first) | names_in(second)) else likely

@@ -78,7 +78,9 @@ def _table(start: Path) -> dict[str, Any]:
             except ModuleNotFoundError:  # Python 3.10
                 return {}
             try:
-                found = tomllib.loads(file.read_text()).get("tool", {}).get("paceline", {}).get("check", {})
+                found = (
+                    tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("paceline", {}).get("check", {})
+                )
             except tomllib.TOMLDecodeError as error:
                 raise UsageError(f"{file} is not valid TOML: {error}") from None
             if not isinstance(found, dict):

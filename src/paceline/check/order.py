@@ -1,4 +1,4 @@
-"""In which order files are walked, and how far a budget reaches: the most promising files come first.
+"""The order in which files are walked, and how far a budget reaches: the most promising files come first.
 
 A budget is a number of lines. How likely a file has findings is a logistic model of how often the words of its blocks,
 calls and names occur, and of which rules apply to it. Its weights (order.json) were fitted with a normal prior to files
@@ -77,5 +77,5 @@ def learned(verdicts: Sequence[Verdict]) -> Weights:
 @cache
 def shipped() -> Weights:
     """The weights that come with the checker."""
-    found: dict[str, float] = json.loads(Path(__file__).with_name("order.json").read_text())["weights"]
+    found: dict[str, float] = json.loads(Path(__file__).with_name("order.json").read_text(encoding="utf-8"))["weights"]
     return found

@@ -76,5 +76,7 @@ def fit(rows: Sequence[Features], truths: Sequence[bool], prior: Weights) -> dic
 @cache
 def shipped() -> Weights:
     """The weights that come with the checker."""
-    found: dict[str, float] = json.loads(Path(__file__).with_name("weights.json").read_text())["weights"]
+    found: dict[str, float] = json.loads(Path(__file__).with_name("weights.json").read_text(encoding="utf-8"))[
+        "weights"
+    ]
     return found

@@ -9,6 +9,7 @@ Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed, `check` f
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -39,6 +40,7 @@ COMMANDS = {
     "Look inside": ("draw", "prove", "bench"),
 }
 INTERRUPTED = 130  # exit code
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 #: Packages of the extra `train`, which all commands but `check` need.
 TRAINING_PACKAGES = ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors")
 
@@ -77,6 +79,7 @@ def register() -> None:
 
 def main() -> None:
     """Run a command. An error of Paceline's own is printed as one block, without a traceback."""
+    _open_closed_streams()
     register()
     warnings.simplefilter("default", PacelineDeprecationWarning)
     warnings.showwarning = _print_warning  # type: ignore[assignment]
@@ -109,6 +112,32 @@ def main() -> None:
             f"{error.name} is not installed: training needs `pip install 'paceline[train]'`", style="red", markup=False
         )
         sys.exit(2)
+    except OSError as error:
+        if _debug or error.errno not in NOT_WRITTEN:
+            raise
+        where = f" to {error.filename}" if error.filename else ""
+        console.print(
+            f"nothing more can be written{where}: {error.strerror}; make room, or name another place (--runs, -o)",
+            style="red", markup=False, soft_wrap=True,
+        )  # fmt: skip
+        _drop_output()
+        sys.exit(1)
+
+
+def _open_closed_streams() -> None:
+    """Open standard streams that were closed, so that no file of a run gets the number of one."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Drop what standard output could not take, which Python would try again at its exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:

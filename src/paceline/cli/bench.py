@@ -58,7 +58,7 @@ def _kernels(
         raise UsageError("--picture draws the steps of part layers, which is not among --parts")
     found = measuring.bench(wanted, seconds, threads, saying(quiet))
     if picture is not None:
-        picture.write_text(tables.picture(found))
+        picture.write_text(tables.picture(found), encoding="utf-8")
     if json:
         print_json(found.as_dict())
         return

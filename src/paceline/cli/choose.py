@@ -40,7 +40,7 @@ def choose(
         command=again, say=saying(quiet),
     )  # fmt: skip
     if page is not None:
-        page.write_text(choice_page(chosen.name, found))
+        page.write_text(choice_page(chosen.name, found), encoding="utf-8")
     if json:
         print_json(found.as_dict())
         return

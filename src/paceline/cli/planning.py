@@ -11,7 +11,6 @@ from paceline.cli.console import console
 from paceline.cli.tables import rich_table
 
 if TYPE_CHECKING:
-    from paceline.api.simulate import Simulation
     from paceline.planner.card import Card
     from paceline.planner.choosing import Choice
     from paceline.planner.validating import Validation
@@ -77,24 +76,3 @@ def show_validation(found: Validation) -> None:
     console.print(rich_table(found.table()))
     for note in found.notes():
         console.print(note, markup=False, soft_wrap=True)
-
-
-def show_simulation(found: Simulation) -> None:
-    """Print a simulated training, one line per subject."""
-    mean, median, most = found.staleness
-    lines = {
-        "plan": f"{found.plan}, {found.workers:,} workers, {found.updates:,} updates of {found.job}",
-        "time": f"{_seconds(found.seconds)} on the virtual clock, {found.samples_per_second:,.0f} samples/s",
-        "staleness": f"mean {mean:.1f}, median {median}, 95% {most} updates",
-        "effective batch": f"{found.effective_batch:,.0f} samples",
-        "waiting": f"{found.waiting:.1%} of the workers' time",
-        "sent": f"{found.bytes / 1e6:,.1f} MB",
-    }
-    if found.deaths:
-        lines["deaths"] = f"{found.deaths:,}"
-    if found.dollars is not None:
-        lines["price"] = f"${found.dollars:,.4f}"
-    for name, value in (found.metrics or {}).items():
-        lines[name] = f"{value:.4f}"
-    for subject, line in lines.items():
-        console.print(f"{subject:>15}  {line}", markup=False, soft_wrap=True)

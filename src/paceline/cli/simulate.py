@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.cli import options
-from paceline.cli.console import saying
+from paceline.cli.console import console, saying
 from paceline.cli.output import print_json
 
 
@@ -28,7 +28,6 @@ def simulate(
     learning under this staleness is predicted.
     """
     from paceline.api.simulate import simulate as run_simulation
-    from paceline.cli.planning import show_simulation
 
     found = run_simulation(
         options.open_job(job, data_dir, batch_size=batch_size), plan, workers, cluster, max_updates=max_updates,
@@ -38,4 +37,4 @@ def simulate(
     if json:
         print_json(found.as_dict())
         return
-    show_simulation(found)
+    console.print(str(found), markup=False, soft_wrap=True)

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.console import console
-from paceline.runs.tables import TextTable, summary_lines
+from paceline.runs.tables import summary_lines
+from paceline.text_table import TextList, TextTable
 
 if TYPE_CHECKING:
     from paceline.api.compare_scripts import ScriptComparison
@@ -27,8 +28,7 @@ def rich_table(shown: TextTable) -> Table:
 
 def show_summary(summary: dict[str, Any]) -> None:
     """Print a finished run, one line per subject."""
-    for subject, line in summary_lines(summary).items():
-        console.print(f"{subject:>11}  {line}", markup=False, soft_wrap=True)
+    console.print(str(TextList("", summary_lines(summary))), markup=False, soft_wrap=True)
 
 
 def show_scripts(found: ScriptComparison) -> None:

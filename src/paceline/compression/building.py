@@ -47,7 +47,7 @@ def compiler() -> tuple[str, ...]:
 def compiled(file: CFile, made: Path, options: Sequence[str] = LIBRARY) -> Path:
     """Compile a file to an object, with all warnings as errors."""
     source = made.with_suffix(".c")
-    source.write_text(file.text)
+    source.write_text(file.text, encoding="utf-8")
     _compile([*STRICT, *file.flags, *options, "-c", str(source), "-o", str(made)])
     return made
 

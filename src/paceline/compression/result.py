@@ -63,7 +63,7 @@ class Compression:
         if self.chosen is None:
             raise RunFolderError(f"there is no network within the bounds, so {file} is not written; see `frontier`")
         draft = Path(f"{file}.new")
-        draft.write_text(self.chosen.file.text)
+        draft.write_text(self.chosen.file.text, encoding="utf-8")
         os.replace(draft, file)
 
     def onnx(self) -> bytes:

@@ -237,7 +237,7 @@ def newest(run: Path) -> Checkpoint | None:
 def change_settings(run: Path, optimizer: torch.optim.Optimizer) -> None:
     """Let the newest checkpoint of a run be resumed with this optimizer's settings, such as another learning rate."""
     file = max((each for each in folder_of(run).iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
-    record = json.loads((file / "checkpoint.json").read_text())
+    record = json.loads((file / "checkpoint.json").read_text(encoding="utf-8"))
     for facts in record["facts"].values():
         for kept, group in zip(facts.get("settings", ()), optimizer.param_groups, strict=False):
             kept.update({key: value for key, value in group.items() if key in kept})
@@ -267,7 +267,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _read_record(folder: Path) -> CheckpointRecord:
-    value = json.loads((folder / "checkpoint.json").read_text())
+    value = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
     if value["format"] > FORMAT:
         raise RunFolderError(
             f"{folder / 'checkpoint.json'} has format {value['format']}; this paceline reads up to {FORMAT}; install a "

@@ -42,7 +42,10 @@ def save_job_file(folder: RunFolder, job: Job, resumable: bool = False) -> None:
     try:
         pickled = pack(slim)
     except Exception as error:
-        raise JobError(f"the job cannot be pickled: {error}") from error
+        raise JobError(
+            f"the job cannot be pickled: {error}; every worker gets a copy of it: create locks, open files and "
+            "connections inside the functions that use them"
+        ) from error
     draft = file.with_name("job.pickle.new")
     draft.write_bytes(pickled)
     os.replace(draft, file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -112,6 +113,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     """Make the model, open the data, probe the loss and prove the table. Raise what can be refused before the start."""
     if engine == "local":
         require_store_order("the local engine")
+        _refuse_crowd(plan)
     if job.compute == "fused" and job.device == "auto":
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")
@@ -164,6 +166,16 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, figures,
         made, split, operators, choice,
     )  # fmt: skip
+
+
+def _refuse_crowd(plan: Plan) -> None:
+    """Refuse more processes than this machine's memory can hold, however small the model is."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if plan.workers * PROCESS > memory:
+        raise PlanError(
+            f"workers={plan.workers}: each is a process of at least {PROCESS >> 20} MB, and this machine has "
+            f"{memory >> 30} GB; give fewer workers, or see `paceline simulate`, which needs no processes"
+        )
 
 
 def _split(
@@ -365,5 +377,6 @@ def _refuse_sparse(plan: Plan, engine: str, tables: tuple[str, ...]) -> None:
         )
 
 
+PROCESS = 30 << 20  # bytes that a worker takes at least, beside what all share
 PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
 LOOKED_AT = 16  # instances whose graphs are recorded before a run of operators starts

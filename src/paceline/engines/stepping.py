@@ -101,7 +101,7 @@ class ByAutograd:
 
 
 class Generated:
-    """As many updates of a pass at once as there are, in generated code."""
+    """Makes all updates that are left of a pass at once, in generated code."""
 
     def __init__(self, setup: Setup) -> None:
         self.team = Team(setup, by_one)

@@ -144,13 +144,13 @@ __all__ = [
 
 @contextmanager
 def users_code(
-    what: str, error: type[PacelineError] = JobError, hint: Callable[[Exception], str] = lambda fault: ""
+    what: str, error: type[PacelineError] = JobError, hint: Callable[[BaseException], str] = lambda fault: ""
 ) -> Iterator[None]:
     """Raise what the user's own code raises as an error of the job, with a hint and the user's lines."""
     try:
         yield
     except PacelineError:
         raise
-    except Exception as fault:
+    except (Exception, SystemExit) as fault:
         message = f"{what} fails: {type(fault).__name__}: {fault}{hint(fault)}\n{users_traceback(fault)}"
         raise error(message.rstrip()) from fault

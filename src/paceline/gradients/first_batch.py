@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-
-from torch import Tensor
 
 from paceline.jobs.job import Batch
+from paceline.jobs.listing import described
 
 #: What PyTorch says, and what to do.
 REMEDIES = {
@@ -23,26 +21,18 @@ REMEDIES = {
         "class numbers are 0 to the number of the model's outputs minus 1; correct the labels, or give the model more "
         "outputs"
     ),
+    r"default_collate.*NoneType": (
+        "let __getitem__ of the Dataset return tensors or numbers, never None, or give a DataLoader with a collate_fn"
+    ),
     r"default_collate": (
         "leave that field out of the samples, or give a DataLoader with a collate_fn that makes batches of them"
     ),
 }
 
 
-def hint(fault: Exception, batch: Batch = None) -> str:
+def hint(fault: BaseException, batch: Batch = None) -> str:
     """Return the end of a message about a fault: the remedy if one is known, and the batch if there is one."""
     said = [remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, str(fault))][:1]
     if batch is not None:
         said.append(f"the batch is {described(batch)}")
     return "".join(f"; {each}" for each in said)
-
-
-def described(batch: Batch) -> str:
-    """Return a batch's structure: types and shapes of its tensors."""
-    if isinstance(batch, Tensor):
-        return f"{str(batch.dtype).removeprefix('torch.')} {' x '.join(map(str, batch.shape)) or 'number'}"
-    if isinstance(batch, Mapping):
-        return "{" + ", ".join(f"{key}: {described(value)}" for key, value in batch.items()) + "}"
-    if isinstance(batch, tuple | list):
-        return f"({', '.join(map(described, batch[:4]))}{', ...' * (len(batch) > 4)})"
-    return type(batch).__name__

@@ -17,6 +17,7 @@ from paceline.data.source import Reader
 from paceline.gradients.loss import loss_function
 from paceline.gradients.native_step import native_step
 from paceline.gradients.randomness import Chance
+from paceline.gradients.returned_child import check, watched
 from paceline.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
 from paceline.parameters.layout import not_trained, trainable
 from paceline.parameters.optimizers import Optimizer
@@ -130,9 +131,12 @@ class Replica:
 
     def forward(self, module: nn.Module, chunk: Chunk, batch: Batch) -> Tensor:
         """Return the chunk's loss, with the chunk's randomness and the job's precision."""
+        process, returned = watched()
         batch = self.prepared(chunk, batch)
         with self.precision():
-            return self.loss(module, batch)
+            loss = self.loss(module, batch)
+        check(process, returned)
+        return loss
 
     def prepared(self, chunk: Chunk, batch: Batch) -> Batch:
         """Return the chunk's batch as the model sees it, on its device."""

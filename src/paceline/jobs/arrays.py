@@ -14,6 +14,9 @@ def as_tensors(data: Any, what: str) -> tuple[Any, list[str]]:
     Arrays of float64, NumPy's default, become tensors of PyTorch's default type, which the parameters of models have.
     """
     parts = data if isinstance(data, tuple | list) else [data]
+    frames = [type(each).__name__ for each in parts if type(each).__module__.partition(".")[0] in ("pandas", "polars")]
+    if frames:
+        return data, [f"{what}= holds a {frames[0]}; give its numbers as an array, as by frame.to_numpy()"]
     arrays = [each for each in parts if isinstance(each, np.ndarray)]
     if not arrays:
         return data, []

@@ -18,8 +18,10 @@ from paceline.errors.arguments import wrong_types
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
 from paceline.jobs.arrays import as_tensors
 from paceline.jobs.compiling import unwrapped
+from paceline.jobs.listing import given
 from paceline.jobs.loaders import LoaderData, adopted, taken_apart
 from paceline.jobs.metrics import RESERVED, by_name, goes_by_batches
+from paceline.text_table import TextList
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
 PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -129,6 +131,12 @@ class Job:
         model = type(self.model).__name__ if isinstance(self.model, nn.Module) else "..."
         return f"Job({self.name!r}, model={model}, batch_size={self.batch_size}, epochs={self.epochs})"
 
+    def _repr_html_(self) -> str:
+        usual = {
+            name: each.default for name, each in self.__dataclass_fields__.items() if name not in ("name", "origin")
+        }
+        return TextList(f"Job {self.name}", given({name: getattr(self, name) for name in usual}, usual)).html()
+
     def _take_arrays(self) -> Iterator[str]:
         """Make tensors of NumPy arrays; yield what is wrong with one."""
         for what in ("data", "test"):
@@ -139,8 +147,8 @@ class Job:
     def _take_loaders(self) -> Iterator[str]:
         """Take DataLoaders and streams apart, and adopt what they say; yield where the job says something else."""
         loader, self.test = self.data, taken_apart(self.test)
-        self.data, fields = adopted(taken_apart(loader), loader) if not isinstance(loader, LoaderData) else (loader, {})
-        for name, value in fields.items():
+        self.data, told = adopted(taken_apart(loader), loader) if not isinstance(loader, LoaderData) else (loader, {})
+        for name, value in told.items():
             default = type(self).__dataclass_fields__[name].default
             if getattr(self, name) not in (default, value):
                 yield (
@@ -196,8 +204,8 @@ class Job:
             value = getattr(self, word)
             if value is not None and not callable(value):
                 yield f"{word}={value!r:.60} is not a function; give one, such as {usual}"
-        fields = ("name", "shuffle", "compile_options")
-        yield from wrong_types(Job, {word: getattr(self, word) for word in fields})
+        typed = ("name", "shuffle", "compile_options")
+        yield from wrong_types(Job, {word: getattr(self, word) for word in typed})
         if isinstance(self.loss, type) and issubclass(self.loss, nn.Module):
             yield f"loss={self.loss.__name__} is a class; give an object of it, as in loss=nn.{self.loss.__name__}()"
         if isinstance(self.data, tuple) and any(isinstance(part, list) for part in self.data):

@@ -51,7 +51,8 @@ def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., A
         return job  # type: ignore[no-any-return]
     found = [key for key, value in vars(module).items() if isinstance(value, Job)]
     if not found:
-        raise JobError(f"{path} defines no job; a job file has a variable, as in job = paceline.Job(...)")
+        guarded = ", outside `if __name__`, as the file is imported" * ("__main__" in file.read_text(encoding="utf-8"))
+        raise JobError(f"{path} defines no job; a job file has a variable, as in job = paceline.Job(...){guarded}")
     raise JobError(f"{path} has no job called {name!r}; it has {', '.join(found)}")
 
 
@@ -82,5 +83,10 @@ def _module(path: str, file: Path) -> ModuleType:
         )
         if isinstance(error, PacelineError):
             raise JobError(f"{path}, line {line}: {error}") from error
+        if isinstance(error, SystemExit):
+            raise JobError(
+                f"{path} ends the program when it is read, in line {line}: {f'SystemExit: {error}'.rstrip(': ')}; a "
+                "job file only defines a job, and is given no arguments: leave out sys.exit() and parse_args()"
+            ) from error
         raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
     return module

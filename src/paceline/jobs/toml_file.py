@@ -46,7 +46,7 @@ TABLES: dict[str, ModuleType] = {"optimizer": torch.optim, "lr_scheduler": torch
 def load_toml(path: str, load: Callable[[str], Job]) -> Job:
     """Return the job that the file starts `from`, as `load` finds it, with the file's settings."""
     try:
-        tables = tomllib.loads(Path(path).read_text())
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise JobError(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -21,11 +21,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from paceline.errors import JobError
+from paceline.errors import JobError, JobWarning
 
 ABI = 1  # of the structs that text and Python share
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
@@ -76,7 +77,7 @@ def _known(command: tuple[str, ...], file: str) -> Compiler:
     key = json.dumps([*command, str(there), there.stat().st_mtime_ns])
     note = folder() / f"compiler-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     try:
-        version, openmp = json.loads(note.read_text())
+        version, openmp = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         version, openmp = _version(command), _openmp(command)
         with contextlib.suppress(OSError):
@@ -109,7 +110,7 @@ def _openmp(command: tuple[str, ...]) -> bool:
 def abilities() -> str:
     """The CPU's instruction sets, as the kernel names them."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(("flags", "Features")):
                 return line.partition(":")[2].strip()
     except OSError:
@@ -150,7 +151,12 @@ def keep(file: Path, content: bytes, source: Path, text: str) -> Path:
         write(source, text.encode())
         write(file, sealed)
         return file
-    except OSError:
+    except OSError as error:
+        warnings.warn(
+            f"compiled code cannot be kept in {file.parent}: {error.strerror}; every process compiles it again: set "
+            "PACELINE_CACHE to a folder that can be written",
+            JobWarning, stacklevel=2,
+        )  # fmt: skip
         _elsewhere[file] = _own() / file.name
         write(_own() / source.name, text.encode())
         write(_elsewhere[file], sealed)
@@ -190,7 +196,7 @@ def _compile(made: Compiler, text: str, flags: tuple[str, ...], file: Path) -> P
     """Compiles a text and keeps the library."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as place:
         draft, binary = Path(place) / "text.cpp", Path(place) / "text.so"
-        draft.write_text(text)
+        draft.write_text(text, encoding="utf-8")
         try:
             done = subprocess.run(
                 (*made.command, *flags, str(draft), "-o", str(binary)), capture_output=True, text=True, timeout=PATIENCE

@@ -44,7 +44,7 @@ class Clipping(ctypes.Structure):
 
 
 def ways(dtype: torch.dtype) -> int:
-    """In how many ways squares may be summed."""
+    """The number of orders in which squares may be summed."""
     return ctypes.c_int64.in_dll(_functions(dtype), "paceline_ways").value
 
 

@@ -53,16 +53,16 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         if root not in (place, *place.parents):
             break
         try:
-            given, period = (place / "cpu.max").read_text().split()
+            given, period = (place / "cpu.max").read_text(encoding="utf-8").split()
             if given != "max":
                 found.append(int(given) / int(period))
         except (OSError, ValueError):
             continue
     try:
         old = root / "cpu"
-        given_old = int((old / "cpu.cfsquota_us").read_text())
+        given_old = int((old / "cpu.cfsquota_us").read_text(encoding="utf-8"))
         if given_old > 0:
-            found.append(given_old / int((old / "cpu.cfs_period_us").read_text()))
+            found.append(given_old / int((old / "cpu.cfs_period_us").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         pass
     return min(found, default=None)
@@ -71,7 +71,7 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 def _group() -> str:
     """The control group of this process."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
     return next((line.split("::", 1)[1] for line in lines if "::" in line), "")

@@ -162,7 +162,7 @@ class Rendezvous(NamedTuple):
 
 def machine() -> str:
     """Processes with the same answer can see each other's sockets and process numbers, and share descriptors."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     return f"{boot} {os.readlink('/proc/self/ns/net')} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
 
 

@@ -79,7 +79,7 @@ class VectorSlice:
             target.mul_(command.factor)
 
     def dot(self, command: Dot) -> float:
-        """Its part of the product, in float64 whatever the vectors are."""
+        """This slice's part of the product, in float64 whatever the vectors are."""
         return float(torch.dot(self.vectors[command.one].double(), self.vectors[command.other].double()))
 
     def end(self) -> None:
@@ -89,7 +89,7 @@ class VectorSlice:
         self.buffers, self.kept = self.kept, None
 
     def worker_state(self) -> WorkerState:
-        """Its slices between two updates; the replica itself belongs to the learner."""
+        """The worker's slices between two updates; the replica itself belongs to the learner."""
         return WorkerState({f"vector.{name}": vector for name, vector in self.vectors.items()})
 
     def restore(self, worker_state: WorkerState) -> None:

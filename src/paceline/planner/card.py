@@ -133,7 +133,7 @@ class Card:
     def read(file: Path) -> Card:
         """Read a card. Raise UsageError if the file is not a card."""
         try:
-            given = json.loads(file.read_text())
+            given = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(
                 f"the card {file} cannot be read: {error.strerror}; make one: paceline calibrate"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.planner.prediction import Prediction
-from paceline.runs.tables import TextTable
+from paceline.text_table import TextTable
 
 PAYS = 1.05
 USABLE = 0.9  # of a machine's memory

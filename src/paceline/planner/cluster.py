@@ -160,7 +160,7 @@ def read(file: Path, table: Mapping[str, prices.Price] | None = None) -> Cluster
     except ModuleNotFoundError:
         raise UsageError("cluster files need Python 3.11 or later") from None
     try:
-        given = tomllib.loads(file.read_text())
+        given = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"the cluster file {file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

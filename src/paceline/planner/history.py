@@ -66,7 +66,7 @@ def append(entries: Iterable[Entry], file: Path) -> None:
 def read(file: Path) -> list[Entry]:
     """Read the table; lines of another version are left out."""
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     found = []

@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.planner.choosing import micro
 from paceline.planner.prediction import Prediction, named
-from paceline.runs.tables import TextTable
+from paceline.text_table import TextTable
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def _own(file: str, saved_table: str, **cutting: Any) -> Pipeline:
     schedule = Own(saved_table, file or Own.name) if saved_table else Own()
     if file and not saved_table:
         try:
-            schedule = Own(Path(file).read_text(), file)
+            schedule = Own(Path(file).read_text(encoding="utf-8"), file)
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(f"plan 'table': {file} cannot be read: {error}") from error
     return Pipeline(schedule, schedule.micro_batches, **cutting)

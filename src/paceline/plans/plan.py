@@ -19,6 +19,7 @@ from paceline.errors import PlanError, plain, suggest
 from paceline.plans.aliases import ALIASES, NEAREST, canonical
 from paceline.plans.codecs import codec_of, pull_of, refuse_option
 from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
+from paceline.plans.meanings import MEANINGS
 from paceline.plans.methods import Division, Method, Traits
 from paceline.plans.methods.local_steps import LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
@@ -27,6 +28,7 @@ from paceline.plans.pipelines import PIPELINES
 from paceline.plans.recipe import Option, Recipe
 from paceline.plans.sizes import count_chunks, sizes_of
 from paceline.plans.splits import SPLIT
+from paceline.text_table import TextTable
 
 RECIPES: dict[str, Recipe] = {**DATA_PARALLEL, **PIPELINES, **SPLIT, **PEERS}
 
@@ -140,6 +142,12 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({str(self)!r})"
+
+    def _repr_html_(self) -> str:
+        recipe = _recipe(self.name)
+        values = {key: self.options.get(key, kind.default) for key, kind in recipe.options.items()}
+        rows = ((key, "-" if value in (None, "") else str(value), MEANINGS[key]) for key, value in values.items())
+        return TextTable(f"Plan {self}", ("option", "value", ""), tuple(rows)).html([recipe.about])
 
     def __str__(self) -> str:
         tail = ",".join(f"{key}={value}" for key, value in self.options.items())

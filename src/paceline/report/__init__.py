@@ -25,7 +25,7 @@ Writer = Callable[[Sequence[Reading], Path], list[Path]]
 
 
 def _write_html(readings: Sequence[Reading], output: Path) -> list[Path]:
-    output.write_text(page(readings))
+    output.write_text(page(readings), encoding="utf-8")
     return [output]
 
 

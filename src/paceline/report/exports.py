@@ -26,7 +26,7 @@ def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:
         }
         for reading, f in zip(readings, found, strict=True)
     ]
-    output.write_text(json.dumps(strict({"runs": runs}), allow_nan=False) + "\n")
+    output.write_text(json.dumps(strict({"runs": runs}), allow_nan=False) + "\n", encoding="utf-8")
     return [output]
 
 
@@ -52,7 +52,7 @@ def write_csv(readings: Sequence[Reading], output: Path) -> list[Path]:
         row |= {"stragglers": " ".join(map(str, f.stragglers)), "deaths": " ".join(map(str, f.deaths))}
         rows.append(row)
     names = list(dict.fromkeys(key for row in rows for key in row))
-    with output.open("w", newline="") as file:
+    with output.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, names)
         table.writeheader()
         table.writerows(rows)

@@ -73,7 +73,7 @@ def _titles(found: Sequence[RunStats], compared: bool) -> str:
 def document(title: str, body: str, writer: str = "paceline report") -> str:
     """The whole page, with the style and the script in it."""
     assets = files("paceline.report")
-    style, script = (assets.joinpath(name).read_text() for name in ("page.css", "page.js"))
+    style, script = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'

@@ -91,7 +91,7 @@ class EventLog:
 def read_events(run: Path) -> list[Event]:
     """Read the events of a run, up to the last whole line; none where the run was not on a cluster."""
     try:
-        lines = (run / FILE).read_text().split("\n")[:-1]
+        lines = (run / FILE).read_text(encoding="utf-8").split("\n")[:-1]
         return [from_dict(Event, json.loads(line)) for line in lines]
     except FileNotFoundError:
         return []

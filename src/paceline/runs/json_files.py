@@ -30,7 +30,7 @@ def write_json(file: Path, value: Any) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     """Read one JSON object; RunFolderError if the file holds anything else."""
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunFolderError(f"{file} is damaged: {error}; give another folder") from None
     if not isinstance(found, dict):

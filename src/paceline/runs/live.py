@@ -145,8 +145,10 @@ def read_live(run: Path) -> LiveRecord | None:
 def _started(pid: int) -> float | None:
     """When a process was started; None if there is no such process, or only a zombie of one."""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+        state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        boot = next(
+            line for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines() if line.startswith("btime ")
+        )
     except (OSError, ValueError, StopIteration):
         return None
     if state == "Z":

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.runs.schema import to_dict
-from paceline.runs.tables import TextTable, summary_lines
+from paceline.runs.tables import summary_lines
+from paceline.text_table import TextList
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +50,10 @@ class Run:
         return f"Run({self.record.plan!r} of {self.job.name!r}, path={self.path and str(self.path)!r})"
 
     def __str__(self) -> str:
-        return "\n".join(f"{subject:>11}  {line}" for subject, line in summary_lines(self.summary()).items())
+        return str(self._listed())
 
     def _repr_html_(self) -> str:
-        return TextTable(f"Run of {self.job.name}", ("", ""), tuple(summary_lines(self.summary()).items())).html()
+        return self._listed().html()
+
+    def _listed(self) -> TextList:
+        return TextList(f"Run of {self.job.name}", summary_lines(self.summary()))

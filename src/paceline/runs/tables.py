@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
 from typing import Any, NamedTuple
 
 from paceline.jobs.metrics import RESERVED
 from paceline.runs.comparison import ComparisonRecord, Range, Row
+from paceline.text_table import TextTable
 
 METRICS = 4  # of the user's own that a table has room for; --json and the page have all
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table of text. The first column stands at the left, figures at the right."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(self.heads, *self.rows, strict=True)]
-        lines = [
-            "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(zipped))
-            for zipped in (tuple(zip(row, widths, strict=True)) for row in (self.heads, *self.rows))
-        ]
-        return "\n".join([self.title, *lines])
-
-    def html(self, notes: Sequence[str] = ()) -> str:
-        """Return the table as HTML, with notes below it."""
-        heads = "".join(f"<th>{escape(head)}</th>" for head in self.heads)
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
-        below = "".join(f"<p>{escape(note)}</p>" for note in notes)
-        return f"<table><caption>{escape(self.title)}</caption><tr>{heads}</tr>{rows}</table>{below}"
 
 
 class _Column(NamedTuple):

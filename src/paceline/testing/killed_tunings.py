@@ -52,7 +52,7 @@ class Logged:
 
     def __call__(self, trial: Trial) -> float:
         if self.log is not None:
-            with self.log.open("a") as file:
+            with self.log.open("a", encoding="utf-8") as file:
                 file.write(f"{os.getpid()} {trial.number}\n")
         if trial.start and trial.load() != trial.start:
             raise ValueError(f"the state after step {trial.start} is {trial.load()}")
@@ -140,7 +140,7 @@ def count_rows(folder: Path) -> int:
 def begun(folder: Path) -> list[tuple[int, int]]:
     """Return (process, trial) for each time that a trial's function began."""
     log = folder / "begun"
-    lines = log.read_text().splitlines() if log.is_file() else []
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
     return [(int(pid), int(trial)) for pid, trial in (line.split() for line in lines)]
 
 

@@ -25,7 +25,7 @@ CURVES, SLICES, ROWS = 200, 12, 500  # the most that are drawn and listed
 
 def write_page(file: Path, study: Study, header: dict[str, Any], account: Account) -> None:
     """Write the page as one file that needs no network."""
-    file.write_text(page(study, header, account))
+    file.write_text(page(study, header, account), encoding="utf-8")
 
 
 def page(study: Study, header: dict[str, Any], account: Account) -> str:

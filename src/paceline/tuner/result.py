@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import TuningError
 from paceline.jobs.job import Job
 from paceline.report.formatting import number
-from paceline.runs.tables import TextTable
+from paceline.text_table import TextList
 from paceline.tuner.account import Account
 from paceline.tuner.study import TrialRecord
 from paceline.tuner.trial import Trial
@@ -38,10 +38,10 @@ class Tuning:
     rank: int = 0
 
     def __str__(self) -> str:
-        return "\n".join(f"{subject:>11}  {line}" for subject, line in self._lines().items())
+        return str(self._listed())
 
     def _repr_html_(self) -> str:
-        return TextTable("Tuning", ("", ""), tuple(self._lines().items())).html()
+        return self._listed().html()
 
     @property
     def best_job(self) -> Job:
@@ -64,7 +64,7 @@ class Tuning:
             "failures": {t.number: t.reason.splitlines()[0] for t in self.trials if t.reason},
         }  # fmt: skip
 
-    def _lines(self) -> dict[str, str]:
+    def _listed(self) -> TextList:
         """Return what was found in words, one line per subject."""
         summary = self.summary()
         counts = ", ".join(f"{summary[s]} {s}" for s in ("done", "stopped", "paused", "failed") if summary[s])
@@ -86,7 +86,7 @@ class Tuning:
             lines["tuning"] = str(self.path)
         if summary["best_job"]:
             lines["train it"] = f"paceline train {summary['best_job']}"
-        return lines
+        return TextList("Tuning", lines)
 
 
 def settings(trial: TrialRecord) -> str:

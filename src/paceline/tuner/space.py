@@ -227,7 +227,7 @@ def read_space(file: Path) -> Space:
     if file.suffix == ".py":
         names: dict[str, Any] = {}
         try:
-            exec(compile(file.read_text(), str(file), "exec"), names)
+            exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)
         except Exception as error:
             raise TuningError(f"{file} fails when it is read: {type(error).__name__}: {error}") from error
         space = names.get("space")
@@ -245,11 +245,11 @@ def read_space(file: Path) -> Space:
 def _tables(file: Path) -> dict[str, Any]:
     try:
         if file.suffix == ".json":
-            return dict(json.loads(file.read_text()))
+            return dict(json.loads(file.read_text(encoding="utf-8")))
         try:
             import tomllib
         except ImportError:
             raise TuningError(f"{file}: reading TOML needs Python 3.11; give the same as .json or .py") from None
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except (ValueError, TypeError) as error:
         raise TuningError(f"{file} cannot be read: {error}") from error

@@ -117,4 +117,4 @@ def _source(pid: int, file: str) -> str:
 
 @lru_cache(maxsize=64)
 def _read(path: str, _changed: int) -> str:
-    return Path(path).read_text(errors="replace")
+    return Path(path).read_text(encoding="utf-8", errors="replace")

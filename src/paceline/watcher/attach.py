@@ -99,7 +99,7 @@ def _socket(pid: int) -> str:
 
 def _may_be_asked(pid: int) -> bool:
     """Whether the signal means a question: one that does not handle it is ended by it, or one that serves no tools."""
-    status = Path(f"/proc/{pid}/status").read_text()
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     handled = int(re.findall(r"^SigCgt:\s+(\w+)", status, re.M)[0], 16)
     refuses = b"+DisableAttachMechanism" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return handled >> (signal.SIGQUIT - 1) & 1 == 1 and not refuses
@@ -107,7 +107,7 @@ def _may_be_asked(pid: int) -> bool:
 
 def _number_inside(pid: int) -> int:
     """Return the number that a process has for itself, in a container, say."""
-    numbers = re.findall(r"^NSpid:.*?(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    numbers = re.findall(r"^NSpid:.*?(\d+)$", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"), re.M)
     return int(numbers[0]) if numbers else pid
 
 

@@ -14,7 +14,7 @@ VERDICTS = ("busy", "waiting", "deadlocked", "livelocked", "starved", "stopped")
 
 @cache
 def _tree() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((Path(__file__).parent / "tree.json").read_text())
+    loaded: dict[str, Any] = json.loads((Path(__file__).parent / "tree.json").read_text(encoding="utf-8"))
     return loaded
 
 

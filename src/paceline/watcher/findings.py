@@ -41,16 +41,16 @@ def save_findings(report: Report, folder: Path) -> None:
 def with_saved_findings(report: Report, folder: Path) -> Report:
     """Return a report with the findings that a snapshot keeps."""
     file = folder / FILE
-    kept = json.loads(file.read_text()) if file.is_file() else []
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     return replace(report, findings=tuple(Confirmed(**each) for each in kept))
 
 
 def add_verdicts(report: Report, feedback: Path) -> int:
     """Append to a file of verdicts that the findings of a report are true; return how many were not there yet."""
-    known = feedback.read_text() if feedback.is_file() else ""
+    known = feedback.read_text(encoding="utf-8") if feedback.is_file() else ""
     hung = datetime.fromtimestamp(report.span.since).strftime("%Y-%m-%d %H:%M:%S")
     new = [each for each in report.findings if f"{each.fingerprint} true" not in known]
-    with feedback.open("a") as file:
+    with feedback.open("a", encoding="utf-8") as file:
         file.writelines(f"{each.fingerprint} true {each.rule}  # hung at {hung}, line {each.line}\n" for each in new)
     return len(new)
 

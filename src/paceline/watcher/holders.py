@@ -55,7 +55,7 @@ class Holders:
         found: dict[int, list[tuple[int, str]]] = defaultdict(list)
         holder: tuple[int, str] = (-1, "")
         with suppress(OSError):
-            for line in Path("/proc/locks").read_text().splitlines():
+            for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
                 # "1: POSIX  ADVISORY  WRITE 77 fe:00:123 0 EOF", and below it "1: -> POSIX ..." for each that waits.
                 fields = line.split()
                 waits = fields[1] == "->"
@@ -71,7 +71,7 @@ class Holders:
         """Return by inode the processes that hold a lock on a file, and whether it keeps all others out."""
         found: dict[str, list[tuple[int, bool]]] = defaultdict(list)
         with suppress(OSError):
-            for line in Path("/proc/locks").read_text().splitlines():
+            for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
                 fields = line.split()
                 if fields[1] != "->" and int(fields[4]) > 0:
                     found[fields[5].rpartition(":")[2]].append((int(fields[4]), fields[3] == "WRITE"))
@@ -206,7 +206,7 @@ def _mode(pid: int, fd: str) -> int:
 def _told(pid: int, fd: str, name: str) -> str:
     """Return what the kernel says of a descriptor; empty if it does not."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text(encoding="utf-8").splitlines():
             if line.startswith(name):
                 return line.split()[1]
     return ""

@@ -50,7 +50,7 @@ class _Field(NamedTuple):
 def is_own_thread(pid: int, tid: int) -> bool:
     """Whether a thread serves the virtual machine and runs no code of the program, but for what signals start."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/task/{tid}/comm").read_text().startswith(_OWN)
+        return Path(f"/proc/{pid}/task/{tid}/comm").read_text(encoding="utf-8").startswith(_OWN)
     return False
 
 

@@ -112,7 +112,7 @@ def read_interpreter(pid: int) -> Interpreter | None:
 
 def image(pid: int) -> str:
     """Return where the code of a process begins: it lies elsewhere after a process has been forked and calls exec."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_OF_CODE]
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[_START_OF_CODE]
 
 
 @lru_cache(maxsize=1024)

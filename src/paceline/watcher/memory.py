@@ -24,7 +24,7 @@ class Mapping(NamedTuple):
 
 def mappings(pid: int) -> Iterator[Mapping]:
     """Iterate over the mapped memory of a process; nothing where that may not be read."""
-    with suppress(OSError), open(f"/proc/{pid}/maps") as lines:
+    with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8") as lines:
         for line in lines:
             span, rights, offset, device, inode, *path = line.split(None, 5)
             begin, end = span.split("-")

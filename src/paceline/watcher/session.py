@@ -210,7 +210,7 @@ def _act(report: Report, watch: Watch, actions: Actions) -> None:
         actions.tell(f"{new} of the checker's findings confirmed in {actions.feedback}")
     if actions.save is not None:
         actions.save.mkdir(parents=True, exist_ok=True)
-        (actions.save / BLOCK).write_text(report.text() + "\n")
+        (actions.save / BLOCK).write_text(report.text() + "\n", encoding="utf-8")
         watch.trace.save(actions.save)
         save_findings(report, actions.save)
         actions.tell(f"saved to {actions.save}: `paceline watch --open {actions.save}` shows it again")
@@ -222,7 +222,7 @@ def _act(report: Report, watch: Watch, actions: Actions) -> None:
 
 def record_in_run(report: Report, run: Path) -> None:
     """Write a report into the folder of a run, and an event for each process that is the cause."""
-    (run / HANG).write_text(report.text() + "\n")
+    (run / HANG).write_text(report.text() + "\n", encoding="utf-8")
     log = EventLog(run)
     for each in report.processes:
         if each.role == "cause":

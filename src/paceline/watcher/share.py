@@ -44,7 +44,7 @@ class Share:
 
     def _ranks(self, path: Path, number: int) -> list[Process]:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
             old, since = self._read.get(path.name, ("", 0.0))
             if text != old:
                 since = time.monotonic()

@@ -28,14 +28,17 @@ def peers() -> dict[int, int]:
 def unix_sockets() -> frozenset[int]:
     """Return all Unix sockets of this machine."""
     with suppress(OSError):
-        return frozenset(int(line.split(maxsplit=7)[6]) for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+        return frozenset(
+            int(line.split(maxsplit=7)[6])
+            for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]
+        )
     return frozenset()
 
 
 def private_listeners() -> frozenset[int]:
     """Return the sockets at which multiprocessing listens in a folder of its own, for processes of its own program."""
     with suppress(OSError):
-        lines = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+        lines = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]]
         return frozenset(int(fields[6]) for fields in lines if len(fields) == 8 and _PRIVATE.search(fields[7]))
     return frozenset()
 
@@ -45,7 +48,7 @@ def _tcp_peers() -> dict[int, int]:
     listening: dict[str, int] = {}
     for file in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
-            for line in Path(file).read_text().splitlines()[1:]:
+            for line in Path(file).read_text(encoding="utf-8").splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == _ESTABLISHED:
                     by_ends[_plain(fields[1]), _plain(fields[2])] = int(fields[9])

@@ -213,7 +213,7 @@ def _of_java(pid: int, tid: int, java: JavaThreads) -> Wait:
 def call_of(pid: int, tid: int) -> Call | None:
     """Return the system call that a thread is in; None if it is in none, or that may not be read."""
     try:
-        return parse_call(Path(f"/proc/{pid}/task/{tid}/syscall").read_text())
+        return parse_call(Path(f"/proc/{pid}/task/{tid}/syscall").read_text(encoding="utf-8"))
     except OSError:
         return None
 
@@ -231,7 +231,7 @@ def _named_pipe(pid: int, call: Call) -> str:
 def parent_of(pid: int) -> int:
     """Return the parent of a process, 0 if it has ended."""
     with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     return 0
 
 
@@ -239,7 +239,7 @@ def _told(pid: int) -> Iterator[str]:
     """Iterate over what a process was told by the one that started it: its command and its environment."""
     for file in ("cmdline", "environ"):
         with suppress(OSError):
-            yield Path(f"/proc/{pid}/{file}").read_text(errors="replace")
+            yield Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8", errors="replace")
 
 
 def _threads(pid: int) -> list[int]:
@@ -251,13 +251,13 @@ def _threads(pid: int) -> list[int]:
 def _children(pid: int) -> tuple[int, ...]:
     found: set[int] = set()
     for tid in os.listdir(f"/proc/{pid}/task"):
-        found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split()))
+        found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text(encoding="utf-8").split()))
     return tuple(sorted(found))
 
 
 def _fdinfo(pid: int, fd: int) -> str:
     try:
-        return Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
+        return Path(f"/proc/{pid}/fdinfo/{fd}").read_text(encoding="utf-8")
     except OSError:
         return ""
 

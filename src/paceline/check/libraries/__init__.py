@@ -20,7 +20,7 @@ _added: dict[str, str] = {}
 
 @cache
 def _shipped(table: str, part: str = "") -> dict[str, str]:
-    found: dict[str, Any] = json.loads((Path(__file__).parent / f"{table}.json").read_text())
+    found: dict[str, Any] = json.loads((Path(__file__).parent / f"{table}.json").read_text(encoding="utf-8"))
     return found[part] if part else found
 
 
@@ -80,7 +80,7 @@ def add(files: tuple[str, ...]) -> None:
     _added.clear()
     for file in files:
         try:
-            table = json.loads(Path(file).read_text())
+            table = json.loads(Path(file).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UsageError(f"{file} cannot be read as summaries of a library: {error}") from None
         if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):

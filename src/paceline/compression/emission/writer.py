@@ -15,7 +15,7 @@ TEXT = Path(__file__).parent / "text"
 
 def text(name: str) -> str:
     """A file of C."""
-    return (TEXT / name).read_text()
+    return (TEXT / name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

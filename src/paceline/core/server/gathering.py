@@ -97,7 +97,7 @@ class Gathering:
         return state[self._slot + worker]
 
     def full_round(self, state: State) -> list[Contribution]:
-        """Those that the newest version is made of, in the order of their batches; to be asked right after Apply."""
+        """The contributions that the newest version is made of, in the order of their batches, right after Apply."""
         batches, slots = state[self._batches : self._slots], state[self._slots : self._slots + self.needed]
         return sorted(map(Contribution, batches, slots))
 

@@ -75,7 +75,7 @@ class Node:
 
 def boot() -> str:
     """Processes with the same answer read the same clock."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 
 
 def own_host(head: Address) -> str:

@@ -55,7 +55,7 @@ STATES = {
 def state_of(pid: int | None) -> str:
     """Describe the state of a process, as the kernel reports it."""
     try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        letter = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         letter = "Z"
     return STATES.get(letter, f"is in state {letter}")
@@ -64,7 +64,7 @@ def state_of(pid: int | None) -> str:
 def oom_kills() -> int:
     """Return how many processes the kernel's out-of-memory killer has ended since the machine booted."""
     try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
+        lines = Path("/proc/vmstat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
@@ -86,7 +86,7 @@ def trim_heap() -> None:
     """Return the free part of the heap to the kernel, and restart the measurement of peak memory."""
     ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def memory(what: str) -> int:
@@ -96,7 +96,7 @@ def memory(what: str) -> int:
     their sum.
     """
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(what + ":")), 0)
@@ -105,6 +105,6 @@ def memory(what: str) -> int:
 def core_wait() -> int:
     """Return the nanoseconds for which this process could have run, but had no core."""
     try:
-        return int(Path("/proc/self/schedstat").read_text().split()[1])
+        return int(Path("/proc/self/schedstat").read_text(encoding="utf-8").split()[1])
     except (OSError, IndexError, ValueError):
         return 0

@@ -35,6 +35,9 @@ from paceline.runs.events import read_events
 from paceline.runs.record import LifeRecord, RunRecord, Status, read_record
 from paceline.runs.run import Run
 from paceline.runs.trace import Trace
+from paceline.text_table import TextList
+
+SHOWN = 8  # samples of the batch that comes next
 
 
 @dataclass
@@ -55,6 +58,27 @@ class Replay:
     guilty_worker: int | None = None
     #: The loss of the guilty batch, as computed at that point.
     loss: float | None = None
+
+    def __str__(self) -> str:
+        return str(self._listed())
+
+    def _repr_html_(self) -> str:
+        return self._listed().html()
+
+    def _listed(self) -> TextList:
+        bits = {True: "as recorded, bit for bit", False: "not as recorded", None: "stopped before the end"}
+        lines = {
+            "updates": f"{self.updates:,}",
+            "parameters": f"{self.parameters_sha256[:16]}, {bits[self.matches]}",
+        }
+        if self.guilty_update is not None:
+            lines["next"] = f"batch {self.guilty_update} of worker {self.guilty_worker}"
+        if self.guilty_samples is not None:
+            few, more = self.guilty_samples[:SHOWN].tolist(), ", ..." * (len(self.guilty_samples) > SHOWN)
+            lines["samples"] = ", ".join(map(str, few)) + more
+        if self.loss is not None:
+            lines["loss"] = f"{self.loss:.6g}"
+        return TextList("Replay", lines)
 
 
 def replay(

@@ -22,7 +22,7 @@ EXACT = ("-ffp-contract=off",)
 def native() -> ctypes.CDLL | None:
     """The loops as one library; None where there is no compiler."""
     try:
-        found, _, _ = library((files("paceline.kernels.codecs") / "codecs.cpp").read_text(), EXACT)
+        found, _, _ = library((files("paceline.kernels.codecs") / "codecs.cpp").read_text(encoding="utf-8"), EXACT)
     except (NoCompiler, CannotCompile):
         return None
     for counted in (found.half_encode, found.threshold_encode, found.add_owed):

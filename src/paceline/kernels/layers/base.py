@@ -142,7 +142,7 @@ def windows(seen: Seen, sizes: Shape, kernel: Shape, stride: Shape, padding: Sha
 
 
 def weights_of(part: nn.Module, *words: str) -> tuple[str, ...]:
-    """Those of the words that the module has a parameter for."""
+    """The words for which the module has a parameter."""
     return tuple(word for word in words if getattr(part, word, None) is not None)
 
 

@@ -240,7 +240,7 @@ def lower_joined(program: Program, layer: Layer, sources: list[str], number: int
 
 
 def sliced_places(layer: Layer, places: Tensor) -> Tensor:
-    """Of numbers that lie at these places of the input, those that a slice takes."""
+    """The places of the numbers that a slice takes, among these places of the input."""
     for d, (first, step) in enumerate(layer.options["cuts"]):
         kept = layer.options["kept"]
         count = layer.shape[kept.index(d)] if d in kept else 1

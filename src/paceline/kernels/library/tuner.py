@@ -100,7 +100,7 @@ def _file(shape: Shape, memory: int | None, threads: int) -> Path:
 def _read(file: Path) -> Choice | None:
     """A choice that was kept, or None if there is none that can be read."""
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
         kept = Choice(found["algorithm"], found["seconds"], found["left_out"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -41,7 +41,7 @@ def study_by_ranks(network: Network, keeps: str, threads: int, world: Any) -> Fu
     """The network as published, by all ranks of `world` together: parts of each layer, gathered after it."""
 
     def source(plan: Plan, rule: Rule) -> str:
-        return GATHER.read_text() + text(plan, rule, among_ranks(plan, keeps, threads))
+        return GATHER.read_text(encoding="utf-8") + text(plan, rule, among_ranks(plan, keeps, threads))
 
     def loaded(source: str) -> Library:
         if world.rank == 0:

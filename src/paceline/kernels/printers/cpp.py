@@ -93,7 +93,7 @@ def losses(plan: Plan, printer: Printer) -> Iterator[str]:
 
 def part(name: str) -> str:
     """A part of the text that is the same for all networks."""
-    return (HERE / f"{name}.hpp").read_text()
+    return (HERE / f"{name}.hpp").read_text(encoding="utf-8")
 
 
 def _wide_functions(target: Target) -> Iterator[str]:

@@ -72,7 +72,7 @@ def _deals(nest: Nest) -> Iterator[Deal]:
 
 
 def _blocks(nest: Nest) -> Iterator[Block]:
-    """Those with the fewest loads for so many results, also with a few terms at once."""
+    """The blocks with the fewest loads for their results, also with a few terms at once."""
     for block in dict.fromkeys((Block(()), *(choose(nest, budget) for budget in BUDGETS))):
         yield block
         for loop in nest.summed:

@@ -61,7 +61,7 @@ def make_keys(folder: Path, hosts: Sequence[str] = (), days: int = 365) -> list[
         for each in made:
             _issue(authority, each, each.name if hosts else None, days)
         if hosts:
-            with (folder / HOSTS).open("a") as listed:
+            with (folder / HOSTS).open("a", encoding="utf-8") as listed:
                 listed.writelines(f"{name}\n" for name in names)
     except OSError as error:
         raise UsageError(f"keys cannot be written to {folder} ({error.strerror}); name another folder") from error

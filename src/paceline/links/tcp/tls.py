@@ -45,7 +45,7 @@ class MutualTls:
         self.folder = _folder_of_this_machine(folder)
         _require_private(self.folder / KEY)
         #: The names in this machine's certificate; none if any machine may use it.
-        self._own = (self.folder / HOSTS).read_text().split() if (self.folder / HOSTS).exists() else []
+        self._own = (self.folder / HOSTS).read_text(encoding="utf-8").split() if (self.folder / HOSTS).exists() else []
         self._dials, self._listens = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
         self._dials.check_hostname = False  # `_require_host` does, since processes announce addresses and not names
 

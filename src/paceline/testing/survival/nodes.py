@@ -204,7 +204,7 @@ def _be_node(folder: Path, program: Program, environment: dict[str, str], out: P
     descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
-    sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
+    sys.stdout, sys.stderr = (open(stream, "w", encoding="utf-8", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
     if host is not None:
         host.enter()
     os.environ.update(environment)

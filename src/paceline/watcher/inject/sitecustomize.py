@@ -15,7 +15,7 @@ def _register() -> None:
     kept = {}  # the file must stay open for as long as the signal may come
 
     def register() -> None:
-        file = open(os.path.join(folder, f"{os.getpid()}.stack"), "a")  # noqa: SIM115
+        file = open(os.path.join(folder, f"{os.getpid()}.stack"), "a", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(int(number), file=file, all_threads=True, chain=False)
         kept["file"] = file
 

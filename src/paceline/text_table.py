@@ -1,0 +1,57 @@
+"""Tables and lists of text, for terminals and for notebooks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+SUBJECT = 11  # characters that a subject has at least, so that lists of one line or two are aligned with others
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text. The first column stands at the left, figures at the right."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(self.heads, *self.rows, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(zipped))
+            for zipped in (tuple(zip(row, widths, strict=True)) for row in (self.heads, *self.rows))
+        ]
+        return "\n".join([self.title, *lines])
+
+    def html(self, notes: Sequence[str] = ()) -> str:
+        """Return the table as HTML, with notes below it."""
+        heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in self.heads)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
+        return _html(self.title, f"<tr>{heads}</tr>{rows}", notes)
+
+
+@dataclass(frozen=True)
+class TextList:
+    """What there is to say about one thing: a line for each subject."""
+
+    title: str
+    lines: Mapping[str, str]
+
+    def __str__(self) -> str:
+        width = max(SUBJECT, *map(len, self.lines))
+        return "\n".join(f"{subject:>{width}}  {line}" for subject, line in self.lines.items())
+
+    def html(self, notes: Sequence[str] = ()) -> str:
+        """Return the list as HTML, with notes below it."""
+        rows = (
+            f'<tr><th scope="row">{escape(subject)}</th><td>{escape(line)}</td></tr>'
+            for subject, line in self.lines.items()
+        )
+        return _html(self.title, "".join(rows), notes)
+
+
+def _html(title: str, rows: str, notes: Sequence[str]) -> str:
+    below = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    return f"<table><caption>{escape(title)}</caption>{rows}</table>{below}"
