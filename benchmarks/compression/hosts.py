@@ -45,7 +45,8 @@ METHODS: dict[str, Shape] = {
     "ring:codec=topk:0.01": IN_STEP, "ring:codec=powersgd:2": IN_STEP,
     "downpour": SERVED, "downpour:codec=topk:0.01,pull=topk:0.01": SERVED,
     "local_sgd:every=8": LOCAL, "diloco:every=8": LOCAL, "diloco:every=8,codec=int8": LOCAL,
-    "diloco:every=8,codec=onebit": LOCAL,
+    "diloco:every=8,codec=onebit": LOCAL, "diloco:every=8,fragments=4": LOCAL,
+    "diloco:every=8,fragments=4,overlap=2": LOCAL, "diloco:every=8,fragments=4,overlap=2,codec=onebit": LOCAL,
 }  # fmt: skip
 
 
