@@ -172,7 +172,7 @@ def test_a_job_file_that_fails_when_it_is_read_is_wrong_use(tmp_path: Path) -> N
         folder.mkdir()
         code, said = happen(case, folder)
         assert code == 2
-        assert f"fails when it is read, in line 1: {says}" in said
+        assert f"when it is read, in line 1: {says}" in said
         assert "Traceback" not in said
 
 

@@ -48,4 +48,4 @@ def test_a_report_is_written_whatever_the_locale(tmp_path: Path) -> None:
     )
     code, _, err = shell(f"cd {tmp_path} && {TYPED} train job.py --quiet && {TYPED} report runs/*", **ASCII)
     assert code == 0, err
-    assert "·" in next((tmp_path / "runs").rglob("report.html")).read_text(encoding="utf-8")
+    assert "×" in next((tmp_path / "runs").rglob("report.html")).read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ def check(process: int, returned: mmap.mmap) -> None:
         returned[:] = os.getpid().to_bytes(NUMBER, "little")
         os._exit(1)
     if child := int.from_bytes(returned[:], "little"):
+        returned[:] = bytes(NUMBER)  # the next training of this process begins without it
         raise JobError(
             f"the job's code forked process {child} and let it return into the training, which would then run twice; "
             "end a child by os._exit(), or start it by subprocess or multiprocessing"
