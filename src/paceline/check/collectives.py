@@ -16,7 +16,7 @@ from paceline.check.library_types import type_name
 from paceline.check.module import Module
 from paceline.check.names import dotted, keyword, short_name
 
-_LOGS = ("log", "log_dict")  # collectives only if they are told to synchronize
+_LOGS = ("log", "log_dict")  # collectives only with sync_dist=True
 #: The group of an exchange that every rank makes, each with other ones.
 NEIGHBOURS = "its neighbours"
 

@@ -47,6 +47,10 @@ class Streaming:
             return self._due(update - 1) + self.fragments
         return self._due(update)
 
+    def overlaps(self, update: int, updates: int) -> bool:
+        """Return whether exchanges that begin after this update are made while the next ones are computed."""
+        return self.overlap > 0 and update + 1 != updates
+
     def lands(self, update: int, updates: int) -> bool:
         """Return whether the exchange that is under way is applied after this update."""
         last = update + 1 == updates

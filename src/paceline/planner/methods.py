@@ -194,8 +194,13 @@ def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Fo
     return _met(plan, method.collective, 1, plan.workers, costs, facts)
 
 
+def exchange_period(method: LocalSteps) -> int:
+    """Return the updates between two exchanges; more than a run has, where there is one at the end alone."""
+    return method.averaging.every or 10**6
+
+
 def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> Found:
-    every, fragments = method.averaging.every or 10**6, method.fragments
+    every, fragments = exchange_period(method), method.fragments
     found = _met(plan, method.collective, every, plan.workers, costs, facts, fragments)
     hidden = method.overlap * found.terms.own * fragments / every  # as far as computing covers the exchanges
     return replace(found, terms=replace(found.terms, exchange=max(0.0, found.terms.exchange - hidden)))

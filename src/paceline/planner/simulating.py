@@ -10,7 +10,7 @@ from paceline.engines.virtual.rows import Totals
 from paceline.errors import WorkerDied
 from paceline.planner.cluster import Cluster
 from paceline.planner.costs import Costs, single
-from paceline.planner.methods import Facts, answer_of, coding_of, crowded, reads
+from paceline.planner.methods import Facts, answer_of, coding_of, crowded, exchange_period, reads
 from paceline.planner.prediction import Prediction
 from paceline.plans.methods.local_steps import LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
@@ -63,7 +63,7 @@ def world_here(plan: Plan, costs: Costs, facts: Facts) -> World:
         return World(compute=whole, jitter=0.0, update=update + push, latency=0.0, bandwidth=INSTANT)
     found = costs.card.exchange(kind, plan.workers)
     latency, bandwidth = found.at(facts.payload / plan.workers) if found else (0.0, INSTANT)
-    steps = plan.method.averaging.every or 10**6 if isinstance(plan.method, LocalSteps) else 1  # between two exchanges
+    steps = exchange_period(plan.method) if isinstance(plan.method, LocalSteps) else 1
     compute *= 1.0 + crowded(plan, costs.card.cores, compute * steps)
     return World(
         compute=compute / samples, jitter=0.0, update=update, latency=max(0.0, latency) * factor,

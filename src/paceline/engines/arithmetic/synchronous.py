@@ -94,7 +94,7 @@ class SteppedReplicas:
         if not self.averaging.mixes_first:
             if self.streaming.lands(update, self.setup.agenda.updates):
                 self._land(late=True)
-            self._average(due, overlaps=self.streaming.overlap > 0 and update + 1 != self.setup.agenda.updates)
+            self._average(due, overlaps=self.streaming.overlaps(update, self.setup.agenda.updates))
 
     def _average(self, due: int, overlaps: bool = False) -> None:
         """Make so many exchanges; one that overlaps is applied later."""

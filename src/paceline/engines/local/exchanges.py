@@ -73,7 +73,7 @@ class Exchanges:
         if self.streaming.lands(update, self._updates):
             self._land(update)
         due = self.streaming.after(update, self._updates)
-        if due and self.streaming.overlap and update + 1 != self._updates:
+        if due and self.streaming.overlaps(update, self._updates):
             self._flight = Flight(self.means, self.number, self.replica.contribution(self.number, self.runner.number))
             self.number += 1
         else:

@@ -185,7 +185,7 @@ class _Run:
 
     def _overlaps(self, update: int) -> bool:
         """Whether exchanges that begin after this update are made while the next ones are computed."""
-        return self.streaming is not None and self.streaming.overlap > 0 and update + 1 != self.agenda.updates
+        return self.streaming is not None and self.streaming.overlaps(update, self.agenda.updates)
 
     def _land(self, update: int) -> None:
         """Move every worker's clock to the end of the exchange under way, if that is applied after this update."""
