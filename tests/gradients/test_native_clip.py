@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -13,15 +11,9 @@ from paceline.gradients.replica import clipped
 from paceline.kernels.clipping import norm, ways
 from paceline.kernels.exchange import PLACE
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPES = [torch.Size(shape) for shape in ((3,), (), (9, 7), (4, 2, 3, 3), (61, 20))]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,8 @@ from paceline.gradients.native_step import PLAIN, NativeStep, agrees, native_ste
 from paceline.gradients.native_versions import NativeVersions
 from paceline.kernels.served_steps import served_step
 from paceline.parameters.optimizers import bare_step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETTINGS: list[dict[str, Any]] = [
     {}, {"weight_decay": 1e-3}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 1e-3},
@@ -36,14 +37,6 @@ OPTIMIZERS = [
     partial(torch.optim.RMSprop, alpha=0.9, momentum=0.9),
     partial(torch.optim.Adagrad, lr_decay=0.1, initial_accumulator_value=0.5),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Twins:
