@@ -83,6 +83,9 @@ class DeskMachine:
         self._members, self._made, self._beat, self._finished = members, 0, now, False
         #: Acknowledged pushes may be missing since the leases were made.
         self._lossy = False
+        #: When every batch was finished, and whether a shard was being copied to another server when last looked.
+        self._done_since: float | None = None
+        self._copying = False
 
     def start(self, now: float) -> list[Output]:
         """Propose the first views, or ask what servers hold."""
@@ -212,9 +215,27 @@ class DeskMachine:
         settled = [view.settle() for view in self.views]
         if any(settled):
             outputs += [Send(worker, self.valid_views()) for worker in self.seats]
+        self._copying = any(self._is_being_copied(now, view) for view in self.views)
         if self.phase == Phase.REBUILDING and all(view.fresh(self.rebuilding_since) for view in self.views):
             outputs += self._rebuild()
+        elif self.phase == Phase.SERVING and self.leases.done:
+            outputs += self._end(now)
         return outputs
+
+    def _is_being_copied(self, now: float, view: ShardViews) -> bool:
+        """Whether a shard has fewer servers than it should, and there is one to copy it to."""
+        lacks = len(view.view.members) < view.copies and self._spare(now, view) != NONE
+        return lacks or not view.established or not view.safe.issuperset(view.view.members)
+
+    def _end(self, now: float) -> Iterator[Output]:
+        """Let the workers go, unless a shard is being copied.
+
+        Its last pushes are on too few servers. If these died, too, the last batches would have to be computed again,
+        and no worker would be left to do so. A copy that gets stuck is not waited for.
+        """
+        self._done_since = now if self._done_since is None else self._done_since
+        self._copying = self._copying and now - self._done_since < self.timing.stuck
+        yield from self._answer_all()
 
     def _spare(self, now: float, view: ShardViews) -> int:
         """Return the spare that a shard is to get, if possible the one that it is getting; NONE if there is none."""
@@ -266,7 +287,7 @@ class DeskMachine:
         again = tuple(b for block in leased for b in leases.of(block) if b not in durable)
         if again or self._lossy:
             yield Again(again, given_out * leases.block if self.epoch > 1 and self._lossy else NONE)
-        self._lossy = False
+        self._lossy, self._done_since = False, None
         self.phase = Phase.SERVING
         yield from self._answer_all()
 
@@ -344,7 +365,7 @@ class DeskMachine:
             yield from self._finish(seat, seat.request)
         for seat in self._waiting():
             yield from self._give(seat, self.leases.ask(seat))
-        if self.leases.done and not self._finished:
+        if self.leases.done and not self._copying and not self._finished:
             self._finished = True
             yield Finished()
 
@@ -357,7 +378,7 @@ class DeskMachine:
         if isinstance(action, Lease):
             seat.holding, batches = action.batch, self.leases.of(action.batch)
             seat.answer = Leased(self.epoch, seat.request.sequence, batches.start, len(batches))
-        elif isinstance(action, Done):
+        elif isinstance(action, Done) and not self._copying:
             seat.answer = AllDone(self.epoch, seat.request.sequence)
         if seat.answer is not None:
             yield Send(seat.worker, seat.answer)
