@@ -7,6 +7,9 @@ both import PyTorch at the same time.
 
 from __future__ import annotations
 
+import os
+import select
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.engines.local.forkserver import prepare
@@ -14,6 +17,9 @@ from paceline.engines.local.forkserver import prepare
 if TYPE_CHECKING:
     from paceline.engines.cluster.ray_agent import AgentEnd
     from paceline.engines.cluster.roster import Roster
+
+#: Seconds in which the driver takes what an agent returns, and then ends its process.
+LINGER = 5.0
 
 
 class Machine(NamedTuple):
@@ -30,6 +36,7 @@ class RayAgent:
     """One node's agent."""
 
     def __init__(self) -> None:
+        end_with_parent()
         prepare()
 
     def machine(self) -> Machine:
@@ -41,7 +48,32 @@ class RayAgent:
         return Machine(name, node["NodeManagerAddress"], node["NodeManagerPort"])
 
     def run(self, mission: bytes, roster: Roster) -> AgentEnd:
-        """Train this node's part, and return how that has ended."""
+        """Train this node's part, and return how that has ended.
+
+        Ray keeps the process of an actor for a minute if its driver or the head of the cluster has ended.
+        """
         from paceline.engines.cluster import ray_agent
 
-        return ray_agent.run(mission, roster)
+        end = ray_agent.run(mission, roster)
+        timer = threading.Timer(LINGER, os._exit, [0])
+        timer.daemon = True
+        timer.start()
+        return end
+
+
+def end_with_parent() -> None:
+    """End this process as soon as its raylet has ended, so that the sockets of its peers tell them.
+
+    Ray would end it after a second. Linux can kill it, but would also do so if only the thread of the raylet had ended
+    that has started it.
+    """
+    try:
+        raylet = os.pidfd_open(os.getppid())
+    except OSError:
+        return  # a sandbox may forbid it
+
+    def wait() -> None:
+        select.select([raylet], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="paceline-raylet", daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 
 import paceline as pl
 from paceline.engines import cluster
-from paceline.engines.cluster import head_node
+from paceline.engines.cluster import head_node, rendezvous
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.replay.replay import replay
 from paceline.errors import PlanError, UsageError
 from paceline.links.tcp.doors import LOOPBACK, Address
+from paceline.links.tcp.frame import LIMITS
+from paceline.links.tcp.waiting import TIMING
 from paceline.plans.plan import RECIPES, Plan
 from paceline.runs.record import read_record
 from tests.engines.cluster.held import job
@@ -119,6 +122,17 @@ ON_A_CLUSTER = (
     "gossip", "downpour", "ssp", "dc_asgd", "backup",
 )  # fmt: skip
 ROSTER = Roster(0, 2, Address("127.0.0.1", 1), 0, "torchrun", b"", LOOPBACK)
+
+
+def test_an_agent_that_ray_has_started_later_wins_whatever_the_clock_of_its_machine_says() -> None:
+    found = []
+    for attempt in (1, 2):
+        roster = replace(ROSTER, rank=1, head_rank=2, launcher="ray", attempt=attempt)
+        _, hub, pump = rendezvous.open_hub(roster, TIMING, LIMITS, deadline=1.0)
+        found.append(hub.me.peer)
+        hub.close()
+        pump.close()
+    assert [peer.incarnation for peer in found] == [1, 2]
 
 
 def test_every_plan_runs_or_is_refused_with_a_reason() -> None:

@@ -205,7 +205,7 @@ class RayNodes:
     def _ask(self, rank: int, seat: _Seat, job: Any) -> None:
         """Ask the agent of a rank to dial the head, and to train what this object of Ray says."""
         self._seats[rank] = seat
-        roster = replace(self._mission.roster, rank=rank)
+        roster = replace(self._mission.roster, rank=rank, attempt=seat.attempt)
         self._ends[seat.actor.handle.run.remote(job, roster)] = rank, seat.actor
 
     # --- what ends ---

@@ -96,7 +96,8 @@ def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) ->
         SecurityError: other machines could reach it, and the door keeps no one out.
         RunFailed: the head has not said in time where it listens.
     """
-    incarnation = int(time.time() * 1000)  # an agent that was started again replaces the one before
+    # An agent that was started again replaces the one before, also if its machine's clock is behind.
+    incarnation = roster.attempt or int(time.time() * 1000)
     me = Identity(Peer(AGENT, roster.rank, incarnation), roster.meeting, bytes(JOB_BYTES))
     listener = None
     if roster.leads:
