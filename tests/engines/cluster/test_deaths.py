@@ -17,7 +17,7 @@ import paceline as pl
 from paceline.runs.record import read_record
 from paceline.runs.trace import Kind, Trace
 from tests.engines.cluster.held import BATCH, SAMPLES, job
-from tests.engines.cluster.nodes import PATIENCE, Nodes, nodes, told
+from tests.engines.cluster.nodes import PATIENCE, SCRIPT, Nodes, nodes, told
 
 SILENCE = 5.0  # seconds, where a process is stopped: those that live on are not silent for as long on a busy machine
 
@@ -145,6 +145,30 @@ def test_without_the_head_every_node_ends(tmp_path: Path) -> None:
     for each in others:
         assert each.code == 1
         assert "since it lost the head: rank 0" in each.err
+
+
+ASKED_TO_END = """
+import os, signal
+from paceline.engines.cluster.agent import Agent
+
+end = Agent.close
+
+def close(self):
+    os.kill(os.getpid(), signal.SIGTERM)
+    end(self)
+
+Agent.close = close
+"""
+
+
+def test_a_node_that_its_launcher_ends_with_the_head_still_says_why(tmp_path: Path) -> None:
+    """torchrun sends SIGTERM to all other ranks as soon as one of them has died."""
+    ran, _ = _held(tmp_path, 2, "ring", text=ASKED_TO_END + SCRIPT)
+    ran.kill(0)
+    ran.release()
+    other = ran.end()[1]
+    assert other.code == 1
+    assert "since it lost the head: rank 0" in other.err
 
 
 @pytest.mark.parametrize("plan", [pytest.param("local_sgd:every=4", marks=pytest.mark.soak), "gossip"])

@@ -44,14 +44,14 @@ def follow(part: NodePart) -> Outcome:
     )
     start, asked = time.perf_counter_ns(), Noted()
     handled = () if part.roster.apart else (signal.SIGINT, signal.SIGTERM)  # Ray ends its actors itself
-    try:
-        with handling(handled, asked):
+    with handling(handled, asked):  # torchrun sends them when the head dies, and this node has to say how to resume
+        try:
             agent.start()
             content = _follow(part, welcome, head, agent, asked, rest)
-    finally:
-        agent.close()
-        if snapshots is not None:
-            snapshots.close()
+        finally:
+            agent.close()
+            if snapshots is not None:
+                snapshots.close()
     return Outcome(Trace.of([]), (time.perf_counter_ns() - start) / 1e9, split(setup, content))
 
 
