@@ -34,7 +34,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             if any(
                 c.lineno <= join.lineno
                 for c in uses
-                if c.lineno not in reads and short_name(c.func) not in ("put", "close")
+                if c.lineno not in reads
+                and short_name(c.func) not in ("put", "put_nowait", "send", "send_bytes", "close")
             ):
                 continue
             if reads and min(reads) > join.lineno:
