@@ -1,9 +1,10 @@
 """Values that differ from rank to rank, followed through assignments, calls and reductions.
 
 A value differs where it is computed from the rank (`dataset[rank::world]`), from a batch of data (`loss.item()`), from
-the clock, a random number, the name of the host or a signal, which ranks get at different times. It is the same everywhere once a collective has spread it: the
-result of `all_reduce` or `broadcast`, and the tensor that was reduced in place. Everything else is assumed to be the
-same on every rank: the configuration, the arguments, the number of steps, a folder that all ranks share.
+the clock, a random number, the name of the host or a signal, which ranks get at different times. It is the same
+everywhere once a collective has spread it: the result of `all_reduce` or `broadcast`, and the tensor that was reduced
+in place. Everything else is assumed to be the same on every rank: the configuration, the arguments, the number of
+steps, a folder that all ranks share.
 """
 
 from __future__ import annotations
@@ -196,10 +197,9 @@ class Varying:
             return next((w for r in callee.returns if (w := self._returned(r, callee, depth))), "")
         if name == "item" and isinstance(node.func, ast.Attribute) and self._computed(node.func.value, fn):
             return DATA
-        if name in _AGGREGATES and node.args and isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
-            if why := self.why(node.args[0].elt, fn, depth):
-                return why
         given = [self.why(value, fn, depth) for value in (*node.args, *(k.value for k in node.keywords))]
+        if name in _AGGREGATES and node.args and isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
+            given.append(self.why(node.args[0].elt, fn, depth))
         if isinstance(node.func, ast.Attribute):
             given.append(self.why(node.func.value, fn, depth))
         return next((w for w in given if w and (w == DATA or name in _PASSES_ON or w == given[-1])), "")

@@ -396,19 +396,3 @@ class Program:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a buffer."""
         return self.buffers[name].shape
-
-
-def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """How many numbers apart neighbours along each dimension lie."""
-    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
-
-
-def offset(ref: Ref, shape: tuple[int, ...]) -> Index:
-    """The place of a reference in flat memory."""
-    terms: dict[str, int] = {}
-    shift = 0
-    for index, step in zip(ref.index, strides(shape), strict=True):
-        shift += index.shift * step
-        for name, stride in index.terms:
-            terms[name] = terms.get(name, 0) + stride * step
-    return Index(tuple((n, s) for n, s in terms.items() if s), shift)

@@ -271,3 +271,22 @@ def written_by(statement: Statement | Transpose) -> set[str]:
 def _lone(index: Index) -> bool:
     """Whether an index is one loop."""
     return len(index.terms) == 1 and index.terms[0][1] == 1 and index.shift == 0
+
+
+# --- where a reference lies -------------------------------------------------------------------------------------------
+
+
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How many numbers apart neighbours along each dimension lie."""
+    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def offset(ref: Ref, shape: tuple[int, ...]) -> Index:
+    """The place of a reference in flat memory."""
+    terms: dict[str, int] = {}
+    shift = 0
+    for index, step in zip(ref.index, strides(shape), strict=True):
+        shift += index.shift * step
+        for name, stride in index.terms:
+            terms[name] = terms.get(name, 0) + stride * step
+    return Index(tuple((n, s) for n, s in terms.items() if s), shift)

@@ -149,11 +149,8 @@ def _reaches(branch: ast.AST, line: int) -> bool:
 def _fails_alone(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call can fail on one rank alone: it reads a file, writes it there, or is a function that raises."""
     callee = facts.module.callee(call, fn)
-    if (
-        callee is None
-        and MAKES_FILES.search(short_name(call.func))
-        and isinstance(test := enclosing(call, ast.If), ast.If)
-    ):
+    test = enclosing(call, ast.If)
+    if callee is None and isinstance(test, ast.If) and MAKES_FILES.search(short_name(call.func)):
         return bool(facts.sequences.conditions(test.test, fn))  # the disk is full for the rank that writes
     if callee is None:
         return short_name(call.func) in READS or facts.module.canonical(call.func) == "open"

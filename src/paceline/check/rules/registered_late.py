@@ -29,7 +29,7 @@ ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report entries that are stored under what a sending call returned, and that another method takes out; and flags."""
+    """Report entries, stored under what a sending call returned, that another method takes out, and flags."""
     for cls in facts.module.classes.values():
         yield from _flag_set_late(cls, facts)
         for accesses in accesses_of_class(cls, facts).values():
@@ -82,8 +82,9 @@ def _needed(test: ast.AST) -> ast.expr | None:
 
 
 def _in_one_block(call: ast.Call, target: ast.AST) -> bool:
-    """Whether a call and an assignment are statements of one block, so that one comes right after the other."""
-    return enclosing(call, ast.stmt) is not None and parent(enclosing(call, ast.stmt)) is parent(parent(target))
+    """Whether a call and an assignment are statements of one block, so that one comes after the other."""
+    statement, assigned = enclosing(call, ast.stmt), parent(target)
+    return statement is not None and assigned is not None and parent(statement) is parent(assigned)
 
 
 def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
@@ -211,13 +212,13 @@ def _report(store: Access, sent: ast.Call, other: Access) -> Finding:
     )
 
 
-def _report_flag(target: ast.AST, started: ast.Call, asked: ast.expr, fn: Function, run: Function) -> Finding:
+def _report_flag(target: ast.expr, started: ast.Call, asked: ast.expr, fn: Function, run: Function) -> Finding:
     name = dotted(target)
     return finding(
         target,
         fn,
-        f"{name} is set here, after the thread was started at line {started.lineno}: {run.qualname} may ask for it first "
-        f"(line {asked.lineno}), and ends",
+        f"{name} is set here, after the thread was started at line {started.lineno}: {run.qualname} may ask for it "
+        f"before (line {asked.lineno}), and ends",
         [
             Step("thread A", started.lineno, f"{fn.qualname} starts the thread"),
             Step("thread B", asked.lineno, f"{run.qualname} finds {name} not set, and ends"),
