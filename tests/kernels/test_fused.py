@@ -75,6 +75,13 @@ def test_explain_says_what_was_done() -> None:
 
 
 @pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize(("inputs", "where"), [(64, "gradient"), (2, "lanes")])
+def test_a_layer_over_many_steps_has_its_gradient_by_rows_if_a_row_fills_a_vector(inputs: int, where: str) -> None:
+    model = nn.Sequential(nn.Linear(inputs, 4), nn.Flatten(), nn.Linear(160, 3))
+    plan = fuse(model, nn.CrossEntropyLoss(), None, 16).compiled(torch.randn(16, 40, inputs)).plan
+    assert plan.places["d_0.weight"].region == where
+
+
 def test_l1_pulls_weights_to_zero_by_their_signs() -> None:
     model = nn.Linear(3, 2).double()
     before = copy.deepcopy(model)

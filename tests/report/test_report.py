@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -535,6 +536,14 @@ def test_a_perfetto_trace_holds_every_row_on_one_clock(runs: Path, tmp_path: Pat
         "M": {"name", "pid", "args"},
     }
     assert all(allowed[event["ph"]] <= set(event) for event in told)
+
+
+def test_a_perfetto_trace_has_an_event_for_a_row_of_every_kind(runs: Path) -> None:
+    whole = open_all([runs])[0]
+    for kind in Kind:
+        row = Row(kind, 0, 1, shard=0, base=0, version=1, samples=1, start=5_000, end=9_000, value=0.5)
+        told = list(perfetto.events(replace(whole, trace=Trace.of([row])), 0))
+        assert any(event.get("ts") == pytest.approx(5) for event in told), kind.name
 
 
 def test_the_stages_of_a_pipeline_have_slices(tmp_path: Path) -> None:

@@ -104,13 +104,13 @@ def _asks_for_made(test: ast.expr, fn: Function, module: Module) -> bool:
         if isinstance(inner, ast.If) and inner is not around:
             asked = condition(inner.test, fn, module, 1)
             makes = (c for s in inner.body for c in ast.walk(s) if isinstance(c, ast.Call))
-            if asked is not None and not asked.local and any(_MAKES_FILES.search(short_name(c.func)) for c in makes):
+            if asked is not None and not asked.local and any(MAKES_FILES.search(short_name(c.func)) for c in makes):
                 return True
     return False
 
 
 _ASKS_FOR_FILES = {"exists", "isfile", "isdir", "is_file", "is_dir"}
-_MAKES_FILES = re.compile(r"^(open|save|dump|write|mkdir|makedirs|download|copy|move|extract|build|touch|to_)")
+MAKES_FILES = re.compile(r"^(open|save|dump|write|mkdir|makedirs|download|copy|move|extract|build|touch|to_)")
 
 
 def _asks_for_ranks(test: ast.expr) -> bool:

@@ -254,9 +254,11 @@ class Sequences:
             for test, found in sorted(tests, key=lambda t: t[0].lineno):
                 yes, no = self.body(test.body, fn, (key, found.sign)), self.body(test.orelse, fn, (key, not found.sign))
                 mine, other = (self._shared(relevant(side.items, found), fn, found) for side in (yes, no))
+                left = yes if yes.exit else no
                 missed = self.missed(test, fn, found) if yes.exit != no.exit else ()
+                if left.exit in ("break", "return") and not missed and yes.exit != no.exit:
+                    missed = self._in_further_turns(test, fn, found)
                 if missed and not (mine and other):
-                    left = yes if yes.exit else no
                     yield Difference(fn, test, found, relevant(left.items, found), left.exit, missed)
                 elif [i.key for i in mine] != [i.key for i in other]:
                     yield Difference(fn, test, found, only_in(mine, other) or only_in(other, mine), "", ())
@@ -287,6 +289,16 @@ class Sequences:
         flat = [i for item in items for i in flattened(item)]
         end = test.end_lineno or test.lineno
         return tuple(i for i in flat if getattr(i.at, "lineno", 0) > end)
+
+    def _in_further_turns(self, test: ast.If, fn: Function, at: Condition) -> tuple[Item, ...]:
+        """The collectives of the loop that a branch leaves, which the other ranks call in its next turn."""
+        loop = parent(test)
+        while loop is not None and not isinstance(loop, ast.For | ast.AsyncFor | ast.While) and loop is not fn.node:
+            loop = parent(loop)
+        if not isinstance(loop, ast.For | ast.AsyncFor | ast.While):
+            return ()
+        items = relevant(self.body(loop.body, fn, None).items, at)
+        return tuple(i for item in items for i in flattened(item))
 
 
 class Difference(NamedTuple):

@@ -1,9 +1,10 @@
 """Values that differ from rank to rank, followed through assignments, calls and reductions.
 
 A value differs where it is computed from the rank (`dataset[rank::world]`), from a batch of data (`loss.item()`), from
-the clock, a random number or the name of the host. It is the same everywhere once a collective has spread it: the
-result of `all_reduce` or `broadcast`, and the tensor that was reduced in place. Everything else is assumed to be the
-same on every rank: the configuration, the arguments, the number of steps, a folder that all ranks share.
+the clock, a random number, the name of the host or a signal, which ranks get at different times. It is the same
+everywhere once a collective has spread it: the result of `all_reduce` or `broadcast`, and the tensor that was reduced
+in place. Everything else is assumed to be the same on every rank: the configuration, the arguments, the number of
+steps, a folder that all ranks share.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ DEPTH = 12  # assignments and calls through which a value is followed
 RANK, DATA, CLOCK, HOST = "the rank", "the data of this rank", "the clock of this rank", "the machine of this rank"
 CHANCE = "a random number of this rank"
 FILES = "a file that one rank makes meanwhile"
+SIGNAL = "a signal, which each rank gets at another time"
 
 # A call of such a name gives every rank the same value, and makes its arguments the same on every rank.
 _SPREADS = re.compile(r"all_?reduce|broadcast|bcast|all_?gather|reduce_(?!sc)|gather_for_metrics|synchroni|agree|sync_")
@@ -30,6 +32,8 @@ _PASSES_ON = {"len", "list", "tuple", "set", "sorted", "range", "int", "str", "f
               "any", "all", "abs", "enumerate", "zip", "filter", "join", "format", "exists", "isfile", "isdir",
               "listdir", "glob", "getsize", "Path", "array_split", "chunk", "split", "islice", "next", "iter",
               "Subset"}  # fmt: skip
+# Functions of the elements of a comprehension; of any other it is their number that counts.
+_AGGREGATES = {"sum", "min", "max", "any", "all", "mean"}
 _SAME = {"isinstance", "hasattr", "callable", "type", "issubclass", "device", "get_world_size", "Get_size", "id"}
 _SAME_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "type", "training", "size", "dim",
                     "world_size", "config", "cfg", "args"}  # fmt: skip
@@ -98,12 +102,40 @@ class Varying:
         decided = isinstance(given.value, ast.Constant) and isinstance(test, ast.If)
         return self.why(test.test if decided else given.value, fn, depth)  # type: ignore[union-attr]
 
+    @cached_property
+    def _signalled(self) -> set[str]:
+        """What handlers of signals change, or set as an event: `stop` of the file, `Trainer.stop`."""
+        given = (
+            keyword(call, "handler", 1)
+            for fn in self.module.functions
+            for call in fn.calls
+            if self.module.canonical(call.func) == "signal.signal"
+        )
+        names = {short_name(handler) for handler in given if isinstance(handler, ast.Name | ast.Attribute)}
+        found = set()
+        for fn in self.module.functions if names else ():
+            if fn.name in names:
+                events = (c.func.value for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "set")
+                changed = (*(t for t, _ in fn.assigns), *(a.target for a in fn.augmented), *events)
+                found |= {self._changed_by_signal(target, fn) for target in changed}
+        return found - {""}
+
+    def _changed_by_signal(self, target: ast.expr, fn: Function) -> str:
+        """The name of what a handler changes; empty where it is the handler's own."""
+        if isinstance(target, ast.Attribute):
+            owner = self._type_of(target.value, fn)
+            return f"{owner.name}.{target.attr}" if owner is not None else ""
+        local = isinstance(target, ast.Name) and any(_binds(t, target.id) for t, _ in fn.assigns)
+        return target.id if isinstance(target, ast.Name) and (target.id in fn.globals or not local) else ""
+
     def _of_attribute(self, node: ast.Attribute, fn: Function, depth: int) -> str:
         if node.attr in _SAME_ATTRIBUTES:
             return ""
         if node.attr.lower().strip("_") in catalogue.RANK_NAMES:
             return RANK
         owner = self._type_of(node.value, fn)
+        if owner is not None and any(f"{cls.name}.{node.attr}" in self._signalled for cls in owner.ancestry):
+            return SIGNAL
         if owner is None:
             stored = self._stored.get(dotted(node), ())
             found = {self.why(value, scope, depth) for value, scope in stored}
@@ -166,6 +198,8 @@ class Varying:
         if name == "item" and isinstance(node.func, ast.Attribute) and self._computed(node.func.value, fn):
             return DATA
         given = [self.why(value, fn, depth) for value in (*node.args, *(k.value for k in node.keywords))]
+        if name in _AGGREGATES and node.args and isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
+            given.append(self.why(node.args[0].elt, fn, depth))
         if isinstance(node.func, ast.Attribute):
             given.append(self.why(node.func.value, fn, depth))
         return next((w for w in given if w and (w == DATA or name in _PASSES_ON or w == given[-1])), "")
@@ -197,6 +231,8 @@ class Varying:
         """A name: by its last assignment before this line, unless a collective has spread it since."""
         if node.id in _SAME_ATTRIBUTES:
             return ""
+        if node.id in self._signalled and not any(_binds(t, node.id) for t, _ in fn.assigns):
+            return SIGNAL
         for scope in fn.scopes():
             assigned = [(t, v) for t, v in scope.assigns if _binds(t, node.id)]
             if assigned:

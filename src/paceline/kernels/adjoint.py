@@ -32,6 +32,8 @@ from paceline.kernels.ir import (
     Repeat,
     RunningStatistic,
     Scatter,
+    Softmax,
+    SoftmaxGradient,
     Statement,
     Tokens,
     at,
@@ -145,6 +147,10 @@ class Adjoint:
                 into = self._gradient(source)
                 self._adds(into, ())
                 return [MaxPoolGradient(statement, self._gradient(target), into, statement.layer)]
+            case Softmax(target=target, source=source) if self._wants(source.buffer):
+                into = self._gradient(source)
+                add = self._adds(into, (*statement.loops, statement.along))
+                return [SoftmaxGradient(statement, self._gradient(target), into, add, statement.layer)]
             case Lookup(loops=loops, target=target, table=table, padding=padding) if table in self.trained:
                 given = self._gradient(target)
                 return [Scatter(loops, given, self._buffer(table), padding, statement.layer, statement.numbers)]
@@ -234,10 +240,12 @@ def touches(statement: Statement) -> tuple[list[str], str]:
             return [ref.buffer for ref in (left, right, start) if ref is not None], target.buffer
         case Apply(target=target, value=value):
             return [ref.buffer for ref in leaves(value)], target.buffer
-        case MaxPool(target=target, source=source):
+        case MaxPool(target=target, source=source) | Softmax(target=target, source=source):
             return [source.buffer], target.buffer
         case MaxPoolGradient(forward=forward, gradient=gradient, into=into):
             return [forward.source.buffer, forward.target.buffer, gradient.buffer], into.buffer
+        case SoftmaxGradient(forward=forward, gradient=gradient, into=into):
+            return [forward.target.buffer, gradient.buffer], into.buffer
         case Lookup(target=target, table=table, numbers=numbers):
             return [table, *([numbers] if numbers else [])], target.buffer
         case Scatter(gradient=gradient, table=table, numbers=numbers):

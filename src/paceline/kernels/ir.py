@@ -6,6 +6,7 @@ vector: a buffer of kind SAMPLE has one number per lane and place, a WEIGHT has 
     Contract          target[..] (+)= start[..] + sum of left[..] * right[..]   dense layers, convolution, pooling
     Apply             target[..] (+)= expression                                activations, gates, padding
     MaxPool           target[..]  = max of source[..] over a window             its way back is MaxPoolGradient
+    Softmax           target[..]  = e^source[..], divided by its sum over a loop    its way back is SoftmaxGradient
     Lookup            target[..]  = table[number[..], ..]                       embedding; its way back is Scatter
     Tokens            target[..]  = number[..]                                  columns of numbers, masks
     DropoutMask       target[..]  = 0 or 1 / (1 - p), by chance                 dropout
@@ -221,6 +222,28 @@ class MaxPoolGradient:
 
 
 @dataclass(frozen=True)
+class Softmax:
+    """How much of the sum of all powers along a loop each score has; target and source have the same places."""
+
+    loops: Loops  # of a row
+    along: Loop
+    target: Ref
+    source: Ref
+    layer: str = ""
+
+
+@dataclass(frozen=True)
+class SoftmaxGradient:
+    """The gradient of the scores: target * (gradient - sum of target * gradient)."""
+
+    forward: Softmax
+    gradient: Ref  # of the target
+    into: Ref  # of the source
+    add: bool
+    layer: str = ""
+
+
+@dataclass(frozen=True)
 class Lookup:
     """Rows of a table that a sample's tokens name."""
 
@@ -333,8 +356,8 @@ class Repeat:
 
 
 Statement = (
-    Apply | Contract | MaxPool | MaxPoolGradient | Lookup | Tokens | Scatter | DropoutMask | CausalMask | BatchSum
-    | RunningStatistic | Loss | Repeat
+    Apply | Contract | MaxPool | MaxPoolGradient | Softmax | SoftmaxGradient | Lookup | Tokens | Scatter | DropoutMask
+    | CausalMask | BatchSum | RunningStatistic | Loss | Repeat
 )  # fmt: skip
 
 
@@ -373,19 +396,3 @@ class Program:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a buffer."""
         return self.buffers[name].shape
-
-
-def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """How many numbers apart neighbours along each dimension lie."""
-    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
-
-
-def offset(ref: Ref, shape: tuple[int, ...]) -> Index:
-    """The place of a reference in flat memory."""
-    terms: dict[str, int] = {}
-    shift = 0
-    for index, step in zip(ref.index, strides(shape), strict=True):
-        shift += index.shift * step
-        for name, stride in index.terms:
-            terms[name] = terms.get(name, 0) + stride * step
-    return Index(tuple((n, s) for n, s in terms.items() if s), shift)

@@ -22,6 +22,8 @@ from paceline.kernels.ir import (
     MaxPool,
     Program,
     Ref,
+    Softmax,
+    SoftmaxGradient,
     Statement,
     Tokens,
     Transpose,
@@ -79,6 +81,10 @@ def _writes_all(program: Program, statement: Statement | Transpose, name: str) -
             )
         case MaxPool(target=target, loops=loops) | Lookup(target=target, loops=loops):
             return is_whole(target, loops)
+        case Softmax(target=target, loops=loops, along=along):
+            return is_whole(target, (*loops, along))
+        case SoftmaxGradient(forward=forward, into=into, add=False):
+            return is_whole(into, (*forward.loops, forward.along))
         case (
             DropoutMask(target=target)
             | CausalMask(target=target)

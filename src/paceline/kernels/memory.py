@@ -38,7 +38,7 @@ from paceline.kernels.ir import (
 )
 from paceline.kernels.lifetimes import lives, places
 
-LONG = 24  # sums over so many places are made in the lanes, shorter ones by rows
+LONG = 24  # sums over so many places may be made in the lanes, shorter ones by rows
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,18 @@ class Memory:
         return self.program.buffers[name].kind is Kind.GRADIENT
 
     def _rowwise(self, it: Contract) -> bool:
-        """dw[o][i] += d[.., o] * x[.., i], summed over few places."""
+        """dw[o][i] += d[.., o] * x[.., i], if a row of inputs fills a vector, or the sum has few places.
+
+        In the lanes, a gradient has a number for each sample of a vector, which are zeroed, written and added for every
+        batch: they need more time than the sum itself, unless it has many places.
+        """
         if it.left is None or len(it.target.index) != 2 or not all(map(_lone, it.target.index)):
             return False
         last = it.target.index[1].terms[0][0]
         ends = it.right.index[-1] == it.target.index[1] and not any(i.of(last) for i in it.right.index[:-1])
+        fills = self.program.shape(it.target.buffer)[1] >= self.target.lanes
         few = prod(loop.extent for loop in it.summed()) < LONG or any(loop.name == "t" for loop in it.loops)
-        return ends and few and not any(index.of(last) for index in it.left.index)
+        return ends and (few or fills) and not any(index.of(last) for index in it.left.index)
 
     def _alone(self, it: Contract, statements: Sequence[Statement]) -> bool:
         """Whether this sum, and nothing else, makes the whole of its gradient."""
@@ -266,3 +271,22 @@ def written_by(statement: Statement | Transpose) -> set[str]:
 def _lone(index: Index) -> bool:
     """Whether an index is one loop."""
     return len(index.terms) == 1 and index.terms[0][1] == 1 and index.shift == 0
+
+
+# --- where a reference lies -------------------------------------------------------------------------------------------
+
+
+def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How many numbers apart neighbours along each dimension lie."""
+    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def offset(ref: Ref, shape: tuple[int, ...]) -> Index:
+    """The place of a reference in flat memory."""
+    terms: dict[str, int] = {}
+    shift = 0
+    for index, step in zip(ref.index, strides(shape), strict=True):
+        shift += index.shift * step
+        for name, stride in index.terms:
+            terms[name] = terms.get(name, 0) + stride * step
+    return Index(tuple((n, s) for n, s in terms.items() if s), shift)

@@ -22,9 +22,8 @@ from paceline.kernels.ir import (
     Repeat,
     Statement,
     Transpose,
-    offset,
 )
-from paceline.kernels.memory import Address, Memory, Target
+from paceline.kernels.memory import Address, Memory, Target, offset
 
 CHUNKS = 8  # gradients of a batch that are summed apart, for any number of threads
 

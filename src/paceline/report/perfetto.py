@@ -1,12 +1,14 @@
 """A trace for Perfetto (ui.perfetto.dev, also offline), in the JSON format of Chrome's trace events.
 
-Each run is a process, each worker a thread, each row of the trace a slice; loss and staleness are counters. Workers on
+Each run is a process, each worker a thread, each row of the trace a slice; loss, staleness, learning rate, norm of the
+gradient and memory are counters. Workers on
 one machine share its clock, so their rows are in order already; several runs are aligned at their starts.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,12 @@ NAMES = {
     Kind.DROP: "too late",
     Kind.SNAPSHOT: "snapshot",
     Kind.STAGE: "stage",
+    Kind.PULL: "other version",
+}
+VALUES = {
+    Kind.LEARNING_RATE: "learning rate",
+    Kind.GRADIENT_NORM: "gradient norm",
+    Kind.MEMORY: "memory",
 }
 
 
@@ -65,6 +73,10 @@ def _slices(row: Columns, number: int) -> Iterator[Event]:
     if kind == Kind.REGROUP:
         yield {"ph": "i", "name": f"group {int(row['version'])}", "s": "t", "ts": int(row["start"]) / 1e3, **place}
         return
+    if kind in VALUES:
+        name = f"{VALUES[Kind(kind)]} of worker {worker}"
+        yield from _counter(name, number, [int(row["start"]) / 1e9], [float(row["value"])])
+        return
     arguments = {
         key: int(row[key]) for key in ("update", "shard", "base", "version", "samples", "bytes") if row[key] > 0
     }
@@ -83,4 +95,5 @@ def _named(what: str, number: int, worker: int, name: str) -> Event:
 
 def _counter(name: str, number: int, seconds: Sequence[float], values: Sequence[float]) -> Iterator[Event]:
     for at, value in zip(seconds, values, strict=True):
-        yield {"ph": "C", "name": name, "pid": number, "ts": at * 1e6, "args": {name: value}}
+        if math.isfinite(value):  # JSON has no NaN
+            yield {"ph": "C", "name": name, "pid": number, "ts": at * 1e6, "args": {name: value}}

@@ -77,13 +77,19 @@ def _actors(facts: Facts) -> Iterator[Actor]:
         for number, site in enumerate(sites, 1):
             bound = [_passed(use, formals[0].function, site, facts) for use in uses]
             yield Actor(f"{fn.qualname} ({number})", tuple(use for use in bound if use is not None))
-        if not formals and (id(fn) in started or _starts(fn, facts)):
+        if not formals and (id(fn) in started or _starts(fn, facts) or _is_beside(fn, started, facts)):
             yield Actor(fn.qualname, tuple(uses))
 
 
 def _starts(fn: Function, facts: Facts) -> bool:
     """Whether a function starts a thread or process, and so runs beside it."""
     return any(facts.module.constructed_kind(call, fn) in ("Thread", "Process") for call in fn.calls)
+
+
+def _is_beside(fn: Function, started: set[int], facts: Facts) -> bool:
+    """Whether a method is called from outside a thread that another method of its class is."""
+    methods = fn.cls.methods.values() if fn.cls is not None else ()
+    return any(id(method) in started for method in methods) and not facts.threads_of(fn)
 
 
 def _uses(fn: Function, facts: Facts, depth: int) -> list[Use]:

@@ -19,6 +19,7 @@ from paceline.check.summaries import Facts
 from paceline.narrative import Wait
 
 READS = ("get", "get_nowait", "recv", "recv_bytes")
+WRITES = ("put", "put_nowait", "send", "send_bytes", "close")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -31,11 +32,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
             reads = [c.lineno for c in uses if isinstance(c.func, ast.Attribute) and c.func.attr in READS]
-            if any(
-                c.lineno <= join.lineno
-                for c in uses
-                if c.lineno not in reads and short_name(c.func) not in ("put", "close")
-            ):
+            if any(c.lineno <= join.lineno for c in uses if c.lineno not in reads and short_name(c.func) not in WRITES):
                 continue
             if reads and min(reads) > join.lineno:
                 yield _report(fn, join, queue, made, min(reads))

@@ -14,6 +14,7 @@ from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
 from paceline.check.names import enclosing, short_name
+from paceline.check.ranks import MAKES_FILES
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import Item, flattened
@@ -146,8 +147,11 @@ def _reaches(branch: ast.AST, line: int) -> bool:
 
 
 def _fails_alone(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether a call can fail on one rank alone: it reads a file, or is a function of the file that raises."""
+    """Whether a call can fail on one rank alone: it reads a file, writes it there, or is a function that raises."""
     callee = facts.module.callee(call, fn)
+    test = enclosing(call, ast.If)
+    if callee is None and isinstance(test, ast.If) and MAKES_FILES.search(short_name(call.func)):
+        return bool(facts.sequences.conditions(test.test, fn))  # the disk is full for the rank that writes
     if callee is None:
         return short_name(call.func) in READS or facts.module.canonical(call.func) == "open"
     raised = (n for n in ast.walk(callee.node) if isinstance(n, ast.Raise))
@@ -189,10 +193,11 @@ def _broad(handler: ast.ExceptHandler) -> bool:
 def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Finding:
     line = getattr(item.at, "lineno", at.lineno)
     by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
+    turn = " in the next turn of the loop" if line < at.lineno else ""
     return finding(
         at,
         fn,
-        f"{why} before {by} at line {line}, which every rank must call: the others wait there",
+        f"{why} before {by} at line {line}{turn}, which every rank must call: the others wait there",
         [
             Step("rank 0", at.lineno, f"leaves {fn.qualname}, or this iteration of its loop"),
             Step("rank 1", line, f"calls {by}, and waits for all ranks"),

@@ -2,7 +2,7 @@
 
 `number = self._send(request); self._waiting[number] = callback` leaves a gap: a reply that comes at once finds no entry
 in `_waiting`. Store the entry first, then send. The same holds for a thread that is added to a set of threads after it
-was started, and removes itself from there when it ends.
+was started, and removes itself from there when it ends; and for the flag that a thread runs by, set after its start.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report entries that are stored under what a sending call returned, and that another method takes out."""
+    """Report entries, stored under what a sending call returned, that another method takes out, and flags."""
     for cls in facts.module.classes.values():
+        yield from _flag_set_late(cls, facts)
         for accesses in accesses_of_class(cls, facts).values():
             yield from _stored_late(accesses, cls, facts)
 
@@ -49,6 +50,41 @@ def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[F
             continue
         yield _report(store, sent, other)
         return
+
+
+def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Finding]:
+    """A flag without which a thread of the class ends, and which is set only after the thread was started."""
+    for run in {id(r.function): r.function for r in facts.roots if r.kind == "thread"}.values():
+        needed = {dotted(asked): asked for test in run.tests if (asked := _needed(test)) is not None}
+        for fn in cls.methods.values() if run.cls is cls else ():
+            starts = [
+                c for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "start" and not c.args
+            ]
+            for target, value in fn.assigns:
+                name = dotted(target)
+                started = next((c for c in starts if c.lineno < target.lineno and _in_one_block(c, target)), None)
+                if started is None or name not in needed or not (isinstance(value, ast.Constant) and value.value):
+                    continue
+                sets = [t.lineno for t, _ in fn.assigns if dotted(t) == name]
+                unset = (v for v, _ in cls.values.get(name.partition(".")[2], ()))
+                if min(sets) > started.lineno and any(isinstance(v, ast.Constant) and not v.value for v in unset):
+                    yield _report_flag(target, started, needed[name], fn, run)
+
+
+def _needed(test: ast.AST) -> ast.expr | None:
+    """The attribute that has to be true for a thread to go on: `while self.running`, `if not self.running: return`."""
+    asked = getattr(test, "test", None)
+    if isinstance(test, ast.If) and isinstance(asked, ast.UnaryOp) and isinstance(asked.op, ast.Not):
+        ends = not test.orelse and isinstance(test.body[-1], ast.Return | ast.Break)
+        return asked.operand if ends and isinstance(asked.operand, ast.Attribute) else None
+    first = asked.values[0] if isinstance(asked, ast.BoolOp) and isinstance(asked.op, ast.And) else asked
+    return first if isinstance(test, ast.While) and isinstance(first, ast.Attribute) else None
+
+
+def _in_one_block(call: ast.Call, target: ast.AST) -> bool:
+    """Whether a call and an assignment are statements of one block, so that one comes after the other."""
+    statement, assigned = enclosing(call, ast.stmt), parent(target)
+    return statement is not None and assigned is not None and parent(statement) is parent(assigned)
 
 
 def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
@@ -172,6 +208,24 @@ def _report(store: Access, sent: ast.Call, other: Access) -> Finding:
         ],
         "store the entry before the call, and remove it if the call fails",
         store.thing,
+        0.6,
+    )
+
+
+def _report_flag(target: ast.expr, started: ast.Call, asked: ast.expr, fn: Function, run: Function) -> Finding:
+    name = dotted(target)
+    return finding(
+        target,
+        fn,
+        f"{name} is set here, after the thread was started at line {started.lineno}: {run.qualname} may ask for it "
+        f"before (line {asked.lineno}), and ends",
+        [
+            Step("thread A", started.lineno, f"{fn.qualname} starts the thread"),
+            Step("thread B", asked.lineno, f"{run.qualname} finds {name} not set, and ends"),
+            Step("thread A", target.lineno, "sets it, and no thread runs any more"),
+        ],
+        "set it before the thread is started",
+        name,
         0.6,
     )
 

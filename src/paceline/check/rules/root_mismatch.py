@@ -1,7 +1,8 @@
 """A collective whose ranks do not agree on its root or group.
 
 Every rank must name the same root. `src=rank` names a different one on each; and the two branches of a condition on
-the rank may call the same collective with different roots or groups.
+the rank may call the same collective with different roots or groups. `new_group` is a collective of all ranks, also of
+those that do not belong to the group: all have to name the same members.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from paceline.check.collectives import Collective
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, parent
+from paceline.check.names import enclosing, keyword, parent
 from paceline.check.ranks import of_rank
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import flattened
 from paceline.check.summaries import Facts
+from paceline.check.varying import RANK
 
 ROOTED = (
     "broadcast",
@@ -45,6 +47,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                     f"{text_of(call)} names the calling rank as its root ({found.root}): each rank names another one",
                     call,
                 )
+            members = _members(call, found)
+            if members is not None and facts.module.varying.why(members, fn) == RANK and not _chosen(members, fn):
+                yield _report_group(fn, call, call, f"depends on the rank ({ast.unparse(members)})")
         for test in fn.tests:
             if not isinstance(test, ast.If) or not facts.sequences.conditions(test.test, fn):
                 continue
@@ -55,6 +60,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             if [i.name for i in yes] != [i.name for i in no]:
                 continue
             for one, two in zip(yes, no, strict=False):
+                yield from _other_members(fn, test, one.at, two.at, facts)
                 if any("ROOT" in r or "PROC_NULL" in r for r in (one.root, two.root)):
                     continue  # an intercommunicator: the root's own group passes these
                 differ = [
@@ -88,6 +94,45 @@ def _plain(text: str) -> bool:
 
 
 _SUM = re.compile(r"[\w.]+ [-+] [\w.]+")
+
+
+def _members(call: ast.AST, found: Collective | None) -> ast.expr | None:
+    """The members that a call of `new_group` names, if all ranks have to make it."""
+    if not isinstance(call, ast.Call) or found is None or found.name != "new_group":
+        return None
+    return None if keyword(call, "use_local_synchronization") is not None else keyword(call, "ranks", 0)
+
+
+def _chosen(members: ast.expr, fn: Function) -> bool:
+    """Whether the members were found by asking each of all groups for the rank, which a loop over them creates."""
+    return any(any(n is members for n in ast.walk(loop)) for loop in fn.loops)
+
+
+def _other_members(fn: Function, test: ast.If, one: ast.AST, two: ast.AST, facts: Facts) -> Iterator[Finding]:
+    """Two branches of a test of the rank that create groups of different members."""
+    if isinstance(one, ast.Call) and isinstance(two, ast.Call):
+        named = [_members(call, facts.sequences.collective(call, fn)) for call in (one, two)]
+        texts = [ast.unparse(members) for members in named if members is not None]
+        if len(texts) == 2 and texts[0] != texts[1]:
+            where = f"differs from the other branch of `if {ast.unparse(test.test)}` (line {one.lineno})"
+            yield _report_group(fn, two, one, where)
+
+
+def _report_group(fn: Function, at: ast.Call, other: ast.Call, where: str) -> Finding:
+    return finding(
+        at,
+        fn,
+        f"the list of members of {text_of(at)} {where}: every rank has to create every group, with the same members in "
+        "the same order; the ranks wait for each other",
+        [
+            Step("rank 0", other.lineno, f"calls {text_of(other)} with its own members"),
+            Step("rank 1", at.lineno, f"calls {text_of(at)} with others"),
+        ],
+        "create all groups on all ranks, in one order, and keep the one that this rank belongs to; or pass "
+        "use_local_synchronization=True",
+        text_of(at),
+        0.75,
+    )
 
 
 def _own(found: Collective, fn: Function, facts: Facts) -> bool:

@@ -33,9 +33,10 @@ from paceline.kernels.ir import (
     Op,
     Ref,
     Repeat,
+    Softmax,
     Statement,
-    offset,
 )
+from paceline.kernels.memory import offset
 
 FLAGS = (
     "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
@@ -125,6 +126,8 @@ def _written(statement: Statement) -> int:
     """How many numbers a statement surely writes."""
     if isinstance(statement, Repeat | CausalMask):
         return 0
+    if isinstance(statement, Softmax):
+        return prod(loop.extent for loop in (*statement.loops, statement.along))
     assert isinstance(statement, Apply | Contract | MaxPool | Lookup)
     return prod(loop.extent for loop in (statement.fixed() if isinstance(statement, Contract) else statement.loops))
 
@@ -148,6 +151,8 @@ def _lines(writer: LoopsWriter, it: Statement, indent: str) -> Lines:
             yield f"{_deep(indent, it.loops)}{writer.place(it.target)} {sign} {_value(writer, it.value)};"
         case MaxPool():
             yield from _highest(writer, it, indent)
+        case Softmax():
+            yield from _softmax(writer, it, indent)
         case Lookup():
             yield from _lookup(writer, it, indent)
         case CausalMask(target=target):
@@ -220,6 +225,20 @@ def _highest(writer: LoopsWriter, it: MaxPool, indent: str) -> Lines:
     condition = " && ".join([*tests, f"{source} > highest"])
     yield f"{inner}if ({condition}) highest = {source};"
     yield f"{deep}{writer.place(it.target)} = highest;"
+    yield f"{deep[:-4]}}}"
+
+
+def _softmax(writer: LoopsWriter, it: Softmax, indent: str) -> Lines:
+    """Powers of the scores below the highest of their row, divided by their sum."""
+    source, target, along = writer.place(it.source), writer.place(it.target), f"for (int {_count(it.along)})"
+    yield from _open(it.loops, indent)
+    deep = _deep(indent, it.loops)
+    yield f"{deep[:-4]}{{"
+    yield f"{deep}float highest = -3.4e38f, sum = 0.0f;"
+    yield f"{deep}{along} if ({source} > highest) highest = {source};"
+    yield f"{deep}{along} {target} = exp_({source} - highest);"
+    yield f"{deep}{along} sum += {target};"
+    yield f"{deep}{along} {target} /= sum;"
     yield f"{deep[:-4]}}}"
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 
-from paceline.kernels.ir import Apply, Call, Expression, Index, Loop, Number, Op, Ref, leaves, replaced, strides
+from paceline.kernels.ir import Apply, Call, Expression, Index, Loop, Number, Op, Ref, leaves, replaced
+from paceline.kernels.memory import strides
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.words import shifted, written
 

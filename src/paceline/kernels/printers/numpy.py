@@ -35,6 +35,8 @@ from paceline.kernels.ir import (
     Repeat,
     RunningStatistic,
     Scatter,
+    Softmax,
+    SoftmaxGradient,
     Statement,
     Tokens,
     replaced,
@@ -73,6 +75,19 @@ def _lines(program: Program, it: Statement, indent: str) -> Lines:
             yield f"{deep}here = where({_place(forward.source)} == {_place(forward.target)}, rest, 0)"
             yield f"{deep}{_place(it.into)} += here"
             yield f"{deep}rest -= here"
+        case Softmax(target=target, source=source):
+            deep, row = (yield from _open(it.loops, indent)), f"for {it.along.name} in range({it.along.extent}):"
+            yield f"{deep}highest, total = -inf, 0"
+            yield f"{deep}{row} highest = maximum(highest, {_place(source)})"
+            yield f"{deep}{row} {_place(target)} = exp({_place(source)} - highest)"
+            yield f"{deep}{row} total = total + {_place(target)}"
+            yield f"{deep}{row} {_place(target)} /= total"
+        case SoftmaxGradient(forward=forward, gradient=gradient, into=into):
+            deep, along = (yield from _open(forward.loops, indent)), forward.along
+            row, share = f"for {along.name} in range({along.extent}):", _place(forward.target)
+            yield f"{deep}mean = 0"
+            yield f"{deep}{row} mean = mean + {share} * {_place(gradient)}"
+            yield f"{deep}{row} {_place(into)} {'+=' if it.add else '='} {share} * ({_place(gradient)} - mean)"
         case Repeat(loop=loop, body=body, backwards=backwards):
             yield f"{indent}for {loop.name} in {'reversed' if backwards else ''}(range({loop.extent})):"
             for inner in body:

@@ -16,6 +16,8 @@ from paceline.kernels.ir import (
     Ref,
     RunningStatistic,
     Scatter,
+    Softmax,
+    SoftmaxGradient,
     Statement,
     Tokens,
     Transpose,
@@ -38,6 +40,10 @@ class Others:
                 return self._highest(statement, indent)
             case MaxPoolGradient():
                 return self._route(statement, indent)
+            case Softmax():
+                return self._shares(statement, indent)
+            case SoftmaxGradient():
+                return self._passes(statement, indent)
             case DropoutMask():
                 return self._noise(statement, indent)
             case CausalMask():
@@ -115,6 +121,51 @@ class Others:
         for _ in range(depth):
             indent = indent[:-4]
             yield f"{indent}}}"
+
+    # --- softmax ---
+
+    def _shares(self, it: Softmax, indent: str) -> Lines:
+        """Powers of the scores below the highest of their row, divided by their sum."""
+        source, target, along = self.access.place(it.source), self.access.place(it.target), opening(it.along)
+        yield from self._over_rows(
+            it,
+            it.target,
+            indent,
+            [
+                "V best = all(-INFINITY);",
+                f"{along} best = larger({source}, best);",
+                "V sum = V{};",
+                f"{along} {{",
+                f"    const V power = exp_({source} - best);",
+                f"    {target} = power;",
+                "    sum += power;",
+                "}",
+                "const V part = reciprocal(sum);",
+                f"{along} {target} *= part;",
+            ],
+        )
+
+    def _passes(self, it: SoftmaxGradient, indent: str) -> Lines:
+        """What a share's gradient is above the mean of its row, times the share."""
+        share, gradient = self.access.place(it.forward.target), self.access.place(it.gradient)
+        along = opening(it.forward.along)
+        yield from self._over_rows(
+            it.forward,
+            it.into,
+            indent,
+            [
+                "V mean = V{};",
+                f"{along} mean += {share} * {gradient};",
+                f"{along} {self.access.place(it.into)} {'+=' if it.add else '='} {share} * ({gradient} - mean);",
+            ],
+        )
+
+    def _over_rows(self, it: Softmax, written_to: Ref, indent: str, lines: list[str]) -> Lines:
+        """These lines for each row."""
+        headers, depth = self.threads.opened(it.loops, (it.along,), written_to)
+        yield from (indent + line for line in headers)
+        yield from (indent + "    " * depth + line for line in lines)
+        yield from (indent + "    " * level + "}" for level in reversed(range(depth)))
 
     # --- dropout, tables ---
 
