@@ -103,9 +103,7 @@ def tune(
             name; samplers of Optuna also learn from what others wrote there.
     """
     check_arguments(tune, locals())
-    given = space if space is None or isinstance(space, Space) else Space(space)
-    make, own, origin = functions(make_job, objective, data_dir, given.parameters if given else ())
-    parts = space_of(given, make)
+    make, own, origin, parts = functions(make_job, objective, data_dir, space)
     asked = Asked(
         make, own, origin, parts, Search.parse(search), workers, n_trials, metric, mode, max_t, steps_per_epoch,
         executor, plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
