@@ -12,7 +12,10 @@ SLICE = 3e-3  # seconds for which Linux lets a process run while another one wai
 
 
 def waiting(costs: Costs, plan: Plan, workers: int, compute: float, steps: int = 1) -> float:
-    """Return the seconds for which a worker waits for the slowest of `workers`, after `steps` steps of `compute` seconds."""
+    """Return the seconds, for each step of `compute` seconds, for which a worker waits for the slowest.
+
+    The slowest of `workers` is waited for once in `steps` steps.
+    """
     jitter = costs.jitter(plan.workers, plan.threads)
     slowest = fitting.mean_of_largest(jitter, workers) / fitting.mean_of_largest(jitter, 1) - 1.0
     return compute * (slowest / math.sqrt(steps) + crowded(plan, costs.card.cores, compute * steps))
