@@ -116,8 +116,8 @@ def test_threads_that_are_in_each_others_monitors_are_read_from_memory(java: sub
     found = read_java(java.pid)
     assert found is not None
     assert found.joined == {found.main: one}
+    until(lambda: {t.wait.kind for _, t in proc.snapshot([java.pid]).threads() if t.tid in (one, two)} == {"monitor"})
     snapshot = proc.snapshot([java.pid])
-    assert {t.wait.kind for _, t in snapshot.threads() if t.tid in (one, two)} == {"monitor"}
     assert not any(each.wait.kind == "clock" for _, each in snapshot.threads())
     stacks = {each.tid: each.stack for each in parse(ask(java.pid))}
     assert [frame.file for frame in stacks[one]] == ["Main.java", "<Thread.java>"]
