@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 OURS = re.escape(str(Path(__file__).parents[1]))
-PASSED = rf"{OURS}/|[^\"]*torch/nn/modules/module\.py|[^\"]*torch/utils/data/"  # on the way to the user's lines
+PASSED = rf"{OURS}/|[^\"]*/(?:site|dist)-packages/torch/"  # on the way to the user's lines, and from there on
 FRAME = re.compile(rf'^  File "(?:{PASSED})[^\n]*\n(?:    [^\n]*\n)*', re.MULTILINE)
 LIBRARY = re.compile(rf"^{OURS}/|/(site|dist)-packages/|^<")
 FEW = 8  # samples that are named

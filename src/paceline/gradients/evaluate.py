@@ -98,7 +98,7 @@ def _loss_and_pair(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pa
             raise TypeError(f"evaluate= returned a {type(pair).__name__}, which is not (output, target)")
         return float(loss_function(job)(module, batch)), (pair[0], pair[1])
     if job.step is not None:
-        return float(job.step(module, batch)), None
+        return float(loss_function(job)(module, batch)), None
     if job.loss is None:
         result = call(module, batch)
         return float(loss_of(result, batch)), pair_of(result, batch)

@@ -12,7 +12,7 @@ REMEDIES = {
     r"expected (target dtype|scalar type) (to be )?Long": (
         "a classification loss takes whole numbers as targets, as by y.long()"
     ),
-    r"should be the same|same dtype|[Ee]xpected scalar type|expected m1 and m2": (
+    r"should be the same|same dtype|[Ee]xpected scalar type|expected m1 and m2|not match weight dtype": (
         "give the inputs the type of the model's parameters, as by x.float(), or x.float() / 255 for images in bytes"
     ),
     r"must be Tensor, not NoneType|'NoneType' object has no": "does forward() of the model end with a return?",
