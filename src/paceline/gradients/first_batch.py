@@ -21,6 +21,10 @@ REMEDIES = {
         "class numbers are 0 to the number of the model's outputs minus 1; correct the labels, or give the model more "
         "outputs"
     ),
+    r"`target` to be an int or long tensor": (
+        "metrics get targets as the loss does; convert them, as by "
+        "evaluate=lambda model, batch: (model(batch[0]), batch[1].long())"
+    ),
     r"default_collate.*NoneType": (
         "let __getitem__ of the Dataset return tensors or numbers, never None, or give a DataLoader with a collate_fn"
     ),

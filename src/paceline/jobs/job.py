@@ -50,13 +50,14 @@ class Job:
 
     Args:
         model: The module, or a function that returns one.
-        data: The training data: a tuple of tensors or NumPy arrays, a Dataset, a DataLoader, an IterableDataset,
-            Shards, or a function that returns one of these. A DataLoader also sets `batch_size`, `shuffle` and
-            `num_workers`.
+        data: The training data: a tuple of tensors, NumPy arrays or data frames, a Dataset, a DataLoader, an
+            IterableDataset, Shards, or a function that returns one of these. A DataLoader also sets `batch_size`,
+            `shuffle` and `num_workers`.
         loss: Called as `loss(model(*inputs), target)` for batches `(*inputs, target)`.
-        step: Called as `step(model, batch)` instead of `loss`, for batches of any other structure; returns the loss.
-            With neither, the model returns its own: a tensor of one number, or `model(**batch).loss`, as models of
-            transformers do.
+        step: Called as `step(model, batch)` instead of `loss`, for batches of any other structure; returns the loss,
+            or a dictionary that has it as `"loss"`; in evaluation it may return None, for a model that has no loss
+            then. With neither `loss` nor `step`, the model returns its own: a tensor of one number, or
+            `model(**batch).loss`, as models of transformers do.
         optimizer: A function of the parameters that returns a `torch.optim` optimizer. A function whose argument is
             called `model` gets the model, for groups of parameters.
         batch_size: Samples per update, over all workers that share a batch.
