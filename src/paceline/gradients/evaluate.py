@@ -137,10 +137,13 @@ class _Metrics:
     def compute(self) -> dict[str, float]:
         with users_code("the evaluation on test=", RunFailed):
             pair = _joined(self._kept) if self._kept else (None, None)
-        found: dict[str, float] = {}
+        found, samples = dict[str, float](), _samples(pair)
         for name, metric in self._metrics.items():
             with users_code(f"the metric {name!r}", RunFailed, hint=hint):
-                found |= numbers(name, metric.compute() if goes_by_batches(metric) else metric(*pair))
+                value = metric.compute() if goes_by_batches(metric) else metric(*pair)
+                if isinstance(value, Tensor) and value.dim() and value.shape[:1] == (samples,):
+                    raise TypeError(f"it returned {samples} numbers, one for each sample; let it return their mean")
+                found |= numbers(name, value)
         return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -292,6 +293,16 @@ class Job:
                 "LBFGS evaluates the loss several times per update and cannot be sharded or shared; "
                 "use a first-order optimizer such as torch.optim.Adam, or plan sandblaster, which is L-BFGS itself"
             )
+        known = {id(parameter) for parameter in (*parameters, *module.parameters())}
+        for group in optimizer.param_groups:
+            if any(id(parameter) not in known for parameter in group["params"]):
+                raise JobError(
+                    "optimizer= returned an optimizer of parameters that are not the model's; give it those that it is "
+                    "called with, as in lambda parameters: SGD(parameters, lr=0.1). Parameters of a loss belong into "
+                    "the model"
+                )
+            if not math.isfinite(group.get("lr", 0.0)):
+                raise JobError(f"optimizer= returned an optimizer with lr={float(group['lr'])}; give a finite one")
         return optimizer
 
 

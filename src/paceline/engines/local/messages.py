@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter_ns as now
+from traceback import format_exception
 
 from paceline.errors import NotFinite, PacelineError, WaitedTooLong
 from paceline.errors.failure import Position, users_traceback
@@ -72,7 +73,7 @@ class FailureReport:
         return FailureReport(
             what=what,
             position=position,
-            traceback="" if isinstance(error, PacelineError) else users_traceback(error),
+            traceback="" if isinstance(error, PacelineError) else users_traceback(error) or "".join(format_exception(error)),
             advice=advice,
             waited_for=error.awaited if isinstance(error, WaitedTooLong) else "",
             complete=isinstance(error, WaitedTooLong),
