@@ -28,6 +28,9 @@ REMEDIES = {
     r"default_collate.*NoneType": (
         "let __getitem__ of the Dataset return tensors or numbers, never None, or give a DataLoader with a collate_fn"
     ),
+    r"stack expects each tensor to be equal size": (
+        "give a DataLoader with a collate_fn that pads the samples of a batch, as by torch.nn.utils.rnn.pad_sequence"
+    ),
     r"default_collate": (
         "leave that field out of the samples, or give a DataLoader with a collate_fn that makes batches of them"
     ),
