@@ -245,7 +245,7 @@ def test_a_job_file_in_a_package_imports_from_it_and_parses_no_arguments(folder:
     for path, text in {
         "study/__init__.py": "", "study/nets.py": "from torch import nn\nclass Net(nn.Linear):\n    pass\n",
         "study/jobs/__init__.py": "",
-        "study/jobs/first.py": "import argparse\nfrom ..nets import Net\n" + JOB + "parser = argparse.ArgumentParser()\n"
+        "study/jobs/first.py": f"import argparse\nfrom ..nets import Net\n{JOB}parser = argparse.ArgumentParser()\n"
         "parser.add_argument('--width', type=int, default=10)\n"
         "job = job.with_(model=lambda: Net(job.data[0].shape[1], parser.parse_args([]).width))\nparser.parse_args()\n",
     }.items():  # fmt: skip

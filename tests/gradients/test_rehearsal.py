@@ -181,7 +181,7 @@ def test_a_model_without_a_loss_in_evaluation_is_evaluated_by_metrics_alone() ->
 
 def test_a_metric_of_one_number_for_each_sample_is_refused_and_one_for_each_class_is_not() -> None:
     made = job(metrics={"hits": lambda output, target: output.argmax(1) == target})
-    with pytest.raises(JobError, match="the metric 'hits' fails: .* returned 3000 numbers, one for each sample"):
+    with pytest.raises(JobError, match=r"the metric 'hits' fails: .* returned 3000 numbers, one for each sample"):
         pl.train(made, engine="virtual", folder=None)
     made = made.with_(metrics={"count": lambda _, target: torch.bincount(target, minlength=32)})
     assert pl.train(made, engine="virtual", folder=None).summary()["count_1"] == 1500

@@ -154,7 +154,7 @@ def test_the_rounding_of_a_users_own_autocast_is_not_reported() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         virtual(made, "ring:workers=2")
-    with pytest.raises(JobError, match="under torch.autocast, .* give precision='bf16-mixed'"):
+    with pytest.raises(JobError, match=r"under torch.autocast, .* give precision='bf16-mixed'"):
         virtual(made, "gpipe:workers=2")
 
 
@@ -171,8 +171,8 @@ def test_a_weighted_loss_is_found_and_weight_mends_it() -> None:
 
 
 def test_a_summed_loss_is_found() -> None:
+    summed = job(loss=nn.CrossEntropyLoss(reduction="sum"), optimizer=partial(torch.optim.SGD, lr=1e-3))
     with pytest.warns(JobWarning, match="not a mean over samples"):
-        summed = job(loss=nn.CrossEntropyLoss(reduction="sum"), optimizer=partial(torch.optim.SGD, lr=1e-3))
         virtual(summed, "ring:workers=2")
 
 

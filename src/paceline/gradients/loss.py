@@ -40,14 +40,13 @@ def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
 
 def _loss_in(returned: Any) -> Tensor:
     """Return the loss of what `step` returned: a tensor, or a dictionary with the key `loss`, as Lightning takes it."""
-    if not isinstance(returned, Mapping):
-        loss: Tensor = returned
-    elif (loss := returned.get("loss")) is None:
+    loss: Any = returned.get("loss") if isinstance(returned, Mapping) else returned
+    if loss is None and returned is not None:
         raise JobError(
             f"step= returned a dictionary of {', '.join(map(str, returned))}; return one loss, such as "
             "sum(losses.values()), or a dictionary that has it as 'loss'"
         )
-    return loss
+    return loss  # type: ignore[no-any-return]  # which is checked before the training
 
 
 def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:

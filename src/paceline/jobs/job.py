@@ -188,6 +188,10 @@ class Job:
             faults.append(f"lr_scheduler_interval={interval!r}; {suggest(interval, INTERVALS)}")
         if self.on_nan not in ON_NAN:
             faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
+        if isinstance(self.compile_options, dict):
+            known = inspect.signature(torch.compile).parameters.keys() - {"model"}
+            unknown = self.compile_options.keys() - known
+            faults += [f"compile_options= has {each!r}; {suggest(each, known)}" for each in sorted(unknown)]
         return [*faults, *self._faults_of_numbers(), *self._faults_of_functions(), *self._faults_of_metrics()]
 
     def _faults_of_numbers(self) -> Iterator[str]:
