@@ -71,8 +71,7 @@ def tune(
     Args:
         make_job: A function that returns a Job, of a Trial or with a parameter for each name of the space; or a Job, of
             which the settings of the optimizer, the fields and dropout are varied by name.
-        space: A Space, or `{name: Float(...) | Int(...) | Choice(...) | a list of values}`. Default: what `make_job`
-            suggests, as in `trial.suggest_float("lr", 1e-4, 1.0, log=True)`.
+        space: A Space, or `{name: Float(...) | Int(...) | Choice(...) | a list}`. Default: what `make_job` suggests.
         search: `"grid"`, `"random"`, `"sobol"`, `"successive_halving"`, `"asha"`, `"hyperband"`, `"median_stopping"`,
             `"pbt"` or a sampler of Optuna such as `"tpe"`; with options, as in `"asha:max_t=9,reduction_factor=3"`; or
             an Optuna sampler object.
@@ -104,7 +103,7 @@ def tune(
     """
     check_arguments(tune, locals())
     given = space if space is None or isinstance(space, Space) else Space(space)
-    make, own, origin = functions(make_job, objective, data_dir, given.parameters if given else ())
+    make, own, origin = functions(make_job, objective, data_dir, given)
     parts = space_of(given, make)
     asked = Asked(
         make, own, origin, parts, Search.parse(search), workers, n_trials, metric, mode, max_t, steps_per_epoch,

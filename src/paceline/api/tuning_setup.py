@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,9 @@ PROBED = 3  # configurations whose job is made before the start, until one can b
 
 
 def functions(
-    make_job: Any, objective: Callable[[Trial], float | None] | None, data_dir: str | None, names: Iterable[str]
+    make_job: Any, objective: Callable[[Trial], float | None] | None, data_dir: str | None, space: Space | None
 ) -> tuple[Callable[[Trial], Job] | None, Any, str]:
-    """Return (make_job as a function of a trial, objective, where the job comes from); the space has these names."""
+    """Return (make_job as a function of a trial, objective, where the job comes from)."""
     if (make_job is None) == (objective is None):
         raise TuningError("give either make_job, a function of a trial that makes a Job, or objective=, which trains")
     if objective is not None:
@@ -52,7 +52,7 @@ def functions(
         raise TuningError(
             f"make_job={make_job!r:.60} is neither a Job, nor a function that makes one, nor a JOB's name"
         )
-    return maker_of(make_job, names), None, origin
+    return maker_of(make_job, space.parameters if space is not None else ()), None, origin
 
 
 def _absolute(where: str) -> str:
