@@ -42,10 +42,23 @@ DRAWING = {
 IDLE = {operator.getitem, torch.cat}  # left out where the result is not used, such as the states after the last step
 
 
+def _autocast() -> list[bool]:
+    return [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
+
+
 class CallRecorder(nn.Module):
     """Stands in for the model to learn how `step` calls it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.autocast = _autocast()
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if _autocast() != self.autocast:
+            raise JobError(
+                "step= calls the model under torch.autocast, which the stages of a pipeline do not see; leave it out "
+                f"of step= and give precision='bf16-mixed', or use {UNCUT}"
+            )
         self.found = args, kwargs
         raise Called
 
