@@ -12,6 +12,7 @@ from paceline.check.declarations import Class, Function
 from paceline.check.library_threads import started_by_libraries
 from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword, parent, short_name
+from paceline.check.owned import brings_own, owned
 from paceline.check.walk import Walker
 
 
@@ -23,6 +24,7 @@ class Root(NamedTuple):
     line: int
     several: bool  # started in a loop, or more than once
     alone: bool = False  # joined before another thread is started
+    own: bool = False  # each of several has an object of its own
 
 
 class Roots:
@@ -55,14 +57,16 @@ class Roots:
                         yield Root("signal", handler, value.lineno, False)
         for cls in module.classes.values():
             if self._handles_requests(cls):
-                yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if HANDLES.match(m.name))
+                yield from (
+                    Root("thread", m, m.line, True, own=True) for m in cls.methods.values() if HANDLES.match(m.name)
+                )
             if "run" in cls.methods and cls.is_thread:
                 made = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) == cls.name]
                 several = any(in_loop(c, f) for f, c in made) or (
                     len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
                 )
                 alone = bool(made) and all(joined_at_once(c, f) for f, c in made)
-                yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone)
+                yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone, True)
             if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
                 yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
             if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
@@ -110,7 +114,8 @@ class Roots:
         if found is not None:
             many = name in ("submit", "map", "apply_async") and not self._one_worker
             several = many or (in_loop(call, fn) and name not in ("submit", "map"))
-            yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn))
+            own = value is not None and brings_own(value, call, fn)
+            yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn), own)
 
     def _is_executor(self, call: ast.Call, fn: Function) -> bool:
         """Whether `map` is called on an executor."""
@@ -141,6 +146,12 @@ class Roots:
     def threads_of(self, fn: Function) -> set[str]:
         """The threads that reach a function."""
         return {t for t in self.reached.get(id(fn), ()) if t.startswith("thread:")}
+
+    @cached_property
+    def own(self) -> set[int]:
+        """The functions that each thread runs on an object of its own, as far as this file can tell."""
+        starts = ((root.function, root.own) for root in self.all if root.kind == "thread")
+        return owned(starts, self.walker.effects, self.module)
 
     @cached_property
     def has_threads(self) -> bool:

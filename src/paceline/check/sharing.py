@@ -22,6 +22,24 @@ CALLERS = 4  # calls through which a private function is followed to those that 
 THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc", *libraries.threaded())
 
 
+def meet(one: Access, other: Access, facts: Facts) -> bool:
+    """Whether two accesses may be made to the same object at the same time in two threads."""
+    if facts.runs_on_own(one.fn) and facts.runs_on_own(other.fn) and not of_class(one, facts):
+        return False
+    return overlap(one.fn, other.fn, facts)
+
+
+def of_class(access: Access, facts: Facts) -> bool:
+    """Whether what is accessed is one for all objects: a global, or an attribute that only the class itself assigns."""
+    node, cls = access.node, access.fn.cls
+    if not isinstance(node, ast.Attribute) or cls is None:
+        return True
+    if not isinstance(node.value, ast.Name) or node.value.id != access.fn.self_name or access.fn.decorated("classmethod"):
+        return True
+    values = [pair for each in cls.ancestry for pair in each.values.get(node.attr, ())]
+    return bool(values) and all(fn.cls not in cls.ancestry or fn.decorated("classmethod") for _, fn in values)
+
+
 def overlap(one: Function, other: Function, facts: Facts) -> bool:
     """Whether two functions may run at the same time in two threads, by what this file starts."""
     mine, theirs = facts.threads_of(one), facts.threads_of(other)
@@ -59,7 +77,7 @@ def may_be_alone(fn: Function, facts: Facts, depth: int = CALLERS) -> bool:
 def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
     """A key that is filled where it was found missing, in a function that several threads run: where, and that line."""
     for access, line in filled_if_missing(accesses):
-        if overlap(access.fn, access.fn, facts):
+        if meet(access, access, facts):
             yield access, line
 
 
@@ -128,8 +146,8 @@ def removed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         if check is None:
             continue
         apart = (r for r in removals if r is not access and not r.locks & access.locks)
-        other = next((r for r in apart if overlap(r.fn, access.fn, facts)), None)
-        if other is None and access.kind == "shrink" and not access.locks and overlap(access.fn, access.fn, facts):
+        other = next((r for r in apart if meet(r, access, facts)), None)
+        if other is None and access.kind == "shrink" and not access.locks and meet(access, access, facts):
             other = access
         if other is not None:
             yield access, check, other
@@ -210,7 +228,7 @@ def emptied_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         asked = test.test.left if isinstance(test.test, ast.Compare) else test.test
         counted = asked.args[0] if isinstance(asked, ast.Call) and short_name(asked.func) == "len" else asked
         caught = is_caught(access.node, "IndexError", "KeyError", "LookupError")
-        if dotted(counted) == dotted(access.node) and not caught and overlap(access.fn, access.fn, facts):
+        if dotted(counted) == dotted(access.node) and not caught and meet(access, access, facts):
             yield access, test
 
 

@@ -243,6 +243,10 @@ class Facts:
         """The threads that reach a function."""
         return self._begin.threads_of(fn)
 
+    def runs_on_own(self, fn: Function) -> bool:
+        """Whether every thread that reaches a function does so on an object of its own."""
+        return id(fn) in self._begin.own
+
     @property
     def has_threads(self) -> bool:
         """Whether the file starts any thread."""

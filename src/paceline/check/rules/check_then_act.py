@@ -25,7 +25,7 @@ from paceline.check.shared_state import (
     is_shared,
     own_locks,
 )
-from paceline.check.sharing import emptied_at_once, filled_if_missing, overlap, removed_at_once
+from paceline.check.sharing import emptied_at_once, filled_if_missing, meet, removed_at_once
 from paceline.check.summaries import Facts
 
 
@@ -61,9 +61,10 @@ def _shared(facts: Facts) -> Iterator[tuple[list[Access], float]]:
 def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:
     """Checks of a key and uses of it in functions that threads run at the same time."""
     for access, line in list(filled_if_missing(accesses))[:1]:
-        together = overlap(access.fn, access.fn, facts)
+        together = meet(access, access, facts)
         least = IMPORTS if of_all_objects(access.fn) else CLAIMS
-        if not together and (sign < least or access.fn.asynchronous or facts.guards(access.fn)):
+        alone = facts.runs_on_own(access.fn) and (access.fn.name == "run" or access.fn.name.startswith("_"))
+        if not together and (sign < least or alone or access.fn.asynchronous or facts.guards(access.fn)):
             continue
         yield finding(
             access.node,

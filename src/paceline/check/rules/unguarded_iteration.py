@@ -26,7 +26,7 @@ from paceline.check.shared_state import (
     is_teardown,
     own_locks,
 )
-from paceline.check.sharing import may_be_alone
+from paceline.check.sharing import may_be_alone, meet
 from paceline.check.summaries import Facts
 
 #: Methods that end an object, which then calls back the object that keeps it.
@@ -89,6 +89,10 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
     if (removes := _by_element(loop, changes, facts)) is not None:
         return removes, f"{removes.fn.qualname}, a callback of what the loop ends,", 0.55
     mine = facts.threads_of(loop.fn)
+    for change in changes if mine else ():
+        if facts.threads_of(change.fn) and not change.locks & loop.locks and meet(loop, change, facts):
+            where = "in a further thread of the same kind" if change.fn is loop.fn else "in another thread"
+            return change, f"{change.fn.qualname}, {where},", 0.6
     for change in changes:
         theirs = facts.threads_of(change.fn)
         if (
