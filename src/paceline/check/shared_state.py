@@ -49,7 +49,7 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
     ]
     for attribute in cls.values:
         others = facts.attributes_of_others.get(attribute, ())
-        uses += [(n, fn) for n, fn in others if facts.module.type_of(n.value, fn) is cls]
+        uses += [(n, fn) for n, fn in others if _of_object(n, fn, facts) is cls]
     for node, fn in uses:
         if fn.name not in BEGINNINGS and node.attr not in cls.methods:
             kind = kind_of(node)
@@ -59,6 +59,16 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
                 Access(f"{cls.name}.{node.attr}", kind, node, fn, facts.held_at(node, fn))
             )
     return found
+
+
+def _of_object(node: ast.Attribute, fn: Function, facts: Facts) -> Class | None:
+    """The class of the object whose attribute this is: by its type, or as the only one that has such an attribute."""
+    known = facts.module.type_of(node.value, fn)
+    if known is not None or "_" not in node.attr.strip("_") or not isinstance(node.value, ast.Name):
+        return known
+    if node.value.id in facts.module.imports or node.value.id in facts.module.classes:
+        return None
+    return facts.only_owner(node.attr)
 
 
 def accesses_of_locals(facts: Facts) -> Iterator[list[Access]]:

@@ -96,6 +96,32 @@ def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
             yield access, line
 
 
+def claimed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
+    """`if key in seen: return`, then `seen.add(key)`, in a function that several threads run: where, and the test."""
+    for access in accesses:
+        method = parent(access.node)
+        call = parent(method) if isinstance(method, ast.Attribute) and method.attr in ("add", "append") else None
+        if access.kind != "grow" or access.locks or not isinstance(call, ast.Call) or len(call.args) != 1:
+            continue
+        line = _asked_before(access, call.args[0])
+        if line and meet(access, access, facts):
+            yield access, line
+
+
+def _asked_before(access: Access, key: ast.expr) -> int:
+    """The line of a test that found a key missing, where an access is decided by it; 0 if there is none."""
+    around, container = enclosing(access.node, ast.If), dotted(access.node)
+    while isinstance(around, ast.If):
+        if asks_for(around, key, container, ast.NotIn) and access.line <= (around.body[-1].end_lineno or 0):
+            return around.lineno
+        around = enclosing(around, ast.If)
+    for test in access.fn.tests:
+        leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Continue | ast.Raise)
+        if leaves and test.lineno < access.line and asks_for(test, key, container, ast.In):  # type: ignore[arg-type]
+            return test.lineno if _around(access.node, test) is not None else 0
+    return 0
+
+
 def _looked_up(subscript: ast.Subscript, fn: Function) -> int:
     """The line at which the key of a subscript was looked up and found missing; 0 if it was not."""
     test = enclosing(subscript, ast.If)
@@ -183,7 +209,7 @@ def needed_key(access: Access) -> ast.expr | None:
     up = parent(access.node)
     if isinstance(up, ast.Subscript):
         return None if isinstance(up.ctx, ast.Store) or access.kind == "update" else up.slice
-    call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("pop", "remove") else None
+    call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("pop", "remove", "index") else None
     return call.args[0] if isinstance(call, ast.Call) and len(call.args) == 1 and not call.keywords else None
 
 

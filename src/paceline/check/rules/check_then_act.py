@@ -25,7 +25,7 @@ from paceline.check.shared_state import (
     is_shared,
     own_locks,
 )
-from paceline.check.sharing import emptied_at_once, filled_if_missing, meet, removed_at_once
+from paceline.check.sharing import claimed_at_once, emptied_at_once, filled_if_missing, meet, removed_at_once
 from paceline.check.summaries import Facts
 
 
@@ -79,6 +79,21 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
             "hold a lock over the check and the change, or use setdefault()",
             access.thing,
             0.6 if together else 0.55,
+        )
+    for access, line in list(claimed_at_once(accesses, facts))[:1]:
+        yield finding(
+            access.node,
+            access.fn,
+            f"{access.thing} is asked for an item at line {line}, and gets it here; several threads run "
+            f"{access.fn.qualname}, and two of them may find it missing and both go on with it",
+            [
+                Step("thread A", line, f"{access.fn.qualname} finds no such item"),
+                Step("thread B", line, "finds none either"),
+                Step("both", access.line, "add it, and do the same work"),
+            ],
+            "hold a lock over the check and the change",
+            access.thing,
+            0.6,
         )
     for access, loop in list(emptied_at_once(accesses, facts))[:1]:
         yield finding(
