@@ -1,9 +1,9 @@
 """Whether each of several threads has an object of its own, or all of them share one.
 
-`for _ in range(4): Worker().start()` starts four threads with an object each: what `run` does to `self` is the matter of
-one thread. `Thread(target=self.run)` in a loop starts several threads with the same object. The answer is followed along
-the calls: `self.count()` is about the same object, `self.report.add()` about one that the thread made itself, or was
-given.
+`for _ in range(4): Worker().start()` starts four threads with an object each: what `run` does to `self` is the matter
+of one thread. `Thread(target=self.run)` in a loop starts several threads with the same object. The answer is followed
+along the calls: `self.count()` is about the same object, `self.report.add()` about one that the thread made itself, or
+was given.
 """
 
 from __future__ import annotations

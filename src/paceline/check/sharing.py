@@ -34,7 +34,11 @@ def of_class(access: Access, facts: Facts) -> bool:
     node, cls = access.node, access.fn.cls
     if not isinstance(node, ast.Attribute) or cls is None:
         return True
-    if not isinstance(node.value, ast.Name) or node.value.id != access.fn.self_name or access.fn.decorated("classmethod"):
+    if (
+        not isinstance(node.value, ast.Name)
+        or node.value.id != access.fn.self_name
+        or access.fn.decorated("classmethod")
+    ):
         return True
     values = [pair for each in cls.ancestry for pair in each.values.get(node.attr, ())]
     return bool(values) and all(fn.cls not in cls.ancestry or fn.decorated("classmethod") for _, fn in values)
