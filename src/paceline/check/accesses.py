@@ -102,7 +102,7 @@ def _walks(node: ast.AST) -> bool:
 
 
 #: Functions that a loop goes over in place of their argument, without a copy of it.
-_LAZY = {"enumerate", "zip", "reversed", "map", "filter", "chain", "itertools.chain", "islice", "itertools.islice"}
+_LAZY = {"enumerate", "zip", "map", "filter", "chain", "itertools.chain", "islice", "itertools.islice"}
 #: Functions in Python code, or that call it, which go over a container and all that it holds.
 _COPIERS = {"copy.deepcopy", "deepcopy", "json.dump", "pickle.dump", "pickle.dumps", "yaml.dump", "yaml.safe_dump",
             "pprint.pprint", "pprint.pformat"}  # fmt: skip

@@ -47,6 +47,8 @@ def of_class(access: Access, facts: Facts) -> bool:
 def overlap(one: Function, other: Function, facts: Facts) -> bool:
     """Whether two functions may run at the same time in two threads, by what this file starts."""
     mine, theirs = facts.threads_of(one), facts.threads_of(other)
+    if one.asynchronous and other.asynchronous:
+        return False  # one loop runs both, one after the other between two awaits
     if mine and theirs:
         return mine != theirs or len(mine) > 1 or several(mine, facts)
     if not mine and not theirs:

@@ -58,6 +58,8 @@ def _values(node: ast.expr, fn: Function, module: Module, depth: int) -> list[Fu
         sources = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner else []
     elif isinstance(node, ast.Subscript):
         sources = _elements(node.value, fn, module)
+    elif isinstance(node, ast.Call) and (maker := module.callee(node, fn)) is not None and not maker.asynchronous:
+        sources = [(given.value, maker) for given in maker.returns if given.value is not None]
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LOOKS_UP:
         sources = _elements(node.func.value, fn, module)
     found: list[Function] = []

@@ -126,7 +126,7 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
             if not before and not (_timeout(call) and _ended(name, call, f)):
                 yield _report(call, made, f, " and ".join(pipes), f"{name}.communicate()")
                 return
-    until = _until(reads) if not local and reads and not _beside(places[0][1], facts) else None
+    until = _until(reads) if not local else None
     if until is not None:
         yield _left_unread(until, made, next(f for a, f in places if a is until), name)
     polled = _polled(name, fn, made, reads) if local else None
@@ -141,8 +141,9 @@ def _until(reads: list[ast.Attribute]) -> ast.Attribute | None:
     only = reads[0] if len(reads) == 1 else None
     line = parent(only) if only is not None else None
     call = parent(line) if isinstance(line, ast.Attribute) and line.attr == "readline" else None
-    loop = enclosing(only, ast.While) if only is not None and call is not None else None
-    if not isinstance(loop, ast.While) or not (isinstance(loop.test, ast.Constant) and loop.test.value):
+    loop = enclosing(only, ast.While, ast.For) if only is not None and call is not None else None
+    endless = isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and loop.test.value
+    if loop is None or not (endless or isinstance(loop, ast.For)):
         return None
     for test in (n for n in ast.walk(loop) if isinstance(n, ast.If)):
         ended = isinstance(test.test, ast.UnaryOp) or (
