@@ -88,28 +88,25 @@ def _made_up(facts: Facts) -> Iterator[Finding]:
 def _lock_files(facts: Facts) -> Iterator[Finding]:
     """A file that tells of a running program, and is opened for writing after a look whether there is one."""
     for fn in facts.module.functions:
-        named = f"{fn.qualname} {facts.module.top.name}".lower()
         for test in fn.tests:
             asked = next(
                 (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
             )
             path = ast.unparse(asked.args[0]) if asked is not None and asked.args else ""
-            if not path or not any(word in f"{named} {path.lower()}" for word in ("lock", "pid")):
+            if not path or not any(word in f"{fn.qualname} {path}".lower() for word in ("lock", "pid")):
                 continue
-            waits = isinstance(test, ast.While)
-            if not waits and not _leaves(test):
+            if isinstance(test, ast.If) and not _leaves(test):
                 continue
-            for call in fn.calls:
-                opens = short_name(call.func) == "open" and call.args and ast.unparse(call.args[0]) == path
-                mode = keyword(call, "mode", 1)
-                if (
-                    opens
-                    and call.lineno > test.lineno
-                    and isinstance(mode, ast.Constant)
-                    and str(mode.value)[:1] == "w"
-                ):
-                    yield _report_lock_file(fn, test, call, path)
-                    break
+            call = next((c for c in fn.calls if c.lineno > test.lineno and _opens_to_write(c, path)), None)
+            if call is not None:
+                yield _report_lock_file(fn, test, call, path)
+
+
+def _opens_to_write(call: ast.Call, path: str) -> bool:
+    """Whether a call opens this path for writing, whether or not the file exists by then."""
+    mode = keyword(call, "mode", 1)
+    opens = short_name(call.func) == "open" and bool(call.args) and ast.unparse(call.args[0]) == path
+    return opens and isinstance(mode, ast.Constant) and str(mode.value).startswith("w")
 
 
 def _leaves(test: ast.If) -> bool:

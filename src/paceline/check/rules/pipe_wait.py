@@ -70,14 +70,11 @@ def _is_pipe(given: ast.expr | None, fn: Function) -> bool:
 
 def _in_turn(fn: Function) -> Iterator[Finding]:
     """A loop that reads a line of one pipe and then a line of the other one, of one child."""
-    lines = [c for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "readline" and not c.args]
-    for first in lines:
+    lines = {c: dotted(c.func).removesuffix(".readline") for c in fn.calls if short_name(c.func) == "readline"}
+    for first, of in lines.items():
         loop = enclosing(first, ast.While, ast.For)
-        of = dotted(first.func.value)  # type: ignore[attr-defined]
         other = of.removesuffix("stdout") + "stderr" if of.endswith(".stdout") else ""
-        second = next(
-            (c for c in lines if enclosing(c, ast.While, ast.For) is loop and dotted(c.func.value) == other), None
-        )  # type: ignore[attr-defined]
+        second = next((c for c in lines if enclosing(c, ast.While, ast.For) is loop and lines[c] == other), None)
         asked = any(short_name(c.func) in ("select", "poll_fds", "set_blocking") for c in fn.calls)
         if loop is None or second is None or asked or isinstance(parent(first), ast.Await):
             continue
