@@ -47,7 +47,8 @@ def _outdated(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Find
 
 def _later(use: ast.Name, name: ast.Name) -> bool:
     """Whether a variable is used, as an object with methods or items, after it was bound."""
-    used = isinstance(parent(use), ast.Attribute | ast.Subscript)
+    up = parent(use)
+    used = isinstance(up, ast.Attribute | ast.Subscript) and up.value is use
     return use.id == name.id and isinstance(use.ctx, ast.Load) and use.lineno > name.lineno and used
 
 

@@ -75,7 +75,8 @@ def _in_turn(fn: Function) -> Iterator[Finding]:
         loop = enclosing(first, ast.While, ast.For)
         other = of.removesuffix("stdout") + "stderr" if of.endswith(".stdout") else ""
         second = next((c for c in lines if enclosing(c, ast.While, ast.For) is loop and lines[c] == other), None)
-        asked = any(short_name(c.func) in ("select", "poll_fds", "set_blocking") for c in fn.calls)
+        asked = any(short_name(c.func) in ("select", "poll", "set_blocking") and c.args for c in fn.calls)
+        asked = asked or (second is not None and enclosing(first, ast.If) is not enclosing(second, ast.If))
         if loop is None or second is None or asked or isinstance(parent(first), ast.Await):
             continue
         now, next_ = sorted((first, second), key=lambda c: c.lineno)

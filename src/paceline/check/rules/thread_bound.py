@@ -36,7 +36,10 @@ def _of_one(name: str, accesses: list[Access], cls: Class, facts: Facts) -> Iter
     values = [(v, f) for v, f in cls.values.get(name, ()) if isinstance(v, ast.Call)]
     kinds = {libraries.bound(type_name(value, fn, facts.module)) for value, fn in values}
     used = [a for a in accesses if isinstance(parent(a.node), ast.Attribute) and not is_teardown(a.fn)]
-    if kinds == {"maker"} and not any(keyword(v, "check_same_thread") for v, _ in values):
+    if kinds == {"maker"}:
+        calls = (c for fn in facts.module.functions for c in fn.calls)
+        if any(keyword(c, "check_same_thread") is not None for c in calls):
+            return
         if any(facts.threads_of(fn) and fn.name != "__init__" for _, fn in values):
             return
         at = next((a for a in used if facts.threads_of(a.fn)), None)
