@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 
 class PacelineError(Exception):
     """Every error that Paceline raises on purpose."""
@@ -39,8 +41,9 @@ class RunStopped(PacelineError):
         if waited:
             kept = f"its last checkpoint is that after {updates:,}" if updates else "it has no checkpoint yet"
             said = f"stopped: no update was finished in {waited:.0f} s, so that no checkpoint could be written; {kept}"
-        resume = f"\n  resume  paceline train --resume {run}" if updates else ""
-        super().__init__(f"{said}{resume}\n  look    paceline report {run}")
+        folder = shlex.quote(run)
+        resume = f"\n  resume  paceline train --resume {folder}" if updates else ""
+        super().__init__(f"{said}{resume}\n  look    paceline report {folder}")
 
 
 class TrialFailed(RunFailed):

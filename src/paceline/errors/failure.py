@@ -11,6 +11,7 @@ Traceback (most recent call last):
 from __future__ import annotations
 
 import re
+import shlex
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ class Failure:
         if self.advice:
             lines["advice"] = self.advice
         if self.run is not None and self.position.update >= 0:
-            lines["replay"] = f"paceline replay {self.run} --until failure"
+            lines["replay"] = f"paceline replay {shlex.quote(str(self.run))} --until failure"
         block = [f"worker {self.worker} {self.what}", *(f"  {word:<7}  {line}" for word, line in lines.items())]
         return "\n".join([*block, *([self.traceback.rstrip()] if self.traceback else [])])
 

@@ -270,8 +270,9 @@ def test_without_ray_or_its_cluster_the_error_says_what_to_do(tmp_path: Path, mo
 
 
 def test_a_lost_head_is_told_with_the_command_that_resumes_the_run() -> None:
-    said = head_lost(Address("192.0.2.7", 6379), 20.0, Path("runs/kept"))
-    assert said.endswith("start Ray again\n  resume  paceline train --resume runs/kept   (on Ray or on one machine)")
+    said = head_lost(Address("192.0.2.7", 6379), 20.0, Path("my runs/kept"))
+    command = "paceline train --resume 'my runs/kept'   (on Ray or on one machine)"
+    assert said.endswith(f"start Ray again\n  resume  {command}")
     assert head_lost(Address("192.0.2.7", 6379), 20.0, None).endswith("start Ray and the run again")
 
 

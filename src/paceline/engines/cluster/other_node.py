@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from functools import partial
@@ -94,11 +95,9 @@ def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: b
 
 
 def _head_lost(part: NodePart, why: str, folder: str) -> str:
-    resume = (
-        f"\n  resume  paceline train --resume {folder}   (by the same launcher or on one machine)" if folder else ""
-    )
+    command = f"\n  resume  paceline train --resume {shlex.quote(folder)}   (by the same launcher or on one machine)"
     roster = part.roster
-    return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}{resume}"
+    return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}{command if folder else ''}"
 
 
 def _dismissed(part: NodePart, ending: str) -> str:

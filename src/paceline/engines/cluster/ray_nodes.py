@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
 import time
 import warnings
 from collections import defaultdict
@@ -259,10 +260,11 @@ def _first(error: BaseException) -> str:
 
 def head_lost(head: Address, patience: float, kept: Path | None) -> str:
     """Say that the head of Ray cannot be reached, and what to do."""
-    again = f"start Ray again\n  resume  paceline train --resume {kept}   (on Ray or on one machine)" if kept else ""
+    command = f"\n  resume  paceline train --resume {shlex.quote(str(kept))}   (on Ray or on one machine)"
+    again = f"start Ray again{command}" if kept else "start Ray and the run again"
     return (
         f"the head of Ray at {head} cannot be reached for {patience:g} s: its process or its machine has ended, or the "
-        f"network is down. Every process of the run ends; {again or 'start Ray and the run again'}"
+        f"network is down. Every process of the run ends; {again}"
     )
 
 
