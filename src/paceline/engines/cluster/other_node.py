@@ -30,8 +30,12 @@ def follow(part: NodePart) -> Outcome:
         RunOver: the run has failed or was stopped.
         RunFailed: the head cannot be reached any longer, or the run has gone on without this node.
     """
-    setup, hub = part.setup, part.hub
-    head, welcome, content, rest = rendezvous.register(hub, part.roster, part.terms, os.getpid(), part.deadline)
+    hub = part.hub
+    head, welcome, content, rest, initial = rendezvous.register(
+        hub, part.roster, part.terms, os.getpid(), part.deadline
+    )
+    part = part if initial is None else part.starting_from(initial)
+    setup = part.setup
     state = state_of(welcome.state, content) if welcome.state is not None else None
     snapshots = snapshot_file(setup, None, welcome.snapshots_every)
     agent = Agent(
