@@ -212,6 +212,30 @@ options["job"] = {"loss": Fails()}
     assert failure.what == "failed first: ValueError: nine is not a class"
 
 
+def test_what_an_optimizer_raises_at_a_server_ends_every_node(tmp_path: Path) -> None:
+    text = SCRIPT.replace(
+        "found = []",
+        """
+class Fails(torch.optim.SGD):
+    calls = 0
+
+    def step(self, closure=None):
+        Fails.calls += 1
+        if Fails.calls > 20:
+            raise ValueError("twenty steps are enough")
+        return super().step(closure)
+
+found = []
+options["job"] = {"optimizer": lambda parameters: Fails(parameters, lr=0.1)}
+""",
+    )
+    ended = nodes(tmp_path, 2, ["downpour"], text).end()
+    assert [each.code for each in ended] == [1, 1]
+    assert "failed: ValueError: twenty steps are enough" in ended[0].err
+    assert "raise ValueError" in ended[0].err
+    assert "RunOver: the run has ended: server" in ended[1].err
+
+
 def test_the_command_speaks_on_rank_0_alone(tmp_path: Path) -> None:
     text = """
 import sys

@@ -28,7 +28,6 @@ from paceline.parameters.shard_version import ShardVersion, version_shape
 from paceline.parameters.store import ShardStore
 from paceline.parameters.worker_state import copy_into
 
-
 #: Numbers of a shard from which on PyTorch is faster where the optimizer remembers something; measured on x86.
 LARGE = 1 << 18
 
@@ -189,7 +188,7 @@ class ShardState:
             self._follow(push, bool(vector.message.tail[0]))
 
     def _is_large(self) -> bool:
-        """Whether PyTorch's passes over each parameter are faster, as where the state of many numbers is passed over."""
+        """Whether PyTorch's passes over each parameter are faster, as over many numbers with state."""
         return any(self.version.shape.state) and sum(p.numel() for p in self.store.parameters) > LARGE
 
     def _update(self, updates: int, arrival: Arrival) -> None:
