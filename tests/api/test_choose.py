@@ -76,9 +76,9 @@ def test_a_cluster_is_priced_and_simulated(tmp_path: Path) -> None:
     assert len(found.dollars) == len(found.ranking)
     assert list(found.dollars) == sorted(found.dollars)
     assert {each.plan.workers for each in found.ranking} == {1, 2, 3, 4}
-    refused = {each.plan.name: each.ruled_out for each in found.ruled_out}
-    assert refused["gpipe"].endswith("but its stages exchange activations in the memory of one machine")
-    assert "for an update" in refused["tensor"]
+    refused = {each.plan.name: each for each in found.ruled_out}
+    assert refused["gpipe"].ruled_out == "its stages exchange activations in the memory of one machine"
+    assert refused["tensor"].seconds > 0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.errors import RunStopped
 from tests.errors.cases import HEAD
 
 
@@ -63,6 +64,12 @@ def test_once_a_clean_end_that_can_go_on(plan: str, folder: Path) -> None:
     )
     assert look.returncode == 0, look.stderr
     assert (folder / "report.html").exists() or list(folder.glob("runs/*/report.html"))
+
+
+def test_the_commands_that_are_named_quote_the_folder() -> None:
+    said = str(RunStopped(signal.SIGINT, 10, 100, 0.5, "my runs/1"))
+    assert "paceline train --resume 'my runs/1'" in said
+    assert "paceline report 'my runs/1'" in said
 
 
 def test_twice_at_once(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.planner.choosing import choose, flips
 from paceline.planner.prediction import Prediction, Terms
 from paceline.plans.plan import Plan
@@ -40,9 +42,19 @@ def test_a_choice_is_shown_as_a_table_and_its_reasons() -> None:
     lines = str(found).splitlines()
     assert lines[0] == "Predicted (calibrated)"
     assert lines[2].split()[:4] == ["sequential", "1.00", "ms", "±5%"]
-    assert lines[3].startswith("ruled out: ring:workers=2: ")
+    assert lines[3].startswith("ruled out: ring: ")
     assert "<td>sequential</td>" in found._repr_html_()
     assert repr(found) == "Choice('sequential', goal='time', 1 plans ranked, 1 ruled out)"
+
+
+def test_plans_that_are_ruled_out_for_one_reason_share_a_line() -> None:
+    apart = [replace(_of(name, 1e-3), ruled_out="one memory") for name in ("hogwild:workers=2", "hogwild:workers=3")]
+    found = choose(
+        [ONE, _of("ring:workers=2", 2e-3), *apart, replace(apart[0], plan=Plan.parse("ring:workers=3"))],
+        "time",
+        1 << 30,
+    )
+    assert "ruled out: hogwild, ring:workers=3: one memory" in found.notes()
 
 
 def test_goals() -> None:

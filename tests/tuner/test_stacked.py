@@ -160,7 +160,7 @@ def test_a_network_that_fails_costs_only_itself() -> None:
             super().start(assignment, worker)
 
     stacked = Stacked(objective, study.report, Terms(0), Forms().stack,
-                      lambda: Noted(objective, study.report, Terms(0)), timeout=4.0)  # fmt: skip
+                      lambda: Noted(objective, study.report, Terms(0)), timeout=8.0)  # fmt: skip
     drive(study, stacked)
     assert sorted(set(apart)) == ["hangs", "leaves", "raises", "shape"]
     for trial in study.trials.values():

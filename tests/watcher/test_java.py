@@ -112,7 +112,7 @@ def test_threads_that_are_in_each_others_monitors_are_read_from_memory(java: sub
 
     until(lambda: len(inside()) == 2)
     one, two = inside()
-    assert inside() == {one: two, two: one}
+    until(lambda: inside() == {one: two, two: one})
     found = read_java(java.pid)
     assert found is not None
     assert found.joined == {found.main: one}

@@ -206,7 +206,7 @@ def test_a_lock_of_the_library_filelock_is_held_by_the_process_that_has_its_file
         try:
             until(
                 lambda: any(
-                    frame.function == "acquire" and each.main.kind == "clock"
+                    "filelock" in frame.file and each.main.kind == "clock"
                     for each in proc.look([started.pid]).processes
                     for frame in each.stack_of(started.pid)
                 )

@@ -25,7 +25,7 @@ from paceline.jobs.job import Job, checked
 from paceline.planner import cluster as clusters
 from paceline.planner.candidates import LEARNING, Candidate, candidates, numbers_of_workers
 from paceline.planner.card import Card, default_file
-from paceline.planner.choosing import GOALS, USABLE, Choice, Layer, fits, micro
+from paceline.planner.choosing import GOALS, USABLE, Choice, Layer, fits
 from paceline.planner.choosing import choose as rank
 from paceline.planner.cluster import Cluster, Node, links_of
 from paceline.planner.costs import Calibrated, Costs
@@ -299,7 +299,7 @@ def _on_nodes(found: Prediction, facts: Facts) -> Prediction:
             check_method(found.plan)
     except PlanError as error:
         why = str(error).partition(": ")[2].partition(";")[0]
-        return replace(found, ruled_out=f"{micro(found.seconds)} for an update, but {why}")
+        return replace(found, ruled_out=why)
     return found
 
 

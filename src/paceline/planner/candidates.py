@@ -21,6 +21,7 @@ from paceline.plans.plan import RECIPES, Plan, make
 #: Options of plans that are tried besides their defaults.
 VARIANTS: dict[str, tuple[dict[str, object], ...]] = {
     "downpour": ({}, {"shards": 2}),
+    "diloco": ({}, {"fragments": 4, "overlap": 2}),
     "easgd": ({}, {"mode": "asynchronous"}),
     "gossip": ({}, {"mode": "asynchronous"}),
     "gpipe": ({}, {"micro_batches": 2}),

@@ -80,10 +80,20 @@ class Choice:
     def notes(self) -> list[str]:
         """Return what is said below the table: what is ruled out, and why this plan is chosen."""
         return [
-            *(f"ruled out: {each.name}: {each.ruled_out}" for each in self.ruled_out),
+            *(f"ruled out: {', '.join(names)}: {why}" for why, names in self._reasons().items()),
             *([f"No plan beats these in everything: {', '.join(self.front)}"] if len(self.front) > 1 else []),
             *self.sentences,
         ]
+
+    def _reasons(self) -> dict[str, list[str]]:
+        """Return the plans that each reason rules out: a name alone where none of that name is left."""
+        left = {each.plan.name for each in self.ranking}
+        reasons: dict[str, list[str]] = {}
+        for each in self.ruled_out:
+            name = each.name if each.plan.name in left else each.plan.name
+            if name not in (names := reasons.setdefault(each.ruled_out, [])):
+                names.append(name)
+        return reasons
 
     @property
     def best(self) -> Prediction:
@@ -108,7 +118,9 @@ class Choice:
             "goal": self.goal, "plan": self.plan, "compute": self.compute, "workers": self.best.plan.workers,
             "level": self.best.level, "seconds_per_epoch": self.best.seconds * self.updates_per_epoch,
             "command": self.command, "explanation": list(self.sentences), "front": list(self.front), "ranking": rows,
-            "ruled_out": [{"plan": each.name, "why": each.ruled_out} for each in self.ruled_out],
+            "ruled_out": [
+                {"plan": each.name, "why": each.ruled_out, "seconds": each.seconds} for each in self.ruled_out
+            ],
         }  # fmt: skip
 
 

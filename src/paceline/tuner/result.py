@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ class Tuning:
         if self.path is not None:
             lines["tuning"] = str(self.path)
         if summary["best_job"]:
-            lines["train it"] = f"paceline train {summary['best_job']}"
+            lines["train it"] = f"paceline train {shlex.quote(summary['best_job'])}"
         return TextList("Tuning", lines)
 
 

@@ -23,6 +23,7 @@ from paceline.watcher.samples import ENDED, Frame, Stack
 
 _MOST_THREADS, _NEAR = 1000, 4  # threads that are read, frames among which one function is called by another
 _START_OF_CODE = 23  # among the fields of /proc/PID/stat after the name
+_TIMEOUT_OF_WAIT = 2  # the item of the named tuple `AcquireWait` of filelock
 _LOCKS = frozenset({"_thread.lock", "_thread.RLock"})
 #: Local variables by which programs say which rank of how many they are, where no launcher says it.
 NUMBERS = ("rank", "world_size")
@@ -197,10 +198,13 @@ class _Reader:
         return next((each for each in found if each >= 0), -1)
 
     def _lock_file(self, frame: CodeFrame) -> str:
-        """Return the file that `FileLock.acquire` polls; its variables are those of versions 3 and 4."""
-        if not frame.code.file.endswith("/filelock/_api.py") or frame.code.name != "acquire":
+        """Return the file that `FileLock.acquire` polls without an end; the variables are those of versions 3 and 4."""
+        if frame.code.file.endswith("/filelock/_core/_acquire.py") and frame.code.name == "_poll_until_acquired":
+            timeout = self._objects.item(self._objects.local(frame, "wait"), _TIMEOUT_OF_WAIT)
+        elif frame.code.file.endswith("/filelock/_api.py") and frame.code.name == "acquire":
+            timeout = self._objects.local(frame, "timeout")
+        else:
             return ""
-        timeout = self._objects.local(frame, "timeout")
         kind = self._objects.type_of(timeout) if timeout else ""
         if kind == "float" and struct.unpack("=d", self._memory.read(timeout + 16, 8))[0] >= 0:
             return ""

@@ -96,6 +96,10 @@ class Objects:
             if key and value and self.type_of(key) == "str":
                 yield self.string(key), value
 
+    def item(self, values: int, at: int) -> int:
+        """Return one item of a tuple, 0 if there is no tuple or it is shorter."""
+        return self.memory.word(values + 24 + 8 * at) if values and at < self.memory.word(values + 16) else 0
+
     def members(self, collection: int) -> Iterator[int]:
         """Iterate over the members of a set."""
         table, size = self.memory.word(collection + 40), min(self.memory.word(collection + 32) + 1, _MOST)
