@@ -18,6 +18,7 @@ import os
 import random
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -191,11 +192,11 @@ def head(made: Cluster, chance: random.Random) -> dict[str, Any]:
     everything = time.monotonic() - at
     said = (made.folder / "driver-0.txt").read_text()
     wrong = [] if code == 1 else [f"exit code {code}: {said[-500:]}"]
-    named = re.search(r"paceline train --resume (\S+)", said)
+    named = re.search(r"paceline train (--resume .*?)(?:   \(|$)", said, re.MULTILINE)
     if named is None:
         return {"driver_ended": round(ended, 2), "wrong": [*wrong, f"no command to resume: {said[-500:]}"]}
     (made.folder / "hold").unlink()
-    resumed = made.paceline("--resume", named[1]).wait(PATIENCE)
+    resumed = made.paceline(*shlex.split(named[1])).wait(PATIENCE)
     wrong += [] if resumed == 0 else [f"the resumed run ended with {resumed}"]
     if made.run is not None and not wrong:
         wrong += [each for each in [replayed(made.run)] if each]

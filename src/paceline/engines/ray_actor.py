@@ -32,6 +32,15 @@ class Machine(NamedTuple):
     port: int
 
 
+def this_machine() -> Machine:
+    """Return the machine that this process is on, which is connected to Ray."""
+    import ray
+
+    name = ray.get_runtime_context().get_node_id()
+    node = next(node for node in ray.nodes() if node["NodeID"] == name)  # type: ignore[no-untyped-call]
+    return Machine(name, node["NodeManagerAddress"], node["NodeManagerPort"])
+
+
 class RayAgent:
     """One node's agent."""
 
@@ -40,12 +49,8 @@ class RayAgent:
         prepare()
 
     def machine(self) -> Machine:
-        """Return the machine that this process is on."""
-        import ray
-
-        name = ray.get_runtime_context().get_node_id()
-        node = next(node for node in ray.nodes() if node["NodeID"] == name)  # type: ignore[no-untyped-call]
-        return Machine(name, node["NodeManagerAddress"], node["NodeManagerPort"])
+        """Return the machine that the agent is on."""
+        return this_machine()
 
     def run(self, mission: bytes, roster: Roster) -> AgentEnd:
         """Train this node's part, and return how that has ended.

@@ -194,12 +194,16 @@ def _balance(sizes: dict[str, int], count: int) -> list[list[str]]:
     return [sorted(group, key=order.__getitem__) for group in groups]
 
 
+def state_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter and buffer that a module saves, by name."""
+    return {name: value for name, value in sorted(module.state_dict().items()) if isinstance(value, Tensor)}
+
+
 def sha256(module: nn.Module) -> str:
     """Return the SHA-256 of every parameter and buffer, by name."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        if isinstance(tensor, Tensor):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            raw = tensor.detach().cpu().contiguous().flatten()
-            digest.update(raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b"")
+    for name, tensor in state_tensors(module).items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        raw = tensor.detach().cpu().contiguous().flatten()
+        digest.update(raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b"")
     return digest.hexdigest()

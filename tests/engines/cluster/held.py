@@ -50,7 +50,7 @@ class Net(nn.Module):
         if (self.folder / "hold").read_text() != "checkpoint":
             return True
         time.sleep(0.02)
-        return any(is_late(path) for path in self.folder.glob("runs/*/checkpoints/*"))
+        return any(is_late(path) for path in self.folder.glob("*runs/*/checkpoints/*"))
 
 
 def job(folder: Path, **changes: Any) -> pl.Job:

@@ -35,9 +35,10 @@ from tests.engines.cluster.held import job
 torch.set_num_threads(1)
 options = json.loads(sys.argv[1])
 folder = Path(__file__).parent
+runs = folder / options.pop("runs", "runs")
 found = []
 for plan in options.pop("plans"):
-    run = pl.train(job(folder, **options.pop("job", {})), plan, engine="cluster", folder=folder / "runs", **options)
+    run = pl.train(job(folder, **options.pop("job", {})), plan, engine="cluster", folder=runs, **options)
     state = {name: value.double().flatten().tolist() for name, value in run.model.state_dict().items()}
     found.append({"summary": run.summary(), "state": state})
 print(json.dumps(found))

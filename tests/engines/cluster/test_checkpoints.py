@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import threading
 import time
@@ -28,12 +29,13 @@ def _held_at_a_checkpoint(folder: Path, plan: str, until: str = "", **job: Any) 
     """Start three nodes; return them when workers are held and a checkpoint before that is written.
 
     Under plans with servers one that is held may keep the others waiting: the next checkpoint needs its batch.
+    The name of the run's folder has a space, which has to be quoted in commands.
     """
     (folder / "hold").write_text(until)
-    ran = nodes(folder, 3, [plan], checkpoint_every=5, job=job)
+    ran = nodes(folder, 3, [plan], checkpoint_every=5, runs="my runs", job=job)
     ran.held(1 if until else 3)
     until = time.monotonic() + PATIENCE
-    while not (found := [each for each in (folder / "runs").glob("*/checkpoints/*") if is_late(each)]):
+    while not (found := [each for each in (folder / "my runs").glob("*/checkpoints/*") if is_late(each)]):
         assert time.monotonic() < until, [each.err.read_text() for each in ran.running]
         time.sleep(0.01)
     return ran, found[0].parents[1]
@@ -62,7 +64,7 @@ def test_after_the_head_was_lost_the_run_is_resumed_from_its_checkpoint(tmp_path
     ran.kill(0)
     for each in ran.end()[1:]:
         assert each.code == 1
-        assert f"paceline train --resume {run}" in each.err
+        assert f"paceline train --resume {shlex.quote(str(run))}" in each.err
     (tmp_path / "hold").unlink()
     found = _resumed(tmp_path, 2, run)  # by fewer nodes: the same chunks, so the same training
     assert found["summary"]["workers"] == 3
@@ -77,7 +79,7 @@ def test_servers_are_resumed_with_another_number_of_nodes(tmp_path: Path, plan: 
     ran, run = _held_at_a_checkpoint(tmp_path, plan, "checkpoint", epochs=EPOCHS)
     ran.kill(0)
     for each in ran.end()[1:]:
-        assert f"paceline train --resume {run}" in each.err
+        assert f"paceline train --resume {shlex.quote(str(run))}" in each.err
     _end_orphans(tmp_path)
     (tmp_path / "hold").unlink()
     found = _resumed(tmp_path, 2, run, epochs=EPOCHS)
@@ -94,7 +96,7 @@ def test_servers_of_several_machines_are_resumed_on_one_and_what_a_codec_owes_is
     ran, run = _held_at_a_checkpoint(tmp_path, "downpour:codec=onebit", "checkpoint", epochs=EPOCHS)
     ran.kill(0, signal.SIGINT)
     ran.release()
-    assert f"paceline train --resume {run}" in ran.end()[0].err
+    assert f"paceline train --resume {shlex.quote(str(run))}" in ran.end()[0].err
     torch.set_num_threads(1)
     assert pl.train(resume=run, max_updates=None).summary()["updates"] == EPOCHS * -(-SAMPLES // BATCH)
     assert pl.replay(run).matches
@@ -107,7 +109,7 @@ def test_ctrl_c_at_rank_0_leaves_a_checkpoint_that_gives_the_same_bits(tmp_path:
     ran.release()
     first, *others = ran.end()
     assert "RunStopped: stopped after" in first.err
-    assert f"paceline train --resume {run}" in first.err
+    assert f"paceline train --resume {shlex.quote(str(run))}" in first.err
     for each in others:
         assert "RunOver: the run has ended: stopped after" in each.err
     torch.set_num_threads(1)

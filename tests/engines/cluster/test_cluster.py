@@ -20,7 +20,7 @@ from paceline.links.tcp.frame import LIMITS
 from paceline.links.tcp.waiting import TIMING
 from paceline.plans.plan import RECIPES, Plan
 from paceline.runs.record import read_record
-from tests.engines.cluster.held import job
+from tests.engines.cluster.held import Net, job
 from tests.engines.cluster.nodes import SCRIPT, free_port, nodes, told
 from tests.scripts import finish, start
 
@@ -70,6 +70,33 @@ def test_nodes_that_would_train_different_things_are_all_refused(tmp_path: Path)
     assert [each.code for each in ended] == [1, 1, 1]  # an exception of the script
     for each in ended:
         assert "rank 2 has seed=1, and rank 0 has seed=0: start all nodes with the same command" in each.err
+
+
+def test_nodes_whose_models_start_from_other_numbers_take_those_of_rank_0(tmp_path: Path) -> None:
+    """A module that a job file makes without a seed differs from process to process."""
+    seeded = (
+        "from tests.engines.cluster.held import Net\n\n\ndef seeded():\n"
+        '    torch.manual_seed(int(os.environ["PACELINE_RANK"]))\n    return {"model": Net(str(folder))}\n\n\n'
+    )
+    text = "import os\n" + SCRIPT.replace("found = []", seeded + "found = []").replace(
+        'options.pop("job", {})', "seeded()"
+    )
+    ranks = [told(each) for each in nodes(tmp_path, 3, ["ring", "downpour"], text).end()]
+    ring, downpour = ({rank[plan]["summary"]["parameters_sha256"] for rank in ranks} for plan in range(2))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    here = pl.train(job(tmp_path, model=Net(str(tmp_path))), "ring", workers=3, engine="virtual", folder=None)
+    assert ring == {here.summary()["parameters_sha256"]}
+    assert len(downpour) == 1
+    assert all(replay(folder).matches for folder in (tmp_path / "runs").iterdir())
+
+
+def test_a_node_with_another_model_is_refused(tmp_path: Path) -> None:
+    other = '{"model": [nn.Linear(12, 5), nn.Sequential(nn.Linear(12, 5))][int(os.environ["PACELINE_RANK"])].double()}'
+    text = "import os\nfrom torch import nn\n" + SCRIPT.replace('options.pop("job", {})', other)
+    for each in nodes(tmp_path, 2, ["ring"], text).end():
+        assert each.code == 1  # an exception of the script
+        assert "rank 1 has another model than rank 0: start all nodes with the same command" in each.err
 
 
 def test_a_second_node_of_a_rank_is_refused_and_the_run_continues(tmp_path: Path) -> None:
@@ -185,12 +212,36 @@ options["job"] = {"loss": Fails()}
     assert failure.what == "failed first: ValueError: nine is not a class"
 
 
+def test_what_an_optimizer_raises_at_a_server_ends_every_node(tmp_path: Path) -> None:
+    text = SCRIPT.replace(
+        "found = []",
+        """
+class Fails(torch.optim.SGD):
+    calls = 0
+
+    def step(self, closure=None):
+        Fails.calls += 1
+        if Fails.calls > 20:
+            raise ValueError("twenty steps are enough")
+        return super().step(closure)
+
+found = []
+options["job"] = {"optimizer": lambda parameters: Fails(parameters, lr=0.1)}
+""",
+    )
+    ended = nodes(tmp_path, 2, ["downpour"], text).end()
+    assert [each.code for each in ended] == [1, 1]
+    assert "failed: ValueError: twenty steps are enough" in ended[0].err
+    assert "raise ValueError" in ended[0].err
+    assert "RunOver: the run has ended: server" in ended[1].err
+
+
 def test_the_command_speaks_on_rank_0_alone(tmp_path: Path) -> None:
     text = """
 import sys
 from pathlib import Path
 from paceline.cli import main
-from tests.engines.cluster.held import job as made
+from tests.engines.cluster.held import Net, job as made
 
 job = made(Path(__file__).parent)
 if __name__ == "__main__":

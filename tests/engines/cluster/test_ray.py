@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ import torch
 
 import paceline as pl
 from paceline.engines.cluster import ray_session
-from paceline.engines.cluster.ray_actors import answers
+from paceline.engines.cluster.ray_actors import answers, has_ended
 from paceline.engines.cluster.ray_nodes import alternating, head_lost
 from paceline.engines.ray_actor import Machine
 from paceline.errors import DeathWarning, MachineError, PlanError, RunFailed, RunStopped, SecurityError, UsageError
@@ -270,8 +271,9 @@ def test_without_ray_or_its_cluster_the_error_says_what_to_do(tmp_path: Path, mo
 
 
 def test_a_lost_head_is_told_with_the_command_that_resumes_the_run() -> None:
-    said = head_lost(Address("192.0.2.7", 6379), 20.0, Path("runs/kept"))
-    assert said.endswith("start Ray again\n  resume  paceline train --resume runs/kept   (on Ray or on one machine)")
+    said = head_lost(Address("192.0.2.7", 6379), 20.0, Path("my runs/kept"))
+    command = "paceline train --resume 'my runs/kept'   (on Ray or on one machine)"
+    assert said.endswith(f"start Ray again\n  resume  {command}")
     assert head_lost(Address("192.0.2.7", 6379), 20.0, None).endswith("start Ray and the run again")
 
 
@@ -279,7 +281,32 @@ def test_a_machine_whose_raylet_has_ended_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as raylet:
         machine = Machine("ab", *raylet.getsockname())
         assert answers(machine)
+        assert not has_ended(machine)
     assert not answers(machine)
+    assert has_ended(machine)
+
+
+def test_a_driver_whose_own_raylet_is_killed_says_how_to_go_on(tmp_path: Path) -> None:
+    """Ray ends a process at its next call after that, without a message."""
+    program = tmp_path / "driver.py"
+    program.write_text(
+        "import sys\nfrom pathlib import Path\nimport paceline as pl\nfrom tests.engines.cluster.held import job\n"
+        "folder = Path(sys.argv[1])\n"
+        "pl.train(job(folder), 'downpour', 2, engine='ray', folder=folder / 'my runs', checkpoint_every=5)\n"
+    )
+    (tmp_path / "hold").write_text("checkpoint")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPO / "src"), str(REPO)])}
+    driver = psutil.Popen([sys.executable, str(program), str(tmp_path)], env=environment, stderr=subprocess.PIPE)
+    until = time.monotonic() + DEADLINE
+    while not list(tmp_path.glob("held-*")):
+        assert time.monotonic() < until, driver.poll()
+        time.sleep(0.05)
+    (raylet,) = [each for each in driver.children(recursive=True) if each.name() == "raylet"]
+    raylet.kill()
+    _, said = driver.communicate(timeout=DEADLINE)
+    (run,) = (tmp_path / "my runs").iterdir()
+    assert driver.returncode == 1
+    assert f"start Ray again\n  resume  paceline train --resume '{run}'" in said.decode()
 
 
 def test_neighbours_are_on_different_machines() -> None:

@@ -31,6 +31,7 @@ from paceline.engines.cluster.control import (
     Result,
     Rows,
     Serve,
+    ServerFailed,
     Snapshot,
     Spare,
     Wanted,
@@ -188,6 +189,9 @@ class Agent:
             elif isinstance(message, messages.Died):
                 for keeper in self.keepers:
                     keeper.ended(child)
+            elif isinstance(message, messages.Failed):
+                report = message.report
+                self.to_head(ServerFailed(child.name.number, report.what, report.traceback, report.advice))
         self._tell_of_starts()
 
     def close(self) -> None:

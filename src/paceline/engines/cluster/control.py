@@ -132,6 +132,16 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class ServerFailed:
+    """An exception ended a shard server, as of the user's optimizer."""
+
+    number: int
+    what: str
+    traceback: str
+    advice: str
+
+
+@dataclass(frozen=True)
 class Finished:
     """A worker has made its last update."""
 
@@ -235,7 +245,8 @@ class Over:
 
 Message: TypeAlias = (
     Register | Welcome | Refused | Clock | Reported | Regrouped | CallOff | Accuse | Dismiss | Rows | Ended | Failed
-    | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted | Asked
+    | ServerFailed | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted
+    | Asked
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}

@@ -99,7 +99,7 @@ class HeadNode:
     def _gather(self) -> Registry:
         """Wait for every node, and welcome them all."""
         part, living = self.part, self.living
-        registry = Registry(part.hub, part.roster, part.terms)
+        registry = Registry(part.hub, part.roster, part.terms, part.setup.module)
         rendezvous.gather(registry, part.deadline, living.look if living else None)
         for rank, node in registry.nodes.items():
             self._welcome(rank, node)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from paceline.engines.setup import Setup
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.hub import Hub
 from paceline.links.tcp.waiting import Timing
+from paceline.parameters.layout import sha256, state_tensors
 from paceline.parameters.worker_state import WorkerState
 
 POLL = 0.05  # seconds between two looks at the worker, at most
@@ -34,6 +35,16 @@ class NodePart:
     timing: Timing
     #: Seconds that a rank may wait for another one.
     deadline: float
+
+    def starting_from(self, initial: Mapping[str, Tensor]) -> NodePart:
+        """Return this part with a model that starts from the head's parameters and buffers."""
+        module = self.setup.fresh_module()
+        with torch.no_grad():
+            for name, tensor in state_tensors(module).items():
+                tensor.copy_(initial[name])
+        found = sha256(module)
+        setup = replace(self.setup, job=self.setup.job.with_(model=module), module=module, initial_sha256=found)
+        return replace(self, setup=setup, terms=replace(self.terms, initial_sha256=found))
 
     def ticket(self, run: bytes, host: str) -> Ticket:
         """Return what this node's worker needs to meet the other ranks."""

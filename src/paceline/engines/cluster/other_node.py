@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from functools import partial
@@ -29,8 +30,12 @@ def follow(part: NodePart) -> Outcome:
         RunOver: the run has failed or was stopped.
         RunFailed: the head cannot be reached any longer, or the run has gone on without this node.
     """
-    setup, hub = part.setup, part.hub
-    head, welcome, content, rest = rendezvous.register(hub, part.roster, part.terms, os.getpid(), part.deadline)
+    hub = part.hub
+    head, welcome, content, rest, initial = rendezvous.register(
+        hub, part.roster, part.terms, os.getpid(), part.deadline
+    )
+    part = part if initial is None else part.starting_from(initial)
+    setup = part.setup
     state = state_of(welcome.state, content) if welcome.state is not None else None
     snapshots = snapshot_file(setup, None, welcome.snapshots_every)
     agent = Agent(
@@ -94,11 +99,9 @@ def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: b
 
 
 def _head_lost(part: NodePart, why: str, folder: str) -> str:
-    resume = (
-        f"\n  resume  paceline train --resume {folder}   (by the same launcher or on one machine)" if folder else ""
-    )
+    command = f"\n  resume  paceline train --resume {shlex.quote(folder)}   (by the same launcher or on one machine)"
     roster = part.roster
-    return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}{resume}"
+    return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}{command if folder else ''}"
 
 
 def _dismissed(part: NodePart, ending: str) -> str:

@@ -67,6 +67,17 @@ def _kill(handles: Sequence[Any]) -> None:
             package().kill(handle, no_restart=True)
 
 
+def has_ended(machine: Machine) -> bool:
+    """Whether nothing listens any longer where the raylet of a machine did."""
+    try:
+        socket.create_connection((machine.host, machine.port), ANSWER).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # it may only be slow
+    return False
+
+
 def answers(machine: Machine) -> bool:
     """Whether the raylet of a machine accepts a connection."""
     try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
 import time
 import warnings
 from collections import defaultdict
@@ -27,7 +28,7 @@ from typing import Any
 
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import engine
-from paceline.engines.cluster.ray_actors import RayActor, RayActors, answers
+from paceline.engines.cluster.ray_actors import RayActor, RayActors, answers, has_ended
 from paceline.engines.cluster.ray_agent import KEY_FILES, AgentEnd, How, Mission, with_keys
 from paceline.engines.cluster.ray_session import PATIENCE, RayOptions, RaySession, package, session
 from paceline.engines.cluster.roster import Roster
@@ -141,6 +142,7 @@ class RayNodes:
         self._seats[rank].joined = True
 
     def lost(self, rank: int) -> None:
+        self._require_ray()
         if self.replaces and self._seats[rank].joined:
             self._replace(rank, "its node cannot be reached")
 
@@ -149,18 +151,24 @@ class RayNodes:
         if now - self._looked < LOOK:
             return
         self._looked = now
-        lost, patience = self._where.watch.lost_since, OWN_PATIENCE if self._where.own else HEAD_PATIENCE
-        if lost is not None and now - lost > patience:
-            raise RunFailed(head_lost(self._where.head, patience, self._kept))
+        self._require_ray()
         if self._unplaced:
             self._place(now)
         else:
             self._look_at_ends()
 
     def close(self) -> None:
-        """End the actors. If the head of Ray is gone, their agents have ended with the run."""
-        if self._where.watch.lost_since is None:
+        """End the actors. If Ray is gone, their agents have ended with the run."""
+        if self._where.watch.lost_since is None and not has_ended(self._where.machine):
             self._actors.end().join(PATIENCE)
+
+    def _require_ray(self) -> None:
+        """Raise RunFailed if the head of Ray cannot be reached, or the raylet of this machine has ended."""
+        lost, patience = self._where.watch.lost_since, OWN_PATIENCE if self._where.own else HEAD_PATIENCE
+        if lost is not None and time.monotonic() - lost > patience:
+            raise RunFailed(head_lost(self._where.head, patience, self._kept))
+        if has_ended(self._where.machine):
+            raise RunFailed(raylet_lost(self._kept))
 
     # --- placing ---
 
@@ -259,11 +267,24 @@ def _first(error: BaseException) -> str:
 
 def head_lost(head: Address, patience: float, kept: Path | None) -> str:
     """Say that the head of Ray cannot be reached, and what to do."""
-    again = f"start Ray again\n  resume  paceline train --resume {kept}   (on Ray or on one machine)" if kept else ""
     return (
         f"the head of Ray at {head} cannot be reached for {patience:g} s: its process or its machine has ended, or the "
-        f"network is down. Every process of the run ends; {again or 'start Ray and the run again'}"
+        f"network is down. Every process of the run ends; {_again(kept)}"
     )
+
+
+def raylet_lost(kept: Path | None) -> str:
+    """Say that Ray has ended on this machine, and what to do."""
+    return (
+        "the raylet of this machine, Ray's process, has ended; the system may have killed it for want of memory. Every "
+        f"process of the run ends; {_again(kept)}"
+    )
+
+
+def _again(kept: Path | None) -> str:
+    if kept is None:
+        return "start Ray and the run again"
+    return f"start Ray again\n  resume  paceline train --resume {shlex.quote(str(kept))}   (on Ray or on one machine)"
 
 
 def _cpus(plan: Plan) -> int:

@@ -26,6 +26,7 @@ from typing import Any
 
 from paceline.engines.cluster.ray_watch import RayWatch
 from paceline.engines.local.forkserver import short_folder
+from paceline.engines.ray_actor import Machine, this_machine
 from paceline.errors import MachineError, SecurityError, UsageError
 from paceline.links.tcp.doors import Address, is_loopback
 
@@ -61,6 +62,8 @@ class RaySession:
     host: str
     #: Sees whether the head of Ray can be reached.
     watch: RayWatch
+    #: This machine. Ray ends the process at its next call if its raylet has ended.
+    machine: Machine
 
 
 def package() -> Any:
@@ -108,7 +111,7 @@ def _connected(ray: Any, own: bool) -> Iterator[RaySession]:
     head = Address.parse(ray.get_runtime_context().gcs_address)
     watch = RayWatch(head)
     try:
-        yield RaySession(head, own, LOOPBACK_HOST if own else ray.util.get_node_ip_address(), watch)
+        yield RaySession(head, own, LOOPBACK_HOST if own else ray.util.get_node_ip_address(), watch, this_machine())
     finally:
         watch.close()
 

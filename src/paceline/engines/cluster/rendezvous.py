@@ -3,6 +3,7 @@
 agent                                   head
 -----                                   ----
 dials, says its terms ----------------> are they the head's? is the rank new?
+takes them <--------------------------- rank 0's parameters, if the node's model starts from others
 answers with its own clock <----------- what is your clock? (of another machine, a few times)
 begins <------------------------------- the name of the run, when every rank is there
 """
@@ -18,14 +19,19 @@ from pathlib import Path
 from time import perf_counter_ns as now
 from typing import NamedTuple
 
+from torch import Tensor, nn
+
 from paceline.engines.cluster.control import (
     AGENT,
     Clock,
     Message,
     Refused,
     Register,
+    State,
     Welcome,
     pack,
+    state_message,
+    state_of,
     unpack,
 )
 from paceline.engines.cluster.roster import Roster
@@ -37,8 +43,11 @@ from paceline.links.tcp.events import Arrived, Event, Gone, Received, Unreached
 from paceline.links.tcp.frame import Limits
 from paceline.links.tcp.handshake import JOB_BYTES, Identity, Peer
 from paceline.links.tcp.hub import Hub
+from paceline.links.tcp.link import raw
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import Timing
+from paceline.parameters.layout import state_tensors
+from paceline.parameters.worker_state import WorkerState
 
 #: Looks after the nodes of a living roster while they are waited for, and raises what ends the run.
 Look = Callable[[], None]
@@ -140,6 +149,8 @@ class Registry:
     hub: Hub
     roster: Roster
     terms: Terms
+    #: The model as it is before the first update.
+    module: nn.Module
     nodes: dict[int, Node] = field(default_factory=dict)
 
     def hear(self, peer: Peer, message: Message) -> Node | None:
@@ -155,6 +166,9 @@ class Registry:
             if rank not in self.roster.followers or rank in self.nodes:
                 raise UsageError(second(rank))
             self.nodes[rank] = Node(peer, message)
+            if message.terms.initial_sha256 != self.terms.initial_sha256:
+                initial, content = state_message(0, WorkerState(state_tensors(self.module)))
+                send(self.hub, peer, initial, [raw(content)])
         elif isinstance(message, Clock) and rank in self.nodes:
             self.nodes[rank].told(message)
         node = self.nodes.get(rank)
@@ -232,6 +246,8 @@ class Registered(NamedTuple):
     content: memoryview
     #: What has arrived after it already.
     rest: list[Event]
+    #: Every tensor of the head's model before the first update, if this node's starts from others.
+    initial: dict[str, Tensor] | None
 
 
 def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: float) -> Registered:
@@ -241,7 +257,7 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
         RunOver: the run cannot begin.
         RunFailed: the head cannot be reached.
     """
-    end = time.monotonic() + deadline
+    end, initial = time.monotonic() + deadline, None
     while True:
         events = deque(hub.poll(LOOK))
         while events:
@@ -261,7 +277,9 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
                     message, content = unpack(kind, ints, body)
                     if isinstance(message, Clock):
                         send(hub, peer, Clock(message.head, now()))
+                    elif isinstance(message, State):
+                        initial = state_of(message, content).tensors
                     elif isinstance(message, Refused):
                         raise RunOver(message.why, message.exit_code)
                     elif isinstance(message, Welcome):
-                        return Registered(peer, message, content, list(events))
+                        return Registered(peer, message, content, list(events), initial)

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from paceline.engines.record import first_record
 from paceline.engines.setup import Setup
+from paceline.parameters.layout import state_tensors
 from paceline.runs.record import JobRecord
 from paceline.runs.schema import to_dict
 
@@ -26,6 +27,9 @@ class Terms:
     #: The settings of the job, without those that may differ between machines.
     job: JobRecord
     data_fingerprint: str
+    #: Of the names, shapes and types of what a model consists of.
+    tensors_sha256: str
+    #: Of the parameters before the first update. A node that has others takes those of rank 0.
     initial_sha256: str
 
     @staticmethod
@@ -34,9 +38,10 @@ class Terms:
         record = first_record(setup, kept=False)
         made_by = record.machine
         job = replace(record.job, device="", origin="", test_samples=0, evaluate_every=None)
+        tensors = [(name, tuple(value.shape), str(value.dtype)) for name, value in state_tensors(setup.module).items()]
         return Terms(
             nodes, made_by.paceline, made_by.torch, record.plan, record.table, record.compute, record.limit, job,
-            record.data_fingerprint, record.initial_sha256,
+            record.data_fingerprint, sha256(repr(tensors).encode()).hexdigest(), record.initial_sha256,
         )  # fmt: skip
 
     @property
@@ -48,14 +53,14 @@ class Terms:
 #: What is said of fields whose values say nothing to a reader.
 WORDS = {
     "data_fingerprint": "other data than rank 0 (random ones need a fixed seed)",
-    "initial_sha256": "another model than rank 0, or one that starts from other numbers",
+    "tensors_sha256": "another model than rank 0",
     "nodes": "another number of nodes than rank 0",
 }
 
 
 def difference(head: Terms, other: Terms, rank: int) -> str:
-    """Describe how a node differs from the head; empty if it does not."""
-    ours, theirs = to_dict(head), to_dict(other)
+    """Describe how a node differs from the head; empty if it trains the same once it has the head's parameters."""
+    ours, theirs = to_dict(head), to_dict(replace(other, initial_sha256=head.initial_sha256))
     ours, theirs = {**ours.pop("job"), **ours}, {**theirs.pop("job"), **theirs}
     for key, value in ours.items():
         if theirs[key] != value:

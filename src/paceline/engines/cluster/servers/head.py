@@ -26,6 +26,7 @@ from paceline.engines.cluster.control import (
     Message,
     Rows,
     Serve,
+    ServerFailed,
     Spare,
     State,
     Wanted,
@@ -159,6 +160,11 @@ class ServerHead:
         elif isinstance(message, Failed):
             others = [r for r in range(self.nodes) if r != rank and r not in self.finished]
             raise self.diagnosis.failed(rank, report_of(message), others)
+
+        elif isinstance(message, ServerFailed):  # what the job's own code raises, it would raise at the backups, too
+            advice = f"\n  advice   {message.advice}" if message.advice else ""
+            what = f"server {message.number}, of rank {rank}, failed: {message.what}"
+            raise RunFailed(f"{what}{advice}\n{message.traceback}".rstrip())
 
     def lost(self, rank: int, why: str) -> None:
         """A node cannot be reached any longer: its worker's batch goes to another one, its shards to their backups."""

@@ -119,8 +119,21 @@ def run_server(
 ) -> None:  # fmt: skip
     """Run a shard server until the agent ends this process. It begins with version 0, or with what is in `begin`."""
     become_worker(scarce=False)
-    given: Assignment = pickle.loads(box.pop())
-    torch.set_num_threads(1)
+    try:
+        given: Assignment = pickle.loads(box.pop())
+        torch.set_num_threads(1)
+        _serve(ticket, given, number, shard, layout, begin.pop())
+    except BaseException as error:
+        pipe.send(Failed(FailureReport.of(error, Position())))
+    finally:
+        pipe.close()
+        os._exit(1)
+
+
+def _serve(
+    ticket: ServerTicket, given: Assignment, number: int, shard: int, layout: Layout,
+    begin: tuple[ShardStart, bytes] | None,
+) -> None:  # fmt: skip
     method = given.plan.method
     assert isinstance(method, Served)
     gathers = gathered_by(method)
@@ -136,8 +149,8 @@ def run_server(
 
     shards = len(layout.shards)
     server = ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make, shards, gathers)
-    if (start := begin.pop()) is not None:
-        server.resume(*start)
+    if begin is not None:
+        server.resume(*begin)
     server.run()
 
 

@@ -18,6 +18,7 @@ from paceline.engines.cluster.servers.vector_pool import VectorPool
 from paceline.gradients.encoder import PushedMessage
 from paceline.gradients.learner import settled
 from paceline.gradients.message import MessageShape, up
+from paceline.gradients.native_versions import native_versions
 from paceline.gradients.pulled import PulledView, apart
 from paceline.gradients.replica import clipped
 from paceline.jobs.job import Job
@@ -26,6 +27,9 @@ from paceline.parameters.optimizers import optimizer_over
 from paceline.parameters.shard_version import ShardVersion, version_shape
 from paceline.parameters.store import ShardStore
 from paceline.parameters.worker_state import copy_into
+
+#: Numbers of a shard from which on PyTorch is faster where the optimizer remembers something; measured on x86.
+LARGE = 1 << 18
 
 
 class GradientVector:
@@ -164,6 +168,8 @@ class ShardState:
         self.version.start(mine, [buffers[b.name].to(layout.dtype) for b in shard.buffers], rule)
         self.store = ShardStore(mine, own, job.lr_scheduler, [self.version])
         self.store.look(0)
+        #: Makes a version in one pass of generated code; None where PyTorch makes it.
+        self.native = None if rule.looks_back or self._is_large() else native_versions(self.store, rule)
         self.vectors = vector_pool(shard, layout, rule.looks_back, codec, job.seed, gathers)
         #: The whole version as bytes, with the optimizer's state, the rule's memory and what is held; and of it the
         #: parameters and moving buffers.
@@ -175,12 +181,21 @@ class ShardState:
         if isinstance(vector, SumVector):
             self._gather(push.version, push.batch, vector)
             return
-        self.store.updates = push.version - 1
-        self.rule.update(self.store, vector.arrival(push.batch))
+        self._update(push.version - 1, vector.arrival(push.batch))
         self.version.keep_buffers(vector.moving)
         if self.pulled:
             assert isinstance(vector, CodedVector)
             self._follow(push, bool(vector.message.tail[0]))
+
+    def _is_large(self) -> bool:
+        """Whether PyTorch's passes over each parameter are faster, as over many numbers with state."""
+        return any(self.version.shape.state) and sum(p.numel() for p in self.store.parameters) > LARGE
+
+    def _update(self, updates: int, arrival: Arrival) -> None:
+        """Change the version in place, to which so many updates were made."""
+        self.store.updates = updates
+        if self.native is None or not self.native.make(0, 0, arrival.gradients):
+            self.rule.update(self.store, arrival)
 
     @property
     def answered(self) -> int:
@@ -203,9 +218,9 @@ class ShardState:
         whole = self.round.hold(version, batch, vector)
         if whole is None or not whole.weight:
             return
-        self.store.updates = (version - 1) // self.round.needed
         made = settled(self._job, whole, alone=True)
-        self.rule.update(self.store, Arrival(clipped(made.gradients, self._job.gradient_clip_norm)))
+        gradients = clipped(made.gradients, self._job.gradient_clip_norm)
+        self._update((version - 1) // self.round.needed, Arrival(gradients))
         copy_into(self._moving, made.buffers)
         self.version.keep_buffers(self._moving)
 
