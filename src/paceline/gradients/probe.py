@@ -132,7 +132,7 @@ def _of_the_loss(
 
 @contextlib.contextmanager
 def _types_saved(types: set[torch.dtype]) -> Iterator[None]:
-    """Add the types of the tensors that are kept for a backward pass: low ones under autocast, whoever enters it."""
+    """Add the types of the tensors that are kept for a backward pass: low ones under any autocast."""
 
     def pack(tensor: Tensor) -> Tensor:
         types.add(tensor.dtype)
