@@ -42,7 +42,7 @@ PAGES = {
     "a run": "train digits --plan downpour --workers 2 --epochs 4 --runs run --quiet",
     "a comparison": "compare digits --plans sequential,ring,downpour --workers 2 --seconds 6 --runs compared --quiet",
     "many runs": "report run compared -o many.html",
-    "a tuning": "tune digits --space space.toml --search random --budget 6 --max-t 3 --runs tuned --quiet",
+    "a tuning": "tune digits --space space.toml --search random --n-trials 6 --max-t 3 --runs tuned --quiet",
     "a choice of the planner": "choose digits --page choice.html --quiet",
 }
 PROBE = """<script>%s</script><script>

@@ -42,7 +42,7 @@ def best(job: pl.Job, search: str, seed: int, budget: int | None) -> dict[str, A
     """Return the best test accuracy in points and the seconds, those before the first trial included."""
     before = time.perf_counter()
     found = pl.tune(
-        job.with_(seed=seed), SPACE, search, metric="test_accuracy", budget=budget, seed=seed, trials="stacked",
+        job.with_(seed=seed), SPACE, search, metric="test_accuracy", n_trials=budget, seed=seed, executor="stacked",
         folder=None,
     )  # fmt: skip
     assert found.best is not None

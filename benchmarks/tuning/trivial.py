@@ -33,7 +33,7 @@ def ours(way: str) -> dict[str, float]:
     """Return milliseconds per trial, without and with the start of the workers, the journal included."""
     with tempfile.TemporaryDirectory() as folder:
         found = pl.tune(
-            objective=nothing, space={"x": pl.Float(0, 1)}, search="random", budget=TRIALS, trials=way, workers=2,
+            objective=nothing, space={"x": pl.Float(0, 1)}, search="random", n_trials=TRIALS, executor=way, workers=2,
             folder=folder,
         )  # fmt: skip
     wall, start = found.account.wall, found.account.start

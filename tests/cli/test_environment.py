@@ -44,7 +44,7 @@ def test_a_wrong_number_of_ranks_is_refused_where_it_is_read(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
     (folder / "space.toml").write_text("lr = {low = 0.01, high = 0.1}")
-    done = command("tune", "digits", "--space", "space.toml", "--budget", "1")
+    done = command("tune", "digits", "--space", "space.toml", "--n-trials", "1")
     assert (done.code, "LOCAL_WORLD_SIZE='two' is not a whole number" in done.err) == (2, True), done.err
 
 

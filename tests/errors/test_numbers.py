@@ -59,7 +59,7 @@ def test_a_run_keeps_them_as_numbers(tmp_path: Path) -> None:
         lambda value: paceline.Ring(workers=value),
         lambda value: paceline.train("digits", "ring", workers=value),
         lambda value: paceline.compare("digits", ["ring"], workers=value),
-        lambda value: paceline.tune(paceline.Job(**fields()), budget=value),
+        lambda value: paceline.tune(paceline.Job(**fields()), n_trials=value),
     ],
     ids=["job", "plan", "train", "compare", "tune"],
 )

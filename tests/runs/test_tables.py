@@ -40,7 +40,7 @@ def test_reprs_are_one_line_that_says_what_came_of_it() -> None:
 def test_a_tuning_is_shown_as_what_it_found() -> None:
     space = {"lr": Float(0.25, 0.5)}
     found = tune(
-        objective=lambda trial: trial["lr"], space=space, search="random", budget=2, trials="here", folder=None
+        objective=lambda trial: trial["lr"], space=space, search="random", n_trials=2, executor="here", folder=None
     )
     assert "\n" not in repr(found)
     assert str(found).splitlines()[0].startswith("     trials  2 by random, run as here: 2 done")

@@ -61,6 +61,6 @@ def test_a_trial_here_that_takes_too_long_fails_alone() -> None:
             pass
         return float(trial["n"])
 
-    found = pl.tune(objective=slow, space={"n": [1, 2, 3]}, search="grid", trials="here", timeout=0.5, folder=None)
+    found = pl.tune(objective=slow, space={"n": [1, 2, 3]}, search="grid", executor="here", timeout=0.5, folder=None)
     assert [trial.status for trial in found.trials] == ["done", "failed", "done"]
     assert "it was silent for" in found.trials[1].reason

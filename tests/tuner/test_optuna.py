@@ -68,7 +68,7 @@ def objective(trial: Trial) -> float:
 def test_a_storage_shows_the_trials_of_a_tuning(tmp_path: Path) -> None:
     where = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "log")))
     found = tune(
-        objective=objective, space=SPACE, search="asha:reduction_factor=2", max_t=2, budget=12, trials="here",
+        objective=objective, space=SPACE, search="asha:reduction_factor=2", max_t=2, n_trials=12, executor="here",
         folder=None, storage=where,
     )  # fmt: skip
     shown = optuna.load_study(study_name="objective", storage=where).trials

@@ -84,7 +84,7 @@ def make_job(trial: Trial) -> paceline.Job:
 
 
 def test_a_grid_of_what_is_suggested() -> None:
-    found = paceline.tune(make_job, search="grid", trials="processes", workers=1, folder=None)
+    found = paceline.tune(make_job, search="grid", executor="processes", workers=1, folder=None)
     assert len({tuple(trial.configuration.values()) for trial in found.trials}) == 2 * 5
 
 
@@ -115,6 +115,6 @@ def test_the_command_needs_no_space(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text(JOB.format(lr=lr))
     register()
-    found: Any = CliRunner().invoke(app, ["tune", "job.py", "--search", "random", "--budget", "3", "--workers", "1"])
+    found: Any = CliRunner().invoke(app, ["tune", "job.py", "--search", "random", "--n-trials", "3", "--workers", "1"])
     assert found.exit_code == (0 if code == 0 else 1), found.output
     assert said in (found.output if code == 0 else str(found.exception))

@@ -1,4 +1,4 @@
-"""`tune`: many configurations of one job, and the best of them. `pl.tune` and `paceline tune` both call it."""
+"""`tune`: many configurations of one job, and the best of them. `paceline.tune` and `paceline tune` both call it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from paceline.api.tuning_setup import (
 from paceline.data.opening import open_source
 from paceline.errors import JobError, TuningError, plain, whole
 from paceline.errors.arguments import check_arguments
+from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.gradients.fused_replica import check_fusible
 from paceline.jobs.job import Job
 from paceline.runs.json_files import write_json
@@ -51,14 +52,15 @@ PATIENCE = 120.0  # seconds in which rank 0 has to be reached
 MAX_T = 1  # steps of an objective, if nothing else is said
 
 
+@accepts_old_names(RENAMED_ARGUMENTS["tune"])
 def tune(
     make_job: Callable[[Trial], Job] | Job | str | None = None,
     space: Space | Mapping[str, Any] | None = None,
     search: Any = "asha",
     *,
-    objective: Callable[[Trial], float | None] | None = None, workers: int | None = None, budget: int | None = None,
+    objective: Callable[[Trial], float | None] | None = None, n_trials: int | None = None, workers: int | None = None,
     metric: str | None = None, mode: str | None = None, max_t: int | None = None, steps_per_epoch: int = 1,
-    trials: str = "auto", plan: str | None = None, seed: int = 0, seconds: float | None = None,
+    executor: str = "auto", plan: str | None = None, seed: int = 0, seconds: float | None = None,
     timeout: float | None = None, folder: str | Path | None = "runs", resume: str | Path | None = None,
     data_dir: str | None = None, space_file: Path | None = None, progress: Callable[[Study], None] | None = None,
     engine: str = "local", address: str | None = None, keys: str | Path | None = None, trusted_network: bool = False,
@@ -67,22 +69,21 @@ def tune(
     """Train a job with many configurations and return the best one.
 
     Args:
-        make_job: A function of a Trial that returns a Job; or a Job, of which the settings of the optimizer, the fields
-            and dropout are varied by name.
-        space: A Space, or `{name: Float(...) | Int(...) | Choice(...) | a list of values}`. Default: what `make_job`
-            suggests, as in `trial.suggest_float("lr", 1e-4, 1.0, log=True)`.
+        make_job: A function that returns a Job, of a Trial or with a parameter for each name of the space; or a Job, of
+            which the settings of the optimizer, the fields and dropout are varied by name.
+        space: A Space, or `{name: Float(...) | Int(...) | Choice(...) | a list}`. Default: what `make_job` suggests.
         search: `"grid"`, `"random"`, `"sobol"`, `"successive_halving"`, `"asha"`, `"hyperband"`, `"median_stopping"`,
             `"pbt"` or a sampler of Optuna such as `"tpe"`; with options, as in `"asha:max_t=9,reduction_factor=3"`; or
             an Optuna sampler object.
         objective: A function of a Trial that trains by itself and returns a value, instead of `make_job`. It may call
             `trial.report(value, step)` and `trial.should_prune()`.
+        n_trials: The number of trials. Default: all points of a grid, and 32 for searches that have no end.
         workers: The number of processes. Default: the number of cores.
-        budget: The number of trials. Default: all points of a grid, and 32 for searches that have no end.
         metric: `"test_loss"`, `"test_accuracy"`, `"train_loss"` or the name of one of the job's metrics.
         mode: `"min"` or `"max"`. Default: by the metric's name.
         max_t: The steps of a trial that is trained to its end. Default: all steps of the job.
         steps_per_epoch: How often per epoch a trial is evaluated and reports.
-        trials: How trials are run: in `"processes"`, `"stacked"` in one vectorized pass, `"distributed"` with each
+        executor: What runs trials: in `"processes"`, `"stacked"` in one vectorized pass, `"distributed"` with each
             trial trained by `plan`, or `"here"` in this process. `"auto"` measures and reports its choice.
         plan: The plan of distributed trials.
         seconds: Seconds after which no trial is started.
@@ -101,14 +102,15 @@ def tune(
             name; samplers of Optuna also learn from what others wrote there.
     """
     check_arguments(tune, locals())
-    make, own, origin = functions(make_job, objective, data_dir)
-    parts = space_of(space, make)
+    given = space if space is None or isinstance(space, Space) else Space(space)
+    make, own, origin = functions(make_job, objective, data_dir, given)
+    parts = space_of(given, make)
     asked = Asked(
-        make, own, origin, parts, Search.parse(search), workers, budget, metric, mode, max_t, steps_per_epoch, trials,
-        plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
+        make, own, origin, parts, Search.parse(search), workers, n_trials, metric, mode, max_t, steps_per_epoch,
+        executor, plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
     )  # fmt: skip
     where = Where(engine, address, keys, trusted_network, asked.workers)
-    where.check(trials)
+    where.check(executor)
     found: Tuning = meet(where, folder, asked.name, lambda place, array: _tune(replace(asked, place=place), array))
     return found
 
@@ -123,12 +125,12 @@ class Asked:
     space: Space
     search: Search
     workers: int | None
-    budget: int | None
+    n_trials: int | None
     metric: str | None
     mode: str | None
     max_t: int | None
     steps_per_epoch: int
-    trials: str
+    executor: str
     plan: str | None
     seed: int
     seconds: float | None
@@ -143,7 +145,7 @@ class Asked:
     place: Place | None = None
 
     def __post_init__(self) -> None:
-        numbers = {word: whole(word, getattr(self, word), 1, TuningError) for word in ("workers", "budget")}
+        numbers = {word: whole(word, getattr(self, word), 1, TuningError) for word in ("workers", "n_trials")}
         numbers |= {word: plain(getattr(self, word)) for word in ("max_t", "steps_per_epoch", "seed")}
         for word, number in numbers.items():
             object.__setattr__(self, word, number)
@@ -160,18 +162,18 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
     """
     make, search = asked.make, asked.search
     _check_numbers(asked)
-    check(asked.space, search, asked.trials, asked.plan, make)
+    check(asked.space, search, asked.executor, asked.plan, make)
     job = probe(make, asked.space, asked.seed) if make is not None else None
     measure, mode = measure_of(asked.metric, asked.mode, asked.steps_per_epoch, job)
     max_t = search.max_t or asked.max_t or (job.epochs * asked.steps_per_epoch if job else MAX_T)
     continues = make is not None and can_continue(asked.plan, asked.steps_per_epoch)
-    proposals, scheduler, total = search.open(asked.space, asked.budget, max_t, asked.seed, mode == "min", continues)
+    proposals, scheduler, total = search.open(asked.space, asked.n_trials, max_t, asked.seed, mode == "min", continues)
     header = {
         "schema": SCHEMA, "name": job.name if job and job.name != "job" else asked.name,
         "search": str(search), "seed": asked.seed,
         "space": asked.space.describe(), "metric": measure.metric if job else "value", "mode": mode, "max_t": max_t,
-        "budget": asked.budget, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
-        "trials_run": asked.trials, "plan": asked.plan, "data_dir": asked.data_dir, "started": time.time(),
+        "budget": asked.n_trials, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
+        "trials_run": asked.executor, "plan": asked.plan, "data_dir": asked.data_dir, "started": time.time(),
     }  # fmt: skip
     objective = (
         asked.own if make is None else objective_of(make, measure, search, scheduler.heeds, asked.plan, asked.timeout)
@@ -212,7 +214,7 @@ def _run(study: Study, way: Way, asked: Asked, path: Path | None, header: dict[s
         kept = Storage(asked.storage, header["name"], tuning, asked.space, study.minimize)
         kept.teach(study.proposals)
         watchers.append(kept)
-    chosen = choose(study.way or asked.trials, way, study)
+    chosen = choose(study.way or asked.executor, way, study)
     study.runs(chosen.name)
     spent = drive(study, chosen.trials, asked.seconds, lambda study: [each(study) for each in watchers])
     if asked.storage is not None:
@@ -234,7 +236,7 @@ def _serve(asked: Asked, way: Way, header: dict[str, Any]) -> Tuning:
     account = Account(time.perf_counter() - begin, 0.0, way.cores, 0, 0.0)
     return Tuning(
         None, [trials[number] for number in sorted(trials)], None if best is None else trials[best], account,
-        header["metric"], header["mode"], header["search"], asked.trials, "", asked.make, place.rank,
+        header["metric"], header["mode"], header["search"], asked.executor, "", asked.make, place.rank,
     )  # fmt: skip
 
 
@@ -259,13 +261,15 @@ def _again(folder: Path, job: str | None, space: Path | None, data_dir: str | No
     head = rows[0]
     job = job or head["job"]
     if not job:
-        raise TuningError(f"{folder} does not say where its job comes from; resume it with pl.tune(..., resume=folder)")
+        raise TuningError(
+            f"{folder} does not say where its job comes from; resume it with paceline.tune(..., resume=folder)"
+        )
     file = space or next(folder.glob("space.*"), None)
     parts: Any = head["space"] if file is None else read_space(file)
-    kept = {key: head[key] for key in ("budget", "metric", "mode", "max_t", "steps_per_epoch", "seed", "plan")}
+    kept = {key: head[key] for key in ("metric", "mode", "max_t", "steps_per_epoch", "seed", "plan")}
     return tune(
         job, parts, head["search"], data_dir=data_dir or head["data_dir"], resume=folder,
-        **{**rest, **kept, "trials": head["trials_run"]},
+        **{**rest, **kept, "n_trials": head["budget"], "executor": head["trials_run"]},
     )  # fmt: skip
 
 

@@ -51,13 +51,13 @@ class Where:
     trusted_network: bool = False
     workers: int | None = None
 
-    def check(self, trials: str) -> None:
+    def check(self, executor: str) -> None:
         if self.engine not in ENGINES:
             raise TuningError(f"engine={self.engine!r}; {suggest(self.engine, ENGINES)}")
-        if self.engine != "local" and trials in ("here", "stacked"):
+        if self.engine != "local" and executor in ("here", "stacked"):
             raise TuningError(
-                f"trials={trials!r} runs in one process, and engine={self.engine!r} has several: take 'processes' or "
-                "'distributed'"
+                f"executor={executor!r} runs in one process, and engine={self.engine!r} has several: take "
+                "'processes' or 'distributed'"
             )
         if self.address is not None and self.engine != "ray":
             raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")

@@ -20,6 +20,7 @@ from paceline.plans.plan import Plan
 from paceline.runs.folder import new_folder
 from paceline.tuner import journal as journals
 from paceline.tuner.best import maker_of
+from paceline.tuner.named import NamedArguments
 from paceline.tuner.searches import Search
 from paceline.tuner.space import Configuration, Space
 from paceline.tuner.suggested import suggested_space
@@ -34,9 +35,9 @@ PROBED = 3  # configurations whose job is made before the start, until one can b
 
 
 def functions(
-    make_job: Any, objective: Callable[[Trial], float | None] | None, data_dir: str | None
+    make_job: Any, objective: Callable[[Trial], float | None] | None, data_dir: str | None, space: Space | None
 ) -> tuple[Callable[[Trial], Job] | None, Any, str]:
-    """Return (make_job as a function, objective, where the job comes from)."""
+    """Return (make_job as a function of a trial, objective, where the job comes from)."""
     if (make_job is None) == (objective is None):
         raise TuningError("give either make_job, a function of a trial that makes a Job, or objective=, which trains")
     if objective is not None:
@@ -51,7 +52,7 @@ def functions(
         raise TuningError(
             f"make_job={make_job!r:.60} is neither a Job, nor a function that makes one, nor a JOB's name"
         )
-    return maker_of(make_job), None, origin
+    return maker_of(make_job, space.parameters if space is not None else ()), None, origin
 
 
 def _absolute(where: str) -> str:
@@ -59,29 +60,27 @@ def _absolute(where: str) -> str:
     return f"{Path(path).resolve()}{colon}{name}"
 
 
-def space_of(space: Space | Mapping[str, Any] | None, make: Callable[[Trial], Job] | None) -> Space:
+def space_of(space: Space | None, make: Callable[[Trial], Job] | None) -> Space:
     """Return the space of a tuning: the given one, or what a function of a trial suggests."""
-    if isinstance(space, Space):
+    if space is not None:
         return space
-    if space is not None or make is None or isinstance(make, VariedJob):
-        return Space(space or {})
-    return suggested_space(make)
+    return Space({}) if make is None or isinstance(make, VariedJob) else suggested_space(make)
 
 
-def check(space: Space, search: Search, trials: str, plan: str | None, make: Any) -> None:
+def check(space: Space, search: Search, executor: str, plan: str | None, make: Any) -> None:
     if not space.parameters and (make is not None or search.sampler != "random"):
         raise TuningError(
             f"search {search} has nothing to vary: give --space FILE, space={{name: paceline.Float(low, high), ...}}, "
             "or a function of a trial that suggests values"
         )
-    if trials not in WAYS:
-        number = "; the number of trials is the budget" if str(trials).isdigit() else ""
-        raise TuningError(f"trials={trials!r} is how trials are run; {suggest(str(trials), WAYS)}{number}")
-    if (plan is not None) != (trials == "distributed"):
-        raise TuningError("plan= is how each trial is trained by several workers: it goes with trials='distributed'")
-    if make is None and trials in ("stacked", "distributed"):
-        raise TuningError(f"trials={trials!r} needs make_job, since an objective contains its own training")
-    if isinstance(make, VariedJob):
+    if executor not in WAYS:
+        number = "; the number of trials is n_trials" if str(executor).isdigit() else ""
+        raise TuningError(f"executor={executor!r} is what runs trials; {suggest(str(executor), WAYS)}{number}")
+    if (plan is not None) != (executor == "distributed"):
+        raise TuningError("plan= is how each trial is trained by several workers: it goes with executor='distributed'")
+    if make is None and executor in ("stacked", "distributed"):
+        raise TuningError(f"executor={executor!r} needs make_job, since an objective contains its own training")
+    if isinstance(make, VariedJob | NamedArguments):
         make.check(space.parameters)
 
 

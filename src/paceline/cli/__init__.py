@@ -21,7 +21,7 @@ import typer
 from paceline.cli.console import console
 from paceline.cli.environment import check_environment
 from paceline.errors import PacelineDeprecationWarning, PacelineError, RunStopped, UsageError
-from paceline.errors.renames import OPTIONS
+from paceline.errors.renames import COMMAND_OPTIONS, OPTIONS
 from paceline.errors.suggestions import FAMILIAR_OPTIONS
 
 app = typer.Typer(
@@ -149,13 +149,14 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 def _by_new_names(words: list[str]) -> list[str]:
     """Return the words of a command line with renamed options under their new names."""
     found = []
+    renamed = OPTIONS | COMMAND_OPTIONS.get(next(iter(words), ""), {})
     for word in words:
         option, equals, value = word.partition("=")
         if option in FAMILIAR_OPTIONS:
             raise UsageError(f"there is no option {option}; {FAMILIAR_OPTIONS[option]}")
-        if option in OPTIONS:
-            console.print(f"note: {option} is called {OPTIONS[option]} now", style="yellow", markup=False)
-        found.append(OPTIONS.get(option, option) + equals + value)
+        if option in renamed:
+            console.print(f"note: {option} is called {renamed[option]} now", style="yellow", markup=False)
+        found.append(renamed.get(option, option) + equals + value)
     return found
 
 

@@ -12,9 +12,9 @@ def tune(
     job: options.JobOrNone = None,
     space: tune_options.SpaceFile = None,
     search: tune_options.SearchOption = "asha",
-    trials: tune_options.TrialsOption = "auto",
+    n_trials: tune_options.NumberOfTrials = None,
+    executor: tune_options.ExecutorOption = "auto",
     workers: tune_options.TrialWorkers = None,
-    budget: tune_options.Budget = None,
     metric: tune_options.Metric = None,
     mode: tune_options.Mode = None,
     max_t: tune_options.MaxT = None,
@@ -52,7 +52,7 @@ def tune(
     display = TuningDisplay(quiet)
     try:
         found = tune_from_files(
-            job, space, search, data_dir=data_dir, trials=trials, workers=workers, budget=budget, metric=metric,
+            job, space, search, data_dir=data_dir, n_trials=n_trials, executor=executor, workers=workers, metric=metric,
             mode=mode, max_t=max_t, steps_per_epoch=steps_per_epoch, plan=plan, seed=seed, seconds=seconds,
             timeout=timeout, resume=resume, folder=runs, progress=display, engine=engine or engine_of(),
             address=address, keys=keys, trusted_network=trusted_network, storage=storage,

@@ -23,17 +23,17 @@ SearchOption = Annotated[
         "(tpe, gp, cmaes, nsgaii, qmc); with options, as in asha:max_t=9,reduction_factor=3."
     ),
 ]
-TrialsOption = Annotated[
+NumberOfTrials = Annotated[
+    int | None, typer.Option("--n-trials", min=1, help="Number of trials.", show_default="all of a grid, otherwise 32")
+]
+ExecutorOption = Annotated[
     str,
     typer.Option(
-        "--trials", help="How trials are run: processes, stacked, distributed (each by --plan), here, or auto."
+        "--executor", help="What runs trials: processes, stacked, distributed (each by --plan), here, or auto."
     ),
 ]
 TrialWorkers = Annotated[
     int | None, typer.Option("--workers", "-w", min=1, help="Worker processes.", show_default="one for each core")
-]
-Budget = Annotated[
-    int | None, typer.Option(min=1, help="Number of trials.", show_default="all of a grid, otherwise 32")
 ]
 Metric = Annotated[
     str | None,
@@ -48,7 +48,7 @@ MaxT = Annotated[
 ]
 StepsPerEpoch = Annotated[int, typer.Option(min=1, help="Steps in an epoch: how often a trial is evaluated.")]
 TrialPlan = Annotated[
-    str | None, typer.Option("--plan", "-p", help="With --trials distributed: the plan by which each is trained.")
+    str | None, typer.Option("--plan", "-p", help="With --executor distributed: the plan by which each is trained.")
 ]
 TuningSeed = Annotated[int, typer.Option(min=0, help="Random seed of the search.")]
 TuningSeconds = Annotated[float | None, typer.Option(help="Start no further trials after this many seconds.")]

@@ -35,9 +35,11 @@ JOB_VALUES = {"precision": {"float32": "32-true", "bfloat16": "bf16-mixed"}}
 RENAMED_ARGUMENTS = {
     "train": {"deadline": "timeout", "updates": "max_updates"},
     "parallel": {"deadline": "timeout"},
+    "tune": {"budget": "n_trials", "trials": "executor"},
 }
-#: Options of the command line.
+#: Options of the command line; of every command, and of single ones.
 OPTIONS = {"--deadline": "--timeout", "--updates": "--max-updates"}
+COMMAND_OPTIONS = {"tune": {"--budget": "--n-trials", "--trials": "--executor"}}
 
 
 def accepts_old_names(renamed: Names) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -216,7 +216,7 @@ def _main(folder: Path, search: str) -> None:
     file = _journal(folder)
     resume = file.parent if file is not None else None
     tune(
-        **given, budget=_budget(search), max_t=MAX_T, trials="processes", workers=2, folder=folder, resume=resume
+        **given, n_trials=_budget(search), max_t=MAX_T, executor="processes", workers=2, folder=folder, resume=resume
     )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class Account:
         if self.workers > 1 and self.speedup < 1:
             lines.append(
                 f"this parallel search was slower than a sequential one: {1 / self.speedup:.2f} times its time; take "
-                "longer trials, or --trials here"
+                "longer trials, or --executor here"
             )
         elif self.workers > 1:
             lines.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from paceline.errors import TuningError
 from paceline.gradients.pickling import pack, unpack
 from paceline.jobs.job import Job
 from paceline.jobs.loading import load_maker
+from paceline.tuner.named import NamedArguments, takes_names
 from paceline.tuner.space import Configuration
 from paceline.tuner.trial import Trial
 from paceline.tuner.varied import VariedJob
@@ -42,15 +43,18 @@ def tuned_job(
             raise TuningError(f"{where}, which a tuning wrote beside this file, is not there")
         make = unpack(where.read_bytes())
     else:
-        make = maker_of(load_maker(where, data_dir))
+        make = maker_of(load_maker(where, data_dir), configuration)
     job = make(Trial(0, dict(configuration), 0, 1))
     given = {"epochs": epochs, "compute": compute}
     return job.with_(**{name: value for name, value in given.items() if value is not None})
 
 
-def maker_of(found: Any) -> Callable[[Trial], Job]:
-    """Return a function of a trial: as it is, or of a plain job."""
-    return VariedJob(found) if isinstance(found, Job) else found
+def maker_of(found: Any, names: Iterable[str]) -> Callable[[Trial], Job]:
+    """Return a function of a trial: as it is, of a plain job, or of a function that takes the names of the space."""
+    if isinstance(found, Job):
+        return VariedJob(found)
+    make: Callable[[Trial], Job] = NamedArguments(found) if takes_names(found, names) else found
+    return make
 
 
 def write_best(

@@ -24,7 +24,7 @@ from paceline.tuner.optuna import OptunaProposals, sampler_named
 from paceline.tuner.proposals import Drawn, Proposals
 from paceline.tuner.space import Space
 
-TRIALS = 32  # of a search without an end of its own, if no budget is given
+TRIALS = 32  # of a search without an end of its own, if no number is given
 STAGES = 16  # of max_t, the first of which is ASHA's grace period: earlier, learning rates have not shown their order
 SAMPLERS = ("grid", "random", "sobol", *OPTUNA)
 
@@ -100,7 +100,7 @@ SEARCHES: dict[str, Recipe] = {
 
 @dataclass(frozen=True)
 class Search:
-    """A search that was asked for: its recipe with its options, before space and budget are known."""
+    """A search that was asked for: its recipe with its options, before the space and the number of trials are known."""
 
     name: str
     sampler: str
@@ -154,16 +154,18 @@ class Search:
         return f"{self.name}:{tail}" if tail else self.name
 
     def open(
-        self, space: Space, budget: int | None, max_t: int, seed: int, minimize: bool, continues: bool = True
+        self, space: Space, n_trials: int | None, max_t: int, seed: int, minimize: bool, continues: bool = True
     ) -> tuple[Proposals, Scheduler, int]:
         """Return what proposes configurations, what schedules them, and how many trials there will be."""
         proposals = self._proposals(space, seed, minimize)
-        if self.counts and (budget is not None or self.sampler == "grid"):
-            raise TuningError(f"search {self.name} decides itself how many trials there are: give max_t, and no budget")
-        trials = TRIALS if budget is None else budget
+        if self.counts and (n_trials is not None or self.sampler == "grid"):
+            raise TuningError(
+                f"search {self.name} decides itself how many trials there are: give max_t, and no n_trials"
+            )
+        trials = TRIALS if n_trials is None else n_trials
         if self.sampler == "grid":
             assert isinstance(proposals, Drawn)
-            trials = len(proposals) if budget is None else min(budget, len(proposals))
+            trials = len(proposals) if n_trials is None else min(n_trials, len(proposals))
             if not trials:
                 raise TuningError("the constraints allow no configuration of the grid; loosen them")
         scheduler = SEARCHES[self.name].scheduler(Terms(trials, max_t, seed, proposals, continues), **self.options)

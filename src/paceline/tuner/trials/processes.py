@@ -50,8 +50,8 @@ class Processes:
             self.packed = pack(objective, large)
         except Exception as error:
             raise TuningError(
-                f"the job cannot be sent to another process: {type(error).__name__}: {error}; trials='here' runs it in "
-                "this one"
+                f"the job cannot be sent to another process: {type(error).__name__}: {error}; executor='here' "
+                "runs it in this one"
             ) from error
         self.shared = SharedTensors(large) if large else None
         self._oom = oom_kills()
