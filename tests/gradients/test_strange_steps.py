@@ -129,4 +129,4 @@ def test_what_a_pipeline_cannot_compute_is_refused(step: Any, says: str) -> None
 
 def test_a_loss_of_pairs_is_noted_although_it_draws_numbers() -> None:
     with pytest.warns(JobWarning, match="one batch has a loss of .*pairs, as in contrastive losses"):
-        train(job_of(chain, contrast), "sequential", engine="virtual", folder=None, max_updates=1)
+        train(job_of(chain, contrast), "ring:workers=2", engine="virtual", folder=None, max_updates=1)
