@@ -80,21 +80,7 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
             access.thing,
             0.6 if together else 0.55,
         )
-    for access, line in list(claimed_at_once(accesses, facts))[:1]:
-        yield finding(
-            access.node,
-            access.fn,
-            f"{access.thing} is asked for an item at line {line}, and gets it here; several threads run "
-            f"{access.fn.qualname}, and two of them may find it missing and both go on with it",
-            [
-                Step("thread A", line, f"{access.fn.qualname} finds no such item"),
-                Step("thread B", line, "finds none either"),
-                Step("both", access.line, "add it, and do the same work"),
-            ],
-            "hold a lock over the check and the change",
-            access.thing,
-            0.6,
-        )
+    yield from _claimed(accesses, facts)
     for access, loop in list(emptied_at_once(accesses, facts))[:1]:
         yield finding(
             access.node,
@@ -131,6 +117,25 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
             "use .get() or .pop(key, None) and check the result, or hold one lock over both",
             access.thing,
             0.6 if facts.threads_of(other.fn) else 0.5,
+        )
+
+
+def _claimed(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """An item that two threads find missing, and both add."""
+    for access, line in list(claimed_at_once(accesses, facts))[:1]:
+        yield finding(
+            access.node,
+            access.fn,
+            f"{access.thing} is asked for an item at line {line}, and gets it here; several threads run "
+            f"{access.fn.qualname}, and two of them may find it missing and both take it",
+            [
+                Step("thread A", line, f"{access.fn.qualname} finds no such item"),
+                Step("thread B", line, "finds none either"),
+                Step("both", access.line, "add it, and do the same work"),
+            ],
+            "hold a lock over the check and the change",
+            access.thing,
+            0.6,
         )
 
 
