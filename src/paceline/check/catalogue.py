@@ -125,6 +125,9 @@ _MPI = (
 COLLECTIVES: dict[str, str] = {f"torch.distributed.{name}": name for name in _TORCH}
 MPI_COLLECTIVES = {name: name for name in _MPI} | {name.capitalize(): name for name in _MPI}
 MPI_COLLECTIVES |= {"Allreduce": "allreduce", "Reduce_scatter": "reduce_scatter"}
+#: Methods of a file or window of MPI that every rank must call which has opened it.
+MPI_SHARED = {"Write_all", "Read_all", "Write_at_all", "Read_at_all", "Write_ordered", "Read_ordered", "Set_view",
+              "Set_size", "Fence"}  # fmt: skip
 #: What makes `backward()` a collective: each of these averages the gradients of all ranks in it.
 WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard", "DistributedOptimizer"}
 RETURNS_MODEL = {"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_"}
@@ -148,7 +151,7 @@ OBJECT_COLLECTIVES: dict[str, tuple[str, ...]] = {
 COLLECTIVE_NAMES = {"all_reduce", "allreduce", "all_gather", "allgather", "all_gather_object", "reduce_scatter",
                 "broadcast_object_list", "wait_for_everyone", "barrier", "all_to_all", "broadcast_object",
                 "gather_object", "sync_global_devices", "reduce_dict", "all_gather_list", "synchronize_processes",
-                "dist_barrier", "block_all", "all_reduce_dict",
+                "run_on_main", "dist_barrier", "block_all", "all_reduce_dict",
                 "summon_full_params", "GatheredParameters", "unwrap_model_for_generation",
                    "get_model_state_dict", "get_optimizer_state_dict", "full_optim_state_dict", "full_tensor",
                    "consolidate_state_dict", "set_model_state_dict"}  # fmt: skip
@@ -165,7 +168,7 @@ RANK_CALLS = {"get_rank", "Get_rank", "get_local_rank", "is_main_process", "is_r
               "is_leader_rank", "is_world_process_zero", "is_local_process_zero", "is_coordinator_rank",
               "get_world_rank", "get_process_index", "get_dist_rank", "is_rank_zero_process",
               "is_primary", "is_primary_process", "is_rank_0_process", "is_main", "is_chief", "is_leader",
-              "is_first_rank", "is_rank0"}  # fmt: skip
+              "is_first_rank", "is_rank0", "if_main_process"}  # fmt: skip
 RANK_NAMES = {"rank", "local_rank", "global_rank", "world_rank", "process_index", "local_process_index", "node_rank",
               "is_main_process", "is_local_main_process", "is_global_zero", "is_rank_zero", "is_master",
               "is_main", "myrank", "my_rank", "mpi_rank", "is_master_process", "is_world_process_zero",

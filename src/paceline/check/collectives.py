@@ -8,6 +8,7 @@ functions of a library are collectives is data in libraries/collectives.json.
 from __future__ import annotations
 
 import ast
+import re
 from typing import NamedTuple
 
 from paceline.check import catalogue, libraries
@@ -16,6 +17,7 @@ from paceline.check.library_types import type_name
 from paceline.check.module import Module
 from paceline.check.names import dotted, keyword, short_name
 
+_BARRIER = re.compile(r"(ddp|dist|distributed|torch|global|mpi|fsdp|safe|maybe|process|rank|world)_barrier")
 _LOGS = ("log", "log_dict")  # collectives only with sync_dist=True
 #: The group of an exchange that every rank makes, each with other ones.
 NEIGHBOURS = "its neighbours"
@@ -42,6 +44,8 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
         and function.id in module.imports
     ):
         name = function.id
+    if name is None and _BARRIER.fullmatch(short_name(function)) and dotted(function).split(".")[0] in module.imports:
+        name = "barrier"  # a helper of another file: `distributed.ddp_barrier()`
     if name is None and isinstance(function, ast.Attribute):
         name = _by_class(function, fn, module)
         owned = name is not None
@@ -126,6 +130,8 @@ def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | N
         comm = dotted(function.value)
         if comm.endswith("COMM_WORLD") or owner == "comm" or owner.endswith("comm") or owner.startswith("comm"):
             return catalogue.MPI_COLLECTIVES.get(function.attr)
+        if function.attr in catalogue.MPI_SHARED:
+            return function.attr
     if function.attr in catalogue.OBJECT_COLLECTIVES.get(owner.strip("_"), ()):
         return function.attr
     if function.attr == "backward" and module.wraps_models:

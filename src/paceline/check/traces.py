@@ -14,7 +14,7 @@ from paceline.check.module import Module
 from paceline.check.names import dotted, keyword, short_name
 from paceline.check.sequences import Sequences
 
-MOST_TURNS, MOST_OPERATIONS, DEPTH = 32, 400, 6
+MOST_TURNS, MOST_OPERATIONS, MOST_STEPS, DEPTH = 32, 400, 5_000, 6
 SENDS = {"send": True, "Send": True, "ssend": True, "Ssend": True, "isend": False, "Isend": False, "issend": False}
 RECEIVES = {"recv": True, "Recv": True, "irecv": False, "Irecv": False}
 BOTH = {"sendrecv", "Sendrecv"}
@@ -48,8 +48,11 @@ class Impossible(Exception):
 class Trace:
     """The operations of one rank in a world of `size` ranks."""
 
-    def __init__(self, module: Module, sequences: Sequences, rank: int, size: int, chosen: dict[str, bool]) -> None:
+    def __init__(
+        self, module: Module, sequences: Sequences, exchanges: Exchanges, rank: int, size: int, chosen: dict[str, bool]
+    ) -> None:
         self.module, self.sequences, self.rank, self.size = module, sequences, rank, size
+        self._exchanges, self._steps = exchanges, 0
         self.operations: list[Operation] = []
         #: The tests that all ranks decide alike and that decide about messages, each with the side that is followed.
         self._chosen = chosen
@@ -74,6 +77,9 @@ class Trace:
         return "", None
 
     def _statement(self, node: ast.stmt, fn: Function, names: dict[str, object]) -> tuple[str, object]:
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise Undecided
         if isinstance(node, ast.Return):
             return "return", self._value(node.value, fn, names) if node.value is not None else None
         if isinstance(node, ast.Break | ast.Continue):
@@ -174,7 +180,7 @@ class Trace:
         nodes = [n for statement in body for n in ast.walk(statement)]
         if leaves and any(isinstance(n, ast.Return | ast.Break | ast.Continue) for n in nodes):
             return True
-        return any(exchanges(n, fn, self.module, self.sequences) for n in nodes if isinstance(n, ast.Call))
+        return any(self._exchanges(n, fn) for n in nodes if isinstance(n, ast.Call))
 
     def _needs_nothing(self, body: list[ast.stmt], fn: Function) -> None:
         if self._matters(body, fn):
@@ -211,7 +217,7 @@ class Trace:
         if isinstance(node, ast.ListComp | ast.GeneratorExp) and len(node.generators) == 1:
             return self._elements(node, fn, dict(names))
         for inner in ast.walk(node):
-            if inner is not node and isinstance(inner, ast.Call) and exchanges(inner, fn, self.module, self.sequences):
+            if inner is not node and isinstance(inner, ast.Call) and self._exchanges(inner, fn):
                 raise Undecided
         return UNKNOWN
 
@@ -296,7 +302,7 @@ class Trace:
                 self.operations.append(Operation(found.name, node.lineno))
             return UNKNOWN
         callee = self.module.callee(node, fn)
-        if callee is not None and exchanges(node, fn, self.module, self.sequences):
+        if callee is not None and self._exchanges(node, fn):
             if callee.generator or callee.asynchronous or callee.name == "__init__":
                 raise Undecided
             return self.run(callee, self._arguments(callee, node, fn, names))
@@ -380,9 +386,20 @@ def is_message(call: ast.Call, module: Module) -> bool:
     return mpi and (owner == "comm_world" or "comm" in owner)
 
 
-def exchanges(call: ast.Call, fn: Function, module: Module, sequences: Sequences, depth: int = 0) -> bool:
-    """Whether a call sends, receives or runs a collective, itself or in functions of the file."""
-    if is_message(call, module) or sequences.collective(call, fn) is not None:
-        return True
-    callee = module.callee(call, fn) if depth < DEPTH else None
-    return callee is not None and any(exchanges(c, callee, module, sequences, depth + 1) for c in callee.calls)
+class Exchanges:
+    """Which calls send, receive or run a collective, themselves or in functions of the file; each found once."""
+
+    def __init__(self, module: Module, sequences: Sequences) -> None:
+        self._module, self._sequences = module, sequences
+        self._known: dict[int, bool] = {}
+
+    def __call__(self, call: ast.Call, fn: Function) -> bool:
+        if id(call) not in self._known:
+            self._known[id(call)] = False  # what a circle of calls gets
+            callee = self._module.callee(call, fn)
+            self._known[id(call)] = (
+                is_message(call, self._module)
+                or self._sequences.collective(call, fn) is not None
+                or (callee is not None and any(self(inner, callee) for inner in callee.calls))
+            )
+        return self._known[id(call)]

@@ -17,7 +17,7 @@ from functools import cached_property
 from paceline.check import catalogue
 from paceline.check.chances import Chances
 from paceline.check.declarations import Class, Declarations, Function
-from paceline.check.names import dotted, enclosing, keyword, short_name
+from paceline.check.names import dotted, enclosing, keyword, parent, short_name
 from paceline.check.passing import Passing
 from paceline.check.reduced import SPREADS, Reduced
 
@@ -274,10 +274,21 @@ class Varying:
             last = test.end_lineno or 0 if isinstance(test, ast.If) else 0
             wraps = any(isinstance(n, ast.Call) for n in ast.walk(value)) and _reads(value, node.id)
             around = isinstance(test, ast.If) and test.lineno <= node.lineno <= last
+            if isinstance(parent(target), ast.AugAssign) and (why := self._passed_by(target, fn, depth)):
+                return why
             if not isinstance(test, ast.If) or wraps or (around and not _reads(test.test, node.id)):
                 continue
             why = "" if asks_for_ranks(test.test) or _asks_for_one(test.test) else self.why(test.test, fn, depth)
             if why and decides(test.test, why) and not self._both(node.id, test, why):
+                return why
+        return ""
+
+    def _passed_by(self, counted: ast.expr, fn: Function, depth: int) -> str:
+        """Why a counter of the turns of a loop differs: a test before it goes on to the next turn, on some ranks."""
+        loop = enclosing(counted, ast.For, ast.While)
+        for test in fn.tests if loop is not None else ():
+            goes_on = isinstance(test.body[-1], ast.Continue) and loop.lineno < test.lineno < counted.lineno  # type: ignore[union-attr]
+            if goes_on and (why := self.why(test.test, fn, depth)) and decides(test.test, why):
                 return why
         return ""
 

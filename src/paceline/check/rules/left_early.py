@@ -19,6 +19,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import Item, flattened
 from paceline.check.summaries import Facts
+from paceline.check.varying import DATA, FILES, HOST, RANK
 from paceline.narrative import Wait
 
 # Exceptions of the program or its surroundings, which every rank sees alike; any other may be raised on one rank alone.
@@ -43,6 +44,30 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _caught(fn, facts)
         yield from _raised(fn, facts)
         yield from _without_loss(fn, facts)
+        yield from _raised_in_call(fn, facts)
+
+
+def _raised_in_call(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A function that raises on the rank whose own part is not as it should be, called before a collective."""
+    flat = facts.sequences.operations(fn)
+    for call in fn.calls if flat else ():
+        callee = facts.module.callee(call, fn)
+        missed = next((i for i in flat if getattr(i.at, "lineno", 0) > call.lineno), None)
+        if callee is None or callee is fn or missed is None or enclosing(call, ast.If, ast.Try) is not None:
+            continue
+        for test in callee.tests:
+            left = test.body[-1]
+            asked = facts.sequences.conditions(test.test, callee) if isinstance(left, ast.Raise) else []
+            own = len(asked) == 1 and asked[0].local and asked[0].why in (RANK, HOST, FILES)
+            if own and isinstance(left, ast.Raise) and not _is_assertion(left) and enclosing(test, ast.Try) is None:
+                yield _report(
+                    callee,
+                    left,
+                    missed,
+                    f"`if {ast.unparse(test.test)}` depends on {asked[0].why} and makes one rank raise in "
+                    f"{callee.qualname}(), which {fn.qualname} calls (line {call.lineno})",
+                    0.5,
+                )
 
 
 def _without_loss(fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -171,7 +196,23 @@ def _fallen_out_of(tried: ast.Try, fn: Function, facts: Facts) -> Item | None:
     first = getattr(inside[0].at, "lineno", 0)
     before = (c for c in fn.calls if tried.lineno < c.lineno < first and enclosing(c, ast.Try) is tried)
     leads = (c for c in before if (b := enclosing(c, ast.If)) is None or b.lineno < tried.lineno or _reaches(b, first))  # type: ignore[attr-defined]
-    return inside[0] if memory or any(_fails_alone(call, fn, facts) for call in leads) else None
+    alone = memory or any(_fails_alone(call, fn, facts) for call in leads)
+    return inside[0] if alone or _skips_data(tried, inside[0], fn, facts) else None
+
+
+def _skips_data(tried: ast.Try, item: Item, fn: Function, facts: Facts) -> bool:
+    """Whether a handler passes by data that cannot be used, in a `try` around a step with collectives of its own."""
+    step = item.at if isinstance(item.at, ast.Call) else None
+    callee = facts.module.callee(step, fn) if step is not None else None
+    kind = tried.handlers[0].type
+    names = {short_name(k) for k in (kind.elts if isinstance(kind, ast.Tuple) else [kind]) if k is not None}
+    loop = enclosing(tried, ast.For, ast.AsyncFor)
+    if step is None or callee is None or not isinstance(loop, ast.For | ast.AsyncFor):
+        return False
+    given = {n.id for argument in step.args for n in ast.walk(argument) if isinstance(n, ast.Name)}
+    of_turn = given & {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    broad = not names or names & {"Exception", "RuntimeError", "BaseException"}
+    return bool(of_turn) and (not broad or any(facts.module.varying.why(a, fn) == DATA for a in step.args))
 
 
 def _reaches(branch: ast.AST, line: int) -> bool:
@@ -226,7 +267,8 @@ def _broad(handler: ast.ExceptHandler) -> bool:
 def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Finding:
     line = getattr(item.at, "lineno", at.lineno)
     by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
-    turn = " in the next turn of the loop" if line < at.lineno else ""
+    again = fn.line <= line < at.lineno
+    turn = " in the next turn of the loop" if again else ""
     return finding(
         at,
         fn,

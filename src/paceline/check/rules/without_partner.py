@@ -18,7 +18,7 @@ from paceline.check.names import enclosing
 from paceline.check.rules import send_receive
 from paceline.check.rules.rule import Rule
 from paceline.check.summaries import Facts
-from paceline.check.traces import Impossible, Trace, Undecided, is_message
+from paceline.check.traces import Exchanges, Impossible, Trace, Undecided, is_message
 from paceline.narrative import Wait
 
 
@@ -30,10 +30,11 @@ def find(facts: Facts) -> Iterator[Finding]:
         return
     told = {line for found in send_receive.find(facts) for line in (step.line for step in found.story)}
     settled: set[int] = set()
+    exchanges = Exchanges(module, facts.sequences)
     for fn in _outermost_first(own, facts):
         if id(fn) in settled or not _by_all(fn, facts):
             continue
-        worlds = {size: found for size in WORLDS if (found := _played(fn, size, facts)) is not None}
+        worlds = {size: found for size in WORLDS if (found := _played(fn, size, facts, exchanges)) is not None}
         if not worlds:
             continue
         settled |= {id(each) for each in _reached(fn, facts)}
@@ -82,11 +83,11 @@ def _reached(fn: Function, facts: Facts) -> list[Function]:
     return found
 
 
-def _played(fn: Function, size: int, facts: Facts) -> tuple[list[Stuck], bool] | None:
+def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tuple[list[Stuck], bool] | None:
     """The ranks of a world that wait for ever, and whether with any buffer; None where it cannot be followed."""
     traces, chosen = list[list[Operation]](), dict[str, bool]()
     for rank in range(size):
-        trace = Trace(facts.module, facts.sequences, rank, size, chosen)
+        trace = Trace(facts.module, facts.sequences, exchanges, rank, size, chosen)
         try:
             trace.run(fn, {})
         except (Undecided, Impossible, RecursionError):
