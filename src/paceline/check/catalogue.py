@@ -61,6 +61,7 @@ MODULE_ALIASES = {
     "billiard": "multiprocessing",
     "multiprocess": "multiprocessing",
     "torch.distributed.distributed_c10d": "torch.distributed",
+    "torch.distributed.fsdp.fully_sharded_data_parallel": "torch.distributed.fsdp",
     "deepspeed.comm": "torch.distributed",
     "deepspeed.comm.comm": "torch.distributed",
     "accelerate.accelerator": "accelerate",
@@ -125,7 +126,7 @@ COLLECTIVES: dict[str, str] = {f"torch.distributed.{name}": name for name in _TO
 MPI_COLLECTIVES = {name: name for name in _MPI} | {name.capitalize(): name for name in _MPI}
 MPI_COLLECTIVES |= {"Allreduce": "allreduce", "Reduce_scatter": "reduce_scatter"}
 #: What makes `backward()` a collective: each of these averages the gradients of all ranks in it.
-WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard"}
+WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard", "DistributedOptimizer"}
 RETURNS_MODEL = {"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_"}
 # Collectives that are methods of an object with such a name, where its class is not known.
 _ENGINE = ("save_checkpoint", "load_checkpoint", "save_16bit_model", "backward", "step", "train_batch")
@@ -162,14 +163,20 @@ RANK_CALLS = {"get_rank", "Get_rank", "get_local_rank", "is_main_process", "is_r
               "is_rank_zero", "is_master", "is_global_zero", "process_index", "local_rank", "get_node_rank",
               "is_main_rank", "is_master_process", "is_local_main_process", "is_last_rank", "global_rank",
               "is_leader_rank", "is_world_process_zero", "is_local_process_zero", "is_coordinator_rank",
-              "get_world_rank", "is_main", "is_chief", "is_leader", "is_first_rank", "is_rank0"}  # fmt: skip
+              "get_world_rank", "get_process_index", "get_dist_rank", "is_rank_zero_process",
+              "is_primary", "is_primary_process", "is_rank_0_process", "is_main", "is_chief", "is_leader",
+              "is_first_rank", "is_rank0"}  # fmt: skip
 RANK_NAMES = {"rank", "local_rank", "global_rank", "world_rank", "process_index", "local_process_index", "node_rank",
               "is_main_process", "is_local_main_process", "is_global_zero", "is_rank_zero", "is_master",
               "is_main", "myrank", "my_rank", "mpi_rank", "is_master_process", "is_world_process_zero",
               "rank_zero", "rank0", "is_rank0", "is_root", "is_chief", "is_leader", "main_process", "is_primary",
               "is_first_rank", "dp_rank", "tp_rank", "pp_rank", "data_parallel_rank", "is_main_rank",
-              "is_rank_0", "is_last_process", "rank_id", "dist_rank", "proc_id"}  # fmt: skip
-RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "GLOBAL_RANK", "NODE_RANK"}
+              "is_rank_0", "is_last_process", "rank_id", "dist_rank", "proc_id", "is_primary_process",
+              "is_rank_zero_process", "is_local_rank_0", "is_local_rank_zero", "process_rank", "worker_rank",
+              "shard_rank", "is_rank0_process", "ddp_rank", "ddp_local_rank", "world_process_zero"}  # fmt: skip
+RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "OMPI_COMM_WORLD_RANK",
+                  "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "GLOBAL_RANK",
+                  "NODE_RANK", "GROUP_RANK", "LIGHTNING_RANK"}  # fmt: skip
 RANK_DECORATORS = {"rank_zero_only", "main_process_only", "on_main_process", "master_only", "is_main_process_only",
                    "on_local_main_process", "rank_zero"}  # fmt: skip
 # Context managers that all ranks enter, rank 0 first; collectives inside are not compared.

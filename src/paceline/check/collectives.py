@@ -46,6 +46,8 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
         name = _by_class(function, fn, module)
         owned = name is not None
         name = name or _by_object(function, fn, module)
+    if name is None and module.shards_models and _is_sharded(function, fn, module):
+        name = "forward"
     if name in _LOGS and not _truly(keyword(call, "sync_dist")):
         return None
     if name is None or keyword(call, "no_dist") is not None:
@@ -66,6 +68,22 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     if root is None and name in ("broadcast", "reduce", "bcast") and len(call.args) > 1:
         root = call.args[1]
     return Collective(name, call, group, written(root))
+
+
+def _is_sharded(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> bool:
+    """Whether this is a model whose parameters are spread over the ranks, and gathered from all of them to run it."""
+    if depth > DEPTH or not isinstance(node, ast.Name | ast.Attribute):
+        return False
+    if type_name(node, fn, module).endswith(".FullyShardedDataParallel"):
+        return True
+    named = dotted(node)
+    if any(short_name(c.func) == "fully_shard" and c.args and dotted(c.args[0]) == named for c in fn.calls):
+        return True
+    given = module.passing.to(fn, named) if named in fn.parameters and named not in fn.bound else ()
+    return any(_is_sharded(argument.value, argument.caller, module, depth + 1) for argument in given)
+
+
+DEPTH = 3  # calls through which a model is followed
 
 
 def _for_all_ranks(function: ast.Attribute, fn: Function, module: Module) -> bool:

@@ -58,6 +58,7 @@ def type_name(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> s
         owner = module.type_of(node.value, fn)
         for cls in owner.ancestry if owner is not None else ():
             found += cls.values.get(node.attr, ())
+            found += [pair for method in cls.methods.values() for pair in _first_of_several(dotted(node), method)]
             if not found and node.attr in cls.annotations:
                 return _annotated(cls.annotations[node.attr], module)
     return next(

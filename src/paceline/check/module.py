@@ -49,6 +49,11 @@ class Module(Declarations):
         """Whether this file wraps a model so that `backward()` averages its gradients over all ranks."""
         return any(short_name(call.func) in catalogue.WRAPPERS for fn in self.functions for call in fn.calls)
 
+    @cached_property
+    def shards_models(self) -> bool:
+        """Whether this file spreads the parameters of a model over the ranks."""
+        return any(origin.endswith((".FullyShardedDataParallel", ".fully_shard")) for origin in self.imports.values())
+
     # -- resources
 
     def constructed(self, value: ast.expr, fn: Function) -> tuple[str, ast.Call] | None:

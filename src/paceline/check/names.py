@@ -108,6 +108,19 @@ def entered_around(node: ast.AST) -> Iterator[ast.expr]:
         block = enclosing(block, ast.With, ast.AsyncWith)
 
 
+def asked_before(call: ast.expr) -> ast.expr | None:
+    """What decides within an expression whether a call is made; None when nothing does."""
+    at, up = call, parent(call)
+    while isinstance(up, ast.expr | ast.keyword):
+        if isinstance(up, ast.BoolOp) and at is not up.values[0]:
+            return up.values[0]
+        if isinstance(up, ast.IfExp) and at is not up.test:
+            other = up.orelse if at is up.body else up.body
+            return None if any(isinstance(n, ast.Call) for n in ast.walk(other)) else up.test
+        at, up = up, parent(up)  # type: ignore[assignment]
+    return None
+
+
 def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """An argument of a call, by its name or its position."""
     for given in call.keywords:

@@ -135,7 +135,8 @@ def _is_bound(fn: Function, target: ast.expr | None, caller: Function) -> bool:
     """Whether the first parameter is the object itself, which the call does not pass by position."""
     if fn.cls is None or fn.cls.methods.get(fn.name) is not fn or fn.decorated("staticmethod"):
         return False
-    if fn.name in ("__init__", "__call__") or fn.decorated("classmethod"):
+    called = fn.name == "forward" and not (isinstance(target, ast.Attribute) and target.attr == "forward")
+    if fn.name in ("__init__", "__call__") or called or fn.decorated("classmethod"):
         return not (isinstance(target, ast.Attribute) and target.attr == "__init__" and short_name(target.value) != "")
     named_by_class = isinstance(target, ast.Attribute) and short_name(target.value) == fn.cls.name
     return isinstance(target, ast.Attribute) and not named_by_class

@@ -17,7 +17,7 @@ from paceline.check.collectives import collective, written
 from paceline.check.declarations import Function
 from paceline.check.module import Module
 from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
-from paceline.check.varying import DATA, FILES, RANK, decides
+from paceline.check.varying import DATA, FILES, RANK, asks_for_ranks, decides
 
 ALIASES = 3
 # The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.
@@ -52,7 +52,7 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
         return Condition(ast.unparse(test), True, True, "", FILES)
     why = module.varying.why(test, fn)
     own = isinstance(test, ast.Call) and module.callee(test, fn) is not None
-    if not why or _asks_for_ranks(test) or not (own or decides(test, why)):
+    if not why or asks_for_ranks(test) or not (own or decides(test, why)):
         return None
     return Condition(ast.unparse(test), True, True, "", why)
 
@@ -111,14 +111,6 @@ def _asks_for_made(test: ast.expr, fn: Function, module: Module) -> bool:
 
 _ASKS_FOR_FILES = {"exists", "isfile", "isdir", "is_file", "is_dir"}
 MAKES_FILES = re.compile(r"^(open|save|dump|write|mkdir|makedirs|download|copy|move|extract|build|touch|to_)")
-
-
-def _asks_for_ranks(test: ast.expr) -> bool:
-    """Whether a test asks whether there are ranks at all, as `rank >= 0` and `rank is None` do."""
-    if not isinstance(test, ast.Compare):
-        return False
-    named = short_name(test.left).lower().strip("_") in catalogue.RANK_NAMES
-    return any(_is_number(c, -1) or (named and _is_number(c, 0)) for c in test.comparators)
 
 
 def _asked(test: ast.expr, fn: Function, module: Module, depth: int) -> Condition | None:

@@ -15,13 +15,15 @@ from paceline.check.catalogue import RANK_ZERO_FIRST
 from paceline.check.collectives import NEIGHBOURS, Collective, collective
 from paceline.check.declarations import Function
 from paceline.check.effects import runs_now
+from paceline.check.lengths import Lengths
 from paceline.check.module import Module
-from paceline.check.names import enclosing, parent, short_name
+from paceline.check.names import asked_before, dotted, enclosing, entered_around, parent, short_name
 from paceline.check.propagation import reached
 from paceline.check.ranks import Condition, condition
-from paceline.check.varying import RANK, decides
+from paceline.check.varying import asks_for_ranks, decides
 from paceline.check.walk import Walker
 
+SKIPS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 MOST = 1_000  # operations kept of a function: those of two callees may double at each call
 
 
@@ -54,7 +56,7 @@ class Sequences:
     """The sequences of the functions of a file, each computed once."""
 
     def __init__(self, module: Module, walker: Walker) -> None:
-        self.module, self.walker = module, walker
+        self.module, self.walker, self.lengths = module, walker, Lengths(module)
         self._whole: dict[int, Sequence] = {}
         self._found: dict[int, Collective | None] = {}
         self._index: dict[int, dict[int, list[tuple[ast.expr, Collective | None, Function | None]]]] = {}
@@ -100,7 +102,7 @@ class Sequences:
 
     def statement(self, node: ast.stmt, fn: Function, assumed: Assumption) -> Sequence:
         """The sequence of one statement."""
-        if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
+        if isinstance(node, SKIPS):
             return Sequence(self.calls(node, fn), type(node).__name__.lower())
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and self._ends(node.value):
             return Sequence(self.calls(node, fn), "exit")
@@ -212,26 +214,41 @@ class Sequences:
                 call = effect.node
                 found = self.collective(call, fn) if isinstance(call, ast.Call) else None
                 callee = effect.callee if effect.callee is not fn and runs_now(effect) and not effect.perhaps else None
-                if found is None and callee is None:
+                if found is None and (callee is None or self._one_of_several(call, fn)):
                     continue
-                at: ast.AST | None = call
+                at: ast.AST | None = fn.body[0] if isinstance(fn.node, ast.Lambda) else call
                 while at is not None and not isinstance(at, ast.stmt):
                     at = parent(at)
                 index.setdefault(id(at), []).append((call, found, callee))
             self._index[id(fn)] = index
         return self._index[id(fn)]
 
+    def _one_of_several(self, call: ast.expr, fn: Function) -> bool:
+        """Whether a call runs what this function was given, and its callers give it different functions."""
+        function = call.func if isinstance(call, ast.Call) else None
+        given = isinstance(function, ast.Name) and function.id in fn.parameters and function.id not in fn.bound
+        return given and len(self.module.passing.to(fn, function.id)) > 1  # type: ignore[union-attr]
+
     def turns(self, fn: Function) -> Iterator[tuple[ast.For | ast.AsyncFor | ast.While, Item, str]]:
         """The loops with collectives that not every rank runs equally often, and why."""
         for loop in fn.loops if self.whole(fn).items else ():
-            if isinstance(loop, ast.comprehension):
+            if isinstance(loop, ast.comprehension) or self._joined(loop, fn):
                 continue
-            asked = loop.test if isinstance(loop, ast.While) else loop.iter
-            why = self.module.varying.why(asked, fn)
-            if why and (why == RANK or isinstance(loop, ast.While)) and decides(asked, why):
-                inner = [i for item in self.body(loop.body, fn, None).items for i in flattened(item)]
-                if inner and not isinstance(_counted(asked), ast.Call | ast.Compare | ast.Constant):
-                    yield loop, inner[0], why
+            if isinstance(loop, ast.While):
+                why = self.module.varying.why(loop.test, fn)
+                why = why if decides(loop.test, why) and not asks_for_ranks(loop.test) else ""
+            else:
+                why = self.lengths.why(loop.iter, fn)
+            inner = [i for item in self.body(loop.body, fn, None).items for i in flattened(item)] if why else []
+            if inner:
+                yield loop, inner[0], why
+
+    @staticmethod
+    def _joined(loop: ast.AST, fn: Function) -> bool:
+        """Whether ranks that are done first shadow the collectives of the others: `Join`, `hvd.join()`."""
+        entered = (short_name(e.func) for e in entered_around(loop) if isinstance(e, ast.Call))
+        joins = (c for c in fn.calls if short_name(c.func) == "join" and not c.args)
+        return any(name in ("Join", "join") for name in entered) or any(dotted(c.func) == "hvd.join" for c in joins)
 
     # -- comparing the two sides of a condition
 
@@ -257,11 +274,29 @@ class Sequences:
                 left = yes if yes.exit else no
                 missed = self.missed(test, fn, found) if yes.exit != no.exit else ()
                 if left.exit in ("break", "return") and not missed and yes.exit != no.exit:
-                    missed = self._in_further_turns(test, fn, found)
+                    missed = self.in_further_turns(test, fn, found)
                 if missed and not (mine and other):
                     yield Difference(fn, test, found, relevant(left.items, found), left.exit, missed)
                 elif [i.key for i in mine] != [i.key for i in other]:
-                    yield Difference(fn, test, found, only_in(mine, other) or only_in(other, mine), "", ())
+                    only = only_in(mine, other) or only_in(other, mine)
+                    if not {i.name for i in only} <= self._handed_over(test, fn):
+                        yield Difference(fn, test, found, only, "", ())
+
+    def _handed_over(self, test: ast.If, fn: Function) -> set[str]:
+        """The collectives of functions that a branch passes to another one, which may call them."""
+        inside = {id(n) for statement in (*test.body, *test.orelse) for n in ast.walk(statement)}
+        given = (a for c in fn.calls if id(c) in inside for a in (*c.args, *(k.value for k in c.keywords)))
+        handed = (self.module.function_named(a, fn) for a in given if isinstance(a, ast.Lambda | ast.Name))
+        return {item.name for each in handed if each is not None for item in self.operations(each)}
+
+    def choices(self, fn: Function) -> Iterator[tuple[ast.expr, Item, str]]:
+        """The collectives in `a or f()` and `f() if a else b` where `a` differs: its place, the call and why."""
+        for calls in self.index(fn).values() if self.whole(fn).items else ():
+            for call, found, callee in calls:
+                items = [Item(found.name, call)] if found else [*self.whole(callee).items][:1] if callee else []
+                asked = asked_before(call) if items else None
+                if asked is not None and (why := next((c.why for c in self.conditions(asked, fn)), "")):
+                    yield asked, next(flattened(items[0]))._replace(at=call), why
 
     def _shared(self, items: tuple[Item, ...], fn: Function, at: Condition) -> tuple[Item, ...]:
         """Leave out collectives of a group that only the one rank makes: its other members are other programs."""
@@ -290,7 +325,7 @@ class Sequences:
         end = test.end_lineno or test.lineno
         return tuple(i for i in flat if getattr(i.at, "lineno", 0) > end)
 
-    def _in_further_turns(self, test: ast.If, fn: Function, at: Condition) -> tuple[Item, ...]:
+    def in_further_turns(self, test: ast.If, fn: Function, at: Condition) -> tuple[Item, ...]:
         """The collectives of the loop that a branch leaves, which the other ranks call in its next turn."""
         loop = parent(test)
         while loop is not None and not isinstance(loop, ast.For | ast.AsyncFor | ast.While) and loop is not fn.node:
@@ -310,13 +345,6 @@ class Difference(NamedTuple):
     items: tuple[Item, ...]  # only on one branch
     exit: str  # how one branch leaves the function or loop; empty when none does
     missed: tuple[Item, ...]  # what that branch then does not call
-
-
-def _counted(node: ast.expr) -> ast.expr:
-    """What a loop counts: the `x` of `range(len(x))` and `enumerate(x)`."""
-    while isinstance(node, ast.Call) and len(node.args) == 1 and short_name(node.func) in ("range", "len", "enumerate"):
-        node = node.args[0]
-    return node
 
 
 def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from functools import cached_property
 
 from paceline.check import catalogue
+from paceline.check.chances import Chances
 from paceline.check.declarations import Class, Declarations, Function
 from paceline.check.names import dotted, enclosing, keyword, short_name
 from paceline.check.passing import Passing
+from paceline.check.reduced import SPREADS, Reduced
 
 DEPTH = 12  # assignments and calls through which a value is followed
 RANK, DATA, CLOCK, HOST = "the rank", "the data of this rank", "the clock of this rank", "the machine of this rank"
@@ -25,8 +27,6 @@ CHANCE = "a random number of this rank"
 FILES = "a file that one rank makes meanwhile"
 SIGNAL = "a signal, which each rank gets at another time"
 
-# A call of such a name gives every rank the same value, and makes its arguments the same on every rank.
-_SPREADS = re.compile(r"all_?reduce|broadcast|bcast|all_?gather|reduce_(?!sc)|gather_for_metrics|synchroni|agree|sync_")
 # Functions whose result differs if an argument does; through other calls only data are followed.
 _PASSES_ON = {"len", "list", "tuple", "set", "sorted", "range", "int", "str", "float", "bool", "sum", "min", "max",
               "any", "all", "abs", "enumerate", "zip", "filter", "join", "format", "exists", "isfile", "isdir",
@@ -39,13 +39,6 @@ _SAME_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cud
                     "world_size", "config", "cfg", "args"}  # fmt: skip
 _CLOCKS = ("time.time", "time.monotonic", "time.perf_counter", "time.process_time", "datetime.datetime.now")
 _HOSTS = ("socket.gethostname", "platform.node", "os.getpid", "os.uname", "psutil.virtual_memory", "shutil.disk_usage")
-_CHANCES = re.compile(
-    r"(numpy\.)?random\.(random|randint|randrange|choice|uniform|rand|shuffle|sample)"
-    r"|torch\.(rand|randn|randint|randperm|bernoulli|multinomial)"
-)
-#: What seeds one library alone; any other function whose name has `seed` is taken to seed all.
-_SEEDS = {"random.seed": "random", "numpy.random.seed": "numpy", "torch.manual_seed": "torch",
-          "torch.cuda.manual_seed": "cuda", "torch.cuda.manual_seed_all": "cuda"}  # fmt: skip
 #: Collectives from which each rank gets something else in their first argument.
 _DEALS_OUT = ("all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor", "scatter")
 _LOADERS = re.compile(r"(data|train|val|valid|test|eval)?_?(loader|dataloader|batches|iterator)s?(_iter)?$")
@@ -65,6 +58,8 @@ class Varying:
         type_of: Callable[[ast.expr, Function], Class | None],
     ) -> None:
         self.module, self.passing, self._callee, self._type_of = module, passing, callee, type_of
+        self._chances = Chances(module, self.why, type_of)
+        self._reduced = Reduced(module, callee)
         #: Expression -> why it differs, by identity; empty while it is looked up, so that a circle ends.
         self._known: dict[int, str] = {}
 
@@ -77,6 +72,10 @@ class Varying:
             self._known[id(node)] = self._why(node, fn, depth + 1)
         return self._known[id(node)]
 
+    def reduces(self, call: ast.Call, fn: Function) -> bool:
+        """Whether a call runs a collective that gives every rank the same."""
+        return self._reduced.reduces(call, fn)
+
     def _why(self, node: ast.expr, fn: Function, depth: int) -> str:
         if isinstance(node, ast.Name):
             return self._of_name(node, fn, depth)
@@ -84,6 +83,8 @@ class Varying:
             return self._of_attribute(node, fn, depth)
         if isinstance(node, ast.Call):
             return self._of_call(node, fn, depth)
+        if isinstance(node, ast.Subscript) and getattr(node.slice, "value", None) in catalogue.RANK_VARIABLES:
+            return RANK
         if isinstance(node, ast.Lambda | ast.Await):
             return self.why(node.value, fn, depth) if isinstance(node, ast.Await) else ""
         if isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
@@ -133,6 +134,8 @@ class Varying:
             return ""
         if node.attr.lower().strip("_") in catalogue.RANK_NAMES:
             return RANK
+        if node.attr == "grad":
+            return "" if self._reduced.before(node, fn) else DATA
         owner = self._type_of(node.value, fn)
         if owner is not None and any(f"{cls.name}.{node.attr}" in self._signalled for cls in owner.ancestry):
             return SIGNAL
@@ -167,18 +170,25 @@ class Varying:
         return [(value, fn) for call, fn in calls if (value := keyword(call, field, place)) is not None]
 
     def _counted(self, attribute: str, owner: Class, depth: int) -> str:
-        """Why a counter differs: it is changed under a test that differs, as the patience of an early stop is."""
+        """Why a counter differs: it counts what differs, or under a test that does, as an early stop's patience."""
         methods = [m for cls in owner.ancestry for m in cls.methods.values()]
         for method in methods:
             for change in method.augmented:
-                test = enclosing(change, ast.If)
-                if isinstance(change.target, ast.Attribute) and change.target.attr == attribute and test is not None:
-                    return self.why(test.test, method, depth)  # type: ignore[attr-defined]
+                if isinstance(change.target, ast.Attribute) and change.target.attr == attribute:
+                    test = enclosing(change, ast.If)
+                    counted = not any(isinstance(n, ast.Call) and short_name(n.func) == "len" for n in ast.walk(change))
+                    why = self.why(change.value, method, depth) if counted else ""
+                    if why or isinstance(test, ast.If):
+                        return why or self.why(test.test, method, depth)  # type: ignore[union-attr]
+            filled = f".{attribute}.append"
+            added = (c.args[0] for c in method.calls if c.args and dotted(c.func).endswith(filled))
+            if (why := next((w for a in added if (w := self.why(a, method, depth))), "")) == DATA:
+                return why
         return ""
 
     def _of_call(self, node: ast.Call, fn: Function, depth: int) -> str:
         name, canonical = short_name(node.func), self.module.canonical(node.func)
-        if name in _SAME or name in _SAME_ATTRIBUTES or _SPREADS.search(name):
+        if name in _SAME or name in _SAME_ATTRIBUTES or SPREADS.search(name):
             return ""
         if name in catalogue.RANK_CALLS:
             return RANK
@@ -190,8 +200,10 @@ class Varying:
             return CLOCK
         if canonical in _HOSTS:
             return HOST
-        if _CHANCES.fullmatch(canonical):
-            return "" if self._seeded & {canonical.partition(".")[0], "all"} else CHANCE
+        if (drawn := self._chances.differs(node, canonical, fn)) is not None:
+            return CHANCE if drawn else ""
+        if name.startswith("clip_grad_norm"):
+            return "" if self._reduced.before(node, fn) else DATA
         callee = self._callee(node, fn)
         if callee is not None and callee.name != "__init__":
             return next((w for r in callee.returns if (w := self._returned(r, callee, depth))), "")
@@ -214,22 +226,12 @@ class Varying:
             return False
         value = fn.bound.get(node.id)
         return bool(_LOSSES.search(node.id)) and not (
-            isinstance(value, ast.Call) and _SPREADS.search(short_name(value.func))
+            isinstance(value, ast.Call) and SPREADS.search(short_name(value.func))
         )
-
-    @cached_property
-    def _seeded(self) -> set[str]:
-        """The libraries whose generator the file seeds with one number on all ranks, which then draw the same."""
-        return {
-            _SEEDS.get(self.module.canonical(call.func), "all")
-            for fn in self.module.functions
-            for call in fn.calls
-            if "seed" in short_name(call.func).lower() and not any(self.why(given, fn) for given in call.args)
-        }
 
     def _of_name(self, node: ast.Name, fn: Function, depth: int) -> str:
         """A name: by its last assignment before this line, unless a collective has spread it since."""
-        if node.id in _SAME_ATTRIBUTES:
+        if node.id in _SAME_ATTRIBUTES and not self._made_here(node.id, fn):
             return ""
         if node.id in self._signalled and not any(_binds(t, node.id) for t, _ in fn.assigns):
             return SIGNAL
@@ -242,14 +244,48 @@ class Varying:
                     return ""
                 if scope is fn and self._dealt_out(node, target.lineno, fn):
                     return DATA
-                added = (a.value for a in scope.augmented if _binds(a.target, node.id) and a.lineno < node.lineno)
-                return self.why(value, scope, depth) or next((w for a in added if (w := self.why(a, scope, depth))), "")
+                added = [a for a in scope.augmented if _binds(a.target, node.id)]
+                if isinstance(value, ast.List) and not value.elts:
+                    filled = (c for c in scope.calls if c.args and dotted(c.func) == f"{node.id}.append")
+                    if (why := next((w for c in filled if (w := self.why(c.args[0], scope, depth))), "")) == DATA:
+                        return why
+                values = (a.value for a in added if a.lineno < node.lineno)
+                return (
+                    self.why(value, scope, depth)
+                    or next((w for v in values if (w := self.why(v, scope, depth))), "")
+                    or self._decided(node, [(target, value), *((a.target, a.value) for a in added)], scope, depth)
+                )
             for loop in scope.loops:
                 if not isinstance(loop, ast.While) and any(n.id == node.id for n in _names(loop.target)):
                     return self._of_loop(node.id, loop, scope, depth)
             if node.id in scope.parameters:
                 return self._of_parameter(node, scope, depth)
         return RANK if node.id in ("rank", "local_rank", "global_rank") else ""
+
+    def _made_here(self, name: str, fn: Function) -> bool:
+        """Whether a function of this file returns what a name is given in another one."""
+        made = fn.bound.get(name)
+        return isinstance(made, ast.Call) and self._callee(made, fn) is not None
+
+    def _decided(self, node: ast.Name, given: list[tuple[ast.expr, ast.expr]], fn: Function, depth: int) -> str:
+        """Why a name differs that is changed under a test that differs, and read after it."""
+        for target, value in given:
+            test = enclosing(target, ast.If)
+            last = test.end_lineno or 0 if isinstance(test, ast.If) else 0
+            wraps = any(isinstance(n, ast.Call) for n in ast.walk(value)) and _reads(value, node.id)
+            around = isinstance(test, ast.If) and test.lineno <= node.lineno <= last
+            if not isinstance(test, ast.If) or wraps or (around and not _reads(test.test, node.id)):
+                continue
+            why = "" if asks_for_ranks(test.test) or _asks_for_one(test.test) else self.why(test.test, fn, depth)
+            if why and decides(test.test, why) and not self._both(node.id, test, why):
+                return why
+        return ""
+
+    @staticmethod
+    def _both(name: str, test: ast.If, why: str) -> bool:
+        """Whether either side of a test of the rank sets a name: each rank to what is its own part of the same."""
+        sides = ([n for s in body for n in ast.walk(s)] for body in (test.body, test.orelse))
+        return why == RANK and all(any(isinstance(n, ast.Name) and n.id == name for n in side) for side in sides)
 
     def _of_parameter(self, node: ast.Name, fn: Function, depth: int) -> str:
         given = self.passing.to(fn, node.id)
@@ -273,7 +309,7 @@ class Varying:
         """Whether a collective takes this name as an argument between two lines."""
         return any(
             since <= call.lineno <= node.lineno
-            and _SPREADS.search(short_name(call.func))
+            and SPREADS.search(short_name(call.func))
             and any(isinstance(n, ast.Name) and n.id == node.id for a in call.args for n in ast.walk(a))
             for call in fn.calls
         )
@@ -298,6 +334,19 @@ def _binds(target: ast.expr, name: str) -> bool:
     if isinstance(target, ast.Name):
         return target.id == name
     return isinstance(target, ast.Tuple | ast.List) and any(_binds(t, name) for t in target.elts)
+
+
+def _reads(node: ast.expr, name: str) -> bool:
+    return any(n.id == name for n in _names(node))
+
+
+def asks_for_ranks(test: ast.expr) -> bool:
+    """Whether a test asks whether there are ranks at all, as `rank >= 0` and `rank is None` do."""
+    if not isinstance(test, ast.Compare):
+        return False
+    named = short_name(test.left).lower().strip("_") in catalogue.RANK_NAMES
+    numbers = [ast.unparse(c) for c in test.comparators]
+    return "-1" in numbers or (named and "0" in numbers and not isinstance(test.ops[0], ast.Eq | ast.NotEq | ast.Gt))
 
 
 def _asks_for_one(test: ast.expr) -> bool:

@@ -16,6 +16,7 @@ from paceline.check.rules import (
     cleared_late,
     collected_under_lock,
     collective_in_thread,
+    converged_alone,
     dropped_lock,
     empty_then_get,
     every_rank_writes,
@@ -64,6 +65,7 @@ from paceline.check.rules import (
     signal_handler,
     some_ranks,
     stale_after_await,
+    store_key,
     taken_again,
     task_done,
     task_not_kept,
@@ -71,9 +73,12 @@ from paceline.check.rules import (
     unguarded_iteration,
     unlocked_call,
     unordered_collectives,
+    unused_parameter,
     wait_for_the_dead,
     wait_once,
     wait_under_lock,
+    without_partner,
+    world_size,
 )
 from paceline.check.rules.rule import Rule
 
@@ -151,5 +156,10 @@ RULES: dict[str, Rule] = {
         missing_barrier.RULE,
         every_rank_writes.RULE,
         own_data.RULE,
+        world_size.RULE,
+        store_key.RULE,
+        unused_parameter.RULE,
+        converged_alone.RULE,
+        without_partner.RULE,
     )
 }

@@ -13,7 +13,7 @@ from typing import TypeGuard
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, short_name
+from paceline.check.names import enclosing, is_constant, short_name
 from paceline.check.ranks import MAKES_FILES
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
@@ -42,6 +42,20 @@ def find(facts: Facts) -> Iterator[Finding]:
                 )
         yield from _caught(fn, facts)
         yield from _raised(fn, facts)
+        yield from _without_loss(fn, facts)
+
+
+def _without_loss(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A step of a Lightning module that returns no loss on one rank: it skips `backward()`, which averages."""
+    if fn.name != "training_step" or fn.cls is None or not fn.cls.is_a("lightning.LightningModule"):
+        return
+    for test in fn.tests:
+        left = test.body[-1]
+        none = isinstance(left, ast.Return) and (left.value is None or is_constant(left.value, None))
+        asked = facts.sequences.conditions(test.test, fn) if none and isinstance(test, ast.If) else []
+        if asked:
+            why = f"`if {ast.unparse(test.test)}` depends on {asked[0].why}, and one rank returns no loss"
+            yield _report(fn, left, Item("backward", fn.returns[-1]), why, 0.6)
 
 
 def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -59,6 +73,8 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
                 continue
             for node in (n for statement in body for n in ast.walk(statement)):
                 missed = sequences.missed(test, fn, asked[0])
+                if not missed and asked[0].key.endswith(" == 0"):  # one rank alone; of a set of ranks all raise alike
+                    missed = sequences.in_further_turns(test, fn, asked[0])
                 if (
                     _leaves(node)
                     and enclosing(node, ast.If) is not test
@@ -107,6 +123,8 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
     for node in ast.walk(fn.node):
         if not isinstance(node, ast.Try) or not node.handlers or not _broad(node.handlers[0]):
             continue
+        if _refused_by_all(node, fn, facts):
+            continue
         final = node.handlers[0].body[-1]
         alone = [i for item in facts.sequences.body(node.handlers[0].body, fn, None).items for i in flattened(item)]
         rest = [i.name for i in usual if i.at not in [other.at for other in alone]]
@@ -124,6 +142,21 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
         if missed:
             how = type(final).__name__.lower()
             yield _report(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
+
+
+def _refused_by_all(tried: ast.Try, fn: Function, facts: Facts) -> bool:
+    """Whether what is caught is raised by functions of the file, each time under a test that all ranks decide alike."""
+    kind = tried.handlers[0].type
+    names = {short_name(k) for k in (kind.elts if isinstance(kind, ast.Tuple) else [kind]) if k is not None}
+    callees = (facts.module.callee(c, fn) for c in fn.calls if enclosing(c, ast.Try) is tried)
+    raised = [
+        (enclosing(n, ast.If), callee)
+        for callee in callees
+        if callee is not None
+        for n in ast.walk(callee.node)
+        if isinstance(n, ast.Raise) and isinstance(n.exc, ast.Call) and short_name(n.exc.func) in names
+    ]
+    return bool(raised) and all(isinstance(t, ast.If) and not facts.sequences.conditions(t.test, c) for t, c in raised)
 
 
 def _fallen_out_of(tried: ast.Try, fn: Function, facts: Facts) -> Item | None:

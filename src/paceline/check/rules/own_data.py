@@ -1,8 +1,8 @@
 """A collective that gathers a value of each rank, under a test of that value.
 
 What is gathered differs between the ranks, or gathering it would be idle. So does a test of it: `all_gather_object(out,
-images)` under `if images is not None` is called by the ranks that have images, and they wait for those that have none.
-Gather always, an empty value where there is nothing.
+images)` under `if images is not None`, or after `if not images: return`, is called by the ranks that have images, and
+they wait for those that have none. Gather always, an empty value where there is nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,25 @@ GATHERS = {"all_gather_object": 1, "gather_object": 0, "all_gather": 1, "gather"
            "gather_for_metrics": 0, "pad_across_processes": 0, "all_gather_into_tensor": 1}  # fmt: skip
 
 
+#: Those of them that take any object, so that ranks may give what they have.
+OBJECTS = {"all_gather_object", "gather_object", "allgather", "gather"}
+
+
 def find(facts: Facts) -> Iterator[Finding]:
     """Report gathering collectives under a test of what they gather, without another one on the other side."""
     for fn in facts.module.functions:
+        reported: set[ast.If] = set()
         for call in fn.calls:
             found = facts.sequences.collective(call, fn) if short_name(call.func) in GATHERS else None
             given = _given(call) if found is not None else ""
             test = _test_of(given, call, fn) if given else None
             if test is not None and not _also_otherwise(test, call, fn, facts):
                 yield _report(fn, call, test, given)
+            elif found is not None and (left := _left_before(call, fn, facts)) is not None and left[1] not in reported:
+                reported.add(left[1])
+                known = any(difference.test is left[1] for difference in facts.sequences.differences(fn))
+                if not known and not _also_otherwise(left[1], call, fn, facts):
+                    yield _report(fn, call, left[1], left[0])
 
 
 def _given(call: ast.Call) -> str:
@@ -51,6 +61,53 @@ def _test_of(name: str, call: ast.Call, fn: Function) -> ast.If | ast.IfExp | No
             return at
         at = enclosing(at, ast.If, ast.IfExp)
     return None
+
+
+def _left_before(call: ast.Call, fn: Function, facts: Facts) -> tuple[str, ast.If] | None:
+    """What is gathered, or computed from, and the test that leaves the function where this rank has none of it."""
+    given = [*call.args, *(k.value for k in call.keywords)]
+    direct = {dotted(a) for a in given} if short_name(call.func) in OBJECTS else set()
+    for test in fn.tests:
+        if not isinstance(test, ast.If) or test.orelse or test.lineno > call.lineno:
+            continue
+        if not isinstance(test.body[-1], ast.Return) or enclosing(test, ast.If, ast.For, ast.While) is not None:
+            continue
+        asked = _empty(test.test)
+        name = dotted(asked) if asked is not None else ""
+        if asked is None or not name or _replaced(name, test, call, fn):
+            continue
+        own = name in _sources(given, fn) and facts.sequences.lengths.why(asked, fn)
+        if own or name in direct:
+            return name, test
+    return None
+
+
+def _sources(values: list[ast.expr], fn: Function) -> set[str]:
+    """The names from which values are computed, through assignments of the function."""
+    found, todo = set[str](), list(values)
+    while todo:
+        for node in ast.walk(todo.pop()):
+            name = dotted(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+            if name and "(" not in name and name not in found:
+                found.add(name)
+                todo += [value for target, value in fn.assigns if dotted(target) == name]
+    return found
+
+
+def _empty(test: ast.expr) -> ast.expr | None:
+    """What a test finds empty: `not x`, `len(x) == 0`, `x.numel() == 0`; None when it asks something else."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        counted = test.operand
+        if isinstance(counted, ast.Call) and short_name(counted.func) == "len" and counted.args:
+            counted = counted.args[0]
+        return counted if isinstance(counted, ast.Name | ast.Attribute) else None
+    if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Call):
+        return None
+    none = isinstance(test.ops[0], ast.Eq) and is_constant(test.comparators[0], 0)
+    if none and short_name(test.left.func) == "len" and test.left.args:
+        return test.left.args[0]
+    of = test.left.func
+    return of.value if none and isinstance(of, ast.Attribute) and of.attr in ("numel", "size") else None
 
 
 def _asks(test: ast.expr, name: str) -> bool:
@@ -79,11 +136,14 @@ def _also_otherwise(test: ast.If | ast.IfExp, call: ast.Call, fn: Function, fact
 
 def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str) -> Finding:
     what = short_name(call.func)
+    asked = f"`{ast.unparse(test.test)}` (line {test.lineno})"
+    inside = any(n is call for n in ast.walk(test))
     return finding(
         call,
         fn,
-        f"{text_of(call)} gathers {name} of every rank, but only the ranks call it for which "
-        f"`{ast.unparse(test.test)}` (line {test.lineno}): they wait for the others",
+        f"{text_of(call)} gathers {name} of every rank, but "
+        + (f"only the ranks call it for which {asked}" if inside else f"a rank returns before it for which {asked}")
+        + ": the ranks that call it wait for the others",
         [
             Step("rank 0", test.lineno, f"has {name}, and calls {what}"),
             Step("rank 1", test.lineno, f"has none, and does not call {what}"),

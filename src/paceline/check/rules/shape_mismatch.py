@@ -1,8 +1,9 @@
 """A tensor whose shape on the sending rank differs from that on the receiving ranks.
 
 The root builds the tensor from a list whose length depends on its data; the others create an empty one of a fixed
-size. `broadcast` does not check: it waits for the missing numbers, or overwrites what follows. Pad the list to the
-fixed size, or broadcast the length first.
+size. `broadcast` does not check: it waits for the missing numbers, or overwrites what follows. Nor does `all_gather`,
+which takes tensors of one shape from all ranks: those that a rank computed for its own samples may be more or fewer.
+Pad to the largest size, or exchange the lengths first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import short_name
+from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
@@ -30,6 +31,8 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         for call in fn.calls:
             found = facts.sequences.collective(call, fn)
+            if found is not None and found.name in GATHERS:
+                yield from _of_own_length(call, fn, facts)
             if found is None or found.name not in SENT or not call.args or not isinstance(call.args[0], ast.Name):
                 continue
             name = call.args[0].id
@@ -45,6 +48,69 @@ def find(facts: Facts) -> Iterator[Finding]:
                     of_size = next((v for v in (one, two) if v is not None and _of_size(v)), None)
                     if of_data is not None and of_size is not None and not _padded(of_data, test):
                         yield _report(fn, call, of_data, of_size)
+
+
+GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
+KEEPS = {"to", "cuda", "cpu", "float", "long", "int", "half", "double", "contiguous", "detach", "clone", "view",
+         "squeeze", "unsqueeze", "numpy", "type"}  # fmt: skip
+JOINS = {"cat", "stack", "tensor", "as_tensor", "concatenate", "array", "from_numpy", "LongTensor", "FloatTensor",
+         "hstack", "vstack", "concat"}  # fmt: skip
+FILLED = {"randn", "rand", "zeros", "ones", "empty", "full", "arange"}
+
+
+def _of_own_length(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A tensor that is gathered from all ranks, with as many rows as this rank has samples."""
+    place = GATHERS.get(short_name(call.func), 1)
+    value = call.args[place] if len(call.args) > place and facts.module.canonical(call.func) in _OF_TORCH else None
+    why = _length(value, fn, facts) if value is not None else ""
+    if why and value is not None:
+        yield finding(
+            call,
+            fn,
+            f"{text_of(call)} takes tensors of one shape from all ranks, but {ast.unparse(value)} has a length that "
+            f"depends on {why}",
+            [
+                Step("rank 0", call.lineno, f"sends {ast.unparse(value)} of its own length"),
+                Step("rank 1", call.lineno, "sends another number of rows, and waits for as many as it sends"),
+            ],
+            "exchange the lengths first, and pad to the largest; or gather objects",
+            text_of(call),
+            0.6,
+        )
+
+
+_OF_TORCH = ("torch.distributed.all_gather", "torch.distributed.all_gather_into_tensor", "torch.distributed.gather")
+
+
+def _length(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> str:
+    """Why the number of rows of a tensor differs from rank to rank; empty when it is not known to."""
+    lengths = facts.sequences.lengths
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KEEPS:
+        node = node.func.value if not node.args or not dotted(node.func).startswith("torch") else node.args[0]
+    while isinstance(node, ast.Attribute) and node.attr in ("data", "grad"):
+        node = node.value
+    if depth > DEPTH:
+        return ""
+    if isinstance(node, ast.Call):
+        name = short_name(node.func)
+        if name in ("Parameter", *KEEPS) and node.args:
+            return _length(node.args[0], fn, facts, depth + 1)
+        if name in FILLED and node.args:
+            return lengths.number(node.args[0], fn)
+        return lengths.why(node.args[0], fn) if name in JOINS and node.args else ""
+    if isinstance(node, ast.Subscript):
+        return lengths.why(node, fn)
+    if isinstance(node, ast.Name):
+        given = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id and t.lineno < node.lineno]
+        return _length(given[-1], fn, facts, depth + 1) if given else ""
+    if isinstance(node, ast.Attribute):
+        owner = facts.module.type_of(node.value, fn)
+        values = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner is not None else []
+        return next((w for v, scope in values if (w := _length(v, scope, facts, depth + 1))), "")
+    return ""
+
+
+DEPTH = 6
 
 
 def _made(name: str, body: list[ast.stmt]) -> ast.Call | None:

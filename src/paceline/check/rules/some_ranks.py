@@ -21,7 +21,8 @@ from paceline.check.summaries import Facts
 from paceline.check.varying import DATA
 from paceline.narrative import Wait
 
-RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed", "dist.", "distributed", "fabric")
+RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed", "dist.", "distributed", "fabric",
+              "multihost", "collective", "transformers", "ray.train")  # fmt: skip
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -35,6 +36,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             if not difference.exit and difference.items and reported < 3:
                 reported += 1
                 yield _difference(difference)
+        for asked, item, why in facts.sequences.choices(fn):
+            yield _report(fn, item, f"`{ast.unparse(asked)}` decides on {why}", asked.lineno, 0.6)
         for loop, item, why in facts.sequences.turns(fn):
             how = f"the loop at line {loop.lineno} runs as often as {why} says"
             yield _report(fn, item, how, loop.lineno, 0.65)

@@ -1,0 +1,101 @@
+"""The messages that the ranks of a small world send and receive, and whether they all find a partner.
+
+A program of point-to-point messages rarely depends on anything but the rank and the number of ranks. It is followed
+once for each rank of worlds of 2, 3 and 4 ranks, on whole numbers alone: what is received, read or computed otherwise
+is unknown, and where such a value decides about a message, nothing is said. The traces are then played against each
+other, with sends that wait for their receiver (a message that does not fit the buffer) or do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+WORLDS = (2, 3, 4)
+ANY = -1  # any source, any tag
+
+
+class Operation(NamedTuple):
+    """One step of a rank that other ranks take part in."""
+
+    kind: str  # send, receive, or a collective by its name
+    line: int
+    peer: int = ANY
+    tag: int = 0
+    blocks: bool = True
+
+
+class Stuck(NamedTuple):
+    """A rank that waits for ever, and what the rank it waits for does instead."""
+
+    rank: int
+    operation: Operation
+    other: Operation | None  # None where that rank has come to its end
+
+
+class _Post:
+    """A message that is on offer, or asked for."""
+
+    def __init__(self, rank: int, operation: Operation) -> None:
+        self.rank, self.operation, self.done = rank, operation, False
+
+
+class World:
+    """The ranks of one run, each at a place of its trace."""
+
+    def __init__(self, traces: Sequence[Sequence[Operation]], buffered: bool) -> None:
+        self._traces, self._buffered = traces, buffered
+        self._at = [0] * len(traces)
+        self._posted: list[_Post | None] = [None] * len(traces)
+        self._sends: list[_Post] = []
+        self._receives: list[_Post] = []
+
+    def stuck(self) -> list[Stuck]:
+        """The ranks that wait for a message for ever; empty when all come to their end, or differ otherwise."""
+        while any(self._advance(rank) for rank in range(len(self._traces))) or self._meet():
+            pass
+        waiting = {
+            rank: trace[at]
+            for rank, (trace, at) in enumerate(zip(self._traces, self._at, strict=True))
+            if at < len(trace)
+        }
+        messages = {rank: op for rank, op in waiting.items() if op.kind in ("send", "receive")}
+        return [Stuck(rank, op, waiting.get(op.peer)) for rank, op in messages.items()]
+
+    def _advance(self, rank: int) -> bool:
+        """Let a rank do its next step if it can."""
+        if self._at[rank] >= len(self._traces[rank]):
+            return False
+        operation = self._traces[rank][self._at[rank]]
+        if operation.kind not in ("send", "receive"):
+            return False
+        post = self._posted[rank]
+        if post is None:
+            post = self._posted[rank] = _Post(rank, operation)
+            (self._sends if operation.kind == "send" else self._receives).append(post)
+            self._match()
+        if post.done or not operation.blocks or (operation.kind == "send" and self._buffered):
+            self._at[rank] += 1
+            self._posted[rank] = None
+            return True
+        return False
+
+    def _meet(self) -> bool:
+        """Let all ranks pass a collective at which all have arrived."""
+        left = [trace[at] for trace, at in zip(self._traces, self._at, strict=True) if at < len(trace)]
+        if len(left) < len(self._traces) or len({op.kind for op in left}) > 1 or left[0].kind in ("send", "receive"):
+            return False
+        self._at = [at + 1 for at in self._at]
+        return True
+
+    def _match(self) -> None:
+        """Give every receiver the first message that it may take."""
+        for receive in self._receives:
+            if receive.done:
+                continue
+            wanted = receive.operation
+            for send in self._sends:
+                mine = not send.done and send.operation.peer == receive.rank
+                if mine and wanted.peer in (ANY, send.rank) and wanted.tag in (ANY, send.operation.tag):
+                    send.done = receive.done = True
+                    break
