@@ -181,7 +181,7 @@ class ServerHead:
         if number == signal.SIGINT:
             if self.checkpoints is None:
                 raise KeyboardInterrupt
-            self.checkpoints.written.signals.take(number)
+            self.checkpoints.written.signals.take_of_another(number)
             return
         self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
         self.to_rank(rank, Dismiss(0))
