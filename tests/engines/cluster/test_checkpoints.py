@@ -16,6 +16,7 @@ import torch
 
 import paceline as pl
 from paceline.engines.cluster import head_node
+from paceline.engines.signals import Signals
 from paceline.runs.trace import Kind, Trace
 from paceline.testing.survival.proofs import applied_once
 from tests.engines.cluster.held import BATCH, SAMPLES, is_late, job
@@ -151,3 +152,13 @@ def test_a_run_goes_on_without_a_node_that_is_asked_to_end(tmp_path: Path) -> No
     assert "rank 1 was asked to end (SIGTERM)" in first.err
     assert gap(told(first)[0]["state"], oracle(tmp_path, "ring", 3)) < 1e-9
     assert pl.replay(run).matches
+
+
+def test_a_ctrl_c_that_other_nodes_got_as_well_is_no_second_one() -> None:
+    signals = Signals()
+    signals.take_of_another(signal.SIGINT)
+    signals.take(signal.SIGINT)
+    signals.take_of_another(signal.SIGINT)
+    assert (signals.requested, signals.ending, signals.interrupted) == (True, signal.SIGINT, False)
+    with pytest.raises(KeyboardInterrupt):
+        signals.take(signal.SIGINT)
