@@ -16,17 +16,23 @@ class Signals:
         self.requested = False
         #: The signal that ends the run as soon as a checkpoint is written; 0 for none.
         self.ending = 0
+        #: Whether this process was asked to end, not only another one of the run.
+        self._asked = False
         #: Whether Ctrl-C was pressed again.
         self.interrupted = False
 
     def take(self, number: int) -> None:
         """Do what a signal asks for."""
-        if self.ending and number == signal.SIGINT:
+        if self._asked and number == signal.SIGINT:
             self.interrupted = True
             raise KeyboardInterrupt
         self.requested = True
         if number != signal.SIGUSR1:
-            self.ending = number
+            self._asked, self.ending = True, number
+
+    def take_of_another(self, number: int) -> None:
+        """Do what another process of the run was asked for: terminals send Ctrl-C to all of them at once."""
+        self.requested, self.ending = True, self.ending or number
 
     def stop(self) -> None:
         """Request a checkpoint that ends the run, as SIGTERM does."""

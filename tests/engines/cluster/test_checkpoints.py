@@ -16,6 +16,7 @@ import torch
 
 import paceline as pl
 from paceline.engines.cluster import head_node
+from paceline.engines.signals import Signals
 from paceline.runs.trace import Kind, Trace
 from paceline.testing.survival.proofs import applied_once
 from tests.engines.cluster.held import BATCH, SAMPLES, is_late, job
@@ -103,9 +104,10 @@ def test_servers_of_several_machines_are_resumed_on_one_and_what_a_codec_owes_is
 
 
 @pytest.mark.parametrize("plan", [pytest.param("tree", marks=pytest.mark.soak), "local_sgd:every=3"])
-def test_ctrl_c_at_rank_0_leaves_a_checkpoint_that_gives_the_same_bits(tmp_path: Path, plan: str) -> None:
+def test_ctrl_c_leaves_a_checkpoint_that_gives_the_same_bits(tmp_path: Path, plan: str) -> None:
     ran, run = _held_at_a_checkpoint(tmp_path, plan)
-    ran.kill(0, signal.SIGINT)
+    for rank in range(3):  # as a terminal sends it to all processes of its foreground
+        ran.kill(rank, signal.SIGINT)
     ran.release()
     first, *others = ran.end()
     assert "RunStopped: stopped after" in first.err
@@ -150,3 +152,13 @@ def test_a_run_goes_on_without_a_node_that_is_asked_to_end(tmp_path: Path) -> No
     assert "rank 1 was asked to end (SIGTERM)" in first.err
     assert gap(told(first)[0]["state"], oracle(tmp_path, "ring", 3)) < 1e-9
     assert pl.replay(run).matches
+
+
+def test_a_ctrl_c_that_other_nodes_got_as_well_is_no_second_one() -> None:
+    signals = Signals()
+    signals.take_of_another(signal.SIGINT)
+    signals.take(signal.SIGINT)
+    signals.take_of_another(signal.SIGINT)
+    assert (signals.requested, signals.ending, signals.interrupted) == (True, signal.SIGINT, False)
+    with pytest.raises(KeyboardInterrupt):
+        signals.take(signal.SIGINT)

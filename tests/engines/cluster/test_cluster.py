@@ -229,8 +229,10 @@ found = []
 options["job"] = {"optimizer": lambda parameters: Fails(parameters, lr=0.1)}
 """,
     )
-    ended = nodes(tmp_path, 2, ["downpour"], text).end()
+    ended = nodes(tmp_path, 2, ["downpour"], text, checkpoint_every=100).end()
+    (run,) = (tmp_path / "runs").iterdir()
     assert [each.code for each in ended] == [1, 1]
+    assert f"\n  resume  paceline train --resume {run} " in ended[0].err
     assert "failed: ValueError: twenty steps are enough" in ended[0].err
     assert "raise ValueError" in ended[0].err
     assert "RunOver: the run has ended: server" in ended[1].err

@@ -183,7 +183,7 @@ class Head:
         if number != signal.SIGINT:
             self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
         elif self.checkpoints is not None:
-            self.checkpoints.written.signals.take(number)
+            self.checkpoints.written.signals.take_of_another(number)
         else:
             raise KeyboardInterrupt
 

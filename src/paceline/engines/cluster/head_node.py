@@ -33,13 +33,13 @@ from paceline.engines.cluster.control import (
 )
 from paceline.engines.cluster.head import Head, observer_of
 from paceline.engines.cluster.history import History
-from paceline.engines.cluster.node import POLL, NodePart, Nodes, joined, resume_point
+from paceline.engines.cluster.node import POLL, NodePart, Nodes, joined, resume_line, resume_point
 from paceline.engines.cluster.rendezvous import Node, Registry
 from paceline.engines.cluster.servers.head import ServerHead
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.worker_pool import snapshot_file
 from paceline.engines.outcome import Outcome, Snapshot
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError, RunFailed, UsageError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.events import Gone, Received
 from paceline.links.tcp.handshake import RUN_BYTES, Peer
@@ -163,6 +163,9 @@ class HeadNode:
         except BaseException as error:
             self._tell_all(Over(*_said(error)))
             self._farewell()
+            if type(error) is RunFailed and self.request is not None:  # no worker of the job's is to blame
+                where = ["on Ray or on one machine"] if self.living is not None else []
+                raise RunFailed(f"{error}{resume_line(self.request.run, *where)}") from error
             raise
         values = head.values()
         self._tell_all(Result(), [joined(values)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import time
 from functools import partial
@@ -13,7 +12,7 @@ from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.children import Children
 from paceline.engines.cluster.control import Asked, Over, Result, Welcome, state_of, unpack
-from paceline.engines.cluster.node import POLL, NodePart, resume_point, split
+from paceline.engines.cluster.node import POLL, NodePart, resume_line, resume_point, split
 from paceline.engines.local.worker_pool import snapshot_file
 from paceline.engines.outcome import Outcome
 from paceline.engines.signals import Noted, handling
@@ -99,9 +98,9 @@ def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: b
 
 
 def _head_lost(part: NodePart, why: str, folder: str) -> str:
-    command = f"\n  resume  paceline train --resume {shlex.quote(folder)}   (by the same launcher or on one machine)"
+    command = resume_line(folder) if folder else ""
     roster = part.roster
-    return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}{command if folder else ''}"
+    return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}{command}"
 
 
 def _dismissed(part: NodePart, ending: str) -> str:

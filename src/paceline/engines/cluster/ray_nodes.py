@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shlex
 import time
 import warnings
 from collections import defaultdict
@@ -49,6 +48,14 @@ LOOK = 0.5  # seconds between two looks at the actors
 HEAD_PATIENCE = 20.0
 OWN_PATIENCE = 3.0  # the same of a cluster of the run's own, whose head no one starts again
 ATTEMPTS = 16  # agents that a rank may have, one after another
+HEAD_LOST = (
+    "the head of Ray at {} cannot be reached for {:g} s: its process or its machine has ended, or the network is down. "
+    "Every process of the run ends; start Ray again, then the run"
+)
+RAYLET_LOST = (
+    "the raylet of this machine, Ray's process, has ended; the system may have killed it for want of memory. Every "
+    "process of the run ends; start Ray again, then the run"
+)
 
 
 @contextlib.contextmanager
@@ -71,8 +78,7 @@ def train(
         door = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
         keys = {} if where.own or options.trusted_network else make_run_keys()
         roster = replace(roster, head=Address(where.host, 0), door=door)
-        kept = request.run if request else None
-        nodes = RayNodes(where, replace(mission, roster=roster, keys=keys), _gpus(setup), kept)
+        nodes = RayNodes(where, replace(mission, roster=roster, keys=keys), _gpus(setup))
         settings = (run, heartbeat, progress, deadline, request, backups, nodes)
         try:
             with with_keys(roster, keys) as placed, engine.train(setup, placed, *settings) as outcome:
@@ -110,10 +116,9 @@ class _Seat:
 class RayNodes:
     """`node.Nodes` that are actors."""
 
-    def __init__(self, where: RaySession, mission: Mission, gpus: int, kept: Path | None = None) -> None:
-        """`kept` is the folder of a run that keeps checkpoints."""
+    def __init__(self, where: RaySession, mission: Mission, gpus: int) -> None:
         self._ray: Any = package()
-        self._where, self._mission, self._gpus, self._kept = where, mission, gpus, kept
+        self._where, self._mission, self._gpus = where, mission, gpus
         #: Under synchronous plans the survivors continue, and no node joins them.
         self.replaces = isinstance(mission.plan.method, Server)
         self._actors = RayActors(_cpus(mission.plan), gpus)
@@ -166,9 +171,9 @@ class RayNodes:
         """Raise RunFailed if the head of Ray cannot be reached, or the raylet of this machine has ended."""
         lost, patience = self._where.watch.lost_since, OWN_PATIENCE if self._where.own else HEAD_PATIENCE
         if lost is not None and time.monotonic() - lost > patience:
-            raise RunFailed(head_lost(self._where.head, patience, self._kept))
+            raise RunFailed(HEAD_LOST.format(self._where.head, patience))
         if has_ended(self._where.machine):
-            raise RunFailed(raylet_lost(self._kept))
+            raise RunFailed(RAYLET_LOST)
 
     # --- placing ---
 
@@ -263,28 +268,6 @@ def alternating(machines: Sequence[str]) -> list[int]:
 def _first(error: BaseException) -> str:
     """Return the first line of what Ray says."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def head_lost(head: Address, patience: float, kept: Path | None) -> str:
-    """Say that the head of Ray cannot be reached, and what to do."""
-    return (
-        f"the head of Ray at {head} cannot be reached for {patience:g} s: its process or its machine has ended, or the "
-        f"network is down. Every process of the run ends; {_again(kept)}"
-    )
-
-
-def raylet_lost(kept: Path | None) -> str:
-    """Say that Ray has ended on this machine, and what to do."""
-    return (
-        "the raylet of this machine, Ray's process, has ended; the system may have killed it for want of memory. Every "
-        f"process of the run ends; {_again(kept)}"
-    )
-
-
-def _again(kept: Path | None) -> str:
-    if kept is None:
-        return "start Ray and the run again"
-    return f"start Ray again\n  resume  paceline train --resume {shlex.quote(str(kept))}   (on Ray or on one machine)"
 
 
 def _cpus(plan: Plan) -> int:

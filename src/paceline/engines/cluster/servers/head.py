@@ -181,7 +181,7 @@ class ServerHead:
         if number == signal.SIGINT:
             if self.checkpoints is None:
                 raise KeyboardInterrupt
-            self.checkpoints.written.signals.take(number)
+            self.checkpoints.written.signals.take_of_another(number)
             return
         self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
         self.to_rank(rank, Dismiss(0))
@@ -206,8 +206,7 @@ class ServerHead:
             self.observer.training_started(self._trace_file)
         if collector.lost_shard is not None:
             raise RunFailed(
-                f"shard {collector.lost_shard} of the parameters is lost, since every server that held it has died; "
-                "start the run again"
+                f"shard {collector.lost_shard} of the parameters is lost, since every server that held it has died"
             )
         if self._deserted is not None and time.monotonic() - self._deserted > self.deadline:
             raise RunFailed(f"no worker is left, and none has taken their place within {self.deadline:g} s")
@@ -242,7 +241,7 @@ class ServerHead:
         if lacking := self.collector.lacking(self.setup.agenda.leases):
             raise RunFailed(
                 f"shard {' and '.join(map(str, lacking))} has lost its last pushes, since the servers that had them "
-                "died after every batch was finished; start the run again"
+                "died after every batch was finished"
             )
         self._values = values
 
