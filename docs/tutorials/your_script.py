@@ -39,7 +39,7 @@ if rank == 0:
     print(f"{sys.argv[1]} on {ranks}: {(model(x).argmax(1) == y).float().mean():.1%} right")
 """
 script = Path(tempfile.mkdtemp()) / "train.py"
-script.write_text(SCRIPT)
+_ = script.write_text(SCRIPT)
 
 # %% [markdown]
 # Two processes with averaged gradients, and two with an asynchronous parameter server. The server is not a process: it
