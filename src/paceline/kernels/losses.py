@@ -83,8 +83,7 @@ LOSSES: dict[type[nn.Module], Row] = {
 
 def loss_kind(loss: Callable[..., Any]) -> LossText:
     """What the loss is called in a text."""
-    kind = kind_of(loss, LOSSES) if isinstance(loss, nn.Module) and not is_hooked(loss) else None
-    if kind is not None:
+    if isinstance(loss, nn.Module) and not is_hooked(loss) and (kind := kind_of(loss, LOSSES)) is not None:
         return _text(kind, {**vars(loss), **loss._buffers})
     plain = next((of for of, row in LOSSES.items() if loss is row.function), None)
     found = _followed(loss) if plain is None else _text(plain, {})
