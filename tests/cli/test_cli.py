@@ -239,3 +239,19 @@ def test_keys_are_made_for_machines_by_name(command: Command, folder: Path) -> N
     assert sorted(file.name for file in (folder / "secrets" / "a").iterdir()) == [
         "ca.pem", "cert.pem", "hosts.txt", "key.pem"
     ]  # fmt: skip
+
+
+def test_a_job_file_in_a_package_imports_from_it_and_parses_no_arguments(folder: Path, command: Command) -> None:
+    for path, text in {
+        "study/__init__.py": "", "study/nets.py": "from torch import nn\nclass Net(nn.Linear):\n    pass\n",
+        "study/jobs/__init__.py": "",
+        "study/jobs/first.py": f"import argparse\nfrom ..nets import Net\n{JOB}parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--width', type=int, default=10)\n"
+        "job = job.with_(model=lambda: Net(job.data[0].shape[1], parser.parse_args([]).width))\nparser.parse_args()\n",
+    }.items():  # fmt: skip
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    done = command("train", "study/jobs/first.py", "--plan", "ring:workers=2", "--json")
+    assert done.code == 0, done.err
+    replayed = command("replay", json.loads(done.out)["run"])
+    assert replayed.code == 0, replayed.err

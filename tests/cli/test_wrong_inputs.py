@@ -49,6 +49,7 @@ def test_a_wrong_input_gets_its_message(row: dict[str, Any], folder: Path, comma
     done = command(*shlex.split(row["typed"])[1:])
     said = " ".join(done.err.replace("│", " ").split())
     assert (done.code, row["says"] in said) == (row["exit"], True), said
+    assert "src/paceline" not in said, "lines of Paceline's own say nothing to a user"
     assert done.out == ""
 
 

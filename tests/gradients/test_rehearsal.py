@@ -154,3 +154,34 @@ def test_a_callback_that_follows_another_figure_is_refused(follows: Any, tmp_pat
 def test_a_tuning_of_jobs_that_cannot_be_made_says_so() -> None:
     with pytest.raises(TuningError, match="make_job returned float, not a Job"):
         pl.tune(lambda trial: 3.0, {"lr": [0.1, 0.2]}, "grid", folder=None)  # type: ignore[arg-type,return-value]
+
+
+class Detector(nn.Linear):
+    """Returns its losses in training, and what it has found in evaluation."""
+
+    def forward(self, x: Tensor, target: Tensor | None = None) -> Any:
+        output = super().forward(x)
+        return {"loss": nn.functional.cross_entropy(output, target)} if self.training else [output]
+
+
+def test_a_model_without_a_loss_in_evaluation_is_evaluated_by_metrics_alone() -> None:
+    def step(module: nn.Module, batch: Any, quiet: bool = True) -> Any:
+        return module(*batch)["loss"] if module.training or not quiet else None
+
+    made = job(
+        model=lambda: Detector(20, 2), loss=None, step=step, metrics={"mean": lambda output, _: output.mean()},
+        evaluate=lambda module, batch: (module(batch[0])[0], batch[1]),
+    )  # fmt: skip
+    summary = pl.train(made, "ring", workers=2, engine="virtual", folder=None).summary()
+    assert "mean" in summary
+    assert "test_loss" not in summary
+    with pytest.raises(JobError, match=r"in evaluation mode here: .* let step= return None, and give evaluate="):
+        pl.train(made.with_(step=partial(step, quiet=False)), engine="virtual", folder=None)
+
+
+def test_a_metric_of_one_number_for_each_sample_is_refused_and_one_for_each_class_is_not() -> None:
+    made = job(metrics={"hits": lambda output, target: output.argmax(1) == target})
+    with pytest.raises(JobError, match=r"the metric 'hits' fails: .* returned 3000 numbers, one for each sample"):
+        pl.train(made, engine="virtual", folder=None)
+    made = made.with_(metrics={"count": lambda _, target: torch.bincount(target, minlength=32)})
+    assert pl.train(made, engine="virtual", folder=None).summary()["count_1"] == 1500

@@ -141,21 +141,39 @@ def test_dropout_depends_on_the_chunk_and_the_module_alone() -> None:
 def test_a_loss_that_is_a_mean_is_not_reported() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        virtual(job())
+        virtual(job(), "ring:workers=2")
+
+
+def test_the_rounding_of_a_users_own_autocast_is_not_reported() -> None:
+    def step(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = model(batch[0])
+        return nn.functional.cross_entropy(output.float(), batch[1])
+
+    made = job(model=lambda: net().float(), data=(X.float(), Y), loss=None, step=step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        virtual(made, "ring:workers=2")
+    with pytest.raises(JobError, match=r"under torch.autocast, .* give precision='bf16-mixed'"):
+        virtual(made, "gpipe:workers=2")
 
 
 def test_a_weighted_loss_is_found_and_weight_mends_it() -> None:
     weights = torch.tensor([1.0, 5.0, 0.2], dtype=torch.float64)
     made = job(loss=nn.CrossEntropyLoss(weight=weights))
     with pytest.warns(JobWarning, match="not a mean over samples"):
+        virtual(made, "ring:workers=2")
+    with warnings.catch_warnings():  # no batch is split
+        warnings.simplefilter("error")
         virtual(made)
     mended = made.with_(loss_denominator=lambda batch: float(weights[batch[1]].sum()))
     assert difference(virtual(mended, "ring:workers=3").model, virtual(mended).model) < 1e-10
 
 
 def test_a_summed_loss_is_found() -> None:
+    summed = job(loss=nn.CrossEntropyLoss(reduction="sum"), optimizer=partial(torch.optim.SGD, lr=1e-3))
     with pytest.warns(JobWarning, match="not a mean over samples"):
-        virtual(job(loss=nn.CrossEntropyLoss(reduction="sum"), optimizer=partial(torch.optim.SGD, lr=1e-3)))
+        virtual(summed, "ring:workers=2")
 
 
 def test_bfloat16_trains() -> None:
@@ -251,3 +269,28 @@ def test_numpy_arrays_train_as_the_tensors_that_they_hold() -> None:
     assert difference(virtual(made).model, virtual(plain).model) == 0.0
     alone = job(data=X.numpy(), loss=None, step=lambda model, batch: model(batch[0].double()).sum())
     assert torch.equal(alone.data[0], X.float())
+
+
+def test_frames_of_pandas_train_as_the_numbers_that_they_hold() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X.numpy()).assign(target=Y.numpy(), kind="word")
+    split = list(range(X.shape[1]))
+    made = job(model=lambda: net().float(), data=(frame[split], frame["target"]))
+    plain = job(model=lambda: net().float(), data=(X.float(), Y))
+    assert difference(virtual(made).model, virtual(plain).model) == 0.0
+    with pytest.raises(JobError, match="data= has a DataFrame of object; give one of numbers"):
+        job(data=(frame, frame["target"]))
+
+
+def test_a_step_may_return_its_loss_in_a_dictionary() -> None:
+    def losses(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return {"loss": loss, "half": loss / 2}
+
+    given = job(loss=None, step=losses, test=(X, Y))
+    plain = given.with_(step=lambda model, batch: losses(model, batch)["loss"])
+    one, other = (virtual(each, "ring:workers=2") for each in (given, plain))
+    assert difference(one.model, other.model) == 0.0
+    assert one.summary()["test_loss"] == other.summary()["test_loss"]
+    with pytest.raises(JobError, match="a dictionary of age, sex; return one loss, such as sum"):
+        virtual(given.with_(step=lambda model, batch: dict.fromkeys(("age", "sex"), losses(model, batch)["loss"])))

@@ -175,7 +175,7 @@ class Twice(nn.Module):
         (Twice(nn.BatchNorm1d(6)), "relu", "layer.num_batches_tracked is used by layer and by layer_1, and training"),
         (Twice(nn.Dropout(0.2)), "layer_1", "layer is used by layer and by layer_1, and it draws chance: cut before"),
         (nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 5)), "1", "inplace=False"),
-        (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)), "3", "there is no piece '3'.*Allowed: 0, 1, 2"),
+        (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)), "3", "there is no piece '3'.*allowed: 0, 1, 2"),
         (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)), "0", "cut before its first piece"),
     ],
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -18,7 +19,7 @@ from paceline.data.shards import Shards
 from paceline.data.source import DatasetSource, Source, TensorSource
 from paceline.data.stream import StreamSource, count
 from paceline.data.traits import SourceTraits
-from paceline.errors import JobError
+from paceline.errors import JobError, users_code
 from paceline.jobs.loaders import LoaderData, is_stream, stated_length, taken_apart
 
 
@@ -28,7 +29,8 @@ def open_source(data: Any, seed: int, what: str = "data", length: int | None = N
     `length` is that of a stream which states none and has been counted before.
     """
     if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
-        made = data()
+        with users_code(f"{what}="):
+            made = data()
         data = LoaderData(_Anew(data)) if isinstance(made, Iterator) else made
     if isinstance(data, TensorSource | Shards | Mix | Stream):
         if len(data) == 0:
@@ -45,7 +47,9 @@ def open_source(data: Any, seed: int, what: str = "data", length: int | None = N
         _refuse(data, what)
         data = taken_apart(data)
         source = _of_loader(data, seed, what, length) if isinstance(data, LoaderData) else DatasetSource(data, seed)
-    if len(source) == 0:
+    with users_code(f"len() of {what}="):
+        size = len(source)
+    if size == 0:
         raise JobError(f"{what}= holds no samples")
     return source
 
@@ -75,7 +79,10 @@ def _refuse(data: Any, what: str) -> None:
     """Raise JobError for what are no samples."""
     if isinstance(data, Mapping):
         names = ", ".join(map(str, list(data)[:5]))
-        raise JobError(f"{what}= is a dictionary of {names}; give one of them, as in {what}=datasets['train']")
+        remedy = f"give one of them, as in {what}=datasets['train']"
+        if all(isinstance(each, Tensor | np.ndarray) for each in data.values()):
+            remedy = f"give a tuple, as in {what}=tuple(columns.values()), whose last part is the target"
+        raise JobError(f"{what}= is a dictionary of {names}; {remedy}")
     if isinstance(data, Iterator):
         raise JobError(
             f"{what}= is an iterator, which is used up after one epoch; give a function that makes it, or an "

@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.errors import JobError, RunFolderError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
-from paceline.jobs.loading import load_job
+from paceline.jobs.loading import load_job, package_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import read_record
 
@@ -82,7 +82,8 @@ def _unpickled(path: Path) -> Job:
         return _read(path)
     except ModuleNotFoundError:
         origin, _, _ = read_record(path).job.origin.partition(":")
-        sys.path.insert(0, str(Path(origin).absolute().parent if origin else Path.cwd()))
+        file = Path(origin).absolute()
+        sys.path[:0] = dict.fromkeys([str(file.parent), str(package_of(file)[0])] if origin else [str(Path.cwd())])
         return _read(path)
 
 

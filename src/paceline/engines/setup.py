@@ -312,14 +312,15 @@ def _by_epochs(job: Job, plan: Plan, optimizer: torch.optim.Optimizer, agenda: A
     """Return the job with a schedule that counts updates, where the user's steps by epochs; raise where it cannot."""
     if job.lr_scheduler is None:
         return job
-    plateau = follows_loss(job.lr_scheduler, optimizer)
+    by_epoch = job.lr_scheduler_interval == "epoch"
+    plateau = follows_loss(job.lr_scheduler, optimizer, job.epochs if by_epoch else agenda.updates)
     if plateau and (not isinstance(plan.method, Alone | AllReduce) or engine == "mpi"):
         raise PlanError(
             f"ReduceLROnPlateau follows the loss of whole batches, which no worker of plan {plan.name} "
             f"{'on engine mpi ' * (engine == 'mpi')}knows; use a plan that sums gradients (ring, tree, "
             "central), sequential, or a schedule that counts, such as torch.optim.lr_scheduler.CosineAnnealingLR"
         )
-    if plateau or job.lr_scheduler_interval == "epoch":
+    if plateau or by_epoch:
         return job.with_(lr_scheduler=EveryEpoch(job.lr_scheduler, agenda.updates_per_epoch))
     return job
 

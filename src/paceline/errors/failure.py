@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 OURS = re.escape(str(Path(__file__).parents[1]))
-PASSED = rf"{OURS}/|[^\"]*torch/nn/modules/module\.py|[^\"]*torch/utils/data/"  # on the way to the user's lines
-FRAME = re.compile(rf'^  File "(?:{PASSED})[^\n]*\n(?:    [^\n]*\n)*', re.MULTILINE)
+PASSED = (rf"{OURS}/|[^\"]*/(?:site|dist)-packages/torch/", rf"{OURS}/")  # on the way to the user's lines, and below
+FRAMES = [re.compile(rf'^  File "(?:{passed})[^\n]*\n(?:    [^\n]*\n)*', re.MULTILINE) for passed in PASSED]
 LIBRARY = re.compile(rf"^{OURS}/|/(site|dist)-packages/|^<")
 FEW = 8  # samples that are named
 
@@ -76,10 +76,13 @@ def few(numbers: Sequence[int]) -> str:
 
 
 def users_traceback(error: BaseException) -> str:
-    """Return the traceback from the user's first line on, where it has any; also that of a loader's process."""
+    """Return the user's lines of a traceback, or those of libraries where it has none; "" where all are ours.
+
+    It may also be that of a loader's process, within the error's message.
+    """
     whole = "".join(traceback.format_exception(error))
-    users = FRAME.sub("", whole)
-    return users if '  File "' in users else whole
+    shorter = [frame.sub("", whole) for frame in FRAMES]
+    return next((each for each in shorter if '  File "' in each), "")
 
 
 def users_place(error: BaseException) -> str:

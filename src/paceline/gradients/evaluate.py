@@ -42,11 +42,11 @@ def evaluate(
     for indices in torch.arange(len(source)).split(size) if batches is None else batches:
         with users_code("reading test=", RunFailed):
             batch = to_device(source.batch(indices, 0), device)
-        with users_code("the evaluation on test=", RunFailed, hint=partial(hint, batch=batch)):
+        with users_code("the evaluation on test=", RunFailed, hint=partial(_hint, job, batch)):
             samples = _samples(batch) if source.traits.whole else len(indices)
             loss, pair = _loss_and_pair(job, module, batch)
             denominator = samples if job.loss_denominator is None else float(job.loss_denominator(batch))
-        found = {"test_loss": (loss, denominator)}
+        found = {} if loss is None else {"test_loss": (loss, denominator)}
         if pair is not None:
             found.update({name: (value, samples) for name, value in _accuracy(*pair).items()})
             metrics.update(pair)
@@ -90,15 +90,21 @@ def _samples(batch: Batch) -> int:
     return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
-def _loss_and_pair(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pair | None]:
-    """Return the loss of a batch, and its output and target where the job defines them."""
+def _hint(job: Job, batch: Batch, fault: BaseException) -> str:
+    mode = "; the model is in evaluation mode here: if it has no loss then, let step= return None, and give evaluate="
+    return hint(fault, batch) + mode * (job.step is not None)
+
+
+def _loss_and_pair(job: Job, module: nn.Module, batch: Batch) -> tuple[float | None, Pair | None]:
+    """Return the loss of a batch, if it has one in evaluation; and its output and target, if the job defines them."""
     if job.evaluate is not None:
         pair = job.evaluate(module, batch)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(f"evaluate= returned a {type(pair).__name__}, which is not (output, target)")
-        return float(loss_function(job)(module, batch)), (pair[0], pair[1])
+        loss: Tensor | None = loss_function(job)(module, batch)
+        return None if loss is None else float(loss), (pair[0], pair[1])
     if job.step is not None:
-        return float(job.step(module, batch)), None
+        return float(loss_function(job)(module, batch)), None
     if job.loss is None:
         result = call(module, batch)
         return float(loss_of(result, batch)), pair_of(result, batch)
@@ -118,12 +124,12 @@ class _Metrics:
         for name, metric in self._updated.items():
             if isinstance(metric, nn.Module):
                 metric.to(device)
-            with users_code(f"the metric {name!r}", RunFailed):
+            with users_code(f"the metric {name!r}", RunFailed, hint=hint):
                 metric.reset()
 
     def update(self, pair: Pair) -> None:
         for name, metric in self._updated.items():
-            with users_code(f"the metric {name!r}", RunFailed):
+            with users_code(f"the metric {name!r}", RunFailed, hint=hint):
                 metric.update(*pair)
         if self._keeps:
             self._kept.append(pair)
@@ -131,10 +137,13 @@ class _Metrics:
     def compute(self) -> dict[str, float]:
         with users_code("the evaluation on test=", RunFailed):
             pair = _joined(self._kept) if self._kept else (None, None)
-        found: dict[str, float] = {}
+        found, samples = dict[str, float](), _samples(pair)
         for name, metric in self._metrics.items():
-            with users_code(f"the metric {name!r}", RunFailed):
-                found |= numbers(name, metric.compute() if goes_by_batches(metric) else metric(*pair))
+            with users_code(f"the metric {name!r}", RunFailed, hint=hint):
+                value = metric.compute() if goes_by_batches(metric) else metric(*pair)
+                if isinstance(value, Tensor) and value.dim() and value.shape[:1] == (samples,):
+                    raise TypeError(f"it returned {samples} numbers, one for each sample; let it return their mean")
+                found |= numbers(name, value)
         return found
 
 

@@ -12,7 +12,7 @@ REMEDIES = {
     r"expected (target dtype|scalar type) (to be )?Long": (
         "a classification loss takes whole numbers as targets, as by y.long()"
     ),
-    r"should be the same|same dtype|[Ee]xpected scalar type|expected m1 and m2": (
+    r"should be the same|same dtype|[Ee]xpected scalar type|expected m1 and m2|not match weight dtype": (
         "give the inputs the type of the model's parameters, as by x.float(), or x.float() / 255 for images in bytes"
     ),
     r"must be Tensor, not NoneType|'NoneType' object has no": "does forward() of the model end with a return?",
@@ -21,8 +21,15 @@ REMEDIES = {
         "class numbers are 0 to the number of the model's outputs minus 1; correct the labels, or give the model more "
         "outputs"
     ),
+    r"`target` to be an int or long tensor": (
+        "metrics get targets as the loss does; convert them, as by "
+        "evaluate=lambda model, batch: (model(batch[0]), batch[1].long())"
+    ),
     r"default_collate.*NoneType": (
         "let __getitem__ of the Dataset return tensors or numbers, never None, or give a DataLoader with a collate_fn"
+    ),
+    r"stack expects each tensor to be equal size": (
+        "give a DataLoader with a collate_fn that pads the samples of a batch, as by torch.nn.utils.rnn.pad_sequence"
     ),
     r"default_collate": (
         "leave that field out of the samples, or give a DataLoader with a collate_fn that makes batches of them"

@@ -24,8 +24,8 @@ _REMEDY = (
 
 def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
     """Return the job's `step(model, batch)`, made from `loss` or the model's own loss where the job gives none."""
-    if job.step is not None:
-        return job.step
+    if (own := job.step) is not None:
+        return lambda module, batch: _loss_in(own(module, batch))
     loss = job.loss
     if loss is None:
         return lambda module, batch: loss_of(call(module, batch), batch)
@@ -36,6 +36,17 @@ def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
         return result
 
     return step
+
+
+def _loss_in(returned: Any) -> Tensor:
+    """Return the loss of what `step` returned: a tensor, or a dictionary with the key `loss`, as Lightning takes it."""
+    loss: Any = returned.get("loss") if isinstance(returned, Mapping) else returned
+    if loss is None and returned is not None:
+        raise JobError(
+            f"step= returned a dictionary of {', '.join(map(str, returned))}; return one loss, such as "
+            "sum(losses.values()), or a dictionary that has it as 'loss'"
+        )
+    return loss  # type: ignore[no-any-return]  # which is checked before the training
 
 
 def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import math
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,8 +26,8 @@ from paceline.parameters.layout import not_trained
 from paceline.parameters.rows import numbers
 from paceline.parameters.sparse_tables import advice, sparse_names
 
-# Of the gradient's norm: rounding stays an order or two below.
-TOLERANCE = {"32-true": 1e-3, "bf16-mixed": 0.1, "16-mixed": 0.05}
+# Of the gradient's norm, by the lowest precision in which it is computed: rounding stays an order or two below.
+TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.05, torch.float32: 1e-3}
 ROUNDING = 16  # or so many machine epsilons of the parameters' type
 DRAWS, FAR = 4, 2.0  # losses that are drawn, and the multiple of their range by which their means may differ
 
@@ -58,7 +59,8 @@ def probe(
     before = {name: tensor.clone() for name, tensor in original.items()}
     writes = {name: parameter._version for name, parameter in copied.named_parameters()}
     batch = source.batch(order.indices(whole), 0)
-    with users_code("the first batch", hint=partial(hint, batch=batch)):
+    types = set[torch.dtype]()
+    with users_code("the first batch", hint=partial(hint, batch=batch)), _types_saved(types):
         loss = replica.forward(copied, whole, batch)
         _check_loss(loss)
         loss.backward()
@@ -82,6 +84,9 @@ def probe(
     restless = tuple(name for name in written if name not in moving)
     some_unused = None in replica.take()
     _smallest_chunk(job, module, source, training, device)
+    if training.parts == 1:
+        return Probe(moving, tables, restless, some_unused, tuple(notes))
+    limit = _tolerance(replica.parameters[0].dtype, types)
     # Augmentation draws by chunk, so the loss is checked without it, where the model can do without.
     replica = Replica(job.with_(batch_transform=None), copied, (), device)
     # Chunks have their own dropout and batch-norm statistics on purpose; only the loss is checked. A model that has no
@@ -89,7 +94,7 @@ def probe(
     for quieten in (copied.eval, partial(_quieten, copied)):
         quieten()
         with contextlib.suppress(Exception):
-            notes += _of_the_loss(replica, source, order, whole, [c for c in agenda.chunks(0) if c.samples])
+            notes += _of_the_loss(replica, source, order, whole, [c for c in agenda.chunks(0) if c.samples], limit)
             break
     return Probe(moving, tables, restless, some_unused, tuple(notes))
 
@@ -102,9 +107,10 @@ def _quieten(module: nn.Module) -> None:
             part.eval()
 
 
-def _of_the_loss(replica: Replica, source: Source, order: Order, whole: Chunk, halves: list[Chunk]) -> list[str]:
-    """Return a note if the loss of a batch is not the mean over its halves."""
-    limit = _tolerance(replica)
+def _of_the_loss(
+    replica: Replica, source: Source, order: Order, whole: Chunk, halves: list[Chunk], limit: float
+) -> list[str]:
+    """Return a note if the loss of a batch is not the mean over its halves, by more than `limit` of its gradient."""
     gap = _gap(_gradient(replica, source, order, [whole]), _gradient(replica, source, order, halves))
     if gap <= limit:
         return []
@@ -118,15 +124,27 @@ def _of_the_loss(replica: Replica, source: Source, order: Order, whole: Chunk, h
         how = f"one batch has a loss of {one:.3g}, and its two halves of {other:.3g}"
     return [
         f"the loss is not a mean over samples: {how} (class weights, ignore_index, a sum, or pairs of samples?). Plans "
-        "that split a batch train something slightly different from one process. Remedy: loss_denominator=f(batch), "
-        "the number that your loss divides by; for pairs, as in contrastive losses, a plan whose workers take whole "
-        "batches, such as downpour."
+        "that split batches train something else than one process. Remedy: loss_denominator=f(batch), the number that "
+        "your loss divides by, as in `lambda batch: (batch['labels'] != -100).sum()`; for pairs, as in contrastive "
+        "losses, a plan whose workers take whole batches, such as downpour."
     ]
 
 
-def _tolerance(replica: Replica) -> float:
-    dtype = replica.parameters[0].dtype
-    return max(TOLERANCE[replica.job.precision], ROUNDING * torch.finfo(dtype).eps)
+@contextlib.contextmanager
+def _types_saved(types: set[torch.dtype]) -> Iterator[None]:
+    """Add the types of the tensors that are kept for a backward pass: low ones under any autocast."""
+
+    def pack(tensor: Tensor) -> Tensor:
+        types.add(tensor.dtype)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield
+
+
+def _tolerance(parameters: torch.dtype, saved: set[torch.dtype]) -> float:
+    lowest = max(tolerance for dtype, tolerance in TOLERANCE.items() if dtype in {torch.float32, *saved})
+    return max(lowest, ROUNDING * torch.finfo(parameters).eps)
 
 
 def _loss(replica: Replica, source: Source, order: Order, chunks: list[Chunk], draw: int) -> float:

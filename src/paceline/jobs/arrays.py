@@ -1,4 +1,4 @@
-"""NumPy arrays as a job's data, which become tensors."""
+"""NumPy arrays and data frames as a job's data, which become tensors."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ import torch
 
 
 def as_tensors(data: Any, what: str) -> tuple[Any, list[str]]:
-    """Return data with tensors in place of NumPy arrays, and what is wrong with an array; `what` names the argument.
+    """Return data with tensors in place of arrays and frames, and what is wrong with one; `what` names the argument.
 
-    Arrays of float64, NumPy's default, become tensors of PyTorch's default type, which the parameters of models have.
+    Numbers of float64, NumPy's default, become tensors of PyTorch's default type, which the parameters of models have.
     """
-    parts = data if isinstance(data, tuple | list) else [data]
-    frames = [type(each).__name__ for each in parts if type(each).__module__.partition(".")[0] in ("pandas", "polars")]
-    if frames:
-        return data, [f"{what}= holds a {frames[0]}; give its numbers as an array, as by frame.to_numpy()"]
+    given = data if isinstance(data, tuple | list) else [data]
+    parts = [_array(each) for each in given]
     arrays = [each for each in parts if isinstance(each, np.ndarray)]
     if not arrays:
         return data, []
-    odd = [str(each.dtype) for each in arrays if each.dtype.kind not in "biuf"]
-    if odd:
-        return data, [f"{what}= has a NumPy array of {odd[0]}; give one of numbers, which a tensor can hold"]
+    for original, each in zip(given, parts, strict=True):
+        if isinstance(each, np.ndarray) and each.dtype.kind not in "biuf":
+            kind = "NumPy array" if each is original else type(original).__name__
+            return data, [f"{what}= has a {kind} of {each.dtype}; give one of numbers, which a tensor can hold"]
     return tuple(_tensor(each) for each in parts), []
+
+
+def _array(each: Any) -> Any:
+    """Return the array of a frame or a series of pandas or Polars; anything else as it is."""
+    return np.array(each) if type(each).__module__.partition(".")[0] in ("pandas", "polars") else each
 
 
 def _tensor(each: Any) -> Any:

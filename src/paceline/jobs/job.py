@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,13 +51,14 @@ class Job:
 
     Args:
         model: The module, or a function that returns one.
-        data: The training data: a tuple of tensors or NumPy arrays, a Dataset, a DataLoader, an IterableDataset,
-            Shards, or a function that returns one of these. A DataLoader also sets `batch_size`, `shuffle` and
-            `num_workers`.
+        data: The training data: a tuple of tensors, NumPy arrays or data frames, a Dataset, a DataLoader, an
+            IterableDataset, Shards, or a function that returns one of these. A DataLoader also sets `batch_size`,
+            `shuffle` and `num_workers`.
         loss: Called as `loss(model(*inputs), target)` for batches `(*inputs, target)`.
-        step: Called as `step(model, batch)` instead of `loss`, for batches of any other structure; returns the loss.
-            With neither, the model returns its own: a tensor of one number, or `model(**batch).loss`, as models of
-            transformers do.
+        step: Called as `step(model, batch)` instead of `loss`, for batches of any other structure; returns the loss,
+            or a dictionary that has it as `"loss"`; in evaluation it may return None, for a model that has no loss
+            then. With neither `loss` nor `step`, the model returns its own: a tensor of one number, or
+            `model(**batch).loss`, as models of transformers do.
         optimizer: A function of the parameters that returns a `torch.optim` optimizer. A function whose argument is
             called `model` gets the model, for groups of parameters.
         batch_size: Samples per update, over all workers that share a batch.
@@ -186,6 +188,10 @@ class Job:
             faults.append(f"lr_scheduler_interval={interval!r}; {suggest(interval, INTERVALS)}")
         if self.on_nan not in ON_NAN:
             faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
+        if isinstance(self.compile_options, dict):
+            known = inspect.signature(torch.compile).parameters.keys() - {"model"}
+            unknown = self.compile_options.keys() - known
+            faults += [f"compile_options= has {each!r}; {suggest(each, known)}" for each in sorted(unknown)]
         return [*faults, *self._faults_of_numbers(), *self._faults_of_functions(), *self._faults_of_metrics()]
 
     def _faults_of_numbers(self) -> Iterator[str]:
@@ -291,6 +297,16 @@ class Job:
                 "LBFGS evaluates the loss several times per update and cannot be sharded or shared; "
                 "use a first-order optimizer such as torch.optim.Adam, or plan sandblaster, which is L-BFGS itself"
             )
+        known = {id(parameter) for parameter in (*parameters, *module.parameters())}
+        for group in optimizer.param_groups:
+            if any(id(parameter) not in known for parameter in group["params"]):
+                raise JobError(
+                    "optimizer= returned an optimizer of parameters that are not the model's; give it those that it is "
+                    "called with, as in lambda parameters: SGD(parameters, lr=0.1). Parameters of a loss belong into "
+                    "the model"
+                )
+            if not math.isfinite(group.get("lr", 0.0)):
+                raise JobError(f"optimizer= returned an optimizer with lr={float(group['lr'])}; give a finite one")
         return optimizer
 
 

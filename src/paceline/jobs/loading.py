@@ -56,8 +56,17 @@ def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., A
     raise JobError(f"{path} has no job called {name!r}; it has {', '.join(found)}")
 
 
+def package_of(file: Path) -> tuple[Path, str]:
+    """Return the folder that a user's file imports from, and the package that the file belongs to, or ""."""
+    folder, names = file.parent, list[str]()
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(names)
+
+
 def _module(path: str, file: Path) -> ModuleType:
-    """Import a user's file."""
+    """Import a user's file, as a script without arguments."""
     if not file.is_file():
         raise JobError(f"there is no file {path}")
     if file.stem in sys.stdlib_module_names:
@@ -65,14 +74,17 @@ def _module(path: str, file: Path) -> ModuleType:
             f"{path} has the name of a module of Python's standard library, in whose place other modules would import "
             f"it; rename it, as to my_{file.name}"
         )
-    spec = importlib.util.spec_from_file_location(f"paceline_job_{file.stem}", file)
+    root, package = package_of(file)
+    spec = importlib.util.spec_from_file_location(f"{package}.paceline_job_{file.stem}".lstrip("."), file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.insert(0, str(file.parent))
+    sys.path[:0] = dict.fromkeys((str(file.parent), str(root)))
     cloudpickle.register_pickle_by_value(module)
+    arguments = sys.argv
     try:
+        sys.argv = [str(file)]
         spec.loader.exec_module(module)
     except SyntaxError as error:
         where = f"line {error.lineno}: " if error.lineno else ""
@@ -86,7 +98,10 @@ def _module(path: str, file: Path) -> ModuleType:
         if isinstance(error, SystemExit):
             raise JobError(
                 f"{path} ends the program when it is read, in line {line}: {f'SystemExit: {error}'.rstrip(': ')}; a "
-                "job file only defines a job, and is given no arguments: leave out sys.exit() and parse_args()"
+                "job file only defines a job, and is given no arguments: leave out sys.exit(), and give the arguments "
+                "that parse_args() requires a default"
             ) from error
         raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.argv = arguments
     return module

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from paceline.errors import JobError, users_code
 from paceline.parameters.optimizers import LRSchedule, Optimizer
@@ -70,11 +70,11 @@ class EpochSteps:
             group["lr"] = rate
 
 
-def follows_loss(schedule: LRSchedule, optimizer: Optimizer) -> bool:
-    """Return whether a schedule follows the loss, and not the number of updates.
+def follows_loss(schedule: LRSchedule, optimizer: Optimizer, steps: int) -> bool:
+    """Return whether a schedule follows the loss, and not the number of `steps` that a training makes with it.
 
     Raises:
-        JobError: the function returns no schedule.
+        JobError: the function returns no schedule, or one that ends before the training.
     """
     with users_code("lr_scheduler="):
         made = schedule(optimizer)
@@ -82,5 +82,10 @@ def follows_loss(schedule: LRSchedule, optimizer: Optimizer) -> bool:
         raise JobError(
             f"lr_scheduler= returned {type(made).__name__}, which has no step(); return a scheduler of "
             "torch.optim.lr_scheduler"
+        )
+    if isinstance(made, OneCycleLR) and made.total_steps < steps:
+        raise JobError(
+            f"lr_scheduler= returned a OneCycleLR of {made.total_steps} steps, and the training makes {steps}; give it "
+            f"total_steps={steps}"
         )
     return isinstance(made, ReduceLROnPlateau)

@@ -123,6 +123,11 @@ def check_trainable(module: nn.Module) -> torch.dtype:
         raise JobError(
             f"parameter {lazy[0]} has no shape yet (a lazy module): run one batch through the model in model="
         )
+    if bare := [name for name, tensor in module.state_dict().items() if tensor.is_meta]:
+        raise JobError(
+            f"{bare[0]} is on the meta device and has no values; let model= fill it, as by "
+            "module.to_empty(device='cpu') and load_state_dict"
+        )
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:

@@ -52,6 +52,20 @@ def not_whole(name: str) -> JobError:
     )
 
 
+def autocast() -> list[bool]:
+    """Return for which devices torch.autocast is on."""
+    return [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
+
+
+def refuse_autocast(before: list[bool]) -> None:
+    """Raise if `step` has entered torch.autocast where it calls the model."""
+    if autocast() != before:
+        raise JobError(
+            "step= calls the model under torch.autocast, which the stages of a pipeline do not see; leave it out of "
+            f"step= and give precision='bf16-mixed', or use {UNCUT}"
+        )
+
+
 def cannot_follow(module: nn.Module, why: str, error: Exception) -> JobError:
     return JobError(
         f"the forward of {type(module).__name__} cannot be followed: {why}{users_place(error)}; move that part into a "

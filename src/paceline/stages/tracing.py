@@ -31,7 +31,7 @@ from paceline.jobs.experts import Experts
 from paceline.jobs.job import Batch
 from paceline.stages.exporting import ExportedGraph, export_graph, graph_of
 from paceline.stages.following import CannotTrace, ModuleSnapshot, functions_whole, region
-from paceline.stages.refusals import UNCUT, Called, cannot_follow, not_whole, step_alone
+from paceline.stages.refusals import UNCUT, Called, autocast, cannot_follow, not_whole, refuse_autocast, step_alone
 from paceline.stages.unfolding import rule_of
 
 DRAWING = {
@@ -45,7 +45,12 @@ IDLE = {operator.getitem, torch.cat}  # left out where the result is not used, s
 class CallRecorder(nn.Module):
     """Stands in for the model to learn how `step` calls it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.autocast = autocast()
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        refuse_autocast(self.autocast)
         self.found = args, kwargs
         raise Called
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter_ns as now
+from traceback import format_exception
 
 from paceline.errors import NotFinite, PacelineError, WaitedTooLong
 from paceline.errors.failure import Position, users_traceback
@@ -62,9 +63,10 @@ class FailureReport:
     @staticmethod
     def of(error: BaseException, position: Position) -> FailureReport:
         """Describe an exception that a worker raised at this position."""
-        what, advice = f"{type(error).__name__}: {error}".rstrip(": "), ""
+        what, advice, lines = f"{type(error).__name__}: {error}".rstrip(": "), "", ""
         if not isinstance(error, PacelineError):
             what = what.splitlines()[0]  # the traceback has the rest
+            lines = users_traceback(error) or "".join(format_exception(error))
         if isinstance(error, NotFinite):
             what, advice = f"the loss is {error.loss}", error.REMEDY
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
@@ -72,7 +74,7 @@ class FailureReport:
         return FailureReport(
             what=what,
             position=position,
-            traceback="" if isinstance(error, PacelineError) else users_traceback(error),
+            traceback=lines,
             advice=advice,
             waited_for=error.awaited if isinstance(error, WaitedTooLong) else "",
             complete=isinstance(error, WaitedTooLong),
