@@ -20,7 +20,7 @@ _LIBRARIES = re.compile(
 )
 _UNSEEDED = re.compile(r"uuid\.uuid[14]|secrets\.\w+|os\.urandom")
 _DRAWS = {"random", "randint", "randrange", "choice", "uniform", "integers", "normal", "standard_normal", "binomial",
-          "permutation", "sample", "poisson", "exponential"}  # fmt: skip
+          "permutation", "sample", "rand", "randn", "random_sample", "poisson", "exponential"}  # fmt: skip
 _GENERATORS = {"random.Random", "numpy.random.default_rng", "numpy.random.RandomState"}
 #: What seeds one library alone; any other function whose name has `seed` is taken to seed all.
 _SEEDS = {"random.seed": "random", "numpy.random.seed": "numpy", "torch.manual_seed": "torch",

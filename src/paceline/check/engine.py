@@ -31,7 +31,8 @@ RELEVANT = (
     "thread", "Thread", "async ", "lock", "Lock", "queue", "Queue", "multiprocess", "asyncio", "concurrent", "mutex",
     "fork", "Popen", "signal", "__del__", "weakref", "gc.callbacks", "torch", "mpi4py", "MPI", "dist.", "accelerat",
     "horovod", "deepspeed", "lightning", "rank", "Rank", "exists", "mktemp", "chdir", "sleep", "requests", "urlopen",
-    "flask", "grpc", "inlineCallbacks", "distributed", "multihost", "collective", "paceline:", *libraries.threaded(),
+    "flask", "grpc", "inlineCallbacks", "distributed", "multihost", "collective", "process_zero", "paceline:",
+    *libraries.threaded(),
 )  # fmt: skip
 
 

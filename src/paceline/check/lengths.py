@@ -149,8 +149,10 @@ class Lengths:
             given = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
             if len(given) == 1 and isinstance(given[0], ast.Call | ast.BinOp):
                 return self.number(given[0], fn, depth + 1)
-        if isinstance(node, ast.Call) and self.module.callee(node, fn) is None and not self._of_the_rank(node):
-            return ""  # `parts[rank].numel()`: nothing says that the parts differ
+        if isinstance(node, ast.Call) and not self._of_the_rank(node):
+            whys = [self._value(a, fn) for a in (*node.args, *(k.value for k in node.keywords))]
+            if self.module.callee(node, fn) is None or RANK not in whys:
+                return ""  # `parts[rank].numel()`: nothing says that the parts differ
         why = self._value(node, fn)
         return why if why != DATA else ""
 
@@ -196,6 +198,8 @@ class Lengths:
             return self.why(sampler or keyword(node, "dataset", 0), fn, depth)
         if name == "Subset":
             return self.why(keyword(node, "indices", 1), fn, depth)
+        if name == "zip" and any(isinstance(a, ast.Call) and short_name(a.func) == "range" for a in node.args):
+            return ""  # as often as a number says that all ranks may have agreed on
         if name in ("zip", "filter"):
             return next((w for a in node.args if (w := self.why(a, fn, depth))), "")
         if name == "shard" or name in _LISTS:

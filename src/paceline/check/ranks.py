@@ -17,7 +17,7 @@ from paceline.check.collectives import collective, written
 from paceline.check.declarations import Function
 from paceline.check.module import Module
 from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
-from paceline.check.varying import DATA, FILES, RANK, asks_for_ranks, decides
+from paceline.check.varying import DATA, FILES, HOST, RANK, asks_for_ranks, decides
 
 ALIASES = 3
 # The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.
@@ -52,7 +52,8 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
         return Condition(ast.unparse(test), True, True, "", FILES)
     why = module.varying.why(test, fn)
     own = isinstance(test, ast.Call) and module.callee(test, fn) is not None
-    if not why or asks_for_ranks(test) or not (own or decides(test, why)):
+    asked = fn.bound.get(test.id, test) if isinstance(test, ast.Name) else test
+    if not why or asks_for_ranks(test) or not (own or decides(asked, why)):
         return None
     return Condition(ast.unparse(test), True, True, "", why)
 
@@ -66,16 +67,41 @@ def _made_on_some(test: ast.expr, fn: Function, module: Module) -> Condition | N
         and is_constant(test.comparators[0], None)
     ):
         there, test = isinstance(test.ops[0], ast.IsNot), test.left
-    found = _where_made(test, fn, module, 0) if isinstance(test, ast.Name) else None
+    found = _where_made(test, fn, module, 0) if isinstance(test, ast.Name | ast.Attribute) else None
+    if found is None and isinstance(test, ast.Name) and (failed := _failed_alone(test, fn, module)):
+        found = Condition(f"{test.id} is not None", True, True, "", failed)
     return found if found is None or there else found._replace(sign=not found.sign)
+
+
+def _passed(test: ast.expr, fn: Function, module: Module) -> Condition | None:
+    """A test as a condition; of a parameter, the one that all callers pass."""
+    if not isinstance(test, ast.Name) or test.id not in fn.parameters or test.id in fn.bound:
+        return condition(test, fn, module, 1)
+    given = [condition(a.value, a.caller, module, 1) for a in module.passing.to(fn, test.id)]
+    return given[0] if given and all(g is not None and g == given[0] for g in given) else None
+
+
+def _failed_alone(node: ast.Name, fn: Function, module: Module) -> str:
+    """Why a name is None on one rank: a function returns it where it cannot read what is this rank's own."""
+    made = fn.bound.get(node.id)
+    callee = module.callee(made, fn) if isinstance(made, ast.Call) else None
+    if callee is None or not isinstance(made, ast.Call):
+        return ""
+    handlers = (n for n in ast.walk(callee.node) if isinstance(n, ast.ExceptHandler))
+    none = any(isinstance(n.body[-1], ast.Return) and is_constant(n.body[-1].value, None) for n in handlers)
+    return next((w for a in made.args if (w := module.varying.why(a, fn)) in (RANK, HOST)), "") if none else ""
 
 
 def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Condition | None:
     """The condition under which a value is not None: `load() if rank == 0 else None`, or `if rank == 0: x = load()`."""
     if isinstance(node, ast.IfExp):
-        asked = condition(node.test, fn, module, 1)
+        asked = _passed(node.test, fn, module)
         absent = [is_constant(side, None) for side in (node.body, node.orelse)]
         return asked and _turned(asked, absent[1]) if any(absent) and not all(absent) else None
+    if isinstance(node, ast.Attribute) and depth <= ALIASES:
+        owner = module.type_of(node.value, fn)
+        stored = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner is not None else []
+        return _where_made(*stored[0], module, depth + 1) if len(stored) == 1 else None
     if not isinstance(node, ast.Name) or depth > ALIASES:
         return None
     values = [v for target, v in fn.assigns if isinstance(target, ast.Name) and target.id == node.id]

@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable
 
 from paceline.check import catalogue
 from paceline.check.declarations import Function
+from paceline.check.exchanges import BOTH, RECEIVES, SENDS, Exchanges, is_message
 from paceline.check.messages import ANY, Operation
 from paceline.check.module import Module
 from paceline.check.names import dotted, keyword, short_name
 from paceline.check.sequences import Sequences
 
 MOST_TURNS, MOST_OPERATIONS, MOST_STEPS, DEPTH = 32, 400, 5_000, 6
-SENDS = {"send": True, "Send": True, "ssend": True, "Ssend": True, "isend": False, "Isend": False, "issend": False}
-RECEIVES = {"recv": True, "Recv": True, "irecv": False, "Irecv": False}
-BOTH = {"sendrecv", "Sendrecv"}
 NOWHERE = -2  # MPI.PROC_NULL
 _SIZES = re.compile(r"(get_)?(world(_?size)?|(comm_|mpi_)?size|n_?ranks|n?procs|num_(ranks|workers|processes))$", re.I)
 _OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
@@ -292,6 +290,10 @@ class Trace:
             return self.rank if name in ("get_rank", "Get_rank", "rank", "global_rank") else UNKNOWN
         if name in ("get_world_size", "Get_size") or (name == "size" and not node.args):
             return self.size
+        if name == "zip":
+            known = [len(many) for many in given if isinstance(many, list)]
+            wide = [many if isinstance(many, list) else [UNKNOWN] * MOST_TURNS for many in given]
+            return [list(each) for each in zip(*wide, strict=False)] if known else UNKNOWN
         if name in ("int", "abs", "min", "max", "range", "list", "len", "sorted", "reversed") and UNKNOWN not in given:
             return self._plain(name, given)
         if name in ("exit", "_exit", "Abort", "abort"):
@@ -371,35 +373,3 @@ class Trace:
         if peer >= self.size or (peer < 0 and (kind == "send" or peer != ANY)):
             raise Impossible
         self.operations.append(Operation(kind, node.lineno, peer, marked, not goes_on))
-
-
-def is_message(call: ast.Call, module: Module) -> bool:
-    """Whether a call sends or receives a message between two ranks."""
-    if short_name(call.func) not in {*SENDS, *RECEIVES, *BOTH}:
-        return False
-    if module.canonical(call.func).startswith("torch.distributed."):
-        return True
-    if not isinstance(call.func, ast.Attribute):
-        return False
-    owner = short_name(call.func.value).lower()
-    mpi = any(origin.startswith("mpi4py") for origin in module.imports.values())
-    return mpi and (owner == "comm_world" or "comm" in owner)
-
-
-class Exchanges:
-    """Which calls send, receive or run a collective, themselves or in functions of the file; each found once."""
-
-    def __init__(self, module: Module, sequences: Sequences) -> None:
-        self._module, self._sequences = module, sequences
-        self._known: dict[int, bool] = {}
-
-    def __call__(self, call: ast.Call, fn: Function) -> bool:
-        if id(call) not in self._known:
-            self._known[id(call)] = False  # what a circle of calls gets
-            callee = self._module.callee(call, fn)
-            self._known[id(call)] = (
-                is_message(call, self._module)
-                or self._sequences.collective(call, fn) is not None
-                or (callee is not None and any(self(inner, callee) for inner in callee.calls))
-            )
-        return self._known[id(call)]

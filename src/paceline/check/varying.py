@@ -17,7 +17,7 @@ from functools import cached_property
 from paceline.check import catalogue
 from paceline.check.chances import Chances
 from paceline.check.declarations import Class, Declarations, Function
-from paceline.check.names import dotted, enclosing, keyword, parent, short_name
+from paceline.check.names import dotted, enclosing, is_constant, keyword, parent, short_name
 from paceline.check.passing import Passing
 from paceline.check.reduced import SPREADS, Reduced
 
@@ -83,6 +83,8 @@ class Varying:
             return self._of_attribute(node, fn, depth)
         if isinstance(node, ast.Call):
             return self._of_call(node, fn, depth)
+        if isinstance(node, ast.Subscript) and short_name(node.value) == "shape":
+            return self._rows(node.value, fn, depth)
         if isinstance(node, ast.Subscript) and getattr(node.slice, "value", None) in catalogue.RANK_VARIABLES:
             return RANK
         if isinstance(node, ast.Lambda | ast.Await):
@@ -102,6 +104,13 @@ class Varying:
             return ""
         decided = isinstance(given.value, ast.Constant) and isinstance(test, ast.If)
         return self.why(test.test if decided else given.value, fn, depth)  # type: ignore[union-attr]
+
+    def _rows(self, shape: ast.expr, fn: Function, depth: int) -> str:
+        """Why a tensor has another number of rows on each rank: it was made for as many as this rank got."""
+        of = shape.value if isinstance(shape, ast.Attribute) else shape
+        made = fn.bound.get(of.id) if isinstance(of, ast.Name) else None
+        sized = isinstance(made, ast.Call) and short_name(made.func) in ("new_empty", "new_zeros", "empty", "zeros")
+        return self.why(made.args[0], fn, depth) if sized and made.args else ""  # type: ignore[union-attr]
 
     @cached_property
     def _signalled(self) -> set[str]:
@@ -147,9 +156,10 @@ class Varying:
         if asked is not None:
             return next((w for r in asked.returns if (w := self._returned(r, asked, depth))), "")
         values = [v for cls in owner.ancestry for v in cls.values.get(node.attr, ())]
-        found = {self.why(value, scope, depth) for value, scope in values or self._fields(owner, node.attr)}
-        given = values and isinstance(values[0][0], ast.Name) and not self.passing.to(values[0][1], values[0][0].id)
-        return (found.pop() if len(found) == 1 and not given else "") or self._counted(node.attr, owner, depth)
+        given = [pair for pair in values or self._fields(owner, node.attr) if not is_constant(pair[0], None)]
+        found = {self.why(value, scope, depth) for value, scope in given}
+        outside = values and isinstance(values[0][0], ast.Name) and not self.passing.to(values[0][1], values[0][0].id)
+        return (found.pop() if len(found) == 1 and not outside else "") or self._counted(node.attr, owner, depth)
 
     @cached_property
     def _stored(self) -> dict[str, list[tuple[ast.expr, Function]]]:
@@ -190,7 +200,7 @@ class Varying:
         name, canonical = short_name(node.func), self.module.canonical(node.func)
         if name in _SAME or name in _SAME_ATTRIBUTES or SPREADS.search(name):
             return ""
-        if name in catalogue.RANK_CALLS:
+        if name in catalogue.RANK_CALLS or (name == "rank" and not node.args and isinstance(node.func, ast.Attribute)):
             return RANK
         if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
             return RANK if str(node.args[1].value).strip("_") in catalogue.RANK_NAMES else ""

@@ -70,6 +70,8 @@ def _own_number(test: ast.If | ast.While, loop: ast.AST, fn: Function, facts: Fa
     for side in (compare.left, compare.comparators[0]):
         while isinstance(side, ast.Call) and short_name(side.func) in KEEPS:
             side = side.args[0] if side.args else side.func.value  # type: ignore[attr-defined]
+        if isinstance(side, ast.Call) and isinstance(test, ast.While) and _of_array(side, fn, facts):
+            return ast.unparse(side)
         if isinstance(side, ast.Name) and _computed(side.id, test, loop, fn, facts):
             return side.id
     return ""

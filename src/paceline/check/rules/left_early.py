@@ -117,6 +117,10 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
                     return
 
 
+def _exits(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and _leaves(node)
+
+
 def _leaves(node: ast.AST) -> TypeGuard[ast.Raise | ast.Return | ast.Expr]:
     """Whether this is a `raise`, a `return` or `sys.exit()`."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -159,13 +163,13 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
             how = f"an exception that only one rank sees (line {node.lineno}) takes it out of the `try`"
             yield _report(fn, node.handlers[0].body[0], skipped, how, 0.6)
             continue
-        if not isinstance(final, ast.Return | ast.Continue | ast.Break):
+        if not isinstance(final, ast.Return | ast.Continue | ast.Break) and not _exits(final):
             continue
         unusual = facts.sequences.body(fn.body, fn, (f"except {node.lineno}", True))
         reached = [i for item in unusual.items for i in flattened(item)]
         missed = [i for i in usual if getattr(i.at, "lineno", 0) > (node.end_lineno or 0) and i not in reached]
         if missed:
-            how = type(final).__name__.lower()
+            how = "exit" if _exits(final) else type(final).__name__.lower()
             yield _report(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
 
 

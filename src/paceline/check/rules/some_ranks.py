@@ -15,6 +15,7 @@ from paceline.check.catalogue import RANK_DECORATORS
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
+from paceline.check.names import enclosing
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.sequences import Difference, Item
 from paceline.check.summaries import Facts
@@ -28,7 +29,7 @@ RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed
 def find(facts: Facts) -> Iterator[Finding]:
     """Report branches on the rank with different collectives, and collectives in functions for one rank."""
     for fn in facts.module.functions:
-        if fn.decorated(*RANK_DECORATORS):
+        if fn.decorated(*RANK_DECORATORS) or _for_one_rank(fn, facts):
             for item in facts.sequences.operations(fn)[:1]:
                 yield _report(fn, item, f"{fn.qualname} runs on one rank only (line {fn.line})", fn.line, 0.85)
         reported = 0
@@ -41,6 +42,19 @@ def find(facts: Facts) -> Iterator[Finding]:
         for loop, item, why in facts.sequences.turns(fn):
             how = f"the loop at line {loop.lineno} runs as often as {why} says"
             yield _report(fn, item, how, loop.lineno, 0.65)
+
+
+def _for_one_rank(fn: Function, facts: Facts) -> bool:
+    """Whether a decorator of the file calls the function under a test of the rank alone."""
+    for decorator in getattr(fn.node, "decorator_list", ()):
+        made = facts.module.function_named(decorator, facts.module.top)
+        given = next(iter(made.parameters), "") if made is not None else ""
+        for inner in made.nested.values() if made is not None else ():
+            calls = [c for c in inner.calls if isinstance(c.func, ast.Name) and c.func.id == given]
+            tests = [enclosing(c, ast.If) for c in calls]
+            if calls and all(isinstance(t, ast.If) and facts.sequences.conditions(t.test, inner) for t in tests):
+                return True
+    return False
 
 
 def _difference(found: Difference) -> Finding:

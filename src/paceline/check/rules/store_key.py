@@ -93,6 +93,8 @@ def _own_condition(setting: Use, waiting: Use, facts: Facts) -> ast.If | None:
         return None
     both = isinstance(test.test, ast.BoolOp) and len(facts.sequences.conditions(test.test, setting.fn)) == 1
     nested = isinstance(outer, ast.If) and bool(facts.sequences.conditions(outer.test, setting.fn))
+    if any(short_name(n.func) in SETS for s in test.orelse for n in ast.walk(s) if isinstance(n, ast.Call)):
+        return None  # either side sets it
     if not both and not (nested and not facts.sequences.conditions(test.test, setting.fn)):
         return None
     asked = enclosing(waiting.call, ast.If)

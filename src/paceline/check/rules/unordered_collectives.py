@@ -64,6 +64,8 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
         and over.func.attr in ("items", "keys", "values")
     ):
         over = over.func.value
+    if isinstance(over, ast.Attribute) and _filled_by_methods(over, fn, facts):
+        return f"{ast.unparse(over)}, a dictionary that every rank fills for itself"
     if isinstance(over, ast.Name) and (_filled_here(over.id, fn, facts) or _filled_by_data(over, fn, facts)):
         return f"{over.id}, a dictionary that every rank fills for itself"
     return ""
@@ -88,6 +90,35 @@ def _filled_by_data(node: ast.expr | None, fn: Function, facts: Facts, depth: in
     return any(value is not node and _filled_by_data(value, scope, facts, depth + 1) for value, scope in values)
 
 
+def _filled_by_methods(node: ast.Attribute, fn: Function, facts: Facts) -> bool:
+    """Whether methods of the object fill a dictionary with keys from the data of this rank."""
+    owner = facts.module.type_of(node.value, fn)
+    values = [v for cls in owner.ancestry for v, _ in cls.values.get(node.attr, ())] if owner is not None else []
+    if owner is None or not values or not all(_is_empty_dict(v) for v in values):
+        return False
+    for method in (m for cls in owner.ancestry for m in cls.methods.values()):
+        stores = (s for s in method.subscripts if isinstance(s.ctx, ast.Store))
+        stored = [s.slice for s in stores if short_name(s.value) == node.attr]
+        stored += [c.args[0] for c in method.calls if c.args and dotted(c.func).endswith(f".{node.attr}.setdefault")]
+        if any(facts.module.varying.why(key, method) in (DATA, CHANCE) or _of_argument(key, method) for key in stored):
+            return True
+    return False
+
+
+def _of_argument(key: ast.expr, method: Function) -> bool:
+    """Whether a key is an element of what a method was given: of one of its tensors as a list, or of a batch."""
+    if not isinstance(key, ast.Name):
+        return False
+    for loop in method.loops:
+        if isinstance(loop, ast.While) or all(n.id != key.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)):
+            continue
+        names = {n.id for n in ast.walk(loop.iter) if isinstance(n, ast.Name)}
+        read = {n.attr for n in ast.walk(loop.iter) if isinstance(n, ast.Attribute)}
+        listed = bool(read & {"tolist", "unique", "numpy"})
+        return bool(names & set(method.parameters)) and (listed or bool(names & {"batch", "sample", "outputs"}))
+    return False
+
+
 def _is_empty_dict(value: ast.expr | None) -> bool:
     if isinstance(value, ast.Dict):
         return not value.keys
@@ -100,6 +131,10 @@ def _is_set(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
         return True
     if isinstance(node, ast.Call):
         kept = short_name(node.func) in ("list", "tuple", "enumerate", "reversed") and len(node.args) == 1
+        if facts.module.callee(node, fn) is not None and depth < DEPTH:
+            callee = facts.module.callee(node, fn)
+            returned = [r.value for r in callee.returns if r.value is not None] if callee is not None else []
+            return bool(returned) and all(_is_set(v, callee, facts, depth + 1) for v in returned)  # type: ignore[arg-type]
         return dotted(node.func) in ("set", "frozenset") or (kept and _is_set(node.args[0], fn, facts, depth))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.Sub):
         return _is_set(node.left, fn, facts, depth) or _is_set(node.right, fn, facts, depth)

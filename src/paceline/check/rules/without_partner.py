@@ -12,13 +12,14 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.declarations import Function
+from paceline.check.exchanges import Exchanges, is_message
 from paceline.check.findings import Finding, Step
 from paceline.check.messages import ANY, WORLDS, Operation, Stuck, World
 from paceline.check.names import enclosing
 from paceline.check.rules import send_receive
 from paceline.check.rules.rule import Rule
 from paceline.check.summaries import Facts
-from paceline.check.traces import Exchanges, Impossible, Trace, Undecided, is_message
+from paceline.check.traces import Impossible, Trace, Undecided
 from paceline.narrative import Wait
 
 
