@@ -59,6 +59,7 @@ def _raised_in_call(fn: Function, facts: Facts) -> Iterator[Finding]:
             left = test.body[-1]
             asked = facts.sequences.conditions(test.test, callee) if isinstance(left, ast.Raise) else []
             own = len(asked) == 1 and asked[0].local and asked[0].why in (RANK, HOST, FILES)
+            own = own and not _compares_forms(test.test)
             if own and isinstance(left, ast.Raise) and not _is_assertion(left) and enclosing(test, ast.Try) is None:
                 yield _report(
                     callee,
@@ -68,6 +69,19 @@ def _raised_in_call(fn: Function, facts: Facts) -> Iterator[Finding]:
                     f"{callee.qualname}(), which {fn.qualname} calls (line {call.lineno})",
                     0.5,
                 )
+
+
+def _compares_forms(test: ast.expr) -> bool:
+    """Whether a test compares only lengths, shapes or types of values with each other, as checks of arguments do."""
+    parts = test.values if isinstance(test, ast.BoolOp) else [test]
+    compared = [[part.left, *part.comparators] for part in parts if isinstance(part, ast.Compare)]
+    return len(compared) == len(parts) and all(_is_form(each) for sides in compared for each in sides)
+
+
+def _is_form(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return short_name(value.func) in ("len", "size", "numel", "dim")
+    return isinstance(value, ast.Attribute) and value.attr in ("shape", "dtype", "ndim", "device")
 
 
 def _without_loss(fn: Function, facts: Facts) -> Iterator[Finding]:
