@@ -29,7 +29,7 @@ MAKES = ("makedirs", "mkdir")
 #: A folder of the user or of the machine, which every program that is started finds.
 SHARED = re.compile(r"home|expanduser|environ|cache|conf|user|tmp|temp|lock|pid|sock|share", re.I)
 #: A helper that makes a folder for its callers.
-MAKER = re.compile(r"mkdir|make_?dir|ensure|create_?(dir|folder|path)", re.I)
+MAKER = re.compile(r"mkdir|make_?dir|(en|as)sure|create_?(dir|folder|path)", re.I)
 REMOVES = ("remove", "unlink", "rmtree", "rmdir")
 #: Words in the names of files by which programs that run at the same time know of each other.
 BETWEEN_PROGRAMS = ("lock", "pid", "sock")
@@ -164,7 +164,15 @@ def _confidence(path: str, fn: Function, several: bool) -> float:
     made = [ast.unparse(value) for scope in fn.scopes() if (value := scope.bound.get(named)) is not None]
     if SHARED.search(" ".join([path, *made])):
         return 0.6
-    return 0.55 if named in fn.parameters and MAKER.search(fn.name) else 0.45
+    parts = {
+        n.id
+        for scope in fn.scopes()
+        if (v := scope.bound.get(named)) is not None
+        for n in ast.walk(v)
+        if isinstance(n, ast.Name)
+    }
+    given = named in fn.parameters or not parts.isdisjoint(fn.parameters)
+    return 0.55 if given and MAKER.search(fn.name) else 0.45
 
 
 def _in_turn(fn: Function, facts: Facts) -> bool:

@@ -25,6 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report waits for a child whose output pipes are not read before."""
     for fn in facts.module.functions:
         yield from _in_turn(fn)
+        yield from _read_afterwards(fn)
         for call in fn.calls:
             name = facts.module.canonical(call.func)
             if name in ("subprocess.call", "subprocess.check_call") and _pipes(call, fn):
@@ -132,6 +133,40 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
         yield _report(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
     if local and len(pipes) == 2 and (first := _one_only(reads, made)) is not None:
         yield _one(first, made, fn, name)
+
+
+def _read_afterwards(fn: Function) -> Iterator[Finding]:
+    """`status = child.wait()` and then `child.stderr.read()`, whoever made the child."""
+    for wait in fn.calls:
+        child = dotted(wait.func).removesuffix(".wait") if short_name(wait.func) == "wait" else ""
+        reads = [a for a in fn.attributes if child and a.attr in ("stdout", "stderr") and dotted(a.value) == child]
+        whole = [a for a in reads if dotted(parent(a) or a).endswith(".read")]
+        if not whole or whole[0].lineno < wait.lineno or any(a.lineno < wait.lineno for a in reads):
+            continue
+        made = fn.bound.get(child) if child.isidentifier() else None
+        if made is None and not _timeout(wait) and not _ended(child, wait, fn):
+            yield _report_read_late(wait, whole[0], fn, child)
+            return
+
+
+def _report_read_late(wait: ast.Call, read: ast.Attribute, fn: Function, child: str) -> Finding:
+    return finding(
+        wait,
+        fn,
+        f"{child}.{read.attr} is read only after the child has ended (line {read.lineno}): once the pipe is full, "
+        "parent and child wait for each other",
+        [
+            Step("the child", wait.lineno, f"fills the pipe of {read.attr}, and blocks until it is read"),
+            Step("the parent", wait.lineno, "waits for the child to exit, and does not read"),
+        ],
+        f"use {child}.communicate(), which reads while it waits",
+        child,
+        0.7,
+        [
+            Wait("the child", f"filled {read.attr}", "read the pipe", "the parent"),
+            Wait("the parent", "waits for the child", "exit", "the child"),
+        ],
+    )
 
 
 def _until(reads: list[ast.Attribute]) -> ast.Attribute | None:
@@ -298,5 +333,5 @@ RULE = Rule(
             if child.returncode != 0:
                 raise RuntimeError(errors)
     """,
-    needs=("PIPE",),
+    needs=("PIPE", "stdout.read", "stderr.read"),
 )
