@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from typer.main import get_command
@@ -17,8 +18,11 @@ from typer.main import get_command
 import paceline
 from paceline.cli import app, register
 from paceline.cli.environment import VARIABLES
+from paceline.core.collectives import Collective
+from paceline.core.rules import Averaging, Rule
 from paceline.explain.drawing import draw
 from paceline.plans.aliases import canonical
+from paceline.plans.methods import Method
 from paceline.plans.plan import RECIPES, Plan
 from tests.adapters.test_adapters import EXAMPLES as ADAPTED
 from tests.engines.cluster.nodes import free_port
@@ -193,3 +197,17 @@ def test_every_environment_variable_is_documented() -> None:
     used = {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r"PACELINE_[A-Z_]+", path.read_text())}
     documented = set(re.findall(r"^\| `(PACELINE_\w+)`", (ROOT / "docs" / "environment.md").read_text(), re.M))
     assert documented == used - private == set(VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("section", "protocol"),
+    [
+        ("A collective", Collective), ("A rule", Rule), ("An averaging rule", Averaging),
+        ("A method of another kind", Method),
+    ],
+)  # fmt: skip
+def test_contributing_names_the_members_of_a_protocol(section: str, protocol: type) -> None:
+    found = re.search(rf"^### {section}\n.*?```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M)
+    assert found is not None
+    members = {name for name in vars(protocol) if not name.startswith("_")}
+    assert set(re.findall(r"^(\w+)", dedent(found[1]), re.M)) == members

@@ -29,7 +29,8 @@ from paceline.planner.card import Card
 from paceline.planner.choosing import PAYS
 from paceline.planner.costs import Calibrated, Costs
 from paceline.planner.divisions import ModelDivision
-from paceline.planner.methods import Facts, NotMeasured, predict
+from paceline.planner.facts import Facts
+from paceline.planner.methods import NotMeasured, predict
 from paceline.planner.model_cost import cost_of
 from paceline.planner.pipelines import CannotCut
 from paceline.planner.prediction import Prediction

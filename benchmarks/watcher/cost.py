@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 RESULT = Path(__file__).parent / "cost.json"
-SETTLING = 12.0  # seconds after the watcher was started, in which it imports its modules and takes its first looks
+SETTLING = 12.0  # seconds after the watcher was started, in which it imports its modules and takes its first snapshots
 WATCHED = 24.0  # seconds in which it runs all the time, for its processor time
 COMPUTES = """
 import mmap, struct, sys

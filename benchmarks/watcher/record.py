@@ -5,8 +5,8 @@ hangs is ended some seconds after it was reported, other programs after `--secon
 not recorded again, so that an interrupted run is continued by the same command; with `--within` no recording begins
 that could last longer than so many seconds from the start. `--python` runs the programs, not the watcher.
 
-Each trace has, besides the looks that the watcher took for reasons of its own, two that are taken in any case, so that
-the classifier also learns what busy programs look like.
+Each trace has, besides the snapshots that the watcher took for reasons of its own, two that are taken in any case, so
+that the classifier also learns what busy programs look like.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paceline.watcher.stacks import environment  # noqa: E402
 from paceline.watcher.trace import FILE  # noqa: E402
 from paceline.watcher.watch import Watch, pace  # noqa: E402
 
-LOOKS = (10, 15)
+SNAPSHOTS = (10, 15)
 HANGS, WORKS, AFTER = 60.0, 30.0, 3.0  # seconds for programs that hang, for others, and after a report
 RANKS = 100.0  # they take long to import PyTorch
 QUIET = subprocess.DEVNULL
@@ -94,8 +94,8 @@ def follow(watch: Watch, seconds: float, ends: bool, pid: int) -> None:
             return
         if found is not None and told is None and ends:
             told = time.monotonic()
-        if tick in LOOKS:
-            watch.trace.samples.append(proc.look(proc.tree([pid])))
+        if tick in SNAPSHOTS:
+            watch.trace.samples.append(proc.snapshot(proc.tree([pid])))
         tick += 1
         pace(started)
 

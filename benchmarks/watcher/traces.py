@@ -15,7 +15,7 @@ from programs import VERDICT, cause_of, split_of  # noqa: E402
 from paceline.watcher.footprint import Footprint, footprint  # noqa: E402
 from paceline.watcher.history import STILL, History  # noqa: E402
 from paceline.watcher.report import Report  # noqa: E402
-from paceline.watcher.samples import Glance, Look  # noqa: E402
+from paceline.watcher.samples import Counters, Snapshot  # noqa: E402
 from paceline.watcher.trace import Trace  # noqa: E402
 
 #: What stands between the watcher and the program, or serves it.
@@ -54,8 +54,8 @@ class Program(NamedTuple):
     @property
     def seconds(self) -> float:
         """For how long it was recorded."""
-        glances = [each.at for each in self.trace.samples if isinstance(each, Glance)]
-        return glances[-1] - glances[0] if glances else 0.0
+        readings = [each.at for each in self.trace.samples if isinstance(each, Counters)]
+        return readings[-1] - readings[0] if readings else 0.0
 
     @property
     def hangs(self) -> bool:
@@ -65,15 +65,15 @@ class Program(NamedTuple):
     @property
     def imports(self) -> bool:
         """Whether it still imported modules when the recording ended, so that it has not come to what it does."""
-        look = next((each for each in reversed(self.trace.samples) if isinstance(each, Look)), None)
-        stacks = [stack for process in look.processes for stack in process.stacks] if look else []
+        snapshot = next((each for each in reversed(self.trace.samples) if isinstance(each, Snapshot)), None)
+        stacks = [stack for process in snapshot.processes for stack in process.stacks] if snapshot else []
         return any(frame.function in ("exec_module", "_find_and_load") for stack in stacks for frame in stack)
 
     def footprints(self) -> Iterator[Footprint]:
         """Iterate over the footprints of the windows after the start."""
         history, begin = History(), 0.0
         for each in self.trace.samples:
-            if isinstance(each, Glance):
+            if isinstance(each, Counters):
                 history.add(each)
                 begin = begin or each.at
                 continue
@@ -83,10 +83,12 @@ class Program(NamedTuple):
 
     def cause_is_right(self, report: Report) -> bool:
         """Whether a report blames exactly the processes that hold each other."""
-        look = next(each for each in reversed(self.trace.samples) if isinstance(each, Look))
-        ranks = {process.rank for process in look.processes if process.rank is not None}
+        snapshot = next(each for each in reversed(self.trace.samples) if isinstance(each, Snapshot))
+        ranks = {process.rank for process in snapshot.processes if process.rank is not None}
         wanted = cause_of(self.name, max(len(ranks), 2), self.variant)
-        members = [process for process in look.processes if process.command not in LAUNCHERS and not process.outside]
+        members = [
+            process for process in snapshot.processes if process.command not in LAUNCHERS and not process.outside
+        ]
         numbers = {process.pid for process in members}
         root = next((process.pid for process in members if process.parent not in numbers), 0)
         right = {
@@ -112,25 +114,25 @@ class Program(NamedTuple):
         """Whether 'no output for so many seconds' would say that it hangs."""
         return self._any_window(seconds, lambda old, new: _written(old) == _written(new))
 
-    def _any_window(self, seconds: float, test: Callable[[Glance, Glance], bool]) -> bool:
-        glances = [each for each in self.trace.samples if isinstance(each, Glance)]
+    def _any_window(self, seconds: float, test: Callable[[Counters, Counters], bool]) -> bool:
+        readings = [each for each in self.trace.samples if isinstance(each, Counters)]
         later = 0
-        for old in glances:
-            while later < len(glances) and glances[later].at - old.at < seconds:
+        for old in readings:
+            while later < len(readings) and readings[later].at - old.at < seconds:
                 later += 1
-            if later == len(glances):
+            if later == len(readings):
                 return False
-            if test(old, glances[later]):
+            if test(old, readings[later]):
                 return True
         return False
 
 
-def _processor(glance: Glance) -> float:
-    return sum(pace.ran for threads in glance.threads.values() for pace in threads.values()) / 1e9
+def _processor(counters: Counters) -> float:
+    return sum(pace.ran for threads in counters.threads.values() for pace in threads.values()) / 1e9
 
 
-def _written(glance: Glance) -> int:
-    return sum(work.written for work in glance.work.values())
+def _written(counters: Counters) -> int:
+    return sum(work.written for work in counters.work.values())
 
 
 def load(folder: Path = TRACES) -> list[Program]:

@@ -7,7 +7,8 @@ import dataclasses
 from paceline.api.planner_page import choice_page, validation_page
 from paceline.engines.virtual import World, simulate
 from paceline.planner.choosing import Layer, choose
-from paceline.planner.methods import Facts, predict
+from paceline.planner.facts import Facts
+from paceline.planner.methods import predict
 from paceline.planner.scaling import scalings
 from paceline.planner.simulating import timeline
 from paceline.planner.validating import check, validation

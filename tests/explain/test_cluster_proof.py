@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import PlanError
-from paceline.explain.cluster_proof import MISHAPS, prove_cluster
+from paceline.explain.cluster_proof import FAULTS, prove_cluster
 from paceline.plans.plan import Plan
 from tests.core.cluster.planted_faults import PLANTED
 
@@ -15,7 +15,7 @@ from tests.core.cluster.planted_faults import PLANTED
 def test_a_plan_with_shard_servers_is_proved(plan: str) -> None:
     found = prove_cluster(Plan.parse(plan), 3)
     assert found.holds, str(found)
-    assert len([line for line in found.says if line.startswith("every interleaving")]) == len(MISHAPS)
+    assert len([line for line in found.says if line.startswith("every interleaving")]) == len(FAULTS)
     assert found.figures["states"] > 100_000
     assert found.as_dict()["machines"] == 3
 

@@ -10,7 +10,8 @@ from paceline.planner.anchoring import learn
 from paceline.planner.card import Overhead
 from paceline.planner.costs import Calibrated
 from paceline.planner.divisions import ModelDivision
-from paceline.planner.methods import Facts, predict
+from paceline.planner.facts import Facts
+from paceline.planner.methods import predict
 from paceline.planner.profiled import Profiled
 from paceline.plans.plan import make
 from tests.planner.cards import costs

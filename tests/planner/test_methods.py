@@ -11,8 +11,10 @@ from paceline.engines.virtual import World, simulate
 from paceline.planner.candidates import candidates, numbers_of_workers, same_learning
 from paceline.planner.costs import meeting
 from paceline.planner.divisions import ModelDivision
-from paceline.planner.methods import PREDICT, Facts, NotMeasured, known, predict, queued
+from paceline.planner.facts import Facts
+from paceline.planner.methods import PREDICT, NotMeasured, known, predict
 from paceline.planner.pipelines import cut
+from paceline.planner.queueing import queued
 from paceline.plans.plan import RECIPES, Plan, make
 from paceline.runs.trace import Kind
 from tests.planner.cards import costs

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.planner.methods import Facts, predict
+from paceline.planner.facts import Facts
+from paceline.planner.methods import predict
 from paceline.planner.simulating import timeline
 from paceline.plans.plan import make
 from paceline.runs.trace import Kind

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.api.train import train
-from paceline.core.schedules.own import Own, read
 from paceline.core.schedules.proof import prove_table
+from paceline.core.schedules.user_table import UserTable, read
 from paceline.data.source import Reader
 from paceline.engines.memory_line import memory_line
 from paceline.engines.replay.replay import replay
@@ -198,7 +198,7 @@ def test_what_drawing_prints_can_be_handed_in_again() -> None:
 )
 def test_a_wrong_text_is_told_by_its_line(text: str, says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        assert Own(text, "mine.txt").span
+        assert UserTable(text, "mine.txt").span
 
 
 def test_a_wrong_table_is_refused_before_anything_starts(tmp_path: Path) -> None:

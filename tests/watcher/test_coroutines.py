@@ -15,7 +15,7 @@ import pytest
 from paceline.watcher import proc
 from paceline.watcher.graph import find_knot
 from paceline.watcher.layouts import LAYOUTS
-from paceline.watcher.samples import Look, Thread
+from paceline.watcher.samples import Snapshot, Thread
 
 pytestmark = pytest.mark.skipif(sys.version_info[:2] not in LAYOUTS, reason="an unknown version of CPython")
 
@@ -102,12 +102,12 @@ def running(tmp_path: Path, text: str) -> Iterator[int]:
             started.kill()
 
 
-def look_until(pid: int, found: Callable[[dict[str, Thread]], bool]) -> Look:
-    """Look at a process until its tasks are as they are to be; the test's own timeout ends what never becomes so."""
+def look_until(pid: int, found: Callable[[dict[str, Thread]], bool]) -> Snapshot:
+    """Take snapshots until the tasks are as they are to be; the test's timeout ends what never becomes so."""
     while True:
-        look = proc.look([pid])
-        if look.processes and found({each.task: each for each in look.processes[0].threads if each.task}):
-            return look
+        snapshot = proc.snapshot([pid])
+        if snapshot.processes and found({each.task: each for each in snapshot.processes[0].threads if each.task}):
+            return snapshot
         time.sleep(0.05)
 
 
@@ -118,8 +118,8 @@ def test_tasks_that_hold_each_other_up_are_found_while_their_loop_goes_on(tmp_pa
         return {name for name, each in tasks.items() if each.wait.owners} == wanted
 
     with running(tmp_path, HANGS) as pid:
-        look = look_until(pid, all_wait)
-    (process,) = look.processes
+        snapshot = look_until(pid, all_wait)
+    (process,) = snapshot.processes
     tasks = {each.task: each for each in process.threads if each.task}
     names = {each.tid: each.task for each in tasks.values()}
     holders = {name: names[tasks[name].wait.owners[0]] for name in wanted}
@@ -128,7 +128,7 @@ def test_tasks_that_hold_each_other_up_are_found_while_their_loop_goes_on(tmp_pa
     lines = {name: next(f.line for f in process.stack_of(tasks[name].tid) if "program" in f.file) for name in wanted}
     assert lines == {"task ab": 11, "task ba": 11, "task two": 16, "task here": 21, "task there": 21}
     assert tasks["task beat"].wait.polls == "idles"
-    knot = find_knot(look, still=lambda pid, tid: False)
+    knot = find_knot(snapshot, still=lambda pid, tid: False)
     assert knot is not None
     assert {names[tid] for tid in knot.threads} == wanted
     assert set(map(names.get, knot.core)) < wanted
@@ -143,9 +143,9 @@ def test_tasks_that_a_timer_or_a_signal_wakes_are_no_deadlock(program: str, tmp_
         return waits.keys() >= {"task queues"} and waits["task queues"].owners != ()
 
     with running(tmp_path, program) as pid:
-        look = look_until(pid, all_wait)
-    assert find_knot(look, still=lambda pid, tid: True) is None
-    tasks = {each.task: each for each in look.processes[0].threads if each.task}
+        snapshot = look_until(pid, all_wait)
+    assert find_knot(snapshot, still=lambda pid, tid: True) is None
+    tasks = {each.task: each for each in snapshot.processes[0].threads if each.task}
     if program == WORKS:
         assert tasks["task queues"].wait.owners == (tasks["task changes"].tid,)
         assert tasks["task watches"].wait.owners == ()
@@ -157,15 +157,15 @@ def test_processes_that_open_named_pipes_in_two_orders_wait_for_each_other(tmp_p
     text = "import os; names = ['there', 'back']\nfor n in names if os.fork() else names[::-1]: open(n, 'w')"
     with subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path) as started:
         try:
-            look = proc.look([])
-            while [each.main.kind for each in look.processes] != ["pipe", "pipe"]:
-                look = proc.look(proc.tree([started.pid]))
+            snapshot = proc.snapshot([])
+            while [each.main.kind for each in snapshot.processes] != ["pipe", "pipe"]:
+                snapshot = proc.snapshot(proc.tree([started.pid]))
                 time.sleep(0.05)
-            knot = find_knot(look, still=lambda pid, tid: True)
+            knot = find_knot(snapshot, still=lambda pid, tid: True)
             assert knot is not None
             assert len(knot.circle) == 2
             # A process alone may wait for any other of the machine.
-            assert {each.main.kind for each in proc.look([started.pid]).processes} == {"outside"}
+            assert {each.main.kind for each in proc.snapshot([started.pid]).processes} == {"outside"}
         finally:
             for pid in reversed(proc.tree([started.pid])):
                 os.kill(pid, 9)

@@ -9,7 +9,7 @@ import pytest
 from paceline.watcher.graph import find_knot, find_retries
 from paceline.watcher.history import History
 from paceline.watcher.ranks import Place, find_divergence, place_of
-from paceline.watcher.samples import AGAIN, ENDED, Frame, Glance, Look, Pace, Process, Stack, Thread, Wait
+from paceline.watcher.samples import AGAIN, ENDED, Counters, Frame, Pace, Process, Snapshot, Stack, Thread, Wait
 
 LOCK_STACK: Stack = (Frame("/home/a.py", 3, "run"),)
 EVENT_STACK: Stack = (Frame("/usr/lib/python3.11/threading.py", 327, "wait"), Frame("/home/a.py", 3, "run"))
@@ -20,7 +20,7 @@ def process(pid: int, *waits: Wait, **more: Any) -> Process:
 
 
 def knot(*processes: Process, moving: tuple[int, ...] = ()) -> tuple[list[int], list[int]] | None:
-    found = find_knot(Look(0.0, processes), lambda pid, tid: tid not in moving)
+    found = find_knot(Snapshot(0.0, processes), lambda pid, tid: tid not in moving)
     return ([p.pid for p in found.processes], [p.pid for p in found.circle]) if found else None
 
 
@@ -57,11 +57,11 @@ def test_locks_asked_for_with_a_timeout_are_a_circle_only_if_all_hold_them() -> 
     def tries(owner: int) -> Wait:
         return Wait("lock", (10,), "a lock", (owner,), timed=True)
 
-    ahead = Look(0.0, (process(10, Wait("clock"), tries(12), tries(11)),))
+    ahead = Snapshot(0.0, (process(10, Wait("clock"), tries(12), tries(11)),))
     found = find_retries(ahead)
     assert found is not None
     assert sorted(found.core) == [11, 12]
-    assert find_retries(Look(0.0, (process(10, Wait("clock"), tries(12), Wait("clock")),))) is None
+    assert find_retries(Snapshot(0.0, (process(10, Wait("clock"), tries(12), Wait("clock")),))) is None
 
 
 def test_a_parent_that_only_waits_for_its_children_is_their_victim() -> None:
@@ -73,14 +73,14 @@ def test_a_parent_that_only_waits_for_its_children_is_their_victim() -> None:
 def test_a_signal_may_set_the_flag_that_a_main_thread_asks_for_but_brings_no_data() -> None:
     for on, hangs in (("a flag", False), (f"data in pipe 7{AGAIN}", True)):
         asks = process(20, Wait("clock", (20,), on, polls="asks"), handles_signals=True, stacks=(LOCK_STACK,))
-        found = find_knot(Look(0.0, (asks,)), lambda pid, tid: False, polls=lambda pid, tid: True)
+        found = find_knot(Snapshot(0.0, (asks,)), lambda pid, tid: False, polls=lambda pid, tid: True)
         assert (found is not None) == hangs
 
 
 def test_a_launcher_is_the_victim_of_a_program_that_asks_for_what_it_could_give_itself() -> None:
     launcher = process(10, Wait("child", (20,)))
     asks = process(20, Wait("clock", (10, 20), "a flag", polls="asks"))
-    found = find_knot(Look(0.0, (launcher, asks)), lambda pid, tid: tid == 10, polls=lambda pid, tid: True)
+    found = find_knot(Snapshot(0.0, (launcher, asks)), lambda pid, tid: tid == 10, polls=lambda pid, tid: True)
     assert found is not None
     assert [each.pid for each in found.circle] == [20]
 
@@ -122,9 +122,9 @@ def causes(*processes: Process, moving: tuple[int, ...] = ()) -> list[int | None
     history = History()
     for at in (0.0, 6.0):
         paces = {each.pid: {each.pid: Pace(0, 0, int(at) * (each.pid in moving))} for each in processes}
-        history.add(Glance(at, paces, {}))
-        history.observe(Look(at, processes))
-    found = find_divergence(Look(6.0, processes), history)
+        history.add(Counters(at, paces, {}))
+        history.observe(Snapshot(at, processes))
+    found = find_divergence(Snapshot(6.0, processes), history)
     return [each.rank for each in found.cause] if found else []
 
 

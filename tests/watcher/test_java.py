@@ -15,7 +15,7 @@ from paceline.watcher import proc
 from paceline.watcher.attach import ask, parse, with_java_stacks
 from paceline.watcher.graph import find_knot
 from paceline.watcher.hotspot import is_java, read_java
-from paceline.watcher.samples import MAIN_OF_JAVA, Frame, Look, Process, Thread, Wait
+from paceline.watcher.samples import MAIN_OF_JAVA, Frame, Process, Snapshot, Thread, Wait
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
 DUMP = """
@@ -72,7 +72,7 @@ def test_a_dump_says_where_threads_are_and_who_holds_locks(monkeypatch: pytest.M
     monkeypatch.setattr("paceline.watcher.attach.is_java", lambda pid: True)
     monkeypatch.setattr("paceline.watcher.attach.ask", lambda pid: DUMP)
     threads = tuple(Thread(tid, lock()) for tid in (11, 12, 13))
-    told = with_java_stacks(Look(0.0, (Process(10, 1, "java", threads),)), [10])
+    told = with_java_stacks(Snapshot(0.0, (Process(10, 1, "java", threads),)), [10])
     assert [thread.wait.owners for _, thread in told.threads()] == [(), (13,), (12,)]
     found = find_knot(told, lambda pid, tid: True)
     assert found is not None
@@ -84,9 +84,9 @@ def test_what_a_signal_starts_may_notify_the_main_thread_of_java_but_ends_no_thr
 
     def knot(function: str) -> bool:
         process = replace(waits, stacks=((Frame("<Thread.java>", 1, function),),), tids=(11,))
-        return find_knot(Look(0.0, (process,)), lambda pid, tid: True) is not None
+        return find_knot(Snapshot(0.0, (process,)), lambda pid, tid: True) is not None
 
-    assert find_knot(Look(0.0, (waits,)), lambda pid, tid: True) is None
+    assert find_knot(Snapshot(0.0, (waits,)), lambda pid, tid: True) is None
     assert knot("java.lang.Thread.join")
     assert not knot("java.util.concurrent.CountDownLatch.await")
 
@@ -116,9 +116,9 @@ def test_threads_that_are_in_each_others_monitors_are_read_from_memory(java: sub
     found = read_java(java.pid)
     assert found is not None
     assert found.joined == {found.main: one}
-    look = proc.look([java.pid])
-    assert {t.wait.kind for _, t in look.threads() if t.tid in (one, two)} == {"monitor"}
-    assert not any(each.wait.kind == "clock" for _, each in look.threads())
+    until(lambda: {t.wait.kind for _, t in proc.snapshot([java.pid]).threads() if t.tid in (one, two)} == {"monitor"})
+    snapshot = proc.snapshot([java.pid])
+    assert not any(each.wait.kind == "clock" for _, each in snapshot.threads())
     stacks = {each.tid: each.stack for each in parse(ask(java.pid))}
     assert [frame.file for frame in stacks[one]] == ["Main.java", "<Thread.java>"]
 

@@ -1,4 +1,4 @@
-"""When looks are taken: often enough, and not more often than they may cost."""
+"""When snapshots are taken: often enough, and not more often than they may cost."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import pytest
 
 from paceline.watcher.history import History
 from paceline.watcher.judge import SAVED, SHARE, Schedule
-from paceline.watcher.samples import Glance, Pace
+from paceline.watcher.samples import Counters, Pace
 
 SECONDS = 300
 
 
-def looks(cost: float) -> int:
-    """Return how many looks are taken at a tree in which every third second another process becomes still."""
+def snapshots(cost: float) -> int:
+    """Return how many snapshots are taken of a tree in which every third second another process becomes still."""
     history, schedule, taken = History(), Schedule(), 0
     for at in range(SECONDS):
         paces = {pid: {pid: Pace(0, 0, min(at, 3 * pid))} for pid in range(1, SECONDS // 3)}
-        history.add(Glance(float(at), paces, {}))
+        history.add(Counters(float(at), paces, {}))
         if schedule.due(history):
             taken += 1
             schedule.took(cost)
@@ -25,9 +25,9 @@ def looks(cost: float) -> int:
 
 
 @pytest.mark.parametrize("cost", [0.1, 0.3])
-def test_looks_take_their_share_of_a_core_however_often_there_is_a_reason(cost: float) -> None:
-    assert cost * looks(cost) <= SAVED + SHARE * SECONDS + cost
+def test_snapshots_take_their_share_of_a_core_however_often_there_is_a_reason(cost: float) -> None:
+    assert cost * snapshots(cost) <= SAVED + SHARE * SECONDS + cost
 
 
-def test_cheap_looks_are_taken_whenever_there_is_a_reason() -> None:
-    assert looks(0.002) > SECONDS // 4
+def test_cheap_snapshots_are_taken_whenever_there_is_a_reason() -> None:
+    assert snapshots(0.002) > SECONDS // 4

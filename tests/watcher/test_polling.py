@@ -10,7 +10,7 @@ from paceline.watcher.graph import find_knot
 from paceline.watcher.history import History
 from paceline.watcher.judge import judge
 from paceline.watcher.polling import Loop, loop_of
-from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Wait, look_from, to_json
+from paceline.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait, snapshot_from, to_json
 
 TAKES = Loop(asks=True, file_lock=False, takes=True)
 ASKS, IDLES = Loop(asks=True, file_lock=False), Loop(asks=False, file_lock=False)
@@ -79,8 +79,8 @@ def process(*waits: Wait, **more: Any) -> Process:
 
 
 def hangs(*waits: Wait, still: tuple[int, ...] = (), **more: Any) -> bool:
-    look = Look(0.0, (process(*waits, **more),))
-    return find_knot(look, lambda _, tid: tid in still, polls=lambda _, tid: tid not in still) is not None
+    snapshot = Snapshot(0.0, (process(*waits, **more),))
+    return find_knot(snapshot, lambda _, tid: tid in still, polls=lambda _, tid: tid not in still) is not None
 
 
 def test_who_asks_hangs_unless_another_thread_may_answer() -> None:
@@ -103,19 +103,19 @@ def test_a_thread_that_only_sleeps_and_prints_answers_nobody_but_is_no_hang_itse
 
 
 def seen(runs: int, ran: int, seconds: float) -> bool:
-    """Judge a program that asks, of which each second one look was taken."""
+    """Judge a program that asks, of which a snapshot was taken every second."""
     history, before, found = History(), None, None
     for at in range(int(seconds) + 1):
-        history.add(Glance(float(at), {10: {10: Pace(ran * at, 0, runs * at)}}, {}))
-        look = Look(float(at), (process(asks(10)),))
-        history.observe(look)
-        found = judge(history, look, before)
-        before = look
+        history.add(Counters(float(at), {10: {10: Pace(ran * at, 0, runs * at)}}, {}))
+        snapshot = Snapshot(float(at), (process(asks(10)),))
+        history.observe(snapshot)
+        found = judge(history, snapshot, before)
+        before = snapshot
     assert found is None or (found.verdict, found.processes[0].role) == ("livelocked", "cause")
     return found is not None
 
 
-def test_it_is_said_after_several_looks_and_only_of_what_wakes_for_a_short_time() -> None:
+def test_it_is_said_after_several_snapshots_and_only_of_what_wakes_for_a_short_time() -> None:
     assert seen(runs=5, ran=200_000, seconds=8)
     assert not seen(runs=5, ran=200_000, seconds=4)
     assert not seen(runs=5, ran=20_000_000, seconds=8)
@@ -129,11 +129,11 @@ def test_what_was_asked_before_another_thread_ran_may_have_been_answered_by_it()
         for at in range(17):
             count = sum(number for second, number in runs.items() if second <= at)
             paces = {10: Pace(0, 0, count), 11: Pace(0, 0, int(at >= 7))}
-            history.add(Glance(float(at), {10: paces}, {}))
-            look = Look(float(at), (process(asks(10), Wait("shared lock", (10,))),))
-            history.observe(look)
-            found = judge(history, look, before)
-            before = look
+            history.add(Counters(float(at), {10: paces}, {}))
+            snapshot = Snapshot(float(at), (process(asks(10), Wait("shared lock", (10,))),))
+            history.observe(snapshot)
+            found = judge(history, snapshot, before)
+            before = snapshot
         return found is not None
 
     assert not barrier({7: 3})
@@ -141,5 +141,5 @@ def test_what_was_asked_before_another_thread_ran_may_have_been_answered_by_it()
 
 
 def test_what_asks_is_kept_in_a_trace() -> None:
-    look = Look(1.0, (process(asks(10)),))
-    assert look_from(to_json(look)) == look
+    snapshot = Snapshot(1.0, (process(asks(10)),))
+    assert snapshot_from(to_json(snapshot)) == snapshot

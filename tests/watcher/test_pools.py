@@ -1,23 +1,23 @@
-"""Pools whose workers end as soon as they start, in looks by hand."""
+"""Pools whose workers end as soon as they start, in snapshots by hand."""
 
 from __future__ import annotations
 
 import pytest
 
 from paceline.watcher.pools import Pools
-from paceline.watcher.samples import OF_A_WORKER, Frame, Glance, Look, Pace, Process, Thread, Wait
+from paceline.watcher.samples import OF_A_WORKER, Counters, Frame, Pace, Process, Snapshot, Thread, Wait
 
 MAIN = (Frame("/usr/lib/python3.11/multiprocessing/pool.py", 768, "wait"), Frame("/home/a.py", 3, "run"))
 ELSEWHERE = (Frame("/home/a.py", 3, "run"),)
 
 
 def barren(workers: list[tuple[int, ...]], runs: tuple[int, ...] = (5, 5, 5), main: tuple[Frame, ...] = MAIN) -> bool:
-    """Whether a pool is found to give no results, after looks 4 s apart."""
+    """Whether a pool is found to give no results, after snapshots 4 s apart."""
     pools = Pools()
     for number, (alive, count) in enumerate(zip(workers, runs, strict=True)):
         threads = (Thread(10, Wait("lock", (10,))), Thread(11, Wait("pipe", alive, OF_A_WORKER)))
-        look = Look(4.0 * number, (Process(10, 1, "a.py", threads, stacks=(main,), tids=(10,)),))
-        pools.observe(look, Glance(look.at, {10: {10: Pace(1, 1, 1), 11: Pace(1, 1, count)}}, {}))
+        snapshot = Snapshot(4.0 * number, (Process(10, 1, "a.py", threads, stacks=(main,), tids=(10,)),))
+        pools.observe(snapshot, Counters(snapshot.at, {10: {10: Pace(1, 1, 1), 11: Pace(1, 1, count)}}, {}))
     return pools.barren is not None
 
 

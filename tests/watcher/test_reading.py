@@ -87,8 +87,8 @@ def test_a_process_is_seen_to_wait_for_what_it_waits_for(kind: str) -> None:
     started = subprocess.Popen([sys.executable, "-c", PROGRAMS[kind]])
     try:
         wanted = kind.removesuffix(" of its own server")
-        until(lambda: proc.look([started.pid]).processes[0].main.kind == wanted)
-        main = proc.look([started.pid]).processes[0].main
+        until(lambda: proc.snapshot([started.pid]).processes[0].main.kind == wanted)
+        main = proc.snapshot([started.pid]).processes[0].main
         if wanted in ("pipe", "lock", "socket", "shared lock"):
             assert main.by == (started.pid,)
         if kind == "child":
@@ -103,8 +103,8 @@ def test_a_program_that_writes_to_a_terminal_waits_for_the_process_that_could_re
     here, there = pty.openpty()
     with subprocess.Popen(["seq", "1000000"], stdout=there) as started:
         try:
-            until(lambda: proc.look([started.pid]).processes[0].main.kind == "pipe")
-            assert proc.look([started.pid]).processes[0].main.by == (os.getpid(),)
+            until(lambda: proc.snapshot([started.pid]).processes[0].main.kind == "pipe")
+            assert proc.snapshot([started.pid]).processes[0].main.by == (os.getpid(),)
         finally:
             started.kill()
             os.close(here)
@@ -134,12 +134,12 @@ if __name__ == "__main__":
     with subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL) as started:
 
         def main() -> Wait:
-            return next(each.main for each in proc.look([started.pid]).processes if each.pid == started.pid)
+            return next(each.main for each in proc.snapshot([started.pid]).processes if each.pid == started.pid)
 
         try:
             until(lambda: main().on == "a result of a pool")
             until(lambda: (main().owners == (ENDED,)) == (not readable))
-            process = next(each for each in proc.look([started.pid]).processes if each.pid == started.pid)
+            process = next(each for each in proc.snapshot([started.pid]).processes if each.pid == started.pid)
             owners = process.main.owners
         finally:
             for number in (signal.SIGSTOP, signal.SIGKILL):  # a pool starts a worker anew that is ended before it
@@ -170,13 +170,13 @@ if __name__ == "__main__":
     with subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL) as started:
 
         def loads() -> bool:
-            stack = proc.look([started.pid]).processes[0].stacks[:1]
+            stack = proc.snapshot([started.pid]).processes[0].stacks[:1]
             return any(frame.function == "_try_get_data" for frame in (stack[0] if stack else ()))
 
         try:
             until(loads)
-            until(lambda: proc.look([started.pid]).processes[0].main.kind == "clock")
-            assert proc.look([started.pid]).processes[0].main.polls == polls
+            until(lambda: proc.snapshot([started.pid]).processes[0].main.kind == "clock")
+            assert proc.snapshot([started.pid]).processes[0].main.polls == polls
         finally:
             for pid in reversed(proc.tree([started.pid])):
                 os.kill(pid, 9)
@@ -188,8 +188,8 @@ def test_a_thread_that_sleeps_does_not_run() -> None:
     thread.start()
     try:
         tid = thread.native_id
-        until(lambda: {t.tid: t.wait.kind for t in proc.look([os.getpid()]).processes[0].threads}[tid] == "lock")
-        first, second = proc.glance([os.getpid()]), proc.glance([os.getpid()])
+        until(lambda: {t.tid: t.wait.kind for t in proc.snapshot([os.getpid()]).processes[0].threads}[tid] == "lock")
+        first, second = proc.counters([os.getpid()]), proc.counters([os.getpid()])
         assert first.threads[os.getpid()][tid] == second.threads[os.getpid()][tid]
         assert second.threads[os.getpid()][threading.main_thread().native_id].ran > 0
     finally:
@@ -207,11 +207,11 @@ def test_a_lock_of_the_library_filelock_is_held_by_the_process_that_has_its_file
             until(
                 lambda: any(
                     "filelock" in frame.file and each.main.kind == "clock"
-                    for each in proc.look([started.pid]).processes
+                    for each in proc.snapshot([started.pid]).processes
                     for frame in each.stack_of(started.pid)
                 )
             )
-            main = proc.look([started.pid]).processes[0].main
+            main = proc.snapshot([started.pid]).processes[0].main
             assert (main.polls, main.by) == (("asks", (os.getpid(),)) if timeout < 0 else ("", ()))
         finally:
             started.kill()
@@ -219,8 +219,8 @@ def test_a_lock_of_the_library_filelock_is_held_by_the_process_that_has_its_file
 
 def test_a_process_that_has_ended_is_left_out() -> None:
     started = subprocess.Popen(["true"])
-    until(lambda: not proc.glance([started.pid]).threads)  # a zombie, then
-    assert proc.look([started.pid]).processes == ()
+    until(lambda: not proc.counters([started.pid]).threads)  # a zombie, then
+    assert proc.snapshot([started.pid]).processes == ()
     started.wait()
     assert proc.tree([started.pid]) == ()
 
@@ -239,7 +239,7 @@ def test_a_program_tells_its_lines_and_runs_its_own_sitecustomize(tmp_path: Path
         try:
             until(
                 lambda: (
-                    proc.look([started.pid]).processes[0].main
+                    proc.snapshot([started.pid]).processes[0].main
                     == Wait("lock", (started.pid,), "a lock of its own process")
                 )
             )
@@ -280,11 +280,11 @@ def test_another_version_of_python_tells_its_lines_by_faulthandler(
     variables = stacks.environment(tmp_path, dict(os.environ))
     with subprocess.Popen([sys.executable, "-c", PROGRAMS["lock"]], env=variables) as started:
         try:
-            until(lambda: proc.look([started.pid]).processes[0].main.kind == "lock")
-            look = proc.look([started.pid])
-            assert look.stacks_of(started.pid) == ()
-            assert look.processes[0].main.owners == ()
-            told = look.with_stacks(stacks.ask(tmp_path, [started.pid], 60.0))
+            until(lambda: proc.snapshot([started.pid]).processes[0].main.kind == "lock")
+            snapshot = proc.snapshot([started.pid])
+            assert snapshot.stacks_of(started.pid) == ()
+            assert snapshot.processes[0].main.owners == ()
+            told = snapshot.with_stacks(stacks.ask(tmp_path, [started.pid], 60.0))
             assert told.stacks_of(started.pid) == ((Frame("<string>", 1, "<module>"),),)
             assert find_knot(told, lambda *_: True) is not None
         finally:
@@ -304,18 +304,18 @@ def test_a_named_pipe_is_private_in_a_folder_of_which_no_other_program_was_told(
     folder = tempfile.mkdtemp(dir=tmp_path)
     for words, kind in (([], "named pipe"), ([folder], "outside")):
         with subprocess.Popen([sys.executable, "-c", OPENS, *words], env={"TMPDIR": str(tmp_path)}) as started:
-            until(lambda kind=kind, pid=started.pid: proc.look([pid]).processes[0].main.kind == kind)  # type: ignore[misc]
+            until(lambda kind=kind, pid=started.pid: proc.snapshot([pid]).processes[0].main.kind == kind)  # type: ignore[misc]
             started.kill()
 
 
 def test_an_event_is_of_the_processes_that_have_it_open() -> None:
     program = "import os; e = os.eventfd(0); os.fork(); os.read(e, 8)"
     with subprocess.Popen([sys.executable, "-c", program]) as started:
-        until(lambda: [each.main.on for each in proc.look(proc.tree([started.pid])).processes] == [EVENT] * 2)
+        until(lambda: [each.main.on for each in proc.snapshot(proc.tree([started.pid])).processes] == [EVENT] * 2)
         pids = proc.tree([started.pid])
         parent = subprocess.Popen(["sleep", "100"])
-        look = proc.look([*pids, parent.pid])
-        assert all(each.main.by == pids for each in look.processes if each.pid in pids)
+        snapshot = proc.snapshot([*pids, parent.pid])
+        assert all(each.main.by == pids for each in snapshot.processes if each.pid in pids)
         for pid in (*pids, parent.pid):
             os.kill(pid, 9)
         parent.wait()
@@ -338,6 +338,6 @@ def test_a_pipe_may_be_on_the_way_to_the_process_that_will_write_to_it(tmp_path:
         server.bind(str(tmp_path / "server"))
         server.listen()
         with subprocess.Popen([sys.executable, "-c", SENDS, str(tmp_path / "server")]) as started:
-            until(lambda: proc.look([started.pid]).processes[0].main.kind == "pipe")
-            assert proc.look([started.pid]).processes[0].main.by == (os.getpid(),)
+            until(lambda: proc.snapshot([started.pid]).processes[0].main.kind == "pipe")
+            assert proc.snapshot([started.pid]).processes[0].main.by == (os.getpid(),)
             started.kill()

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.watcher import watch
 from paceline.watcher.history import History
-from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Wait
+from paceline.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait
 from paceline.watcher.screen import screen
 
 
@@ -18,8 +18,8 @@ def test_each_process_has_a_row_with_what_it_uses_and_waits_for() -> None:
     history = History()
     for at in (0, 6):
         paces = {10: {10: Pace(0, 0, 1)}, 20: {20: Pace(at * 500_000_000, 0, at), 21: Pace(0, 0, 0)}}
-        history.add(Glance(float(at), paces, {}))
-    text = screen(history, Look(6.0, (waits, works, outside)), ("waiting", 0.75))
+        history.add(Counters(float(at), paces, {}))
+    text = screen(history, Snapshot(6.0, (waits, works, outside)), ("waiting", 0.75))
     assert text.splitlines() == [
         "waiting (probability 0.75)",
         "PROCESS        THREADS  CORES  STILL  WAITS FOR  AT",

@@ -11,7 +11,7 @@ from paceline.watcher import share
 from paceline.watcher.history import History
 from paceline.watcher.ranks import find_divergence
 from paceline.watcher.report import Span, report_divergence
-from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Wait
+from paceline.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait
 from paceline.watcher.share import Share
 
 
@@ -29,15 +29,15 @@ class Machine:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(socket, "gethostname", lambda: name)
             self.share = Share(folder)
-        self.look, self.history = Look(6.0, ranks), History()
+        self.snapshot, self.history = Snapshot(6.0, ranks), History()
         for at in (0.0, 6.0):
-            self.history.add(Glance(at, {each.pid: {each.pid: Pace(0, 0, 0)} for each in ranks}, {}))
-            self.history.observe(Look(at, ranks))
+            self.history.add(Counters(at, {each.pid: {each.pid: Pace(0, 0, 0)} for each in ranks}, {}))
+            self.history.observe(Snapshot(at, ranks))
 
-    def merged(self) -> Look:
-        look = self.share.merge(self.look, self.history)
-        self.history.observe(look)
-        return look
+    def merged(self) -> Snapshot:
+        snapshot = self.share.merge(self.snapshot, self.history)
+        self.history.observe(snapshot)
+        return snapshot
 
 
 def test_a_rank_of_another_machine_is_named_as_the_cause(tmp_path: Path) -> None:
@@ -71,4 +71,4 @@ def test_what_a_watcher_has_left_or_not_renewed_counts_no_longer(
 def test_a_file_that_is_not_whole_is_passed_over(tmp_path: Path) -> None:
     first = Machine("first", tmp_path, rank(0, 5, "x"))
     (tmp_path / "other-1.json").write_text('{"host": "other", "ranks": [')
-    assert first.merged() == first.look
+    assert first.merged() == first.snapshot

@@ -16,7 +16,7 @@ import pytest
 from paceline.watcher import proc
 from paceline.watcher.interpreter import _LIBRARY
 from paceline.watcher.layouts import LAYOUTS
-from paceline.watcher.samples import Look
+from paceline.watcher.samples import Snapshot
 
 PROGRAM = """
 import asyncio, threading, time
@@ -79,19 +79,19 @@ def running(version: tuple[int, int], tmp_path: Path) -> Iterator[int]:
             started.kill()
 
 
-def look_until_four_hold_each_other(pid: int) -> Look:
+def snapshot_when_four_hold_each_other(pid: int) -> Snapshot:
     """Look until two threads and two tasks have owners; the test's own timeout ends what never becomes so."""
     while True:
-        look = proc.look([pid])
-        if sum("a lock" in thread.wait.on and thread.wait.owners != () for _, thread in look.threads()) == 4:
-            return look
+        snapshot = proc.snapshot([pid])
+        if sum("a lock" in thread.wait.on and thread.wait.owners != () for _, thread in snapshot.threads()) == 4:
+            return snapshot
         time.sleep(0.02)
 
 
 @pytest.mark.parametrize("version", LAYOUTS)
 def test_threads_and_tasks_of_a_known_version_are_read(version: tuple[int, int], tmp_path: Path) -> None:
     with running(version, tmp_path) as pid:
-        process = look_until_four_hold_each_other(pid).processes[0]
+        process = snapshot_when_four_hold_each_other(pid).processes[0]
     owners = {each.tid: each.wait.owners for each in process.threads}
     names = {each.task for each in process.threads} - {""}
     assert names == {"task Task-1", "task one", *(name for name in names if re.fullmatch(r"task Task-\d", name))}
@@ -106,10 +106,10 @@ def test_threads_and_tasks_of_a_known_version_are_read(version: tuple[int, int],
 @pytest.mark.parametrize("version", [(3, 8), (3, 9), (3, 10), (3, 14)])
 def test_of_an_unknown_version_only_what_the_kernel_says_is_known(version: tuple[int, int], tmp_path: Path) -> None:
     with running(version, tmp_path) as pid:
-        while not (processes := proc.look([pid]).processes) or len(processes[0].threads) < 4:
+        while not (processes := proc.snapshot([pid]).processes) or len(processes[0].threads) < 4:
             time.sleep(0.02)
         time.sleep(0.5)
-        process = proc.look([pid]).processes[0]
+        process = proc.snapshot([pid]).processes[0]
     assert process.stacks == ()
     assert process.main.kind == "lock"
     assert {each.task for each in process.threads} == {""}

@@ -18,7 +18,8 @@ from paceline.jobs.job import Job
 from paceline.planner import fitting
 from paceline.planner.card import Card, Exchange
 from paceline.planner.costs import Calibrated
-from paceline.planner.methods import Facts, predict
+from paceline.planner.facts import Facts
+from paceline.planner.methods import predict
 from paceline.planner.model_cost import cost_of
 from paceline.planner.pipelines import CannotCut
 from paceline.plans.plan import Plan, make

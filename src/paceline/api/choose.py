@@ -30,7 +30,8 @@ from paceline.planner.choosing import choose as rank
 from paceline.planner.cluster import Cluster, Node, links_of
 from paceline.planner.costs import Calibrated, Costs
 from paceline.planner.divisions import ModelDivision
-from paceline.planner.methods import Facts, NotMeasured, coding_of, known, predict, reads
+from paceline.planner.facts import Facts, coding_of, reads
+from paceline.planner.methods import NotMeasured, known, predict
 from paceline.planner.model_cost import cost_of, parameter_bytes
 from paceline.planner.pipelines import CannotCut
 from paceline.planner.prediction import Prediction

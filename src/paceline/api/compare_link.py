@@ -32,7 +32,7 @@ from paceline.errors import PlanError
 from paceline.gradients.payload import Payload
 from paceline.jobs.job import Job
 from paceline.planner.cluster import COPIES, links_of
-from paceline.planner.methods import Coding, reads
+from paceline.planner.facts import Coding, reads
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan, make
 from paceline.runs.comparison import CodecRow, Row, Timing

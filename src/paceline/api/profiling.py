@@ -15,7 +15,8 @@ from paceline.errors import PacelineError
 from paceline.jobs.job import Job
 from paceline.planner.anchoring import learn
 from paceline.planner.costs import Costs
-from paceline.planner.methods import Facts, NotMeasured, predict
+from paceline.planner.facts import Facts
+from paceline.planner.methods import NotMeasured, predict
 from paceline.planner.pipelines import CannotCut
 from paceline.planner.profiled import Profile, Profiled, mean_without_outliers
 from paceline.plans.plan import Plan, make

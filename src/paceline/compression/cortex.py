@@ -22,7 +22,7 @@ from paceline.compression.emission.kernels import CORTEX, CORTEX_SMALL
 from paceline.compression.emission.writer import text
 from paceline.compression.network import CannotEmit, Network
 from paceline.compression.programs import LayerProgram
-from paceline.compression.search import Candidate, Made, Measured
+from paceline.compression.search import Candidate, Made, Measurement
 from paceline.errors import MachineError, RunFailed
 from paceline.kernels.machine import cores
 
@@ -56,13 +56,13 @@ class CortexM4:
             for kernel in (CORTEX_SMALL, CORTEX):
                 yield kernel.name, integer_file(candidate.whole, kernel, samples)
 
-    def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measured]:
+    def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measurement]:
         """Compile every file and run it in QEMU, where it compares its results with those of its module."""
         with ThreadPoolExecutor(cores()) as pool:
             return list(pool.map(lambda one: _measured(one.file), made))
 
 
-def _measured(file: CFile) -> Measured:
+def _measured(file: CFile) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         place = Path(folder)
         for name, content in (
@@ -78,7 +78,7 @@ def _measured(file: CFile) -> Measured:
         found = {name: int(number) for name, number in (line.split() for line in said.splitlines())}
         if found["wrong"]:
             raise RunFailed(f"{found['wrong']} results on the Cortex-M4 are wrong, which is a fault of Paceline's")
-        return Measured(text_and_data(place / "net.o", SIZE), None, found["instructions"], found["stack"])
+        return Measurement(text_and_data(place / "net.o", SIZE), None, found["instructions"], found["stack"])
 
 
 def _run(command: list[str], place: Path) -> str:

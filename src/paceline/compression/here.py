@@ -16,7 +16,7 @@ from paceline.compression.emission.c_file import TOLERANCE, CFile, float_file, i
 from paceline.compression.emission.kernels import PLAIN, SMALL, WIDE
 from paceline.compression.network import Network
 from paceline.compression.programs import ENDS, LayerProgram
-from paceline.compression.search import FLOAT32, Candidate, Made, Measured
+from paceline.compression.search import FLOAT32, Candidate, Made, Measurement
 from paceline.errors import RunFailed
 from paceline.kernels.build import abilities
 from paceline.kernels.machine import cores
@@ -50,14 +50,14 @@ class Here:
         for kernel in (SMALL, vectors):
             yield kernel.name, integer_file(made, kernel, samples)
 
-    def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measured]:
+    def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measurement]:
         """Compile all files side by side, compare their results, then time them in turns."""
         with contextlib.ExitStack() as stack, ThreadPoolExecutor(cores()) as pool:
             built = [stack.enter_context(each) for each in pool.map(_built, made)]
             for one, each in zip(made, built, strict=True):
                 _compare(one, each, samples[:COMPARED])
             timed = _in_turns([partial(each.latency, samples[:SAMPLES], CALLS) for each in built])
-        return [Measured(each.size, latency) for each, latency in zip(built, timed, strict=True)]
+        return [Measurement(each.size, latency) for each, latency in zip(built, timed, strict=True)]
 
 
 @torch.no_grad()

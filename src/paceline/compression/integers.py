@@ -24,8 +24,8 @@ from paceline.compression.network import (
     Affine,
     CannotEmit,
     Function,
-    Highest,
     Image,
+    MaxPooling,
     Network,
     Step,
     Sum,
@@ -151,7 +151,7 @@ class _Maker:
         match step:
             case Affine() | Window():
                 return self._sums(step)
-            case Highest():
+            case MaxPooling():
                 self.scales[step.name] = self.scales[step.source]
                 return IntegerStep(step, Requantisation((), 0, 0))
             case Sum():

@@ -4,11 +4,11 @@ Every layer is one of five steps on images of shape (channels, height, width), o
 single pixel. Dropout is gone, batch-norm is part of the layer before it, and an activation belongs to the sum that it
 follows.
 
-    Affine     sums of products over a window of all channels: dense layers and convolutions
-    Window     sums of products over a window of each channel: average pooling, trainable pooling, depthwise
-    Highest    the maximum over a window of each channel
-    Sum        two values, number by number
-    Function   an activation that follows none of the above
+    Affine       sums of products over a window of all channels: dense layers and convolutions
+    Window       sums of products over a window of each channel: average and trainable pooling, depthwise convolutions
+    MaxPooling   the maximum over a window of each channel
+    Sum          two values, number by number
+    Function     an activation that follows none of the above
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Unary:
 
 
 @dataclass(frozen=True)
-class Highest(Unary):
+class MaxPooling(Unary):
     """The maximum over a window of each channel."""
 
     geometry: Geometry
@@ -100,7 +100,7 @@ class Sum:
         return (self.left, self.right)
 
 
-Step = Affine | Window | Highest | Sum | Function
+Step = Affine | Window | MaxPooling | Sum | Function
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compression.integers import BYTE, IntegerNetwork, IntegerStep, Scale
-from paceline.compression.network import INPUT, Affine, Geometry, Highest, Network, Step, Sum, Window
+from paceline.compression.network import INPUT, Affine, Geometry, MaxPooling, Network, Step, Sum, Window
 from paceline.errors import MachineError, RunFailed
 from paceline.kernels.formulas import is_formula, numbers_of
 
@@ -84,7 +84,7 @@ class _Graph:
 
     def _step(self, step: Step, whole: IntegerStep | None) -> str:
         given = [self.tensors[name] for name in step.sources]
-        if isinstance(step, Highest):
+        if isinstance(step, MaxPooling):
             return self._node("MaxPool", *given, **_window(step.geometry), kernel_shape=step.geometry.kernel)
         found = given[0]
         if isinstance(step, Affine | Window):

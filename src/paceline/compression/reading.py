@@ -16,8 +16,8 @@ from paceline.compression.network import (
     CannotEmit,
     Function,
     Geometry,
-    Highest,
     Image,
+    MaxPooling,
     Network,
     Pair,
     Step,
@@ -67,7 +67,7 @@ def _evaluated(value: Expression, x: Tensor) -> Tensor:
     return x
 
 
-WAY_OUT = "`--precision-only` compares float32, bfloat16 and int8 of any model"
+REMEDY = "`--precision-only` compares float32, bfloat16 and int8 of any model"
 
 
 def graph_of(module: nn.Module, x: Tensor) -> Graph:
@@ -75,7 +75,7 @@ def graph_of(module: nn.Module, x: Tensor) -> Graph:
     try:
         return describe(copy.deepcopy(module).train(), tuple(x.shape[1:]), not x.is_floating_point())
     except CannotFuse as error:
-        raise CannotEmit(f"{str(error).partition('; compute=')[0]}; {WAY_OUT}") from error
+        raise CannotEmit(f"{str(error).partition('; compute=')[0]}; {REMEDY}") from error
 
 
 def network_of(module: nn.Module, x: Tensor) -> Network | LayerProgram:
@@ -232,8 +232,8 @@ def _subsampling(reader: _Reader, layer: Layer) -> Step:
     return Window(layer.name, source, shape, Geometry(kernel, kernel), weight[0], bias.expand(shape[0]).clone())
 
 
-def _highest(reader: _Reader, layer: Layer) -> Step:
-    return Highest(layer.name, reader.alias[layer.inputs[0]], image(layer.shape), _geometry(layer))
+def _max_pooling(reader: _Reader, layer: Layer) -> Step:
+    return MaxPooling(layer.name, reader.alias[layer.inputs[0]], image(layer.shape), _geometry(layer))
 
 
 def _activation(reader: _Reader, layer: Layer) -> Step:
@@ -290,7 +290,7 @@ ROWS: dict[str, Callable[[_Reader, Layer], Step | None]] = {
     "mean": _mean,
     "scale": _scale,
     "subsampling": _subsampling,
-    "highest_pooling": _highest,
+    "highest_pooling": _max_pooling,
     "activation": _activation,
     "add": _add,
     "dropout": _dropout,

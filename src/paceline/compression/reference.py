@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.compression.integers import BYTE, IntegerNetwork, IntegerStep, Requantisation
-from paceline.compression.network import INPUT, Affine, Function, Geometry, Highest, Sum, Window
+from paceline.compression.network import INPUT, Affine, Function, Geometry, MaxPooling, Sum, Window
 
 BATCH = 1000
 
@@ -46,7 +46,7 @@ class IntegerModel(nn.Module):
 
     def _value(self, it: IntegerStep, values: dict[str, Tensor]) -> Tensor:
         step = it.step
-        if isinstance(step, Highest):
+        if isinstance(step, MaxPooling):
             g = step.geometry
             bytes_ = values[step.source].double()
             return functional.max_pool2d(bytes_, g.kernel, g.stride, g.padding, g.dilation).long()

@@ -52,7 +52,7 @@ class Target(Protocol):
         """Yield (kernel, C file) for each way of computing a candidate."""
         ...
 
-    def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measured]:
+    def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measurement]:
         """Compare each file's results with those of its module, and return what it needs."""
         ...
 
@@ -68,7 +68,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What a file needs: bytes, and the time of a call here or the instructions there."""
 
     size: int

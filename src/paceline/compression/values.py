@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.compression.network import INPUT, Affine, Function, Highest, Network, Step, Sum, Window
+from paceline.compression.network import INPUT, Affine, Function, MaxPooling, Network, Step, Sum, Window
 from paceline.compression.reading import function_of
 
 BATCH = 512
@@ -34,7 +34,7 @@ def sums(step: Step, given: dict[str, Tensor]) -> Tensor:
             channels = given[source].shape[1]
             each = weight.expand(channels, *g.kernel)[:, None]
             return functional.conv2d(given[source], each, bias, g.stride, g.padding, g.dilation, channels)
-        case Highest(source=source, geometry=g):
+        case MaxPooling(source=source, geometry=g):
             return functional.max_pool2d(given[source], g.kernel, g.stride, g.padding, g.dilation)
         case Sum(left=left, right=right):
             return given[left] + given[right]
@@ -47,7 +47,7 @@ def values(network: Network, x: Tensor) -> Iterator[tuple[Step, Tensor, Tensor]]
     given = {INPUT: x.float().reshape(len(x), *network.inputs)}
     for step in network.steps:
         before = sums(step, given)
-        function = "" if isinstance(step, Highest) else step.function
+        function = "" if isinstance(step, MaxPooling) else step.function
         given[step.name] = after = function_of(function)(before) if function else before
         yield step, before, after
 

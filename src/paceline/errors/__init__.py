@@ -18,7 +18,7 @@ also names of `paceline`; the members of a group say what exactly went wrong.
     │   │   ├── WorkerDied      its process ended without a report (SIGKILL, out of memory)
     │   │   └── WorkerSilent    another waited for it, past the timeout
     │   ├── WaitedTooLong       a wait passed its timeout, as the waiting worker reports it
-    │   ├── RunOver             it has ended at rank 0 of a cluster, and so does this rank
+    │   ├── RunOver             rank 0 of a cluster has ended the run, so this rank ends too
     │   ├── NotFinite           the loss was not a finite number, and the job says on_nan="stop"
     │   ├── TrialFailed         a trial of a tuning has no value; the other trials go on
     │   ├── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as in PyTorch
@@ -30,7 +30,7 @@ also names of `paceline`; the members of a group say what exactly went wrong.
     │       ├── PeerLost            the process at the other end has ended, is silent or does not read
     │       └── PeerRefused         one of the two ends did not accept the other
     ├── RunStopped              Ctrl-C or SIGTERM: a checkpoint was written; --resume goes on  (exit code 130, 143)
-    ├── TrialStopped            a trial was stopped by the search, as it asked to be told
+    ├── TrialStopped            the search has stopped this trial; raised where the trial reports
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a state machine got an impossible event: a bug in Paceline
 

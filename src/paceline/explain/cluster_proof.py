@@ -1,7 +1,7 @@
 """The proof of a plan on several machines, which `paceline prove PLAN --machines N` prints.
 
-Every interleaving of a small cluster is walked, for each kind of mishap; then histories of as many machines as were
-asked for are drawn from seeds, with many mishaps in each.
+Every interleaving of a small cluster is walked, for each kind of fault; then histories of as many machines as were
+asked for are drawn from seeds, with many faults in each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.plans.plan import Plan
 HISTORIES = 300
 MOST_MACHINES = 64  # of a history, so that it takes seconds
 #: What goes wrong in each of the small clusters, and with how many shards and backups.
-MISHAPS: dict[str, dict[str, Any]] = {
+FAULTS: dict[str, dict[str, Any]] = {
     "one message is lost and one comes twice": {"shards": 1, "losses": 1, "doubles": 1},
     "one process is killed": {"shards": 1, "kills": 1},
     "one process is taken for dead, and lives": {"shards": 1, "suspicions": 1},
@@ -46,7 +46,7 @@ def prove_cluster(plan: Plan, machines: int, classes: Machines | None = None) ->
     says: list[str] = []
     worlds = moves = 0
     figures: dict[str, float] = {}
-    for what, settings in MISHAPS.items():
+    for what, settings in FAULTS.items():
         cluster = SmallCluster(gate=method.gate, **settings)
         found = explore(cluster, classes)
         worlds, moves = worlds + found.worlds, moves + found.moves
@@ -65,7 +65,7 @@ def prove_cluster(plan: Plan, machines: int, classes: Machines | None = None) ->
         history.run()
         return Proved(str(plan), False, [*says, *history.tell().splitlines()], figures)
     says.append(
-        f"{HISTORIES} histories of {machines} machines from seeds, with up to 8 mishaps each on a network that loses, "
+        f"{HISTORIES} histories of {machines} machines from seeds, with up to 8 faults each on a network that loses, "
         "doubles, delays and cuts: no promise is broken"
     )
     limits = "in small clusters connections keep their order, and timers fire when no message is under way"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.planner.facts import Facts
 from paceline.planner.memory import formula, samples_of
-from paceline.planner.methods import Facts, overhead_of
+from paceline.planner.methods import overhead_of
 from paceline.planner.profiled import Profiled
 from paceline.plans.plan import Plan
 

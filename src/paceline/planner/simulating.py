@@ -10,8 +10,10 @@ from paceline.engines.virtual.rows import Totals
 from paceline.errors import WorkerDied
 from paceline.planner.cluster import Cluster
 from paceline.planner.costs import Costs, single
-from paceline.planner.methods import Facts, answer_of, coding_of, crowded, exchange_period, reads
+from paceline.planner.facts import Facts, answer_of, coding_of, reads
+from paceline.planner.methods import exchange_period
 from paceline.planner.prediction import Prediction
+from paceline.planner.waiting import crowded
 from paceline.plans.methods.local_steps import LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan

@@ -11,9 +11,9 @@ from paceline.core.schedules.gpipe import Gpipe
 from paceline.core.schedules.interleaved import Interleaved
 from paceline.core.schedules.layers import Layers
 from paceline.core.schedules.one_f_one_b import OneFOneB
-from paceline.core.schedules.own import Own
 from paceline.core.schedules.pipedream import Pipedream
 from paceline.core.schedules.spectrain import Spectrain
+from paceline.core.schedules.user_table import UserTable
 from paceline.core.schedules.zero_bubble import ZeroBubble
 from paceline.core.splits.recipes.per_layer import PerLayer
 from paceline.core.splits.recipes.tensor import Tensor
@@ -58,10 +58,10 @@ def _pipedream(workers: int, mode: str, micro_batches: int, **cutting: Any) -> P
 
 def _own(file: str, saved_table: str, **cutting: Any) -> Pipeline:
     """Make a pipeline by a user-defined table, from its file, or as a run saved it in case the file has changed."""
-    schedule = Own(saved_table, file or Own.name) if saved_table else Own()
+    schedule = UserTable(saved_table, file or UserTable.name) if saved_table else UserTable()
     if file and not saved_table:
         try:
-            schedule = Own(Path(file).read_text(encoding="utf-8"), file)
+            schedule = UserTable(Path(file).read_text(encoding="utf-8"), file)
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(f"plan 'table': {file} cannot be read: {error}") from error
     return Pipeline(schedule, schedule.micro_batches, **cutting)

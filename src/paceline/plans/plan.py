@@ -14,7 +14,7 @@ from typing import Any
 from paceline.core.agenda import Agenda
 from paceline.core.codecs import Codec
 from paceline.core.codecs.catalogue import DENSE
-from paceline.core.schedules.own import Own
+from paceline.core.schedules.user_table import UserTable
 from paceline.errors import PlanError, plain, suggest
 from paceline.plans.aliases import ALIASES, NEAREST, canonical
 from paceline.plans.codecs import codec_of, pull_of, refuse_option
@@ -138,7 +138,7 @@ class Plan:
     def own_table(self) -> str:
         """The text of a user-defined table, which a run keeps besides the plan's name and options."""
         method = self.method
-        return method.schedule.text if isinstance(method, Pipeline) and isinstance(method.schedule, Own) else ""
+        return method.schedule.text if isinstance(method, Pipeline) and isinstance(method.schedule, UserTable) else ""
 
     def __repr__(self) -> str:
         return f"Plan({str(self)!r})"
@@ -186,7 +186,7 @@ def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan
 
 def _in_pipeline(name: str, method: Pipeline, chosen: Mapping[str, Any], counted: bool) -> int:
     """Return the number of a pipeline's workers: as its table says, or all that a mesh of its axes has."""
-    if isinstance(method.schedule, Own):
+    if isinstance(method.schedule, UserTable):
         return method.schedule.workers
     workers: int = chosen["workers"]
     if layers := chosen.get("layers", 0):

@@ -29,9 +29,9 @@ from paceline.preparation.inputs import (
     STANDARD_INPUT,
     STANDARD_INPUT_SHOWN,
     Input,
+    InputFault,
+    InputReader,
     Part,
-    Tap,
-    Trouble,
     Turns,
     as_bytes,
     input_of,
@@ -99,12 +99,15 @@ def ingest(
         raise DataError(f"{root} holds other files; choose a folder that is empty or does not exist")
     with only_writer(root), room_in(root):
         writer = _Writer(recipe, source, root, on_event or (lambda event: None))
-        taps = [Tap(name, partial(_opened, each, writer.taken(name), encoding), rows) for name, each in given.items()]
+        readers = [
+            InputReader(name, partial(_opened, each, writer.taken(name), encoding), rows)
+            for name, each in given.items()
+        ]
         try:
-            failed = writer.follow(Turns(taps, patience, writer.last), ahead)
+            failed = writer.follow(Turns(readers, patience, writer.last), ahead)
         finally:
-            for tap in taps:
-                tap.close()
+            for reader in readers:
+                reader.close()
     if failed:
         raise DataError("; ".join(failed) + ". What came before is sealed; the same command goes on from there")
     return writer.sealed.account
@@ -177,10 +180,10 @@ class _Writer:
                 wait_until(lambda: ahead is None or self.sealed.rows <= ahead + position(self.root))
                 if (fault := self._fault_of_header(found)) is not None:
                     turns.drop(found.source)
-                    found = Trouble(found.source, fault, failed=True)
+                    found = InputFault(found.source, fault, failed=True)
                 else:
                     self._seal(found)
-            if isinstance(found, Trouble):
+            if isinstance(found, InputFault):
                 self._note(found.source, found.what)
                 failed += [f"{found.source} {found.what}"] if found.failed else []
         return failed

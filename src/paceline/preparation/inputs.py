@@ -43,7 +43,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class InputFault:
     """An input that brings no lines: for now, or because it failed."""
 
     source: str
@@ -67,7 +67,7 @@ def _blocks_of_address(address: str) -> Iterator[bytes]:
         yield from iter(lambda: answer.read1(BLOCK), b"")
 
 
-class Tap:
+class InputReader:
     """Reads one input in a thread, so far ahead as two parts."""
 
     def __init__(self, name: str, lines: Callable[[], Iterable[bytes]], rows: int) -> None:
@@ -128,36 +128,36 @@ class Tap:
 class Turns:
     """Parts of all inputs, round robin, until every input has ended."""
 
-    def __init__(self, taps: list[Tap], patience: float, last: str = "") -> None:
-        names = [tap.name for tap in taps]
+    def __init__(self, readers: list[InputReader], patience: float, last: str = "") -> None:
+        names = [reader.name for reader in readers]
         at = names.index(last) + 1 if last in names else 0
-        self.taps, self.patience = deque(taps[at:] + taps[:at]), patience
+        self.readers, self.patience = deque(readers[at:] + readers[:at]), patience
 
-    def __iter__(self) -> Iterator[Part | Trouble]:
-        while self.taps:
-            tap = self.taps.popleft()
-            part = tap.take(self._seconds(tap))
-            over = tap.over
+    def __iter__(self) -> Iterator[Part | InputFault]:
+        while self.readers:
+            reader = self.readers.popleft()
+            part = reader.take(self._seconds(reader))
+            over = reader.over
             if not over:
-                self.taps.append(tap)
+                self.readers.append(reader)
             if part is not None:
-                tap.stopped = False
+                reader.stopped = False
                 yield part
-            elif not over and not tap.stopped:
-                tap.stopped = True
-                yield Trouble(tap.name, f"has brought nothing for {self.patience:g} s", failed=False)
-            if over and tap.error is not None:
-                yield Trouble(tap.name, tap.error, failed=True)
+            elif not over and not reader.stopped:
+                reader.stopped = True
+                yield InputFault(reader.name, f"has brought nothing for {self.patience:g} s", failed=False)
+            if over and reader.error is not None:
+                yield InputFault(reader.name, reader.error, failed=True)
 
     def drop(self, name: str) -> None:
         """Take no further part of an input."""
-        for tap in [tap for tap in self.taps if tap.name == name]:
-            tap.close()
-            self.taps.remove(tap)
+        for reader in [reader for reader in self.readers if reader.name == name]:
+            reader.close()
+            self.readers.remove(reader)
 
-    def _seconds(self, tap: Tap) -> float:
+    def _seconds(self, reader: InputReader) -> float:
         """Return how long to wait for an input: one that has stopped keeps no other one waiting."""
-        if tap.stopped and not all(other.stopped for other in self.taps):
+        if reader.stopped and not all(other.stopped for other in self.readers):
             return 0.0
         return self.patience
 

@@ -27,7 +27,7 @@ ENOUGH_SECONDS = 60.0
 
 def decided(record: ComparisonRecord) -> ComparisonRecord:
     """Return the comparison with what it comes to; where rounds disagree, without verdicts on its plans."""
-    found = replace(record, disagreement=_disagreement(record))
+    found = replace(record, disagreement=_disagreement_note(record))
     if found.disagreement:
         found = replace(found, plans=tuple(replace(row, verdict=None) for row in found.plans))
     return replace(found, answer=decide(found))
@@ -65,7 +65,7 @@ def disagreement(record: ComparisonRecord) -> float:
     return max(found)
 
 
-def _disagreement(record: ComparisonRecord) -> str | None:
+def _disagreement_note(record: ComparisonRecord) -> str | None:
     most = disagreement(record)
     if most <= SETTLED:
         return None

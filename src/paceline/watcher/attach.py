@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.watcher.hotspot import is_java
-from paceline.watcher.samples import Frame, Look, Process, Stack, Thread
+from paceline.watcher.samples import Frame, Process, Snapshot, Stack, Thread
 
 _REQUEST = b"1\0threaddump\0-l\0\0\0"
 _PATIENCE, _LONGEST = 1.0, 1 << 24  # seconds, bytes
@@ -37,10 +37,12 @@ class JavaThread(NamedTuple):
     holds: frozenset[str]  # synchronizers, such as a ReentrantLock's
 
 
-def with_java_stacks(look: Look, pids: Iterable[int]) -> Look:
-    """Return a look with the stacks of virtual machines, and with the threads that hold the locks of their library."""
+def with_java_stacks(snapshot: Snapshot, pids: Iterable[int]) -> Snapshot:
+    """Return a snapshot with the stacks of virtual machines, and the threads that hold their library's locks."""
     found = {pid: threads for pid in pids if is_java(pid) and (threads := parse(ask(pid)))}
-    return replace(look, processes=tuple(_told(p, found[p.pid]) if p.pid in found else p for p in look.processes))
+    return replace(
+        snapshot, processes=tuple(_told(p, found[p.pid]) if p.pid in found else p for p in snapshot.processes)
+    )
 
 
 def _told(process: Process, dump: list[JavaThread]) -> Process:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from paceline.watcher.graph import find_knot
 from paceline.watcher.history import History
 from paceline.watcher.ranks import find_divergence
-from paceline.watcher.samples import Look
+from paceline.watcher.samples import Snapshot
 
 
 class Footprint(NamedTuple):
@@ -28,7 +28,7 @@ class Footprint(NamedTuple):
     )
 
 
-def footprint(history: History, look: Look) -> Footprint:
+def footprint(history: History, snapshot: Snapshot) -> Footprint:
     """Compute the footprint of the window that a history holds."""
     first, last = history.first, history.last
     seconds = max(last.at - first.at, 1e-9)
@@ -39,9 +39,9 @@ def footprint(history: History, look: Look) -> Footprint:
     ]
     known = [(new, old) for new, old in pairs if old is not None]
     works = [(new, first.work[pid]) for pid, new in last.work.items() if pid in first.work]
-    processes = max(len(look.processes), 1)
-    mains = Counter(process.main.kind for process in look.processes)
-    stopped = sum(all(t.wait.kind == "stopped" for t in p.threads) for p in look.processes)
+    processes = max(len(snapshot.processes), 1)
+    mains = Counter(process.main.kind for process in snapshot.processes)
+    stopped = sum(all(t.wait.kind == "stopped" for t in p.threads) for p in snapshot.processes)
     return Footprint(
         processor=sum(new.ran - old.ran for new, old in known) / 1e9 / seconds,
         queued=sum(new.queued - old.queued for new, old in known) / 1e9 / seconds,
@@ -52,13 +52,13 @@ def footprint(history: History, look: Look) -> Footprint:
         clock=mains["clock"] / processes,
         outside=(mains["outside"] + mains["disk"] + mains["unknown"]) / processes,
         stopped=stopped / processes,
-        held=len(_held(history, look)) / processes,
+        held=len(_held(history, snapshot)) / processes,
     )
 
 
-def _held(history: History, look: Look) -> set[int]:
-    divergence = find_divergence(look, history)
-    knots = [find_knot(look, history.still, polls=history.polls)]
+def _held(history: History, snapshot: Snapshot) -> set[int]:
+    divergence = find_divergence(snapshot, history)
+    knots = [find_knot(snapshot, history.still, polls=history.polls)]
     knots += [found[0] for found in (history.retries, history.pools.barren) if found is not None]
     held = {process.pid for knot in knots if knot is not None for process in knot.processes}
     return held | set(divergence.places if divergence else ())

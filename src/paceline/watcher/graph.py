@@ -20,8 +20,8 @@ from paceline.watcher.samples import (
     EVENT,
     MAIN_OF_JAVA,
     OPEN_FILE_LOCK,
-    Look,
     Process,
+    Snapshot,
     Stack,
     Thread,
 )
@@ -37,7 +37,7 @@ _ENDED_BY_NO_HOOK = (
 
 
 class Knot(NamedTuple):
-    """The threads of a look that can never be woken, where a process of them is complete or a circle is."""
+    """The threads of a snapshot that can never be woken, where a process of them is complete or a circle is."""
 
     processes: tuple[Process, ...]  # all that have such a thread
     circle: tuple[Process, ...]  # that wait for each other; the rest are victims
@@ -46,7 +46,7 @@ class Knot(NamedTuple):
 
 
 def find_knot(
-    look: Look,
+    snapshot: Snapshot,
     still: Callable[[int, int], bool],
     stopped: bool = False,
     polls: Callable[[int, int], bool] = lambda pid, tid: False,
@@ -55,15 +55,15 @@ def find_knot(
     """Return what nothing can wake, None if there is nothing.
 
     Args:
-        look: What every thread waits for.
-        still: Whether a thread (by process and thread) has not executed anything since well before the look.
+        snapshot: What every thread waits for.
+        still: Whether a thread (by process and thread) has not executed anything since well before the snapshot.
         stopped: Treat stopped processes as such that will not be continued.
-        polls: Whether a thread was seen to ask, or to sleep and print, at the same line in several looks.
+        polls: Whether a thread was seen to ask, or to sleep and print, at the same line in several snapshots.
         signals: Whether a signal that a program handles counts as able to wake it.
     """
     asleep = {
         thread.tid: thread
-        for process, thread in look.threads()
+        for process, thread in snapshot.threads()
         if (
             (thread.task or still(process.pid, thread.tid) or thread.wait.kind in ASKED_AT_ONCE)
             and _closed(process, thread, stopped, signals)
@@ -73,34 +73,36 @@ def find_knot(
     }
     idle = {
         thread.tid
-        for process, thread in look.threads()
+        for process, thread in snapshot.threads()
         # A main thread in `Event().wait()` only keeps the program alive: then such a thread is all that it is to do.
         if thread.wait.polls == "idles"
         if thread.task
         or (thread.tid != process.pid and waits_for_lock(process.stacks) and polls(process.pid, thread.tid))
     }
     while True:
-        awake = [tid for tid, thread in asleep.items() if _can_be_woken(thread, asleep, idle, look)]
+        awake = [tid for tid, thread in asleep.items() if _can_be_woken(thread, asleep, idle, snapshot)]
         if not awake:
             break
         for tid in awake:
             del asleep[tid]
-    whole = tuple(p for p in look.processes if p.threads and all(t.tid in asleep or t.tid in idle for t in p.threads))
+    whole = tuple(
+        p for p in snapshot.processes if p.threads and all(t.tid in asleep or t.tid in idle for t in p.threads)
+    )
     core = _owned_circle(asleep)
     if not core and not any(not process.outside for process in whole):
         return None
-    held = tuple(p for p in look.processes if any(t.tid in asleep for t in p.threads))
+    held = tuple(p for p in snapshot.processes if any(t.tid in asleep for t in p.threads))
     circle = tuple(p for p in held if any(t.tid in core for t in p.threads)) if core else _circle(whole)
     return Knot(held, circle, frozenset(asleep), core)
 
 
-def find_retries(look: Look) -> Knot | None:
+def find_retries(snapshot: Snapshot) -> Knot | None:
     """Return threads that hold each other's locks although they ask for them with a timeout; None if there are none."""
-    waiting = {t.tid: t for _, t in look.threads() if t.wait.owners and t.wait.kind not in ASKED_AT_ONCE}
+    waiting = {t.tid: t for _, t in snapshot.threads() if t.wait.owners and t.wait.kind not in ASKED_AT_ONCE}
     core = _owned_circle(waiting)
     if not any(waiting[tid].wait.timed for tid in core):
         return None
-    processes = tuple(p for p in look.processes if any(t.tid in core for t in p.threads))
+    processes = tuple(p for p in snapshot.processes if any(t.tid in core for t in p.threads))
     return Knot(processes, processes, frozenset(core), core)
 
 
@@ -154,7 +156,7 @@ def waits_for_lock(stacks: tuple[Stack, ...]) -> bool:
     return waits == 0 or (waits < len(stacks[0]) and "/lib/python3" in stacks[0][waits].file)
 
 
-def _can_be_woken(thread: Thread, asleep: Mapping[int, Thread], idle: Collection[int], look: Look) -> bool:
+def _can_be_woken(thread: Thread, asleep: Mapping[int, Thread], idle: Collection[int], snapshot: Snapshot) -> bool:
     """Whether anything may end a wait; those that only sleep and print end none, but may be waited for."""
     wait = thread.wait
     if wait.kind == "stopped":
@@ -162,7 +164,7 @@ def _can_be_woken(thread: Thread, asleep: Mapping[int, Thread], idle: Collection
     if wait.owners:
         return any(owner not in asleep and owner != ENDED for owner in wait.owners)
     for pid in wait.by:
-        process = look.process(pid)
+        process = snapshot.process(pid)
         if process is None:  # it has just ended, or cannot be read
             return True
         if any(each.tid not in asleep and each.tid not in idle for each in process.threads if each.tid != thread.tid):

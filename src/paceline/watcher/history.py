@@ -1,4 +1,4 @@
-"""The glances of the last seconds, and since when each thread has not run and each stack is the same. Pure."""
+"""The readings of the last seconds, and since when each thread has not run and each stack is the same. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from paceline.watcher.graph import Knot, find_retries
 from paceline.watcher.pools import Pools
-from paceline.watcher.samples import Facts, Glance, Look, Pace, Stack, Thread, Wait
+from paceline.watcher.samples import Counters, Facts, Pace, Snapshot, Stack, Thread, Wait
 
 #: Seconds without a single instruction after which a thread is still. Garbage collectors, databases and interpreters
 #: that look whether something is to be done wake several times in this time.
@@ -17,8 +17,8 @@ STILL = 5.0
 QUIET = 0.05
 
 
-#: Looks, and seconds between the first and the last of them, in which a thread must be seen to ask for the same.
-LOOKS, ASKED, _REMEMBERED = 3, 6.0, 8
+#: Snapshots, and seconds between the first and the last of them, in which a thread must be seen to ask for the same.
+SNAPSHOTS, ASKED, _REMEMBERED = 3, 6.0, 8
 #: Seconds for which threads must be seen to ask in vain for each other's locks, again and again.
 RETRIED = 8.0
 #: Nanoseconds of a processor after which one that asks has done more than to ask: a request over the network, say.
@@ -29,95 +29,95 @@ class _Poll(NamedTuple):
     """A thread that asks again and again."""
 
     what: tuple[Wait, Stack]
-    seen: tuple[tuple[float, Pace], ...]  # the looks, the newest last, and how far it was
+    seen: tuple[tuple[float, Pace], ...]  # the snapshots, the newest last, and how far it was
     since: float
 
 
 class History:
-    """Keeps the glances of a window, and forgets older ones."""
+    """Keeps the readings of a window, and forgets older ones."""
 
     def __init__(self, window: float = STILL) -> None:
         self._window = window
-        self._glances: deque[Glance] = deque()
+        self._readings: deque[Counters] = deque()
         #: By process and thread: the pace it had last, and when it was first seen to have that pace.
         self._since: dict[tuple[int, int], tuple[Pace, float]] = {}
-        #: By process: the main thread's stack in the newest look, and when it was first seen.
+        #: By process: the main thread's stack in the newest snapshot, and when it was first seen.
         self._stacks: dict[int, tuple[Stack, float]] = {}
-        self._looked = 0.0
+        self._observed = 0.0
         #: By process: what the watcher of another machine says.
         self._elsewhere: dict[int, Facts] = {}
         self.pools = Pools()
-        #: Threads that ask for each other's locks again and again, since when, and in how many looks.
+        #: Threads that ask for each other's locks again and again, since when, and in how many snapshots.
         self._retries: tuple[Knot, float, int] | None = None
         #: By process and thread: what asks again and again.
         self._polls: dict[tuple[int, int], _Poll] = {}
-        #: By process and task, or thread that asks for a monitor of Java: what it waits for, and since which look.
+        #: By process and task, or thread that asks for a monitor of Java: what it waits for, and since which snapshot.
         self._tasks: dict[tuple[int, int], tuple[Thread, float]] = {}
 
     @property
-    def first(self) -> Glance:
-        """The oldest glance of the window."""
-        return self._glances[0]
+    def first(self) -> Counters:
+        """The oldest reading of the window."""
+        return self._readings[0]
 
     @property
-    def last(self) -> Glance:
-        """The newest glance."""
-        return self._glances[-1]
+    def last(self) -> Counters:
+        """The newest reading."""
+        return self._readings[-1]
 
-    def add(self, glance: Glance) -> None:
-        """Take a glance."""
-        self._glances.append(glance)
-        while len(self._glances) > 2 and glance.at - self._glances[1].at >= self._window:
-            self._glances.popleft()
+    def add(self, counters: Counters) -> None:
+        """Take a reading."""
+        self._readings.append(counters)
+        while len(self._readings) > 2 and counters.at - self._readings[1].at >= self._window:
+            self._readings.popleft()
         kept = {}
-        for pid, threads in glance.threads.items():
+        for pid, threads in counters.threads.items():
             for tid, pace in threads.items():
                 before = self._since.get((pid, tid))
                 same = before is not None and before[0].runs == pace.runs
-                kept[pid, tid] = (pace, before[1]) if same and before else (pace, glance.at)
+                kept[pid, tid] = (pace, before[1]) if same and before else (pace, counters.at)
         self._since = kept
 
-    def observe(self, look: Look) -> None:
-        """Take the stacks of a look, and what other watchers say."""
-        self._elsewhere = {each.pid: each.facts for each in look.processes if each.facts is not None}
+    def observe(self, snapshot: Snapshot) -> None:
+        """Take the stacks of a snapshot, and what other watchers say."""
+        self._elsewhere = {each.pid: each.facts for each in snapshot.processes if each.facts is not None}
         kept = {}
-        for process in look.processes:
+        for process in snapshot.processes:
             stack = process.stacks[0] if process.stacks else ()
             old = self._stacks.get(process.pid)
-            kept[process.pid] = old if old is not None and old[0] == stack else (stack, look.at)
-        self._stacks, self._looked = kept, look.at
-        self._polls = dict(self._asking(look))
-        self.pools.observe(look, self.last)
+            kept[process.pid] = old if old is not None and old[0] == stack else (stack, snapshot.at)
+        self._stacks, self._observed = kept, snapshot.at
+        self._polls = dict(self._asking(snapshot))
+        self.pools.observe(snapshot, self.last)
         tasks = {
             (process.pid, thread.tid): thread
-            for process, thread in look.threads()
+            for process, thread in snapshot.threads()
             if thread.task or thread.wait.kind == "monitor"
         }
         old_tasks = self._tasks
-        self._tasks = {at: (each, look.at) for at, each in tasks.items()}
+        self._tasks = {at: (each, snapshot.at) for at, each in tasks.items()}
         self._tasks |= {at: old for at, old in old_tasks.items() if old[0] == tasks.get(at)}
-        retries, before = find_retries(look), self._retries
+        retries, before = find_retries(snapshot), self._retries
         if retries is None:
             self._retries = None
         elif before is not None and before[0].threads == retries.threads:
             self._retries = retries, before[1], before[2] + 1
         else:
-            self._retries = retries, look.at, 1
+            self._retries = retries, snapshot.at, 1
 
-    def _asking(self, look: Look) -> Iterator[tuple[tuple[int, int], _Poll]]:
+    def _asking(self, snapshot: Snapshot) -> Iterator[tuple[tuple[int, int], _Poll]]:
         """Iterate over the threads that ask; one that is just running, or about to, keeps what was seen of it.
 
-        So does one at the same lines of which this look does not find who could answer: a lock is being tried.
+        So does one at the same lines of which this snapshot does not find who could answer: a lock is being tried.
         """
-        for process, thread in look.threads():
+        for process, thread in snapshot.threads():
             at = process.pid, thread.tid
             old = self._polls.get(at)
             pace = self.last.threads.get(process.pid, {}).get(thread.tid)
             if thread.wait.polls and pace is not None:
                 what = thread.wait, process.stack_of(thread.tid)
                 seen = old.seen if old is not None and old.what == what else ()
-                since = old.since if seen and old is not None else look.at
-                yield at, _Poll(what, (*seen, (look.at, pace))[-_REMEMBERED:], since)
+                since = old.since if seen and old is not None else snapshot.at
+                yield at, _Poll(what, (*seen, (snapshot.at, pace))[-_REMEMBERED:], since)
             elif old is not None and (
                 thread.wait.kind in ("running", "gil")
                 or (thread.wait.kind == "clock" and process.stack_of(thread.tid) == old.what[1])
@@ -125,10 +125,10 @@ class History:
                 yield at, old
 
     def polls(self, pid: int, tid: int) -> bool:
-        """Whether a thread did nothing but ask, or sleep and print, in several looks."""
+        """Whether a thread did nothing but ask, or sleep and print, in several snapshots."""
         found = self._polls.get((pid, tid))
         pace = self.last.threads.get(pid, {}).get(tid)
-        if found is None or pace is None or len(found.seen) < LOOKS or self._looked - found.since < ASKED:
+        if found is None or pace is None or len(found.seen) < SNAPSHOTS or self._observed - found.since < ASKED:
             return False
         moved = self._moved(found.what[0].by, (pid, tid))
         before = next((old for at, old in found.seen if at >= moved), pace)
@@ -144,8 +144,8 @@ class History:
 
     @property
     def retries(self) -> tuple[Knot, float] | None:
-        """The threads that several looks saw to ask for each other's locks, with a timeout, and since when."""
-        if self._retries is None or self._retries[2] < LOOKS or self._looked - self._retries[1] < RETRIED:
+        """The threads that several snapshots saw to ask for each other's locks, with a timeout, and since when."""
+        if self._retries is None or self._retries[2] < SNAPSHOTS or self._observed - self._retries[1] < RETRIED:
             return None
         return self._retries[:2]
 
@@ -163,11 +163,11 @@ class History:
         return found
 
     def same_stack(self, pid: int) -> bool:
-        """Whether the main thread was at the same lines in all looks of a window."""
+        """Whether the main thread was at the same lines in all snapshots of a window."""
         if pid in self._elsewhere:
             return self._elsewhere[pid].same_stack
-        stack, since = self._stacks.get(pid, ((), self._looked))
-        return stack != () and self._looked - since >= self._window
+        stack, since = self._stacks.get(pid, ((), self._observed))
+        return stack != () and self._observed - since >= self._window
 
     def cores(self, pid: int) -> float:
         """Return how much of a core a process used in the window."""

@@ -1,4 +1,4 @@
-"""Decides from glances and looks whether a program hangs. Pure: a recorded trace is judged as the live program was."""
+"""Decide from readings and snapshots whether a program hangs. Pure: a recorded trace is judged as the live run was."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from paceline.watcher.graph import Knot, find_knot
 from paceline.watcher.history import History
 from paceline.watcher.ranks import find_divergence
 from paceline.watcher.report import Report, Span, report_divergence, report_knot
-from paceline.watcher.samples import Look, Thread
+from paceline.watcher.samples import Snapshot, Thread
 
-#: The seconds between a first look and the second one that has to confirm it.
+#: The seconds between a first snapshot and the second one that has to confirm it.
 CONFIRM = 3.0
 #: What is found is only said from this probability on.
 SAID = 0.5
-#: Seconds between two looks: they cost much more than glances. A program in which nothing is found is looked at again
-#: after the first, then the second number of seconds; a busy one, of which no main thread is still, after the third.
+#: Seconds between two snapshots, which cost much more than readings: after the first and after later ones in which
+#: nothing was found, and where no main thread is still, as in a busy program.
 FIRST_PAUSE, LAST_PAUSE, BUSY_PAUSE = 4.0, 8.0, 30.0
-#: Looks may cost this share of a core: where one takes long, the pauses are longer, up to so many seconds.
+#: Snapshots may cost this share of a core: where one takes long, the pauses are longer, up to so many seconds.
 SHARE, LONGEST_PAUSE = 0.004, 18.0
-#: So many seconds of a processor may be saved up for looks, for when processes of a large tree become still in a row.
+#: Seconds of a processor that may be saved up for snapshots, for processes of a large tree that become still in a row.
 SAVED = 2.0
 #: The probability of a circle of locks whose owners are known, or of a stopped process, seen twice.
 PROVEN = 0.99
@@ -30,9 +30,9 @@ PROVEN = 0.99
 
 @dataclass
 class Schedule:
-    """When to take the next look."""
+    """When to take the next snapshot."""
 
-    ranks: bool = False  # the newest look has ranks; those of MPI poll, so that a hang does not make them still
+    ranks: bool = False  # the newest snapshot has ranks; those of MPI poll, so that a hang does not make them still
     _suspects: frozenset[int] = frozenset()
     _confirmed: frozenset[int] = frozenset()
     _pause: float = 0.0
@@ -42,7 +42,7 @@ class Schedule:
     _asked: float = 0.0
 
     def due(self, history: History) -> bool:
-        """Return whether a look is due after the newest glance."""
+        """Return whether a snapshot is due after the newest reading."""
         now, suspects = history.last.at, history.suspects()
         self._credit = min(self._credit + SHARE * (now - (self._asked or now)), SAVED)
         self._asked = now
@@ -60,59 +60,59 @@ class Schedule:
         return True
 
     def took(self, seconds: float) -> None:
-        """Wait the longer for the next look, the longer the last one took."""
+        """Wait the longer for the next snapshot, the longer the last one took."""
         self._credit -= seconds
         self._next = max(self._next, self._last + min(seconds / SHARE, LONGEST_PAUSE))
 
     def confirm(self, now: float, suspects: frozenset[int]) -> None:
-        """Take the next look soon, because the last one found suspects; but once for the same ones."""
+        """Take the next snapshot soon, because the last one found suspects; but once for the same ones."""
         if suspects - self._confirmed:
             self._next = now + CONFIRM
         self._confirmed = suspects
 
 
-def suspected(history: History, look: Look) -> frozenset[int]:
+def suspected(history: History, snapshot: Snapshot) -> frozenset[int]:
     """Return the processes of which a hang may soon be said: those that nothing can wake, and ranks that wait."""
-    knot = find_knot(look, history.still, stopped=True, signals=False)
-    ranks = {process.pid for process in look.processes if process.rank is not None}
+    knot = find_knot(snapshot, history.still, stopped=True, signals=False)
+    ranks = {process.pid for process in snapshot.processes if process.rank is not None}
     still = {pid for pid in ranks if history.still(pid, pid)}
-    asking = {process.pid for process, thread in look.threads() if thread.wait.polls == "asks"}
+    asking = {process.pid for process, thread in snapshot.threads() if thread.wait.polls == "asks"}
     return frozenset(
         still | asking | history.pools.suspects | ({process.pid for process in knot.processes} if knot else set())
     )
 
 
-def judge(history: History, look: Look, before: Look | None) -> Report | None:
-    """Return what hangs; None if nothing does, or if the look before this one does not confirm it.
+def judge(history: History, snapshot: Snapshot, before: Snapshot | None) -> Report | None:
+    """Return what hangs; None if nothing does, or if the snapshot before this one does not confirm it.
 
     Args:
-        history: Glances and looks up to this one.
-        look: The newest look, with stacks where they can be had.
-        before: The look before it, at least `CONFIRM` seconds ago.
+        history: Readings and snapshots up to this one.
+        snapshot: The newest snapshot, with stacks where they can be had.
+        before: The snapshot before it, at least `CONFIRM` seconds ago.
     """
     if before is None:
         return None
-    found = _judge(history, look, before)
+    found = _judge(history, snapshot, before)
     return found if found is not None and found.probability >= SAID else None
 
 
-def _judge(history: History, look: Look, before: Look) -> Report | None:
-    scores = probabilities(footprint(history, look))
-    divergence = find_divergence(look, history)
+def _judge(history: History, snapshot: Snapshot, before: Snapshot) -> Report | None:
+    scores = probabilities(footprint(history, snapshot))
+    divergence = find_divergence(snapshot, history)
     if divergence is not None:
         ranks = divergence.cause + divergence.victims
         return report_divergence(
-            divergence, scores["deadlocked"], _span(history, look, [(each.pid, each.pid) for each in ranks])
+            divergence, scores["deadlocked"], _span(history, snapshot, [(each.pid, each.pid) for each in ranks])
         )
     retries = history.retries
     if retries is not None:
-        seconds = look.at - retries[1]
-        return report_knot(retries[0], 1 - scores["busy"], Span(look.time - seconds, seconds), "livelocked")
+        seconds = snapshot.at - retries[1]
+        return report_knot(retries[0], 1 - scores["busy"], Span(snapshot.time - seconds, seconds), "livelocked")
     barren = history.pools.barren
     if barren is not None:
-        seconds = look.at - barren[1]
-        return report_knot(barren[0], PROVEN, Span(look.time - seconds, seconds), "livelocked", "pool")
-    knot = find_knot(look, history.still, polls=history.polls) or find_knot(look, history.still, stopped=True)
+        seconds = snapshot.at - barren[1]
+        return report_knot(barren[0], PROVEN, Span(snapshot.time - seconds, seconds), "livelocked", "pool")
+    knot = find_knot(snapshot, history.still, polls=history.polls) or find_knot(snapshot, history.still, stopped=True)
     if knot is None or not _unchanged(knot, before):
         return None
     polls = {
@@ -121,18 +121,20 @@ def _judge(history: History, look: Look, before: Look) -> Report | None:
     if polls != {""}:  # the tree was learned from programs of which no thread goes on
         verdict = "livelocked" if "asks" in polls else "deadlocked"
         probability = max(1 - scores["busy"], PROVEN if knot.core else 0.0)
-        return report_knot(knot, probability, _span(history, look, _threads(knot)), verdict)
+        return report_knot(knot, probability, _span(history, snapshot, _threads(knot)), verdict)
     stopped = any(process.main.kind == "stopped" for process in knot.processes)
     probability = scores["stopped" if stopped else "deadlocked"]
     # A circle of owners, or a stopped process, is proof enough: the rest of the program may work on.
     proven = knot.core or stopped
-    return report_knot(knot, max(probability, PROVEN) if proven else probability, _span(history, look, _threads(knot)))
+    return report_knot(
+        knot, max(probability, PROVEN) if proven else probability, _span(history, snapshot, _threads(knot))
+    )
 
 
-def _unchanged(knot: Knot, before: Look) -> bool:
-    """Whether every thread of the knot waited for the same thing in the look before.
+def _unchanged(knot: Knot, before: Snapshot) -> bool:
+    """Whether every thread of the knot waited for the same thing in the snapshot before.
 
-    One that asks was seen to ask for the same in several looks, and may just have tried in the one before.
+    One that asks was seen to ask for the same in several snapshots, and may just have tried in the one before.
     """
     old = {thread.tid: thread for _, thread in before.threads()}
 
@@ -146,11 +148,11 @@ def _unchanged(knot: Knot, before: Look) -> bool:
     return all(same(t) or t.wait.kind == "gil" or (t.wait.polls == "asks" and not t.task) for t in new)
 
 
-def _span(history: History, look: Look, threads: Iterable[tuple[int, int]]) -> Span:
+def _span(history: History, snapshot: Snapshot, threads: Iterable[tuple[int, int]]) -> Span:
     """Return since when all of these threads, given by process and thread, have been still."""
     since = [history.since(pid, tid) for pid, tid in threads]
     seconds = history.last.at - max((each for each in since if each is not None), default=history.last.at)
-    return Span(look.time - seconds, seconds)
+    return Span(snapshot.time - seconds, seconds)
 
 
 def _threads(knot: Knot) -> list[tuple[int, int]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.watcher.graph import Knot
-from paceline.watcher.samples import OF_A_WORKER, Glance, Look, Process
+from paceline.watcher.samples import OF_A_WORKER, Counters, Process, Snapshot
 
-#: Looks, and seconds between the first and the last of them, in which no worker of one look may be seen in the next.
-LOOKS, SEEN = 3, 6.0
+#: Snapshots, and seconds between the first and the last of them, no two of which in a row may show the same worker.
+SNAPSHOTS, SEEN = 3, 6.0
 #: Functions of multiprocessing/pool.py in which a thread waits for results, and frames among which one is.
 _WAITS, _NEAR = frozenset({"wait", "next", "join"}), 6
 
@@ -17,9 +17,9 @@ class _Pool(NamedTuple):
     """What was seen of one pool since a result last came."""
 
     runs: int  # of the thread that delivers results
-    workers: frozenset[int]  # in the newest look
+    workers: frozenset[int]  # in the newest snapshot
     since: float
-    looks: int
+    snapshots: int
 
 
 class Pools:
@@ -29,29 +29,29 @@ class Pools:
         self._seen: dict[tuple[int, int], _Pool] = {}
         self._barren: tuple[Knot, float] | None = None
 
-    def observe(self, look: Look, last: Glance) -> None:
-        """Take a look, and the newest glance."""
+    def observe(self, snapshot: Snapshot, last: Counters) -> None:
+        """Take a snapshot, and the newest reading."""
         seen, self._barren = {}, None
-        for process, thread in look.threads():
+        for process, thread in snapshot.threads():
             pace = last.threads.get(process.pid, {}).get(thread.tid)
             if thread.wait.on != OF_A_WORKER or pace is None:
                 continue
             at, workers = (process.pid, thread.tid), frozenset(thread.wait.by)
             old = self._seen.get(at)
             if old is None or old.runs != pace.runs or old.workers & workers:
-                seen[at] = _Pool(pace.runs, workers, look.at, 1)
+                seen[at] = _Pool(pace.runs, workers, snapshot.at, 1)
                 continue
-            seen[at] = old._replace(workers=workers, looks=old.looks + 1)
+            seen[at] = old._replace(workers=workers, snapshots=old.snapshots + 1)
             waiting = _waiting(process)
-            if waiting and old.looks + 1 >= LOOKS and look.at - old.since >= SEEN:
+            if waiting and old.snapshots + 1 >= SNAPSHOTS and snapshot.at - old.since >= SEEN:
                 threads = frozenset({thread.tid, *waiting})
                 self._barren = Knot((process,), (process,), threads), old.since
         self._seen = seen
 
     @property
     def suspects(self) -> frozenset[int]:
-        """The processes with a pool of which no worker lived from one look to the next."""
-        return frozenset(pid for (pid, _), pool in self._seen.items() if pool.looks > 1)
+        """The processes with a pool of which no worker lived from one snapshot to the next."""
+        return frozenset(pid for (pid, _), pool in self._seen.items() if pool.snapshots > 1)
 
     @property
     def barren(self) -> tuple[Knot, float] | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.watcher.asking import asked, tasks_of
 from paceline.watcher.holders import file_of
 from paceline.watcher.hotspot import is_own_thread
-from paceline.watcher.samples import Frame, Glance, Look, Pace, Process, Thread, Work
+from paceline.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Work
 from paceline.watcher.waits import Waits
 
 #: Python always handles SIGINT; SIGCHLD and SIGWINCH wake no program; crash handlers handle a crash; 32 and 33 are
@@ -24,7 +24,7 @@ WAKING_SIGNALS = ~sum(1 << number - 1 for number in _IDLE_SIGNALS)
 #: Node handles SIGUSR1 and SIGTERM of its own: to start its debugger, and to leave the terminal as it was.
 _NODE, _SIGNALS_OF_NODE = ("node", "nodejs"), 1 << 9 | 1 << 14
 _ALARMS = sum(1 << number - 1 for number in (14, 26, 27))  # SIGALRM, SIGVTALRM, SIGPROF: clocks
-#: Processes outside the tree that a look reads at most.
+#: Processes outside the tree that a snapshot reads at most.
 MOST_OUTSIDE = 32
 #: How multiprocessing starts its processes: `-c "from multiprocessing.spawn import spawn_main; ..."`.
 _HELPER = re.compile(r"^from (multiprocessing\.\w+) import")
@@ -49,7 +49,7 @@ def tree(roots: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def glance(pids: Iterable[int]) -> Glance:
+def counters(pids: Iterable[int]) -> Counters:
     """Read the counters of processes: one small file for each thread, and two for each process."""
     threads: dict[int, dict[int, Pace]] = {}
     work: dict[int, Work] = {}
@@ -63,11 +63,11 @@ def glance(pids: Iterable[int]) -> Glance:
                 paces[tid] = Pace(*map(int, numbers))
         if paces:
             threads[pid], work[pid] = paces, _work(pid, fields)
-    return Glance(time.monotonic(), threads, work)
+    return Counters(time.monotonic(), threads, work)
 
 
-def look(pids: Iterable[int]) -> Look:
-    """Read what every thread of the processes waits for. Costs some hundred times as much as a glance.
+def snapshot(pids: Iterable[int]) -> Snapshot:
+    """Read what every thread of the processes waits for. Costs some hundred times as much as a reading.
 
     Processes outside the tree that one of them waits for are read too, and those that these wait for.
     """
@@ -80,7 +80,7 @@ def look(pids: Iterable[int]) -> Look:
         if pid not in processes and (outside := _process(pid, waits)) is not None:
             processes[pid] = replace(outside, outside=True)
             ahead += _waited_for([processes[pid]])
-    return Look(time.monotonic(), tuple(processes.values()), time.time())
+    return Snapshot(time.monotonic(), tuple(processes.values()), time.time())
 
 
 def _waited_for(processes: Iterable[Process]) -> list[int]:

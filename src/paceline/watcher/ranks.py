@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from paceline.watcher.graph import waits_for_lock
 from paceline.watcher.history import History
-from paceline.watcher.samples import CLOSED, Frame, Look, Process, Stack
+from paceline.watcher.samples import CLOSED, Frame, Process, Snapshot, Stack
 
 _LIBRARY = ("/torch/", "/mpi4py/", "/accelerate/", "/lightning/", "/pytorch_lightning/", "/deepspeed/")
 _WRAPPERS = frozenset({"wrapper", "__exit__", "decorate_context", "_call_impl", "_wrapped_call_impl", "inner"})
@@ -54,12 +54,12 @@ def place_of(process: Process) -> Place | None:
     return Place(_collective(stack[:ours]) or (_called(process) if ours == 0 else ""), stack[ours])
 
 
-def ranks_of(look: Look) -> list[tuple[Process, ...]]:
-    """Return the ranks of each job of which all ranks are in the look, by their parent's children.
+def ranks_of(snapshot: Snapshot) -> list[tuple[Process, ...]]:
+    """Return the ranks of each job of which all ranks are in the snapshot, by their parent's children.
 
     A launcher's wrapper, a data loader and a shell inherit a rank's variables: the rank is the outermost with a stack.
     """
-    known = [process for process in look.processes if process.rank is not None and process.stacks]
+    known = [process for process in snapshot.processes if process.rank is not None and process.stacks]
     inherited = {process.pid for process in known}
     jobs: dict[int, list[Process]] = defaultdict(list)
     for process in known:
@@ -72,18 +72,18 @@ def ranks_of(look: Look) -> list[tuple[Process, ...]]:
     ]
 
 
-def find_divergence(look: Look, history: History) -> Divergence | None:
+def find_divergence(snapshot: Snapshot, history: History) -> Divergence | None:
     """Return ranks that wait for each other for ever; None unless every rank of their job is seen to wait for others.
 
     A rank that computes, sleeps or waits for the outside world may still join the others. So nothing is said of it.
     """
-    found = (_divergence(ranks, look, history) for ranks in ranks_of(look))
+    found = (_divergence(ranks, snapshot, history) for ranks in ranks_of(snapshot))
     return next((each for each in found if each is not None), None)
 
 
-def _divergence(ranks: tuple[Process, ...], look: Look, history: History) -> Divergence | None:
+def _divergence(ranks: tuple[Process, ...], snapshot: Snapshot, history: History) -> Divergence | None:
     places = {process.pid: place for process in ranks if (place := place_of(process)) is not None}
-    if len(places) < len(ranks) or not all(_waits(p, places[p.pid], look, history) for p in ranks):
+    if len(places) < len(ranks) or not all(_waits(p, places[p.pid], snapshot, history) for p in ranks):
         return None
     counts = Counter(places.values())
     if not any(place.collective for place in counts):
@@ -104,7 +104,7 @@ def _lowest(ranks: tuple[Process, ...], places: dict[int, Place], place: Place) 
     return min(process.rank or 0 for process in ranks if places[process.pid] == place)
 
 
-def _waits(process: Process, place: Place, look: Look, history: History) -> bool:
+def _waits(process: Process, place: Place, snapshot: Snapshot, history: History) -> bool:
     """Whether a rank waits for other ranks, or for a lock: a collective's own wait has a timeout of half an hour."""
     kind = process.main.kind
     if place.collective and place.collective == _called(process):  # MPI polls: nothing but its line tells that it waits
@@ -113,12 +113,12 @@ def _waits(process: Process, place: Place, look: Look, history: History) -> bool
         return False
     if place.collective:
         return kind not in ("running", "stopped", "disk") and history.cores(process.pid) < _IDLE
-    return kind in CLOSED and waits_for_lock(process.stacks) and not _may_be_answered(process, look, history)
+    return kind in CLOSED and waits_for_lock(process.stacks) and not _may_be_answered(process, snapshot, history)
 
 
-def _may_be_answered(process: Process, look: Look, history: History) -> bool:
+def _may_be_answered(process: Process, snapshot: Snapshot, history: History) -> bool:
     """Whether another process that a rank waits for, as a child, still does anything or waits for what may come."""
-    others = [look.process(pid) for pid in process.main.by if pid != process.pid]
+    others = [snapshot.process(pid) for pid in process.main.by if pid != process.pid]
     return any(
         other is None
         or any(not history.still(other.pid, each.tid) or each.wait.kind not in CLOSED for each in other.threads)

@@ -1,4 +1,4 @@
-"""What is observed of a process tree: cheap glances every second, and rare looks at what each thread waits for."""
+"""What is observed of a process tree: cheap readings every second, and rare snapshots of what each thread waits for."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Glance:
+class Counters:
     """One reading of all counters of the tree: taken every second, so it must cost little."""
 
     at: float  # seconds of a monotonic clock
@@ -73,7 +73,7 @@ class Wait(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """One thread at the moment of a look, or one task of an event loop."""
+    """One thread at the moment of a snapshot, or one task of an event loop."""
 
     tid: int
     wait: Wait
@@ -103,7 +103,7 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class Process:
-    """One process at the moment of a look."""
+    """One process at the moment of a snapshot."""
 
     pid: int
     parent: int
@@ -140,10 +140,10 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """What every thread of the tree waits for, at one moment."""
 
-    at: float  # seconds of the monotonic clock of the glances
+    at: float  # seconds of the monotonic clock of the readings
     processes: tuple[Process, ...]
     time: float = 0.0  # seconds since 1970
 
@@ -156,12 +156,12 @@ class Look:
         process = self.process(pid)
         return process.stacks if process else ()
 
-    def with_stacks(self, stacks: Mapping[int, tuple[Stack, ...]]) -> Look:
-        """Return the same look with the Python stacks of further processes."""
+    def with_stacks(self, stacks: Mapping[int, tuple[Stack, ...]]) -> Snapshot:
+        """Return the same snapshot with the Python stacks of further processes."""
         return replace(self, processes=tuple(replace(p, stacks=stacks.get(p.pid, p.stacks)) for p in self.processes))
 
-    def with_names(self, names: Mapping[int, str]) -> Look:
-        """Return the same look with names of some processes."""
+    def with_names(self, names: Mapping[int, str]) -> Snapshot:
+        """Return the same snapshot with names of some processes."""
         return replace(self, processes=tuple(replace(p, name=names.get(p.pid, "")) for p in self.processes))
 
     def threads(self) -> Iterator[tuple[Process, Thread]]:
@@ -169,20 +169,20 @@ class Look:
         return ((process, thread) for process in self.processes for thread in process.threads)
 
 
-def to_json(sample: Glance | Look) -> dict[str, Any]:
+def to_json(sample: Counters | Snapshot) -> dict[str, Any]:
     """Return a sample as plain lists and dictionaries."""
     return asdict(sample)
 
 
-def glance_from(data: dict[str, Any]) -> Glance:
-    """Read a glance that was written as JSON, which turns keys into text."""
+def counters_from(data: dict[str, Any]) -> Counters:
+    """Read a reading that was written as JSON, which turns keys into text."""
     threads = {int(pid): {int(tid): Pace(*pace) for tid, pace in of.items()} for pid, of in data["threads"].items()}
-    return Glance(data["at"], threads, {int(pid): Work(*work) for pid, work in data["work"].items()})
+    return Counters(data["at"], threads, {int(pid): Work(*work) for pid, work in data["work"].items()})
 
 
-def look_from(data: dict[str, Any]) -> Look:
-    """Read a look that was written as JSON."""
-    return Look(data["at"], tuple(process_from(each) for each in data["processes"]), data.get("time", 0.0))
+def snapshot_from(data: dict[str, Any]) -> Snapshot:
+    """Read a snapshot that was written as JSON."""
+    return Snapshot(data["at"], tuple(process_from(each) for each in data["processes"]), data.get("time", 0.0))
 
 
 def process_from(data: dict[str, Any]) -> Process:

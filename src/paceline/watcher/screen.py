@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from paceline.watcher.history import History
 from paceline.watcher.report import users_line
-from paceline.watcher.samples import Look, Process
+from paceline.watcher.samples import Process, Snapshot
 
 CLEAR = "\033[H\033[J"
 _HEAD = ("PROCESS", "THREADS", "CORES", "STILL", "WAITS FOR", "AT")
 _WIDEST = 44
 
 
-def screen(history: History, look: Look, verdict: tuple[str, float]) -> str:
+def screen(history: History, snapshot: Snapshot, verdict: tuple[str, float]) -> str:
     """Return the table as lines of text: what each process uses, since when it is still, and what it waits for."""
-    rows = [_HEAD, *(_row(history, each) for each in look.processes if not each.outside)]
+    rows = [_HEAD, *(_row(history, each) for each in snapshot.processes if not each.outside)]
     widths = [min(max(len(row[column]) for row in rows), _WIDEST) for column in range(len(_HEAD))]
     lines = ["  ".join(f"{cell[:width]:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join([f"{verdict[0]} (probability {verdict[1]:.2f})", *(line.rstrip() for line in lines)])

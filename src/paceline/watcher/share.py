@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.watcher.history import History
-from paceline.watcher.samples import ELSEWHERE, Facts, Look, Process, process_from
+from paceline.watcher.samples import ELSEWHERE, Facts, Process, Snapshot, process_from
 
 #: What another watcher wrote counts for this many seconds after it was first read.
 FRESH = 20.0
@@ -28,15 +28,15 @@ class Share:
         #: By file: what it held when it was read last, and when that was new.
         self._read: dict[str, tuple[str, float]] = {}
 
-    def merge(self, look: Look, history: History) -> Look:
-        """Write the ranks of a look, and return the look with those of other machines."""
-        ranks = [_told(each, history) for each in look.processes if each.rank is not None and each.stacks]
+    def merge(self, snapshot: Snapshot, history: History) -> Snapshot:
+        """Write the ranks of a snapshot, and return the snapshot with those of other machines."""
+        ranks = [_told(each, history) for each in snapshot.processes if each.rank is not None and each.stacks]
         written = self._own.with_suffix(".new")
         written.write_text(json.dumps({"host": self._host, "at": time.time(), "ranks": [asdict(r) for r in ranks]}))
         written.replace(self._own)
         others = sorted(path for path in self._folder.glob("*.json") if path != self._own)
         far = [rank for number, path in enumerate(others) for rank in self._ranks(path, number + 1)]
-        return replace(look, processes=(*look.processes, *far))
+        return replace(snapshot, processes=(*snapshot.processes, *far))
 
     def close(self) -> None:
         """Remove what this watcher wrote: its ranks have ended."""

@@ -33,7 +33,7 @@ _CALLS = {
 
 
 class Waits:
-    """One look at the machine on behalf of a process tree."""
+    """The state of the machine at one moment, on behalf of a process tree."""
 
     def __init__(self, tree: tuple[int, ...]) -> None:
         self.tree = tree

@@ -1,4 +1,4 @@
-"""Watch a process tree: a glance every second, a look when its main threads are still, a report when it hangs."""
+"""Watch a process tree: a reading every second, a snapshot when its main threads are still, a report when it hangs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paceline.watcher.footprint import footprint
 from paceline.watcher.history import History
 from paceline.watcher.judge import Schedule, judge, suspected
 from paceline.watcher.report import Report
-from paceline.watcher.samples import Look
+from paceline.watcher.samples import Snapshot
 from paceline.watcher.screen import screen
 from paceline.watcher.share import Share
-from paceline.watcher.trace import Before, Trace
+from paceline.watcher.trace import RecentSnapshots, Trace
 
-INTERVAL = 1.0  # seconds between two glances
-#: The list of processes is read anew every second glance: it costs as much as a glance.
+INTERVAL = 1.0  # seconds between two readings
+#: The list of processes is read anew every second reading: it costs as much as a reading.
 TREE_TICKS = 2
 #: The live screen shows what processes waited for this many seconds ago at most.
 SCREEN_AGE = 4.0
@@ -42,43 +42,43 @@ class Watch:
         share: Share | None = None,
     ) -> None:
         self._root, self._stacks_folder, self._names = root, stacks_folder, names
-        self._history, self._schedule, self._before = History(), Schedule(), Before()
+        self._history, self._schedule, self._before = History(), Schedule(), RecentSnapshots()
         self._asked: tuple[frozenset[int], float] = (frozenset(), -STACKS_PAUSE)
         self._share = share
         self._ticks = 0
-        self._look: Look | None = None
+        self._snapshot: Snapshot | None = None
         self._pids: tuple[int, ...] = ()
-        self._outside: frozenset[int] = frozenset()  # processes that the tree waited for in the newest look
+        self._outside: frozenset[int] = frozenset()  # processes that the tree waited for in the newest snapshot
         self.trace = Trace(keep=keep)
 
     def tick(self) -> Report | None:
-        """Take a glance and, where there is a reason to, a look; return what hangs."""
+        """Take a reading and, where there is a reason to, a snapshot; return what hangs."""
         if self._ticks % TREE_TICKS == 0:
             self._pids = proc.tree([self._root])
         self._ticks += 1
-        glance = proc.glance([*self._pids, *(pid for pid in self._outside if pid not in self._pids)])
-        self._history.add(glance)
-        self.trace.samples.append(glance)
+        counters = proc.counters([*self._pids, *(pid for pid in self._outside if pid not in self._pids)])
+        self._history.add(counters)
+        self.trace.samples.append(counters)
         return self._examine() if self._schedule.due(self._history) else None
 
     @property
     def ended(self) -> bool:
-        """Whether no process of the tree was left at the last glance."""
+        """Whether no process of the tree was left at the last reading."""
         return not any(pid in self._history.last.threads for pid in self._pids)
 
     def verdict(self) -> tuple[str, float]:
         """Return the most probable verdict at this moment, and its probability."""
         if not self._pids:
             return "ended", 1.0
-        scores = probabilities(footprint(self._history, proc.look(self._pids)))
+        scores = probabilities(footprint(self._history, proc.snapshot(self._pids)))
         return max(scores.items(), key=lambda item: item[1])
 
     def screen(self) -> str:
-        """Return the table of the tree's processes, as the newest look has them."""
-        if self._look is None or self._history.last.at - self._look.at > SCREEN_AGE:
-            self._look = proc.look(self._pids).with_names(self._names())
-        scores = probabilities(footprint(self._history, self._look))
-        return screen(self._history, self._look, max(scores.items(), key=lambda item: item[1]))
+        """Return the table of the tree's processes, as the newest snapshot has them."""
+        if self._snapshot is None or self._history.last.at - self._snapshot.at > SCREEN_AGE:
+            self._snapshot = proc.snapshot(self._pids).with_names(self._names())
+        scores = probabilities(footprint(self._history, self._snapshot))
+        return screen(self._history, self._snapshot, max(scores.items(), key=lambda item: item[1]))
 
     def close(self) -> None:
         """Leave the shared folder."""
@@ -94,32 +94,32 @@ class Watch:
 
     def _examine(self) -> Report | None:
         started = time.thread_time()
-        look = proc.look(self._pids).with_names(self._names())
-        before = self._before.of(look)
-        suspects = suspected(self._history, look)
+        snapshot = proc.snapshot(self._pids).with_names(self._names())
+        before = self._before.of(snapshot)
+        suspects = suspected(self._history, snapshot)
         if suspects and before is not None:
-            look = self._with_stacks(look, suspects)
-        self._history.observe(look)
+            snapshot = self._with_stacks(snapshot, suspects)
+        self._history.observe(snapshot)
         if self._share is not None:
-            look = self._share.merge(look, self._history)
-            self._history.observe(look)
-        self._look = look
-        self.trace.samples.append(look)
-        self._outside = frozenset(each.pid for each in look.processes if each.outside)
-        self._schedule.ranks = any(process.rank is not None for process in look.processes)
+            snapshot = self._share.merge(snapshot, self._history)
+            self._history.observe(snapshot)
+        self._snapshot = snapshot
+        self.trace.samples.append(snapshot)
+        self._outside = frozenset(each.pid for each in snapshot.processes if each.outside)
+        self._schedule.ranks = any(process.rank is not None for process in snapshot.processes)
         self._schedule.took(time.thread_time() - started)
-        self._schedule.confirm(look.at, suspects)
-        return judge(self._history, look, before)
+        self._schedule.confirm(snapshot.at, suspects)
+        return judge(self._history, snapshot, before)
 
-    def _with_stacks(self, look: Look, pids: frozenset[int]) -> Look:
+    def _with_stacks(self, snapshot: Snapshot, pids: frozenset[int]) -> Snapshot:
         asked, at = self._asked
-        pids = frozenset(pid for pid in pids if not look.stacks_of(pid))  # of other versions of Python
-        if not pids or (pids <= asked and look.at - at < STACKS_PAUSE):
-            return look
-        self._asked = (pids, look.at)
+        pids = frozenset(pid for pid in pids if not snapshot.stacks_of(pid))  # of other versions of Python
+        if not pids or (pids <= asked and snapshot.at - at < STACKS_PAUSE):
+            return snapshot
+        self._asked = (pids, snapshot.at)
         if self._stacks_folder is not None:
-            look = look.with_stacks(stacks.ask(self._stacks_folder, pids))
-        return with_java_stacks(look, pids)
+            snapshot = snapshot.with_stacks(stacks.ask(self._stacks_folder, pids))
+        return with_java_stacks(snapshot, pids)
 
 
 def pace(started: float) -> None:

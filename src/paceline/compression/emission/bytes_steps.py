@@ -7,7 +7,7 @@ from math import prod
 from paceline.compression.emission.kernels import Kernel, table
 from paceline.compression.emission.writer import Windows, Writer, padded_shape, text, windows
 from paceline.compression.integers import IntegerNetwork, IntegerStep
-from paceline.compression.network import Affine, Function, Highest, Sum, Window
+from paceline.compression.network import Affine, Function, MaxPooling, Sum, Window
 
 RESULT = "scores"
 
@@ -30,8 +30,8 @@ def _call(writer: Writer, network: IntegerNetwork, it: IntegerStep, number: int,
             found = windows(image, step.geometry, step.shape, joined=affine)
             form = kernel.affine if affine else kernel.window
             return lines + form(writer, it, number, found, source, target)
-        case Highest():
-            return _highest(writer, network, step, number)
+        case MaxPooling():
+            return _max_pooling(writer, network, step, number)
         case Function():
             writer.uses(text("bytes_function.c"))
             source, target = writer.places[step.source], writer.place(step.name)
@@ -53,7 +53,7 @@ def _padded(writer: Writer, network: IntegerNetwork, step: Affine | Window) -> t
     return target, call
 
 
-def _highest(writer: Writer, network: IntegerNetwork, step: Highest, number: int) -> str:
+def _max_pooling(writer: Writer, network: IntegerNetwork, step: MaxPooling, number: int) -> str:
     writer.uses(text("bytes_highest.c"))
     channels, height, width = network.network.shape(step.source)
     (rows, columns), (down, right), (top, left), (row, column) = (

@@ -10,7 +10,7 @@ from torch.nn import functional
 from paceline.compression.emission.arrays import floating
 from paceline.compression.emission.kernels import LANES, MOST_PIXELS, pixels_at_once
 from paceline.compression.emission.writer import Windows, Writer, padded_shape, text, windows
-from paceline.compression.network import Affine, Function, Highest, Network, Sum, Window
+from paceline.compression.network import Affine, Function, MaxPooling, Network, Sum, Window
 from paceline.compression.reading import ARGUMENT
 from paceline.kernels.formulas import applied, is_formula
 from paceline.kernels.ir import Call, Expression, Number, Op
@@ -20,7 +20,7 @@ FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno")
 
 def _needed(network: Network) -> dict[str, int]:
     """The activations of a network by number; 0 is none."""
-    names = {step.function for step in network.steps if not isinstance(step, Highest)}
+    names = {step.function for step in network.steps if not isinstance(step, MaxPooling)}
     return {name: number for number, name in enumerate(sorted(names | {""}))}
 
 
@@ -66,8 +66,8 @@ def write_steps(writer: Writer, network: Network) -> None:
                 call = _affine(writer, network, step, number)
             case Window():
                 call = _window(writer, network, step, number)
-            case Highest():
-                call = _highest(writer, network, step, number)
+            case MaxPooling():
+                call = _max_pooling(writer, network, step, number)
             case Function():
                 writer.uses(text("floats_function.c"))
                 source, target = writer.places[step.source], writer.place(step.name)
@@ -122,7 +122,7 @@ def _window(writer: Writer, network: Network, step: Window, number: int) -> str:
     return f"{lines}window({layer}, {source}, {writer.place(step.name)}, {int(len(step.weight) > 1)});"
 
 
-def _highest(writer: Writer, network: Network, step: Highest, number: int) -> str:
+def _max_pooling(writer: Writer, network: Network, step: MaxPooling, number: int) -> str:
     writer.uses(text("floats_highest.c"))
     channels, height, width = network.shape(step.source)
     (rows, columns), (down, right), (top, left), (row, column) = (

@@ -150,7 +150,7 @@ def _lines(writer: LoopsWriter, it: Statement, indent: str) -> Lines:
             sign = "+=" if it.add else "="
             yield f"{_deep(indent, it.loops)}{writer.place(it.target)} {sign} {_value(writer, it.value)};"
         case MaxPool():
-            yield from _highest(writer, it, indent)
+            yield from _max_pooling(writer, it, indent)
         case Softmax():
             yield from _softmax(writer, it, indent)
         case Lookup():
@@ -208,7 +208,7 @@ def _row(writer: LoopsWriter, it: Contract, factors: list[Ref]) -> Loop | None:
     return None if together and last is not None and last.extent >= found.extent else found
 
 
-def _highest(writer: LoopsWriter, it: MaxPool, indent: str) -> Lines:
+def _max_pooling(writer: LoopsWriter, it: MaxPool, indent: str) -> Lines:
     yield from _open(it.loops, indent)
     deep = _deep(indent, it.loops)
     yield f"{deep[:-4]}{{"

@@ -36,13 +36,13 @@ class Cut(NamedTuple):
     dim: int
     #: Where parts begin and end: one number more than there are parts.
     bounds: tuple[int, ...]
-    #: By how much the places of two workers with neighbouring parts differ.
+    #: The distance between the places of two workers with neighbouring parts.
     stride: int = 1
-    #: On a grid: parts are turned by where a worker lies in the other direction, whose stride this is; 0: they are not.
+    #: On a grid, the stride of the other direction, where a worker's part also depends on its position there; else 0.
     skew: int = 0
-    #: And by so many parts for all workers.
+    #: By how many parts all workers are ahead, as in later steps of Cannon's algorithm.
     turn: int = 0
-    #: What each worker has, part by part, where it has more than its own part: some numbers are with several workers.
+    #: (first, stop) of what each worker holds, part by part, where neighbouring parts overlap.
     windows: tuple[tuple[int, int], ...] = ()
 
     def part(self, place: int) -> tuple[int, int]:
@@ -69,12 +69,12 @@ class Placement(NamedTuple):
 
     @property
     def stored(self) -> Placement:
-        """How a parameter that is used so lies with the workers between updates."""
+        """The placement between updates of a parameter that is used in this one."""
         return self if self.is_split else WHOLE
 
     @property
     def own(self) -> Placement:
-        """The placement without what several workers have: each number is with one worker."""
+        """The same placement without overlaps, so that each number lies with one worker."""
         return self._replace(cuts=tuple(cut._replace(windows=()) for cut in self.cuts))
 
     def cut(self, dim: int) -> Cut | None:

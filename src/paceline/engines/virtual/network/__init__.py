@@ -5,7 +5,7 @@
 scenario    what happens in a history, drawn from its seed
 wire        the clock, and the messages that are under way
 history     the processes, and what their machines ask for
-mishaps     what goes wrong, and what may go wrong at the same time
+faults      what goes wrong, and what may go wrong at the same time
 promises    what is checked after every step, and at the end
 
 Everything is drawn from the seed, so a history that breaks a promise can be told again, step by step.

@@ -10,7 +10,7 @@ from paceline.core.cluster.machines import Machines
 from paceline.core.cluster.messages import Role
 from paceline.core.cluster.worker import Stage
 from paceline.engines.virtual.network.cluster import DESK, Cluster
-from paceline.engines.virtual.network.mishaps import Mishaps
+from paceline.engines.virtual.network.faults import FaultInjector
 from paceline.engines.virtual.network.scenario import Scenario
 from paceline.engines.virtual.network.wire import Wire
 from paceline.narrative import Scene, format_story
@@ -21,14 +21,14 @@ END = 200.0  # by when every history has ended
 
 
 class History:
-    """One history."""
+    """A simulated run of a small cluster, with the faults of its scenario."""
 
     def __init__(self, scenario: Scenario, machines: Machines | None = None, tell: bool = False) -> None:
         self.scenario = scenario
         chance = random.Random(scenario.seed ^ 0x5EED)
         self.wire = Wire(chance, QUIET, scenario.loss, scenario.double, scenario.late)
         self.cluster = Cluster(scenario, machines or Machines(), chance, self.wire, self._note if tell else None)
-        self.mishaps = Mishaps(self.cluster, chance)
+        self.faults = FaultInjector(self.cluster, chance)
         self._scenes: list[Scene] = []
 
     def run(self) -> str | None:
@@ -36,7 +36,7 @@ class History:
         cluster, wire, promises = self.cluster, self.wire, self.cluster.promises
         cluster.start()
         for when, what in self.scenario.faults:
-            wire.at(when, self.mishaps.happen, what)
+            wire.at(when, self.faults.inject, what)
         rest = QUIET + REST if self.scenario.lasting else 0.0
         while not (cluster.given_up or promises.broken or (cluster.finished and wire.now >= rest)):
             wire.step()

@@ -30,7 +30,7 @@ def parameters_of(content: Sequence[int], version: int) -> int:
 
 
 class Promises:
-    """Watches a history, and keeps the first promise that it breaks."""
+    """Checks the promises throughout a history, and remembers the first that is broken."""
 
     def __init__(self, scenario: Scenario, actors: Mapping[Process, Actor]) -> None:
         self.scenario, self.actors = scenario, actors

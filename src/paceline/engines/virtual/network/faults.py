@@ -1,4 +1,4 @@
-"""What goes wrong in a history. In a gentle one, no server is hurt before its shard has all its copies again."""
+"""Faults of a history. In a gentle one, no server is hit before its shard has all its copies again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.engines.virtual.network.wire import Cut
 FOR_EVER = 0.3  # chance that a cut between two processes lasts
 
 
-class Mishaps:
-    """Hurts the processes of a cluster."""
+class FaultInjector:
+    """Injects faults into the processes and the network of a cluster."""
 
     def __init__(self, cluster: Cluster, chance: random.Random) -> None:
         self.cluster, self.chance, self.wire, self.actors = cluster, chance, cluster.wire, cluster.actors
@@ -42,8 +42,8 @@ class Mishaps:
             "hint": self._hint,
         }
 
-    def happen(self, kind: str) -> None:
-        """Let something go wrong, if there is a process that it may happen to."""
+    def inject(self, kind: str) -> None:
+        """Inject a fault of this kind, if there is a process that it may hit."""
         if self._kinds[kind]():
             self.happened[kind] += 1
 
@@ -51,7 +51,7 @@ class Mishaps:
         if self.cluster.tell:
             self.cluster.tell("", f"{what} {', '.join(map(str, sorted(victims)))}")
 
-    # Who may be hurt
+    # Which processes may be hit
 
     def _well(self, actor: Actor) -> bool:
         now, process = self.wire.now, actor.process
@@ -67,14 +67,14 @@ class Mishaps:
         return self.chance.sample(found, min(count, max(0, len(found) - 1)))
 
     def _servers(self, count: int, kill: bool = False) -> list[Actor]:
-        """Choose servers that may be hurt, each of another shard in a gentle history."""
-        found = [actor for actor in self._all(Role.SERVER) if self._may_be_hurt(actor, kill)]
+        """Choose servers that may be hit, each of another shard in a gentle history."""
+        found = [actor for actor in self._all(Role.SERVER) if self._may_be_hit(actor, kill)]
         self.chance.shuffle(found)
         if self.gentle:
             found = list({actor.machine.shard: actor for actor in found}.values())
         return found[:count]
 
-    def _may_be_hurt(self, actor: Actor, kill: bool) -> bool:
+    def _may_be_hit(self, actor: Actor, kill: bool) -> bool:
         if not self._well(actor):
             return False
         if not self.gentle or actor.machine.shard == NONE:
@@ -94,7 +94,7 @@ class Mishaps:
         )
 
     def _machine(self, kill: bool = False) -> list[Actor]:
-        """Choose a machine, with all its processes; the desk's machine carries on."""
+        """Choose a machine, with all its processes but the desk."""
         node = self.chance.randrange(self.cluster.scenario.nodes)
         here = [actor for actor in self.actors.values() if actor.node == node and actor.alive and actor.process != DESK]
         workers = [actor for actor in here if actor.process.role is Role.WORKER]
@@ -102,7 +102,7 @@ class Mishaps:
         others = [a for a in self._all(Role.WORKER) if a.node != node and self._well(a)]
         held = [actor.machine.shard for actor in servers if actor.machine.shard != NONE]
         apart = not self.gentle or len(set(held)) == len(held)
-        if not others or not apart or not all(self._may_be_hurt(actor, kill) for actor in servers):
+        if not others or not apart or not all(self._may_be_hit(actor, kill) for actor in servers):
             return []
         return [*workers, *servers]
 

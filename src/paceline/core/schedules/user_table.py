@@ -33,8 +33,8 @@ worker 1   .   F0  B0  F1  B1  F2  B2  F3  B3U .
 
 
 @dataclass(frozen=True)
-class Own:
-    """The schedule of a table that the user wrote."""
+class UserTable:
+    """A schedule that a user wrote as a table."""
 
     text: str = EXAMPLE
     name: str = "table"  # where it came from
