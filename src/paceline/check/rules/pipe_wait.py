@@ -136,7 +136,7 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
 
 
 def _read_afterwards(fn: Function) -> Iterator[Finding]:
-    """`status = child.wait()` and then `child.stderr.read()`, whoever made the child."""
+    """`status = child.wait()` and then `child.stderr.read()`, wherever the child was started."""
     for wait in fn.calls:
         child = dotted(wait.func).removesuffix(".wait") if short_name(wait.func) == "wait" else ""
         reads = [a for a in fn.attributes if child and a.attr in ("stdout", "stderr") and dotted(a.value) == child]
