@@ -6,10 +6,13 @@ import ast
 from typing import NamedTuple
 
 from paceline.check.declarations import Function
-from paceline.check.names import dotted, is_constant, parent
+from paceline.check.names import dotted, is_constant, keyword, parent, short_name
 
-GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push"}
+GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push", "move_to_end"}
 SHRINKS = {"pop", "popitem", "remove", "discard", "clear", "popleft"}
+#: Functions that change the list that they are given first.
+OF_LISTS = {"heappush": "grow", "insort": "grow", "insort_left": "grow", "insort_right": "grow", "heappop": "shrink",
+            "heapreplace": "shrink", "heappushpop": "shrink"}  # fmt: skip
 VIEWS = {"items", "keys", "values", "iteritems", "iterkeys", "itervalues"}
 
 
@@ -59,6 +62,8 @@ def kind_of(node: ast.Attribute | ast.Name) -> str:
         return "view"  # six.itervalues(d)
     if isinstance(up, ast.For | ast.AsyncFor | ast.comprehension) and up.iter is node:
         return "iterate"
+    if isinstance(up, ast.Call) and up.args[:1] == [node]:
+        return OF_LISTS.get(short_name(up.func), "read")
     return "read"
 
 
@@ -71,6 +76,8 @@ def iterates(access: Access) -> bool:
     """Whether a loop iterates over the container or over a view of it, rather than over a copy."""
     if access.kind == "iterate":
         return True
+    if access.kind == "read":
+        return _walks(access.node)
     if access.kind != "view":
         return False
     call = parent(access.node)
@@ -78,4 +85,24 @@ def iterates(access: Access) -> bool:
     up = parent(call) if call is not None else None
     if isinstance(up, ast.For | ast.AsyncFor | ast.comprehension):
         return True
-    return isinstance(up, ast.Return)
+    return isinstance(up, ast.Return) or (call is not None and _walks(call))
+
+
+def _walks(node: ast.AST) -> bool:
+    """Whether a call takes one item after the other, with other code in between: `enumerate(d)`, `json.dump(d, f)`."""
+    call = parent(node)
+    if not isinstance(call, ast.Call) or node not in call.args:
+        return False
+    name, up = dotted(call.func), parent(call)
+    if name in _LAZY:
+        return isinstance(up, ast.For | ast.AsyncFor | ast.comprehension) and up.iter is call
+    if name in ("max", "min", "json.dumps"):
+        return keyword(call, "key" if name != "json.dumps" else "indent") is not None
+    return name in _COPIERS and call.args[0] is node
+
+
+#: Functions that a loop goes over in place of their argument, without a copy of it.
+_LAZY = {"enumerate", "zip", "map", "filter", "chain", "itertools.chain", "islice", "itertools.islice"}
+#: Functions in Python code, or that call it, which go over a container and all that it holds.
+_COPIERS = {"copy.deepcopy", "deepcopy", "json.dump", "pickle.dump", "pickle.dumps", "yaml.dump", "yaml.safe_dump",
+            "pprint.pprint", "pprint.pformat"}  # fmt: skip

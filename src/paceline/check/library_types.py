@@ -85,7 +85,7 @@ def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> str:
     if not isinstance(call.func, ast.Name | ast.Attribute):
         return ""
     if _is_imported(call.func, module):
-        name = module.canonical(call.func)
+        name = module.canonical(call.func).replace("()", "")
         return libraries.returns(name) or (name if name.rpartition(".")[2][:1].isupper() else "")
     owner = type_name(call.func.value, fn, module, depth + 1) if isinstance(call.func, ast.Attribute) else ""
     if not owner:

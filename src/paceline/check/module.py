@@ -15,6 +15,7 @@ from paceline.check.containers import Containers
 from paceline.check.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.lock_names import guessed, lock_class
 from paceline.check.names import dotted, is_constant, keyword, model_in, short_name
+from paceline.check.outside import adopt
 from paceline.check.passing import Passing
 from paceline.check.varying import Varying
 
@@ -28,6 +29,8 @@ class Module(Declarations):
         super().__init__(tree)
         #: Expression -> its class, by identity; the node is kept so that its identity is not used again.
         self._types: dict[int, tuple[ast.expr, Class | None]] = {}
+        adopt(self.functions, self.type_of)
+        self._types.clear()
 
     @cached_property
     def passing(self) -> Passing:

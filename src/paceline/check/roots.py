@@ -12,6 +12,8 @@ from paceline.check.declarations import Class, Function
 from paceline.check.library_threads import started_by_libraries
 from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword, parent, short_name
+from paceline.check.owned import brings_own, owned
+from paceline.check.targets import functions_of
 from paceline.check.walk import Walker
 
 
@@ -23,6 +25,7 @@ class Root(NamedTuple):
     line: int
     several: bool  # started in a loop, or more than once
     alone: bool = False  # joined before another thread is started
+    own: bool = False  # each of several has an object of its own
 
 
 class Roots:
@@ -44,6 +47,8 @@ class Roots:
         for fn in module.functions:
             if self._serves(fn):
                 yield Root("thread", fn, fn.line, True)
+            if self._said_to_run_in_threads(fn):
+                yield Root("thread", fn, fn.line, True)
             if fn.name == "__del__":
                 yield Root("del", fn, fn.line, True)
             for call in fn.calls:
@@ -55,18 +60,27 @@ class Roots:
                         yield Root("signal", handler, value.lineno, False)
         for cls in module.classes.values():
             if self._handles_requests(cls):
-                yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if HANDLES.match(m.name))
+                yield from (
+                    Root("thread", m, m.line, True, own=True) for m in cls.methods.values() if HANDLES.match(m.name)
+                )
             if "run" in cls.methods and cls.is_thread:
                 made = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) == cls.name]
                 several = any(in_loop(c, f) for f, c in made) or (
                     len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
                 )
                 alone = bool(made) and all(joined_at_once(c, f) for f, c in made)
-                yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone)
+                yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone, True)
             if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
                 yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
             if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
                 yield Root("process", cls.methods["run"], cls.node.lineno, False)
+
+    def _said_to_run_in_threads(self, fn: Function) -> bool:
+        """Whether its name or its documentation says that other threads call this function: `call_from_thread`."""
+        if fn.asynchronous or fn.cls is None or fn.name.startswith(("__", "test")):
+            return False
+        told = ast.get_docstring(fn.node, clean=False) if isinstance(fn.node, ast.FunctionDef) else None
+        return FROM_THREADS.search(fn.name) is not None or (told is not None and CALLED.search(told) is not None)
 
     @cached_property
     def _serves_in_threads(self) -> bool:
@@ -106,11 +120,11 @@ class Roots:
             value = value.func
         if kind == "fork":
             value = call.keywords[0].value if call.keywords else None
-        found = None if value is None else self.module.function_named(value, fn)
-        if found is not None:
+        for found in [] if value is None else functions_of(value, fn, self.module):
             many = name in ("submit", "map", "apply_async") and not self._one_worker
             several = many or (in_loop(call, fn) and name not in ("submit", "map"))
-            yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn))
+            own = brings_own(value, call, fn)  # type: ignore[arg-type]
+            yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn), own)
 
     def _is_executor(self, call: ast.Call, fn: Function) -> bool:
         """Whether `map` is called on an executor."""
@@ -141,6 +155,12 @@ class Roots:
     def threads_of(self, fn: Function) -> set[str]:
         """The threads that reach a function."""
         return {t for t in self.reached.get(id(fn), ()) if t.startswith("thread:")}
+
+    @cached_property
+    def own(self) -> set[int]:
+        """The functions that each thread runs on an object of its own, as far as this file can tell."""
+        starts = ((root.function, root.own) for root in self.all if root.kind == "thread")
+        return owned(starts, self.walker.effects, self.module)
 
     @cached_property
     def has_threads(self) -> bool:
@@ -193,6 +213,12 @@ STARTS: dict[str, tuple[str, str, int]] = {
 # Web frameworks that run each request in a thread, and the decorators of their functions.
 SERVERS = {"flask", "fastapi", "starlette", "bottle"}
 ROUTES = {"route", "get", "post", "put", "patch", "delete"}
+#: How functions are called, or are said to be called, that other threads run.
+FROM_THREADS = re.compile(r"from_(an?other_|any_|worker_)?(thread|executor)$|(?<!un)(?<!not_)thread_?safe$")
+CALLED = re.compile(
+    r"(?<!not )(?<!never )(?<!only )\b(?:called|invoked|executed)\s+(?:from|by|in|on)\s+"
+    r"(?:an?|another|other|different|any|many|several|multiple|arbitrary|worker)\b[^.,;:]{0,30}\bthreads?\b"
+)
 #: The methods of a request handler of the standard library that a request runs.
 HANDLES = re.compile("handle$|do_[A-Z]+$")
 STARTS_IN_MODULE = {

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from paceline.check.accesses import Access, kind_of
 from paceline.check.declarations import Class, Function
 from paceline.check.evidence import OWNS_LOCK, of_threads
-from paceline.check.names import parent, short_name
+from paceline.check.names import dotted, parent, short_name
 from paceline.check.summaries import Facts
 
 ENDINGS = (
@@ -49,7 +49,7 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
     ]
     for attribute in cls.values:
         others = facts.attributes_of_others.get(attribute, ())
-        uses += [(n, fn) for n, fn in others if facts.module.type_of(n.value, fn) is cls]
+        uses += [(n, fn) for n, fn in others if _of_object(n, fn, facts) is cls]
     for node, fn in uses:
         if fn.name not in BEGINNINGS and node.attr not in cls.methods:
             kind = kind_of(node)
@@ -58,7 +58,35 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
             found.setdefault(node.attr, []).append(
                 Access(f"{cls.name}.{node.attr}", kind, node, fn, facts.held_at(node, fn))
             )
+    for attribute, name, to in _given_to_threads(cls, facts):
+        thing = f"{cls.name}.{attribute}"
+        found.setdefault(attribute, []).append(Access(thing, kind_of(name), name, to, facts.held_at(name, to)))
     return found
+
+
+def _given_to_threads(cls: Class, facts: Facts) -> Iterator[tuple[str, ast.Name, Function]]:
+    """The uses of a parameter by which a thread gets the object in an attribute: `submit(self._save, self.data)`."""
+    for fn in facts.module.functions:
+        if not facts.threads_of(fn):
+            continue
+        for parameter in fn.parameters:
+            given = {dotted(a.value) for a in facts.module.passing.to(fn, parameter) if a.caller.cls is cls}
+            names = {text.rpartition(".") for text in given}
+            if len(names) == 1 and (name := names.pop())[0] == "self" and name[2] in cls.values:
+                own = [n for n in fn.names if n.id == parameter]
+                if all(isinstance(n.ctx, ast.Load) for n in own):
+                    yield from ((name[2], n, fn) for n in own)
+
+
+def _of_object(node: ast.Attribute, fn: Function, facts: Facts) -> Class | None:
+    """The class of the object whose attribute this is: by its type, or as the only one that has such an attribute."""
+    known = facts.module.type_of(node.value, fn)
+    if known is not None or "_" not in node.attr.strip("_") or not isinstance(node.value, ast.Name):
+        return known
+    bound = node.value.id in fn.parameters or any(name.id == node.value.id for name in fn.stores)
+    if not bound and (node.value.id in facts.module.imports or node.value.id in facts.module.classes):
+        return None
+    return facts.only_owner(node.attr)
 
 
 def accesses_of_locals(facts: Facts) -> Iterator[list[Access]]:
@@ -115,7 +143,10 @@ def is_container(value: ast.expr | None) -> bool:
     """Whether this makes a dictionary, list or set."""
     if isinstance(value, ast.Dict | ast.List | ast.Set):
         return True
-    return isinstance(value, ast.Call) and short_name(value.func) in (
+    if not isinstance(value, ast.Call):
+        return False
+    plain = isinstance(value.func, ast.Name) or dotted(value.func).startswith("collections.")
+    return plain and short_name(value.func) in (
         "dict",
         "list",
         "set",

@@ -22,9 +22,33 @@ CALLERS = 4  # calls through which a private function is followed to those that 
 THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc", *libraries.threaded())
 
 
+def meet(one: Access, other: Access, facts: Facts) -> bool:
+    """Whether two accesses may be made to the same object at the same time in two threads."""
+    if facts.runs_on_own(one.fn) and facts.runs_on_own(other.fn) and not of_class(one, facts):
+        return False
+    return overlap(one.fn, other.fn, facts)
+
+
+def of_class(access: Access, facts: Facts) -> bool:
+    """Whether what is accessed is one for all objects: a global, or an attribute that only the class itself assigns."""
+    node, cls = access.node, access.fn.cls
+    if not isinstance(node, ast.Attribute) or cls is None:
+        return True
+    if (
+        not isinstance(node.value, ast.Name)
+        or node.value.id != access.fn.self_name
+        or access.fn.decorated("classmethod")
+    ):
+        return True
+    values = [pair for each in cls.ancestry for pair in each.values.get(node.attr, ())]
+    return bool(values) and all(fn.cls not in cls.ancestry or fn.decorated("classmethod") for _, fn in values)
+
+
 def overlap(one: Function, other: Function, facts: Facts) -> bool:
     """Whether two functions may run at the same time in two threads, by what this file starts."""
     mine, theirs = facts.threads_of(one), facts.threads_of(other)
+    if one.asynchronous and other.asynchronous:
+        return False  # one loop runs both, one after the other between two awaits
     if mine and theirs:
         return mine != theirs or len(mine) > 1 or several(mine, facts)
     if not mine and not theirs:
@@ -59,7 +83,7 @@ def may_be_alone(fn: Function, facts: Facts, depth: int = CALLERS) -> bool:
 def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
     """A key that is filled where it was found missing, in a function that several threads run: where, and that line."""
     for access, line in filled_if_missing(accesses):
-        if overlap(access.fn, access.fn, facts):
+        if meet(access, access, facts):
             yield access, line
 
 
@@ -76,6 +100,32 @@ def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
         line = _looked_up(subscript, access.fn) if isinstance(value, ast.Call) else 0
         if line:
             yield access, line
+
+
+def claimed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
+    """`if key in seen: return`, then `seen.add(key)`, in a function that several threads run: where, and the test."""
+    for access in accesses:
+        method = parent(access.node)
+        call = parent(method) if isinstance(method, ast.Attribute) and method.attr in ("add", "append") else None
+        if access.kind != "grow" or access.locks or not isinstance(call, ast.Call) or len(call.args) != 1:
+            continue
+        line = _asked_before(access, call.args[0])
+        if line and meet(access, access, facts):
+            yield access, line
+
+
+def _asked_before(access: Access, key: ast.expr) -> int:
+    """The line of a test that found a key missing, where an access is decided by it; 0 if there is none."""
+    around, container = enclosing(access.node, ast.If), dotted(access.node)
+    while isinstance(around, ast.If):
+        if asks_for(around, key, container, ast.NotIn) and access.line <= (around.body[-1].end_lineno or 0):
+            return around.lineno
+        around = enclosing(around, ast.If)
+    for test in access.fn.tests:
+        leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Continue | ast.Raise)
+        if leaves and test.lineno < access.line and asks_for(test, key, container, ast.In):  # type: ignore[arg-type]
+            return test.lineno if _around(access.node, test) is not None else 0
+    return 0
 
 
 def _looked_up(subscript: ast.Subscript, fn: Function) -> int:
@@ -128,8 +178,8 @@ def removed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         if check is None:
             continue
         apart = (r for r in removals if r is not access and not r.locks & access.locks)
-        other = next((r for r in apart if overlap(r.fn, access.fn, facts)), None)
-        if other is None and access.kind == "shrink" and not access.locks and overlap(access.fn, access.fn, facts):
+        other = next((r for r in apart if meet(r, access, facts)), None)
+        if other is None and access.kind == "shrink" and not access.locks and meet(access, access, facts):
             other = access
         if other is not None:
             yield access, check, other
@@ -165,7 +215,7 @@ def needed_key(access: Access) -> ast.expr | None:
     up = parent(access.node)
     if isinstance(up, ast.Subscript):
         return None if isinstance(up.ctx, ast.Store) or access.kind == "update" else up.slice
-    call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("pop", "remove") else None
+    call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("pop", "remove", "index") else None
     return call.args[0] if isinstance(call, ast.Call) and len(call.args) == 1 and not call.keywords else None
 
 
@@ -210,7 +260,7 @@ def emptied_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         asked = test.test.left if isinstance(test.test, ast.Compare) else test.test
         counted = asked.args[0] if isinstance(asked, ast.Call) and short_name(asked.func) == "len" else asked
         caught = is_caught(access.node, "IndexError", "KeyError", "LookupError")
-        if dotted(counted) == dotted(access.node) and not caught and overlap(access.fn, access.fn, facts):
+        if dotted(counted) == dotted(access.node) and not caught and meet(access, access, facts):
             yield access, test
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from paceline.check import libraries
 from paceline.check.accesses import Access
-from paceline.check.declarations import Function, Resource
+from paceline.check.declarations import Class, Function, Resource
 from paceline.check.effects import Effect, runs_now, text_of
 from paceline.check.findings import Step
 from paceline.check.library_types import method_name
@@ -171,6 +171,19 @@ class Facts:
         return found
 
     @cached_property
+    def _owners(self) -> dict[str, list[Class]]:
+        found: dict[str, list[Class]] = {}
+        for cls in self.module.classes.values():
+            for attribute in {*cls.values, *cls.annotations, *cls.methods}:
+                found.setdefault(attribute, []).append(cls)
+        return found
+
+    def only_owner(self, attribute: str) -> Class | None:
+        """The class that has an attribute of this name, if it is just one."""
+        owners = self._owners.get(attribute, [])
+        return owners[0] if len(owners) == 1 else None
+
+    @cached_property
     def used_as_values(self) -> set[str]:
         """Methods that are used as values, so that their callers are not known."""
         found = set()
@@ -242,6 +255,10 @@ class Facts:
     def threads_of(self, fn: Function) -> set[str]:
         """The threads that reach a function."""
         return self._begin.threads_of(fn)
+
+    def runs_on_own(self, fn: Function) -> bool:
+        """Whether every thread that reaches a function does so on an object of its own."""
+        return id(fn) in self._begin.own
 
     @property
     def has_threads(self) -> bool:

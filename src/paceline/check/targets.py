@@ -27,6 +27,13 @@ def targets(call: ast.Call, fn: Function, module: Module) -> list[Function]:
     return found if len(found) <= MOST else []
 
 
+def functions_of(node: ast.expr, fn: Function, module: Module) -> list[Function]:
+    """The functions that an expression may be the value of, constructors included."""
+    named = module.function_named(node, fn)
+    found = [named] if named is not None else _values(node, fn, module, 0)
+    return found if len(found) <= MOST else []
+
+
 def _overriding(node: ast.expr, named: Function, fn: Function, module: Module) -> list[Function]:
     """The methods of subclasses that `self.method()` may run in place of the named one."""
     if named.cls is None or not isinstance(node, ast.Attribute) or dotted(node.value) != fn.self_name or not fn.cls:
@@ -51,6 +58,8 @@ def _values(node: ast.expr, fn: Function, module: Module, depth: int) -> list[Fu
         sources = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner else []
     elif isinstance(node, ast.Subscript):
         sources = _elements(node.value, fn, module)
+    elif isinstance(node, ast.Call) and (maker := module.callee(node, fn)) is not None and not maker.asynchronous:
+        sources = [(given.value, maker) for given in maker.returns if given.value is not None]
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LOOKS_UP:
         sources = _elements(node.func.value, fn, module)
     found: list[Function] = []

@@ -46,6 +46,11 @@ def returns(name: str) -> str:
     return _shipped("returns").get(name, "")
 
 
+def bound(name: str) -> str:
+    """Which threads may use an object of a library: `maker` or `one` at a time; empty where any may."""
+    return _shipped("bound").get(name, "")
+
+
 def called_in_thread(name: str) -> str:
     """The arguments that a library runs in a thread of its own, with positions: `callback:2 errback`; empty if none."""
     return _shipped("threads", "called").get(name, "")

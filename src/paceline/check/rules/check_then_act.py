@@ -25,7 +25,7 @@ from paceline.check.shared_state import (
     is_shared,
     own_locks,
 )
-from paceline.check.sharing import emptied_at_once, filled_if_missing, overlap, removed_at_once
+from paceline.check.sharing import claimed_at_once, emptied_at_once, filled_if_missing, meet, removed_at_once
 from paceline.check.summaries import Facts
 
 
@@ -61,9 +61,10 @@ def _shared(facts: Facts) -> Iterator[tuple[list[Access], float]]:
 def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:
     """Checks of a key and uses of it in functions that threads run at the same time."""
     for access, line in list(filled_if_missing(accesses))[:1]:
-        together = overlap(access.fn, access.fn, facts)
+        together = meet(access, access, facts)
         least = IMPORTS if of_all_objects(access.fn) else CLAIMS
-        if not together and (sign < least or access.fn.asynchronous or facts.guards(access.fn)):
+        alone = facts.runs_on_own(access.fn) and (access.fn.name == "run" or access.fn.name.startswith("_"))
+        if not together and (sign < least or alone or access.fn.asynchronous or facts.guards(access.fn)):
             continue
         yield finding(
             access.node,
@@ -79,6 +80,7 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
             access.thing,
             0.6 if together else 0.55,
         )
+    yield from _claimed(accesses, facts)
     for access, loop in list(emptied_at_once(accesses, facts))[:1]:
         yield finding(
             access.node,
@@ -115,6 +117,25 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
             "use .get() or .pop(key, None) and check the result, or hold one lock over both",
             access.thing,
             0.6 if facts.threads_of(other.fn) else 0.5,
+        )
+
+
+def _claimed(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """An item that two threads find missing, and both add."""
+    for access, line in list(claimed_at_once(accesses, facts))[:1]:
+        yield finding(
+            access.node,
+            access.fn,
+            f"{access.thing} is asked for an item at line {line}, and gets it here; several threads run "
+            f"{access.fn.qualname}, and two of them may find it missing and both take it",
+            [
+                Step("thread A", line, f"{access.fn.qualname} finds no such item"),
+                Step("thread B", line, "finds none either"),
+                Step("both", access.line, "add it, and do the same work"),
+            ],
+            "hold a lock over the check and the change",
+            access.thing,
+            0.6,
         )
 
 
@@ -190,7 +211,7 @@ def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
 
 def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     """`if x: x.use()` while another thread may set `x` to None."""
-    gone = [a for a in accesses if a.kind == "none"]
+    gone = [a for a in accesses if a.kind == "none" and "fork" not in a.fn.name]
     if not gone:
         return
     reported: set[bool] = set()  # at most one report inside threads and one outside

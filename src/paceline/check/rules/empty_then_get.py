@@ -25,6 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         if not any(t.startswith(("thread:", "process:")) for t in facts.reached.get(id(fn), ())):
             if not fn.asynchronous and fn.cls is not None and fn.name not in BEGINNINGS:
                 yield from _left_if_empty(fn, facts)
+                yield from _emptied_beside(fn, facts)
             continue
         for effect in facts.walker.effects(fn):
             if effect.kind == "wait" and not effect.timeout and effect.waits_for == PUT_ITEM:
@@ -45,6 +46,26 @@ def _left_if_empty(fn: Function, facts: Facts) -> Iterator[Finding]:
         threads = get is not None and get.resource is not None and get.resource.kind == "Queue"
         if get is not None and threads and not facts.held_at(get.node, fn):
             yield _report(fn, get, test.lineno)
+
+
+def _emptied_beside(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`while not self.items.empty(): self.items.get()` while a thread takes items from the same queue."""
+    for effect in facts.walker.effects(fn):
+        if effect.kind != "wait" or effect.timeout or effect.waits_for != PUT_ITEM or effect.resource is None:
+            continue
+        line = _asked(effect, fn, facts)
+        if line is not None and not facts.held_at(effect.node, fn) and _taken_by_thread(effect.resource.id, facts):
+            yield _report(fn, effect, line)
+
+
+def _taken_by_thread(queue: str, facts: Facts) -> bool:
+    """Whether a thread takes items from a queue."""
+    return any(
+        queue_of(call, ("get", "get_nowait"), other, facts) == queue
+        for other in facts.module.functions
+        if facts.threads_of(other)
+        for call in other.calls
+    )
 
 
 def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:

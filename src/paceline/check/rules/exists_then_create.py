@@ -38,6 +38,7 @@ BETWEEN_PROGRAMS = ("lock", "pid", "sock")
 def find(facts: Facts) -> Iterator[Finding]:
     """Report creations, removals and writes of a path inside a test of its existence."""
     yield from _made_up(facts)
+    yield from _lock_files(facts)
     ranks: bool | None = None  # computed only once a suspicious test is found
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -82,6 +83,55 @@ def _made_up(facts: Facts) -> Iterator[Finding]:
                     0.55,
                 )
                 break
+
+
+def _lock_files(facts: Facts) -> Iterator[Finding]:
+    """A file that tells of a running program, and is opened for writing after a look whether there is one."""
+    for fn in facts.module.functions:
+        for test in fn.tests:
+            asked = next(
+                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
+            )
+            path = ast.unparse(asked.args[0]) if asked is not None and asked.args else ""
+            if not path or not any(word in f"{fn.qualname} {path}".lower() for word in ("lock", "pid")):
+                continue
+            if isinstance(test, ast.If) and not _leaves(test):
+                continue
+            call = next((c for c in fn.calls if c.lineno > test.lineno and _opens_to_write(c, path)), None)
+            if call is not None:
+                yield _report_lock_file(fn, test, call, path)
+
+
+def _opens_to_write(call: ast.Call, path: str) -> bool:
+    """Whether a call opens this path for writing, whether or not the file exists by then."""
+    mode = keyword(call, "mode", 1)
+    opens = short_name(call.func) == "open" and bool(call.args) and ast.unparse(call.args[0]) == path
+    return opens and isinstance(mode, ast.Constant) and str(mode.value).startswith("w")
+
+
+def _leaves(test: ast.If) -> bool:
+    """Whether the function is left, or the program ended, where the path exists."""
+    last = test.body[-1]
+    ends = (
+        isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and short_name(last.value.func).endswith("exit")
+    )
+    return not isinstance(test.test, ast.UnaryOp) and (ends or isinstance(last, ast.Return | ast.Raise))
+
+
+def _report_lock_file(fn: Function, test: ast.If | ast.While, call: ast.Call, path: str) -> Finding:
+    return finding(
+        call,
+        fn,
+        f"{path} keeps other programs out, but two of them may find none at line {test.lineno}, and create it",
+        [
+            Step("this program", test.lineno, f"finds no {path}"),
+            Step("another one", test.lineno, "finds none either"),
+            Step("both", call.lineno, "create it, and go on"),
+        ],
+        'create it in one step with the check: open(path, "x"), os.open(..., O_CREAT | O_EXCL), or a lock of the file',
+        path,
+        0.65,
+    )
 
 
 def _decided_by(call: ast.Call, test: ast.If) -> bool:

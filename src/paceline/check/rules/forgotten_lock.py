@@ -26,6 +26,48 @@ def find(facts: Facts) -> Iterator[Finding]:
     for cls in facts.module.classes.values():
         for accesses in accesses_of_class(cls, facts).values():
             yield from _changes(accesses, cls, facts)
+            yield from _outdated(accesses, cls, facts)
+
+
+def _outdated(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
+    """`old = self.x` without the lock under which `x` is replaced, and `old` used under that lock later on."""
+    writes = [a for a in accesses if a.kind == "write" and a.locks and a.fn.name not in BEGINNINGS]
+    guard = own_locks(frozenset.intersection(*(a.locks for a in writes)), cls) if writes else []
+    for read in accesses if guard else ():
+        up, fn = parent(read.node), read.fn
+        name = up.targets[0] if isinstance(up, ast.Assign) and up.value is read.node else None
+        if read.locks or not isinstance(name, ast.Name) or [s.id for s in fn.stores].count(name.id) != 1:
+            continue
+        used = next((n for n in fn.names if _later(n, name) and facts.held_at(n, fn) & {*guard}), None)
+        other = next((w for w in writes if w.fn is not fn), None)
+        if used is not None and other is not None:
+            yield _report_outdated(read, used, other, guard[0])
+            return
+
+
+def _later(use: ast.Name, name: ast.Name) -> bool:
+    """Whether a variable is used, as an object with methods or items, after it was bound."""
+    up = parent(use)
+    used = isinstance(up, ast.Attribute | ast.Subscript) and up.value is use
+    return use.id == name.id and isinstance(use.ctx, ast.Load) and use.lineno > name.lineno and used
+
+
+def _report_outdated(read: Access, used: ast.Name, other: Access, lock: str) -> Finding:
+    assert isinstance(read.node, ast.expr)
+    return finding(
+        read.node,
+        read.fn,
+        f"{read.thing} is read here without {lock}, and used under it at line {used.lineno}: {other.fn.qualname} may "
+        f"have replaced it in between (line {other.line})",
+        [
+            Step("thread A", read.line, f"{read.fn.qualname} reads {read.thing}"),
+            Step("thread B", other.line, f"{other.fn.qualname} replaces it, under {lock}"),
+            Step("thread A", used.lineno, f"takes {lock}, and uses the old object"),
+        ],
+        f"read {read.thing} once {lock} is held",
+        read.thing,
+        0.6,
+    )
 
 
 def _changes(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:

@@ -54,6 +54,9 @@ def _forks(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call forks this process: itself, or as a process or pool of a context that is said to fork."""
     if facts.module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
         return True
+    if facts.module.constructed_kind(call, fn) == "Popen":
+        code = keyword(call, "preexec_fn")
+        return code is not None and not is_constant(code, None)
     made = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("Pool", "Process") else None
     if isinstance(made, ast.Name):
         made = next((scope.bound[made.id] for scope in fn.scopes() if made.id in scope.bound), None)
@@ -62,11 +65,14 @@ def _forks(call: ast.Call, fn: Function, facts: Facts) -> bool:
 
 
 def _report(fn: Function, call: ast.Call, line: int) -> Finding:
+    code = keyword(call, "preexec_fn")
+    how = ", and runs Python code in the child (preexec_fn)," if code is not None else ""
+    instead = "use start_new_session=, process_group= or umask= in place of preexec_fn, or a small program"
     return finding(
         call,
         fn,
-        f"this process is forked while it has threads (line {line}): a lock that one of them holds stays locked in "
-        "the child for ever",
+        f"this process is forked{how} while it has threads (line {line}): a lock that one of them holds stays locked "
+        "in the child for ever",
         [
             Step("thread B", line, "holds a lock: in logging, in the allocator, in a queue"),
             Step(
@@ -76,7 +82,7 @@ def _report(fn: Function, call: ast.Call, line: int) -> Finding:
             ),
             Step("the child", call.lineno, "waits for it"),
         ],
-        "fork before the first thread is started, or use subprocess or the spawn method",
+        instead if how else "fork before the first thread is started, or use subprocess or the spawn method",
         "fork",
         0.65,
     )
@@ -113,5 +119,5 @@ RULE = Rule(
             if os.fork() == 0:
                 os.execv(command, [command])
     """,
-    needs=("fork",),
+    needs=("fork", "preexec_fn"),
 )

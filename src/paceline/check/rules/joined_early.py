@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.catalogue import PUT_ITEM
 from paceline.check.declarations import Function
 from paceline.check.effects import has_timeout, text_of
 from paceline.check.findings import Finding, Step
@@ -39,6 +40,10 @@ def find(facts: Facts) -> Iterator[Finding]:
             signal = _signalled(fn, join, ends)
             if signal is not None and not any(_tells(c, ends, fn) for c in _before(fn, join, facts)):
                 yield _report(fn, join, signal, runs)
+                continue
+            get = _never_told(made, maker, runs, fn, join, facts)
+            if get is not None:
+                yield _report_asleep(fn, join, runs, *get)
                 continue
             put = _full(made, maker, runs, facts)
             if put is not None and not _drained(fn, join, put[1], facts):
@@ -140,6 +145,64 @@ def _before(fn: Function, join: ast.Call, facts: Facts) -> Iterator[ast.AST]:
                 yield from callee.calls
                 yield from (target for target, value in callee.assigns if isinstance(value, ast.Constant))
     yield from (t for t, v in fn.assigns if t.lineno <= join.lineno and isinstance(v, ast.Constant))
+
+
+def _never_told(
+    made: ast.Call, maker: Function, runs: Function, fn: Function, join: ast.Call, facts: Facts
+) -> tuple[ast.Call, str, ast.expr] | None:
+    """A `get` without a timeout in the loop of a thread that only a flag ends, the queue, and where the flag is set."""
+    names = _names(made, maker, runs, fn)
+    for loop in runs.loops:
+        flag = _renamed(_flag(loop.test), names) if isinstance(loop, ast.While) else ""
+        told = next((t for t, _ in fn.assigns if flag and dotted(t) == flag and t.lineno < join.lineno), None)
+        told = told or next(
+            (c.func for c in fn.calls if flag and dotted(c.func) == f"{flag}.set" and c.lineno < join.lineno), None
+        )
+        if told is None or any(isinstance(n, ast.Break | ast.Return) for n in ast.walk(loop)):
+            continue
+        for effect in facts.walker.effects(runs):
+            queue = effect.resource
+            inside = effect.kind == "wait" and not effect.timeout and _inside(effect.node, loop)  # type: ignore[arg-type]
+            if (
+                not inside
+                or queue is None
+                or queue.kind not in ("Queue", "SimpleQueue", "ProcessQueue")
+                or effect.waits_for != PUT_ITEM
+            ):
+                continue
+            wakes = any(short_name(c.func) in PUTS and c.lineno < join.lineno for c in fn.calls)
+            if not wakes and not queue.one_of_several and isinstance(effect.node, ast.Call):
+                return effect.node, queue.id, told
+    return None
+
+
+def _flag(test: ast.expr) -> str:
+    """The flag or event of `while self.running`, `while not self.stopped` and `while not self.stop.is_set()`."""
+    asked = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+    if isinstance(asked, ast.Call) and short_name(asked.func) in ("is_set", "isSet"):
+        return dotted(asked.func.value)  # type: ignore[attr-defined]
+    return dotted(asked) if isinstance(asked, ast.Attribute) else ""
+
+
+def _report_asleep(fn: Function, join: ast.Call, runs: Function, get: ast.Call, queue: str, told: ast.expr) -> Finding:
+    return finding(
+        join,
+        fn,
+        f"{text_of(join)} waits for {runs.qualname}, which waits in {text_of(get)} (line {get.lineno}) and sees its "
+        "flag only once an item comes",
+        [
+            Step("thread B", get.lineno, f"{runs.qualname} waits for an item of {queue}"),
+            Step("thread A", told.lineno, f"{fn.qualname} asks it to end; thread B does not wake up"),
+            Step("thread A", join.lineno, "waits for it to end"),
+        ],
+        f"put an end mark into {queue} before the join, or get with a timeout",
+        queue,
+        0.65,
+        [
+            Wait("thread A", "joined the thread", "end", "thread B"),
+            Wait("thread B", f"waits for an item of {queue}", "put one", "thread A"),
+        ],
+    )
 
 
 def _full(made: ast.Call, maker: Function, runs: Function, facts: Facts) -> tuple[ast.Call, str] | None:

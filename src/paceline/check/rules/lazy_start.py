@@ -49,6 +49,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _made_at_once(test, fn, facts)
             yield from _flagged(test, fn, facts)
             yield from _own_lock(test, fn, facts)
+            yield from _told_by_thread(test, fn, facts)
 
 
 def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -111,6 +112,23 @@ def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
             if is_constant(statement.value, True) and works and not facts.held_at(statement, fn):
                 tested = f"`{ast.unparse(test.test)}`"
                 yield _report(statement, fn, f"{name} is tested and set without the object's lock", tested, name, 0.5)
+                return
+
+
+def _told_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if self.connected: return`, then a thread is started that sets the flag once it has connected."""
+    flag = dotted(test.test) if isinstance(test.body[-1], ast.Return) else ""
+    if fn.cls is None or not flag.startswith(f"{fn.self_name}.") or flag.count(".") != 1:
+        return
+    if any(dotted(t) == flag and t.lineno > test.lineno for t, _ in fn.assigns):
+        return
+    for root in facts.roots:
+        starts = root.kind == "thread" and test.lineno < root.line <= (getattr(fn.node, "end_lineno", 0) or 0)
+        if starts and any(dotted(t) == flag and is_constant(v, True) for t, v in root.function.assigns):
+            start = next((c for c in fn.calls if c.lineno == root.line), None)
+            if start is not None and not facts.held_at(start, fn):
+                what = f"{flag} says that the thread is there, but is set only by the thread itself"
+                yield _report(start, fn, what, f"`not {flag}`", flag, 0.55)
                 return
 
 

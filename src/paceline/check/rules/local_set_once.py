@@ -41,11 +41,17 @@ def _of_one(name: str, first: list[Function], others: list[Function]) -> Iterato
     uses = [(node, fn) for fn in others for node in fn.attributes if node.attr in set_once and _is_of(node, name)]
     for attribute, (at, fn) in set_once.items():
         of_it = [(node, other) for node, other in uses if node.attr == attribute]
-        stored = any(isinstance(node.ctx, ast.Store) and node not in _augmented(other) for node, other in of_it)
+        stored = any(_stored_first(other, [n for n, o in of_it if o is other]) for _, other in of_it)
         asked = any(_asks(other, attribute) for _, other in of_it)
         read = next((u for u in of_it if not is_caught(u[0], "AttributeError")), None)
         if read is not None and not stored and not asked:
             yield _report(at, fn, dotted(at), *read)
+
+
+def _stored_first(fn: Function, uses: list[ast.Attribute]) -> bool:
+    """Whether a function sets the attribute, and does not read it before."""
+    stores = [n.lineno for n in uses if isinstance(n.ctx, ast.Store) and n not in _augmented(fn)]
+    return bool(stores) and not any(isinstance(n.ctx, ast.Load) and n.lineno < min(stores) for n in uses)
 
 
 def _is_of(node: ast.AST, name: str) -> bool:

@@ -25,6 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report uses of the loop, its events and queues in functions that threads run."""
     for fn in facts.module.functions:
         yield from _stops(fn, facts)
+        yield from _stopped_from_outside(fn, facts)
     for root in facts.roots:
         fn = root.function
         if root.kind != "thread" or fn.asynchronous or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
@@ -72,6 +73,38 @@ def _stops(fn: Function, facts: Facts) -> Iterator[Finding]:
                 text_of(call),
                 0.8,
             )
+
+
+def _stopped_from_outside(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`self.loop.stop()` in one thread while `self.loop.run_forever()` runs in another one."""
+    if fn.asynchronous or facts.threads_of(fn) or fn.outer is not facts.module.top:
+        return
+    for call in fn.calls:
+        of = dotted(call.func.value) if isinstance(call.func, ast.Attribute) and call.func.attr == "stop" else ""
+        runs = next((r for r in _loops_of_threads(facts) if r[0] == of), None) if of else None
+        if runs is not None:
+            yield finding(
+                call,
+                fn,
+                f"{of}.stop() does not wake the loop, which {runs[1].qualname} runs in another thread",
+                [
+                    Step("thread B", runs[1].line, "runs the loop, which sleeps until the next event is due"),
+                    Step("thread A", call.lineno, f"calls {of}.stop(), which does not wake it"),
+                ],
+                f"use {of}.call_soon_threadsafe({of}.stop)",
+                of,
+                0.7,
+            )
+
+
+def _loops_of_threads(facts: Facts) -> Iterator[tuple[str, Function]]:
+    """The loops that threads run for ever, as attributes of the object, each with the function that runs it."""
+    for fn in facts.module.functions:
+        for call in fn.calls if facts.threads_of(fn) else ():
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "run_forever":
+                of = dotted(call.func.value)
+                if of.startswith(f"{fn.self_name}.") and fn.self_name:
+                    yield of, fn
 
 
 def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:

@@ -19,7 +19,7 @@ from paceline.check.library_types import type_name
 from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import BEGINNINGS, accesses_of_class, accesses_of_globals, accesses_of_locals
-from paceline.check.sharing import THREAD_WORDS, absent, filled_at_once
+from paceline.check.sharing import THREAD_WORDS, absent, filled_at_once, of_class
 from paceline.check.summaries import Facts
 
 
@@ -180,6 +180,8 @@ def _on_first_use(access: Access) -> bool:
 def _others(access: Access, inside: list[Access], facts: Facts) -> str:
     """The function that changes it at the same time in another thread, possibly the same function; else empty."""
     mine = facts.threads_of(access.fn)
+    if facts.runs_on_own(access.fn) and not of_class(access, facts):
+        return ""
     for other in inside:
         if facts.threads_of(other.fn) != mine and not _one_after_another(mine | facts.threads_of(other.fn), facts):
             return other.fn.qualname

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
 from paceline.check.names import awaited, dotted, enclosing, keyword, parent, short_name
 from paceline.check.rules.rule import Rule, finding
@@ -23,16 +24,19 @@ ENDS = ("terminate", "kill", "send_signal")
 def find(facts: Facts) -> Iterator[Finding]:
     """Report waits for a child whose output pipes are not read before."""
     for fn in facts.module.functions:
+        yield from _in_turn(fn)
         for call in fn.calls:
             name = facts.module.canonical(call.func)
-            if name in ("subprocess.call", "subprocess.check_call") and _pipes(call):
-                yield _report(call, call, fn, " and ".join(_pipes(call)), "subprocess.run(..., capture_output=True)")
+            if name in ("subprocess.call", "subprocess.check_call") and _pipes(call, fn):
+                piped = " and ".join(_pipes(call, fn))
+                yield _report(call, call, fn, piped, "subprocess.run(..., capture_output=True)")
             if (
                 short_name(call.func) == "wait"
                 and isinstance(call.func, ast.Attribute)
                 and _makes(call.func.value, fn, facts)
             ):
-                yield _report(call, call.func.value, fn, " and ".join(_pipes(call.func.value)), "communicate()")  # type: ignore[arg-type]
+                piped = " and ".join(_pipes(call.func.value, fn))  # type: ignore[arg-type]
+                yield _report(call, call.func.value, fn, piped, "communicate()")  # type: ignore[arg-type]
         for target, value in fn.assigns:
             made = awaited(value)
             if isinstance(made, ast.Call) and _makes(made, fn, facts):
@@ -41,7 +45,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
     """Whether this starts a child process with a pipe for its output."""
-    if not isinstance(node, ast.Call) or not _pipes(node):
+    if not isinstance(node, ast.Call) or not _pipes(node, fn):
         return False
     return facts.module.constructed_kind(node, fn) == "Popen" or short_name(node.func) in (
         "create_subprocess_exec",
@@ -49,18 +53,52 @@ def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
     )
 
 
-def _pipes(call: ast.Call) -> list[str]:
+def _pipes(call: ast.Call, fn: Function) -> list[str]:
     """The streams of a call that are pipes."""
-    return [
-        name
-        for name in ("stdout", "stderr")
-        if (given := keyword(call, name)) is not None and short_name(given) == "PIPE"
-    ]
+    return [name for name in ("stdout", "stderr") if _is_pipe(keyword(call, name), fn)]
+
+
+def _is_pipe(given: ast.expr | None, fn: Function) -> bool:
+    """Whether an argument is `PIPE`, or a variable that may be: `sink = None if verbose else PIPE`."""
+    if isinstance(given, ast.IfExp):
+        return _is_pipe(given.body, fn) or _is_pipe(given.orelse, fn)
+    if isinstance(given, ast.Name) and given.id != "PIPE":
+        value = next((scope.bound[given.id] for scope in fn.scopes() if given.id in scope.bound), None)
+        return isinstance(value, ast.Attribute | ast.IfExp) and _is_pipe(value, fn)
+    return given is not None and short_name(given) == "PIPE"
+
+
+def _in_turn(fn: Function) -> Iterator[Finding]:
+    """A loop that reads a line of one pipe and then a line of the other one, of one child."""
+    lines = {c: dotted(c.func).removesuffix(".readline") for c in fn.calls if short_name(c.func) == "readline"}
+    for first, of in lines.items():
+        loop = enclosing(first, ast.While, ast.For)
+        other = of.removesuffix("stdout") + "stderr" if of.endswith(".stdout") else ""
+        second = next((c for c in lines if enclosing(c, ast.While, ast.For) is loop and lines[c] == other), None)
+        asked = any(short_name(c.func) in ("select", "poll", "set_blocking") and c.args for c in fn.calls)
+        asked = asked or (second is not None and enclosing(first, ast.If) is not enclosing(second, ast.If))
+        if loop is None or second is None or asked or isinstance(parent(first), ast.Await):
+            continue
+        now, next_ = sorted((first, second), key=lambda c: c.lineno)
+        yield finding(
+            now,
+            fn,
+            f"{text_of(now)} waits for a line while the child may fill the other pipe, which is read only afterwards "
+            f"(line {next_.lineno})",
+            [
+                Step("the child", next_.lineno, f"fills the pipe of {text_of(next_)}, and blocks until it is read"),
+                Step("the parent", now.lineno, f"waits in {text_of(now)} for a line that the child does not write"),
+            ],
+            "read each pipe in a thread of its own, or send stderr to stdout",
+            of.rpartition(".")[0],
+            0.65,
+        )
+        return
 
 
 def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
     """Report the waits for one child process."""
-    name, pipes = dotted(target), _pipes(made)
+    name, pipes = dotted(target), _pipes(made, fn)
     if not name:
         return
     local = isinstance(target, ast.Name)
@@ -86,11 +124,51 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
             if not before and not (_timeout(call) and _ended(name, call, f)):
                 yield _report(call, made, f, " and ".join(pipes), f"{name}.communicate()")
                 return
+    until = _until(reads) if not local else None
+    if until is not None:
+        yield _left_unread(until, made, next(f for a, f in places if a is until), name)
     polled = _polled(name, fn, made, reads) if local else None
     if polled is not None:
         yield _report(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
     if local and len(pipes) == 2 and (first := _one_only(reads, made)) is not None:
         yield _one(first, made, fn, name)
+
+
+def _until(reads: list[ast.Attribute]) -> ast.Attribute | None:
+    """The only read of a pipe, where it is a line of a loop that is left by what the line says."""
+    only = reads[0] if len(reads) == 1 else None
+    line = parent(only) if only is not None else None
+    call = parent(line) if isinstance(line, ast.Attribute) and line.attr == "readline" else None
+    loop = enclosing(only, ast.While, ast.For) if only is not None and call is not None else None
+    endless = isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and loop.test.value
+    if loop is None or not (endless or isinstance(loop, ast.For)):
+        return None
+    for test in (n for n in ast.walk(loop) if isinstance(n, ast.If)):
+        ended = isinstance(test.test, ast.UnaryOp) or (
+            isinstance(test.test, ast.Compare)
+            and isinstance(test.test.comparators[0], ast.Constant)
+            and not test.test.comparators[0].value
+        )
+        if not ended and isinstance(test.body[-1], ast.Break | ast.Return):
+            return only
+    return None
+
+
+def _left_unread(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Finding:
+    return finding(
+        read,
+        fn,
+        f"{name}.{read.attr}, a pipe (line {made.lineno}), is read until a certain line and then no more: the child "
+        "blocks once it has written as much as the pipe holds",
+        [
+            Step("the parent", read.lineno, f"{fn.qualname} finds its line, and stops to read"),
+            Step("the child", made.lineno, "fills the pipe, and blocks until it is read"),
+        ],
+        "read on in a task or thread, or send the output to a file",
+        name,
+        0.6,
+        [Wait("the child", f"filled {read.attr}", f"read {read.attr}", "the parent")],
+    )
 
 
 def _polled(name: str, fn: Function, made: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:

@@ -31,6 +31,13 @@ SETTERS = {
     "os.putenv": "the environment",
     "os.unsetenv": "the environment",
 }
+#: Context managers that set such state for their block, and what that is.
+BLOCKS = {
+    "contextlib.redirect_stdout": "sys.stdout",
+    "contextlib.redirect_stderr": "sys.stderr",
+    "contextlib.chdir": "the working directory",
+    "warnings.catch_warnings": "the filter of warnings",
+}
 STREAMS = ("sys.stdout", "sys.stderr", "sys.stdin", "sys.argv")
 ENVIRONMENT = "os.environ"
 
@@ -46,8 +53,19 @@ def find(facts: Facts) -> Iterator[Finding]:
             swapped = len(places) > 1 and _puts_back(places[-1], fn)
             if swapped and _meets(fn, facts) and not facts.held_at(places[0], fn):
                 yield _report(fn, places[0], places[-1], what)
+        yield from _blocks(fn, facts)
     for accesses in accesses_of_globals(facts).values():
         yield from _set_for_a_block(accesses, facts)
+
+
+def _blocks(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Context managers of the standard library that change such state, in functions that several threads run."""
+    for block in fn.withs:
+        for item in block.items:
+            call = item.context_expr
+            name = facts.module.canonical(call.func) if isinstance(call, ast.Call) else ""
+            if name in BLOCKS and overlap(fn, fn, facts) and not facts.held_at(block.body[0], fn):
+                yield _report(fn, call, block.body[-1], BLOCKS[name])  # type: ignore[arg-type]
 
 
 def _set_for_a_block(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
@@ -160,5 +178,16 @@ RULE = Rule(
             with ThreadPoolExecutor(8) as pool:
                 return [pool.submit(build, folder) for folder in folders]
     """,
-    needs=("chdir", "umask", "setlocale", "setdefaulttimeout", "environ", *STREAMS, "__enter__", "contextmanager"),
+    needs=(
+        "chdir",
+        "redirect_std",
+        "catch_warnings",
+        "umask",
+        "setlocale",
+        "setdefaulttimeout",
+        "environ",
+        *STREAMS,
+        "__enter__",
+        "contextmanager",
+    ),
 )

@@ -13,8 +13,9 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check import libraries
-from paceline.check.accesses import Access, iterates
-from paceline.check.declarations import Class
+from paceline.check.accesses import VIEWS, Access, iterates
+from paceline.check.declarations import Class, Function
+from paceline.check.evidence import STARTS, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
@@ -26,7 +27,7 @@ from paceline.check.shared_state import (
     is_teardown,
     own_locks,
 )
-from paceline.check.sharing import may_be_alone
+from paceline.check.sharing import may_be_alone, meet
 from paceline.check.summaries import Facts
 
 #: Methods that end an object, which then calls back the object that keeps it.
@@ -40,13 +41,39 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _of_one(accesses, facts, cls)
     for accesses in accesses_of_globals(facts).values():
         yield from _of_one(accesses, facts, None)
+    for fn in facts.module.functions:
+        yield from _of_modules(fn, facts)
+
+
+def _of_modules(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Loops over `sys.modules`, to which any import in another thread adds."""
+    for loop in fn.loops if fn is not facts.module.top else ():
+        over = loop.iter if isinstance(loop, ast.For | ast.comprehension) else None
+        if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr in VIEWS:
+            over = over.func.value
+        if over is None or facts.module.canonical(over) != "sys.modules" or is_caught(over, "RuntimeError"):
+            continue
+        if facts.threads_of(fn) or of_threads(fn.cls, facts, over.lineno) >= STARTS:
+            yield finding(
+                over,
+                fn,
+                "sys.modules is iterated over here, and any import in another thread adds to it",
+                [
+                    Step("thread A", over.lineno, f"{fn.qualname} iterates over sys.modules"),
+                    Step("thread B", over.lineno, "imports a module"),
+                    Step("thread A", over.lineno, "RuntimeError: changed size during iteration"),
+                ],
+                "iterate over a copy, list(sys.modules.values())",
+                "sys.modules",
+                0.6,
+            )
 
 
 def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator[Finding]:
     loops = [
         a for a in (*accesses, *_aliased(accesses, facts)) if iterates(a) and not is_caught(a.node, "RuntimeError")
     ]
-    changes = [a for a in accesses if a.kind in ("grow", "shrink")] if loops else []
+    changes = [a for a in accesses if a.kind in ("grow", "shrink") and not _replaces(a)] if loops else []
     reported: set[int] = set()
     for loop in loops:
         quiet = loop.fn.name in ("__repr__", "__str__") or is_teardown(loop.fn)
@@ -56,6 +83,21 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
         if why is not None and id(loop.fn) not in reported:
             reported.add(id(loop.fn))
             yield _report(loop, *why)
+
+
+def _replaces(change: Access) -> bool:
+    """Whether an assignment to a key replaces an entry that the function has read before, so that no size changes."""
+    up = parent(change.node)
+    if not isinstance(up, ast.Subscript) or not isinstance(up.ctx, ast.Store):
+        return False
+    container, key = dotted(change.node), ast.unparse(up.slice)
+    return any(
+        isinstance(s.ctx, ast.Load)
+        and s.lineno < up.lineno
+        and dotted(s.value) == container
+        and ast.unparse(s.slice) == key
+        for s in change.fn.subscripts
+    )
 
 
 def _aliased(accesses: list[Access], facts: Facts) -> Iterator[Access]:
@@ -89,6 +131,10 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
     if (removes := _by_element(loop, changes, facts)) is not None:
         return removes, f"{removes.fn.qualname}, a callback of what the loop ends,", 0.55
     mine = facts.threads_of(loop.fn)
+    for change in changes if mine else ():
+        if facts.threads_of(change.fn) and not change.locks & loop.locks and meet(loop, change, facts):
+            where = "in a further thread of the same kind" if change.fn is loop.fn else "in another thread"
+            return change, f"{change.fn.qualname}, {where},", 0.6
     for change in changes:
         theirs = facts.threads_of(change.fn)
         if (

@@ -1,0 +1,151 @@
+"""An object that a child process gets a copy of, where both sides are meant to have the same one.
+
+A child process has its own memory. `threading.Event` and `queue.Queue` that are given to it are copies (or cannot be
+given to it at all): an event that the parent sets is never set in the child, and an item that the child puts never
+arrives. A list or dictionary that the child fills stays empty in the parent. The events and queues of multiprocessing
+are shared; results come back through a queue, a pipe or a `Manager`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.accesses import kind_of
+from paceline.check.declarations import Class, Function
+from paceline.check.findings import Finding, Step
+from paceline.check.names import keyword, short_name
+from paceline.check.rules.join_before_drain import arguments
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import is_container
+from paceline.check.summaries import Facts
+
+OF_THREADS = {"Event": "threading.Event", "Queue": "queue.Queue", "SimpleQueue": "queue.SimpleQueue"}
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report events, queues and containers of one process that are given to a child."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            if facts.module.constructed_kind(call, fn) == "Process":
+                yield from _given(call, fn, facts)
+    for cls in facts.module.classes.values():
+        if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
+            yield from _kept(cls, facts)
+
+
+def _given(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """What one process is given as its arguments."""
+    target = keyword(call, "target", 1)
+    runs = facts.module.function_named(target, fn) if target is not None else None
+    names = [p for p in runs.parameters if runs.cls is None or p != runs.self_name] if runs is not None else []
+    for position, value in enumerate(arguments(call, fn)):
+        found = facts.module.resource(value, fn)
+        if found is not None and found.sure and found.kind in OF_THREADS:
+            yield _report(value, fn, found.id, OF_THREADS[found.kind])
+            return
+        made = fn.bound.get(value.id) if isinstance(value, ast.Name) else None
+        fills = runs is not None and position < len(names) and _fills(runs, names[position])
+        if isinstance(value, ast.Name) and is_container(made) and fills and _used_after(value, fn):
+            yield _report_filled(value, fn, runs)  # type: ignore[arg-type]
+            return
+
+
+def _kept(cls: Class, facts: Facts) -> Iterator[Finding]:
+    """Events and queues of threads that a class of processes makes, and that its `run` and its other methods use."""
+    for name in cls.values:
+        found = facts.module.attribute(cls, name)
+        if found is None or not found.sure or found.kind not in OF_THREADS:
+            continue
+        users = [fn for fn in cls.methods.values() if any(_is(n, name, fn) for n in fn.attributes)]
+        maker = next((fn for value, fn in cls.values[name] if fn.cls is cls and fn.name == "__init__"), None)
+        outside = [fn for fn in users if fn.name not in ("__init__", "run") and not facts.reached.get(id(fn))]
+        if maker is not None and cls.methods["run"] in users and outside:
+            at = next(n for n in maker.attributes if _is(n, name, maker))
+            yield _report(at, maker, found.id, OF_THREADS[found.kind])
+
+
+def _is(node: ast.Attribute, name: str, fn: Function) -> bool:
+    return node.attr == name and isinstance(node.value, ast.Name) and node.value.id == fn.self_name
+
+
+def _fills(fn: Function, name: str) -> bool:
+    """Whether a function changes what a parameter holds."""
+    uses = [n for n in fn.names if n.id == name]
+    return all(isinstance(n.ctx, ast.Load) for n in uses) and any(kind_of(n) in ("grow", "update") for n in uses)
+
+
+def _used_after(value: ast.Name, fn: Function) -> bool:
+    """Whether the function that starts the process reads the container later on."""
+    return any(n.id == value.id and n.lineno > value.lineno and isinstance(n.ctx, ast.Load) for n in fn.names)
+
+
+def _report(at: ast.expr, fn: Function, what: str, kind: str) -> Finding:
+    instead = "multiprocessing." + kind.rpartition(".")[2]
+    return finding(
+        at,
+        fn,
+        f"{what} is a {kind}, of which the child process gets a copy: what one side does to it, the other never sees",
+        [
+            Step("the parent", at.lineno, f"{fn.qualname} gives {what} to a child process, which has a copy"),
+            Step("the child", at.lineno, f"waits on its own {short_name(at) or what}"),
+        ],
+        f"use a {instead}",
+        what,
+        0.7,
+    )
+
+
+def _report_filled(at: ast.Name, fn: Function, runs: Function) -> Finding:
+    return finding(
+        at,
+        fn,
+        f"{at.id} is filled by {runs.qualname} in a child process, which has a copy: it stays as it is here",
+        [
+            Step("the child", runs.line, f"{runs.qualname} adds to its copy of {at.id}"),
+            Step("the parent", at.lineno, f"{fn.qualname} reads {at.id}, which has not changed"),
+        ],
+        "send the results through a queue or pipe, or use a Manager or a pool",
+        at.id,
+        0.75,
+    )
+
+
+RULE = Rule(
+    "PC222",
+    "copied-to-child",
+    "an event, queue or list of which a child process gets a copy",
+    find,
+    bad="""
+        import multiprocessing
+        import threading
+
+        def record(stop):
+            while not stop.is_set():
+                take_picture()
+
+        def capture():
+            stop = threading.Event()
+            child = multiprocessing.Process(target=record, args=(stop,))
+            child.start()
+            input()
+            stop.set()
+            child.join()
+    """,
+    good="""
+        import multiprocessing
+
+        def record(stop):
+            while not stop.is_set():
+                take_picture()
+
+        def capture():
+            stop = multiprocessing.Event()
+            child = multiprocessing.Process(target=record, args=(stop,))
+            child.start()
+            input()
+            stop.set()
+            child.join()
+    """,
+    needs=("Process",),
+)
