@@ -36,6 +36,7 @@ from paceline.report import charts, exports, formatting, perfetto, tensorboard, 
 from paceline.report.cluster_events import cluster_events
 from paceline.report.curves import AXES, envelope, evaluation_curve, histogram, loss_curve
 from paceline.report.lanes import Lane, binned, lanes, merged, packed
+from paceline.report.overview import speeds
 from paceline.report.page import page
 from paceline.report.reading import Reading, open_all
 from paceline.report.run_stats import lanes_of, run_stats
@@ -207,6 +208,11 @@ def test_ticks_are_round(low: float, high: float, says: list[str]) -> None:
     assert [text for _, text in charts.ticks(low, high)] == says
 
 
+def test_a_logarithmic_axis_of_less_than_a_decade_has_more_than_one_tick() -> None:
+    assert [text for _, text in charts.Scale(1.1, 2.4, log=True).ticks()] == ["1.5", "2.0"]
+    assert [text for _, text in charts.Scale(0.9, 240, log=True).ticks()] == ["1", "10", "100"]
+
+
 def test_numbers_have_sensible_digits() -> None:
     said = [formatting.number(v) for v in (0, 1234.5, 12.345, 0.012345, 1e-7, None, float("nan"))]
     assert said == ["0", "1,234", "12.3", "0.0123", "1.00e-07", "–", "–"]
@@ -290,6 +296,8 @@ def test_several_runs_are_set_against_the_single_process(runs: Path) -> None:
     for f in found.values():
         assert f.speedup == pytest.approx((f.samples_per_second or 0) / single)
         assert f.timed is False
+    slow = [replace(f, speedup=0.2, ceiling_share=0.5) for f in found.values()]
+    assert '<u style="left:98.04%">' in speeds(slow), "the line of one process is on the chart of slower plans, too"
     seen = Seen(text := page(opened))
     assert seen.links == []
     assert text.count("<tr data-name") == 3

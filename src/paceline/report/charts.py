@@ -63,7 +63,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[tuple[float, str]]:
 
 
 def _decades(low: float, high: float) -> list[tuple[float, str]]:
-    """Powers of ten; where there are too few, also their doubles and fives."""
+    """Powers of ten; where there are too few, also their doubles and fives, or round numbers."""
     powers = range(math.floor(math.log10(low)), math.floor(math.log10(high) + 1e-9) + 1)
     every = -(-len(powers) // 6) or 1
     for steps in ((1,), (1, 3), (1, 2, 5)):
@@ -71,9 +71,7 @@ def _decades(low: float, high: float) -> list[tuple[float, str]]:
         inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
         if len(inside) > 2:
             break
-    return [(value, f"{value:g}") for value in inside] or ticks(
-        low, high, 3
-    )  # of less than a decade, there may be none
+    return [(value, f"{value:g}") for value in inside] if len(inside) > 1 else ticks(low, high, 3)
 
 
 def fitting(lines: Sequence[Line], zero: bool = False, log: bool = True) -> Scale:

@@ -136,7 +136,7 @@ def speeds(found: Sequence[RunStats]) -> str:
         return ""
     ceilings = {f.name: f.speedup / f.ceiling_share for f in some if f.speedup and f.ceiling_share}
     reach = [(f.speedup_interval or (0.0, 0.0))[1] for f in some]
-    most = max([f.speedup or 0.0 for f in some] + list(ceilings.values()) + reach) * 1.02
+    most = max([1.0, *(f.speedup or 0.0 for f in some), *ceilings.values(), *reach]) * 1.02
     colours, body = colours_of([f.plan for f in found]), ""
     for f in some:
         body += (
