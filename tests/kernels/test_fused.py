@@ -200,6 +200,25 @@ def test_a_containers_quota_is_respected(
     assert machine.quota(tmp_path) == expected
 
 
+def hooked(part: nn.Module, layer: int) -> nn.Module:
+    """A module with a hook on one of its layers."""
+    list(part.modules())[layer].register_forward_hook(lambda layer, given, found: 2 * found)
+    return part
+
+
+def clamped(part: nn.Linear) -> nn.Module:
+    """A layer with a hook on the gradient of its weight."""
+    part.weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    return part
+
+
+class Halved(nn.MSELoss):
+    """A loss that inherits, and computes something else."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002
+        return 0.5 * super().forward(input, target)
+
+
 class Branching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x if x.sum() > 0 else -x
@@ -221,6 +240,10 @@ class Branching(nn.Module):
         (lambda: nn.MultiheadAttention(4, 2), (5, 4), "and batch_first"),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=0)), (4,), "goes over dimension 0, the samples'"),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), (4,), "is computed from other parameters"),
+        (lambda: hooked(nn.Sequential(nn.Linear(4, 4)), 1), (4,), "layer 0 has a hook.*remove it, or take .*autograd"),
+        (lambda: hooked(nn.Sequential(nn.Linear(4, 4)), 0), (4,), "layer model has a hook"),
+        (lambda: clamped(nn.Linear(4, 4)), (4,), "the parameter weight has a hook"),
+        (lambda: nn.Sequential(nn.ConstantPad1d((-1, 0), 1.0), nn.Linear(3, 4)), (4,), r"pads by \(-1, 0\)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
@@ -235,6 +258,10 @@ def test_what_has_no_kernel_is_named(make: Callable[[], nn.Module], shape: tuple
 def test_losses_and_optimizers_without_a_kernel_are_named() -> None:
     with pytest.raises(CannotFuse, match=r"the loss PoissonNLLLoss.* has no kernel; CrossEntropyLoss, .* have"):
         fuse(nn.Linear(2, 2), nn.PoissonNLLLoss(), None, 4)
+    with pytest.raises(CannotFuse, match=r"the loss Halved\(\) has no kernel"):
+        fuse(nn.Linear(2, 2), Halved(), None, 4)
+    with pytest.raises(CannotFuse, match=r"the loss MSELoss\(\) has no kernel"):
+        fuse(nn.Linear(2, 2), hooked(nn.MSELoss(), 0), None, 4)
     with pytest.raises(CannotFuse, match="CrossEntropyLoss with weight= and label_smoothing="):
         fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(weight=torch.ones(2), label_smoothing=0.1), None, 4)
     with pytest.raises(CannotFuse, match="MSELoss with reduction='sum'"):

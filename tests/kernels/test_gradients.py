@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from paceline.kernels import Fused, cpu, fuse
 from tests.kernels.networks import Case, drawn, encoders, examples, images, operations, sequences
@@ -110,6 +112,99 @@ def test_what_follows_a_dense_layer_may_lie_elsewhere(make: Callable[[], nn.Modu
     check(case.double(), 1e-10)
 
 
+class Causal(nn.Conv1d):
+    """A convolution that sees no later step: a subclass with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (2, 0)))
+
+
+class Adapted(nn.Linear):
+    """A dense layer and a way around it through few numbers."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.down, self.up = nn.Linear(inputs, 2, bias=False), nn.Linear(2, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x) + self.up(self.down(x))
+        return found
+
+
+class Channels(nn.LayerNorm):
+    """A norm over channels that come before places."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mT).mT
+
+
+class Tied(nn.Module):
+    """An encoder whose weight, turned, is the decoder's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(F.linear(x, self.weight)), self.weight.t(), self.bias)
+
+
+class Unheeding(nn.TransformerEncoderLayer):
+    """A layer of an encoder without its attention."""
+
+    def forward(self, src: Tensor, *_: Any, **__: Any) -> Tensor:
+        found: Tensor = src + self.linear2(torch.relu(self.linear1(src)))
+        return found
+
+
+class Decoder(nn.Module):
+    """A decoder of what an encoder made of the same steps."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(6, 2, 5, 0.0, batch_first=True, norm_first=first)
+        self.coded, self.body = nn.Linear(6, 6), nn.TransformerDecoder(layer, 1)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x, self.coded(x), tgt_mask=self.mask)
+        return found
+
+
+WRITTEN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "padded": (lambda: nn.Sequential(nn.ConstantPad2d((1, 2, 0, 1), 0.5), nn.Conv2d(2, 3, 3), nn.ReLU()), (2, 4, 5)),
+    "causal": (lambda: nn.Sequential(Causal(2, 3, 3), nn.ReLU(), Causal(3, 2, 3)), (2, 7)),
+    "adapted": (lambda: nn.Sequential(Adapted(5, 6), nn.Tanh(), Adapted(6, 3)), (5,)),
+    "channels": (lambda: nn.Sequential(Channels(4), nn.Linear(5, 2)), (4, 5)),
+    "tied": (Tied, (6,)),
+    "unheeding": (lambda: nn.TransformerEncoder(Unheeding(6, 2, 5), 2, enable_nested_tensor=False), (4, 6)),
+    "decoder": (lambda: Decoder(False), (4, 6)),
+    "decoder, norms first": (lambda: Decoder(True), (4, 6)),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize("name", WRITTEN)
+def test_layers_that_people_write(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape = WRITTEN[name]
+    model, x = make(), torch.randn(18, *shape)
+    case = Case(model, x, torch.randn_like(model(x)), nn.MSELoss())
+    check_all_that_is_used(case.double())
+
+
+def check_all_that_is_used(case: Case) -> None:
+    """Gradients of the parameters that the model uses; it has no gradient of others."""
+    loss, gradients = fuse(copy.deepcopy(case.model), case.loss, None, len(case.x)).loss_and_gradients(case.x, case.y)
+    wanted = case.loss(case.model(case.x), case.y)
+    wanted.backward()
+    assert loss == pytest.approx(float(wanted.detach()), rel=1e-10)
+    used = {name: p.grad for name, p in case.model.named_parameters() if p.grad is not None}
+    assert used
+    for name, gradient in used.items():
+        assert torch.allclose(gradients[name], gradient, rtol=1e-10, atol=1e-12), name
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", [images, sequences, encoders, operations])
 def test_many_networks(strategy: Callable[[], SearchStrategy[Case]]) -> None:
@@ -138,6 +233,9 @@ def check(case: Case, tolerance: float, make: Callable[..., Fused] = fuse) -> No
 
 def compare(case: Case, loss: float, gradients: dict[str, Tensor], twin: nn.Module, tolerance: float) -> None:
     exact = copy.deepcopy(case.model).double()  # what float32 is measured against
+    for part in exact.modules():
+        if isinstance(part, nn.RMSNorm) and part.eps is None:  # it follows the parameters' type
+            part.eps = torch.finfo(next(case.model.parameters()).dtype).eps
     x = case.x.double() if case.x.is_floating_point() else case.x
     y = case.y.double() if case.y.is_floating_point() else case.y
     wanted = case.loss(exact(x), y)

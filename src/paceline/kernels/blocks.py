@@ -19,6 +19,8 @@ from paceline.kernels.ir import Index, Loop, Loops, Ref
 FACTORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24)
 UNROLLED = 8  # a loop up to so long may be unrolled whole
 LATENCY = 8  # multiply-adds under way at once, before a sum can be added to again
+LOAD = (0.12, 0.25)  # what a load costs beside the multiply-adds, of a number and of a vector
+SETS = 64  # of the nearest cache: vectors that are so far apart are in each other's way
 LARGEST = 160  # multiply-adds in one block: longer text compiles slowly
 
 
@@ -49,6 +51,8 @@ class Nest:
     left: Index | None
     right: Index
     aliased: bool  # several rounds add to one place, which must be done in memory
+    left_wide: bool = False  # whether a load of the left factor is a vector from memory, or one number
+    right_wide: bool = False
 
     @cached_property
     def fixed(self) -> tuple[Loop, ...]:
@@ -140,12 +144,21 @@ def _part(nest: Nest, parts: tuple[tuple[str, int, int], ...], registers: int) -
     once = max(float(work), float(lefts + rights), LATENCY * work / sums if inner > 1 else 0.0)
     crowd = sums + min(rights, lefts or rights) + 1
     spilled = 2.0 * max(0, crowd - registers)
-    return outer * (inner * (once + 0.12 * (lefts + rights) + spilled + 1.0) + (3.0 if nest.aliased else 2.0) * sums)
+    loads = LOAD[nest.left_wide] * lefts + LOAD[nest.right_wide] * rights
+    each_round = once + loads + spilled + 1.0
+    ends = (3.0 if nest.aliased else 2.0) * sums + _crowded(nest.target, rounds)
+    return outer * (inner * each_round + ends)
 
 
 @lru_cache(maxsize=65536)
 def _count(index: Index, rounds: tuple[tuple[str, int], ...]) -> int:
     return len(places(index, dict(rounds)))
+
+
+@lru_cache(maxsize=65536)
+def _crowded(index: Index, rounds: tuple[tuple[str, int], ...]) -> int:
+    """How many places share their set of the nearest cache with others, as rows of 64 vectors do."""
+    return _count(index, rounds) - len({place % SETS for place in places(index, dict(rounds))})
 
 
 def places(index: Index, extents: dict[str, int]) -> set[int]:

@@ -18,7 +18,7 @@ from paceline.kernels.arguments import States, as_numbers, called, depends, fini
 from paceline.kernels.held import changed, positions
 from paceline.kernels.ir import FORBIDDEN
 from paceline.kernels.layers import COMPARISONS, MODULES, of_function
-from paceline.kernels.layers.base import BATCH, CannotFuse, Found, Graph, Held, Layer, Seen, Shape
+from paceline.kernels.layers.base import BATCH, CannotFuse, Found, Graph, Held, Layer, Seen, Shape, kind_of
 from paceline.kernels.layers.combined import EXPRESSIONS, materialised
 from paceline.kernels.layers.expansions import allowed
 from paceline.kernels.layers.shapes import pieces
@@ -196,8 +196,8 @@ class _Reader:
         seen = Seen(name, what, path, tuple(self.shapes[s] for s in sources), sources, given, axis)
         if node.op == "call_module":
             part = self.parts[path]
-            row = next((row for kind, row in MODULES.items() if isinstance(part, kind)), None)
-            found: Found | None = row(part, seen) if row is not None else None
+            part_kind = kind_of(part, MODULES)
+            found: Found | None = None if part_kind is None else MODULES[part_kind](part, seen)
         else:
             self._check_ranks(target, sources, what)
             found = of_function(target, args, seen)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from paceline.kernels.formulas import applied
 from paceline.kernels.functions import partials
 from paceline.kernels.ir import Expression, Number, Op, Ref
-from paceline.kernels.layers.base import CannotFuse
+from paceline.kernels.layers.base import CannotFuse, is_hooked, kind_of
 from paceline.kernels.layers.combined import EXPRESSIONS
 
 IGNORED = -100  # the class that PyTorch's losses leave out
@@ -83,10 +83,10 @@ LOSSES: dict[type[nn.Module], Row] = {
 
 def loss_kind(loss: Callable[..., Any]) -> LossText:
     """What the loss is called in a text."""
-    for kind, row in LOSSES.items():
-        if isinstance(loss, kind) or loss is row.function:
-            return _text(kind, vars(loss) | dict(getattr(loss, "_buffers", {})) if isinstance(loss, kind) else {})
-    found = None if isinstance(loss, nn.modules.loss._Loss) else _followed(loss)
+    if isinstance(loss, nn.Module) and not is_hooked(loss) and (kind := kind_of(loss, LOSSES)) is not None:
+        return _text(kind, {**vars(loss), **loss._buffers})
+    plain = next((of for of, row in LOSSES.items() if loss is row.function), None)
+    found = _followed(loss) if plain is None else _text(plain, {})
     if found is None:
         raise CannotFuse(
             f"the loss {getattr(loss, '__name__', loss)} has no kernel; {', '.join(k.__name__ for k in LOSSES)} have, "

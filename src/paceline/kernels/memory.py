@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from paceline.kernels.adjoint import touches
+from paceline.kernels.adjoint import covers, touches
+from paceline.kernels.blocks import collide
 from paceline.kernels.ir import (
     Buffer,
     CausalMask,
@@ -128,7 +129,12 @@ class Memory:
         In the lanes, a gradient has a number for each sample of a vector, which are zeroed, written and added for every
         batch: they need more time than the sum itself, unless it has many places.
         """
-        if it.left is None or len(it.target.index) != 2 or not all(map(_lone, it.target.index)):
+        if (
+            it.left is None
+            or len(it.target.index) != 2
+            or not _lone(it.target.index[1])
+            or collide(it.target, it.loops)
+        ):
             return False
         last = it.target.index[1].terms[0][0]
         ends = it.right.index[-1] == it.target.index[1] and not any(i.of(last) for i in it.right.index[:-1])
@@ -138,10 +144,9 @@ class Memory:
 
     def _alone(self, it: Contract, statements: Sequence[Statement]) -> bool:
         """Whether this sum, and nothing else, makes the whole of its gradient."""
-        name, extents = it.target.buffer, {loop.name: loop.extent for loop in it.loops}
+        name = it.target.buffer
         makers = [s for s in statements if name in map(self.program.base, written_by(s))]
-        whole = tuple(extents[index.terms[0][0]] for index in it.target.index)
-        return len(makers) == 1 and whole == self.program.shape(name)
+        return len(makers) == 1 and covers(it.target, it.fixed(), self.program.shape(name))
 
     def _turn(self, source: str, turned: str, layer: str) -> Transpose:
         *outer, size = self.program.shape(source)

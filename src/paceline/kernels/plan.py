@@ -58,7 +58,11 @@ class Plan:
     def nest(self, it: Contract) -> Nest:
         """A contraction with its references as offsets in memory."""
         left = self.at(it.left) if it.left is not None else None
-        return Nest(it.loops, self.at(it.target), left, self.at(it.right), collide(it.target, it.loops))
+        wide = [
+            self.target.lanes > 1 and ref is not None and self.places[ref.buffer].element == "V"
+            for ref in (it.left, it.right)
+        ]
+        return Nest(it.loops, self.at(it.target), left, self.at(it.right), collide(it.target, it.loops), *wide)
 
     def steps(self) -> Iterator[Step]:
         """The steps of all phases."""

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from paceline.kernels.arguments import WORDS
 from paceline.kernels.layers import MODULES
-from paceline.kernels.layers.base import CannotFuse
+from paceline.kernels.layers.base import CannotFuse, is_hooked, kind_of
 from paceline.kernels.layers.expansions import FORWARDS, FUNCTIONS
 
 
@@ -27,14 +27,17 @@ class _Tracer(fx.Tracer):
         return super().create_proxy(kind, target, args, kwargs, *more, **given)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, tuple(MODULES)) or (
-            not isinstance(m, tuple(FORWARDS)) and super().is_leaf_module(m, module_qualified_name)
-        )
+        if kind_of(m, MODULES) is not None:
+            return True
+        return kind_of(m, FORWARDS) is None and super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What PyTorch's own layers compute is written without branches that cannot be followed."""
-        written = next((f for kind, f in FORWARDS.items() if isinstance(m, kind)), None)
-        return super().call_module(m, partial(written, m) if written is not None else forward, args, kwargs)
+        kind = kind_of(m, FORWARDS)
+        return super().call_module(m, forward if kind is None else partial(FORWARDS[kind], m), args, kwargs)
+
+
+INSTEAD = "remove it, or take compute='autograd', which is PyTorch"
 
 
 class _Root(nn.Module):
@@ -53,7 +56,8 @@ def traced(module: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
 
     A module that is itself a layer is traced from above.
     """
-    root: nn.Module = _Root(module) if isinstance(module, (*MODULES, *FORWARDS)) else module
+    root: nn.Module = module if kind_of(module, (*MODULES, *FORWARDS)) is None else _Root(module)
+    _check_hooks(module)
     before = set(vars(root))
     try:
         graph = _Tracer().trace(root)
@@ -74,3 +78,13 @@ def traced(module: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
         if node.name in WORDS:  # which are no results where they are arguments
             node._rename(f"{node.name}_given")
     return graph, constants
+
+
+def _check_hooks(module: nn.Module) -> None:
+    """Refuses hooks, which may change what a module or a gradient is and are no part of a text."""
+    for name, part in module.named_modules():
+        if is_hooked(part):
+            raise CannotFuse(f"layer {name or 'model'} has a hook, which generated code does not call: {INSTEAD}")
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CannotFuse(f"the parameter {name} has a hook, which generated code does not call: {INSTEAD}")

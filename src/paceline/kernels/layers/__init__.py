@@ -90,6 +90,10 @@ MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.Flatten: elementwise.flatten,
     nn.Unflatten: elementwise.unflatten,
     nn.Identity: elementwise.same,
+    **dict.fromkeys(
+        (nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d),
+        lambda part, seen: shapes.padded(seen, part.padding, value=part.value),
+    ),
 }
 
 NAMED: dict[Any, str] = {
@@ -140,6 +144,7 @@ LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
     "highest": shapes.lower_highest,
     "slice": shapes.lower_sliced,
     "cat": shapes.lower_joined,
+    "pad": shapes.lower_padded,
     "turn": shapes.lower_turned,
     "scale": elementwise.lower_scale,
 }
@@ -229,6 +234,11 @@ def _joined(args: list[Any], seen: Seen) -> Found | None:
     return shapes.joined(seen, _option(args, seen, "dim", 0)) if isinstance(args[0], tuple | list) else None
 
 
+def _padded(args: list[Any], seen: Seen) -> Found | None:
+    mode, value = _option(args, seen, "mode", "constant", 2), _option(args, seen, "value", None, 3)
+    return shapes.padded(seen, _option(args, seen, "pad"), mode, value)
+
+
 def _same(args: list[Any], seen: Seen) -> Found | None:
     return "same", seen.shapes[0], {}, ()
 
@@ -247,6 +257,8 @@ ROWS: dict[Any, Callable[[list[Any], Seen], Found | None]] = {
            F.log_softmax, torch.log_softmax, "log_softmax"),
     **_row(products.product, operator.matmul, torch.matmul, "matmul", torch.bmm, "bmm", torch.mm, "mm"),
     **_row(products.linear, F.linear),
+    **_row(layer_norm.function, F.layer_norm, F.rms_norm),
+    **_row(convolution.function, F.conv1d, F.conv2d),
     **_row(_flattened, torch.flatten, "flatten"),
     **_row(lambda args, seen: shapes.squeezed(seen, _option(args, seen, "dim")), "squeeze", torch.squeeze),
     **_row(lambda args, seen: shapes.unsqueezed(seen, _option(args, seen, "dim")), "unsqueeze", torch.unsqueeze),
@@ -260,6 +272,7 @@ ROWS: dict[Any, Callable[[list[Any], Seen], Found | None]] = {
     **_row(_joined, torch.cat, torch.concat),
     **_row(_narrowed, torch.narrow, "narrow"),
     **_row(_chosen, torch.select, "select"),
+    **_row(_padded, F.pad),
     **_row(lambda args, seen: combined.expanded(seen, _spread(args)), "expand"),
     **_row(_same, "contiguous", "float", "double", "to", "type", "type_as", "clone", torch.clone, "long", "int"),
     **_row(_highest, torch.amax, "amax", torch.max, "max"),

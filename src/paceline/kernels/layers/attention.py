@@ -94,12 +94,16 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     name, (steps, width), heads = layer.name, layer.shape, layer.options["heads"]
     code, size, seen = program.forward, layer.options["size"], layer.options["steps"][1]
     pairs, inner = (heads, steps, seen), heads * size
-    query, key, value = _projected(program, layer, sources)
+    key, value, query = (_projected(program, layer, sources, part) for part in (1, 2, 0))
+    scaled = Ref(program.new(f"{name}.scaled", (heads, steps, size)), query.index)
+    code.append(
+        Apply(loops_of("h t d", (heads, steps, size)), scaled, Op("*", query, Number(1 / sqrt(size))), layer=name)
+    )
 
     products = Ref(program.new(f"{name}.products", pairs), at("h", "t", "s"))
-    code.append(Contract(loops_of("h t s d", (*pairs, size)), products, query, key, layer=name))
-    padding = sources[-1] if len(sources) in (2, 4) else ""
-    weighed = _shares(program, layer, products, pairs, padding)
+    code.append(Contract(loops_of("h t s d", (*pairs, size)), products, key, scaled, layer=name))
+    scores = _masked(program, layer, products, sources[-1] if len(sources) in (2, 4) else "")
+    weighed = shares(program, name, scores, loops_of("h t s", pairs), 2, f"{name}.shares")
     if layer.options["rate"]:
         weighed = Ref(dropped(program, layer, weighed.buffer, f"{name}.kept", number), weighed.index)
 
@@ -115,43 +119,33 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     return name
 
 
-def _projected(program: Program, layer: Layer, sources: list[str]) -> tuple[Ref, Ref, Ref]:
-    """Query, key and value by head: of one sequence all at once, of several each by its own rows of the weights."""
+def _projected(program: Program, layer: Layer, sources: list[str], part: int) -> Ref:
+    """Query, key or value by head."""
     name, heads, size, width = layer.name, layer.options["heads"], layer.options["size"], layer.shape[1]
-    inner, itself = heads * size, len(sources) < 3
     weight, bias = layer.weights["in_proj_weight"], layer.weights.get("in_proj_bias")
-    found = []
-    for part, (word, index) in enumerate((("all", "t"), ("key", "s"), ("value", "s"))):
-        if itself and part:
-            break
-        count = 3 if itself else 1
-        steps, rows = program.shape(sources[part])[0], ("g", 1, part * inner)
-        projected = Ref(program.new(f"{name}.{word}", (steps, count * inner)), at("t", "g"))
-        start = None if bias is None else Ref(bias, at(rows))
-        loops = loops_of("t g i", (steps, count * inner, width))
-        source = Ref(sources[part], at("t", "i"))
-        program.forward.append(Contract(loops, projected, Ref(weight, at(rows, "i")), source, start, layer=name))
-        view = program.view(f"{name}.{word}.heads", projected.buffer, (steps, count, heads, size))
-        found.append((view, index))
-    if itself:
-        view = found[0][0]
-        return Ref(view, at("t", 0, "h", "d")), Ref(view, at("s", 1, "h", "d")), Ref(view, at("s", 2, "h", "d"))
-    query, key, value = (Ref(view, at(index, 0, "h", "d")) for view, index in found)
-    return query, key, value
+    source, step = sources[0 if len(sources) < 3 else part], "s" if part else "t"
+    steps, rows = program.shape(source)[0], ("h", size, "d", 1, part * heads * size)
+    target = Ref(program.new(f"{name}.{('query', 'key', 'value')[part]}", (heads, steps, size)), at("h", step, "d"))
+    start = None if bias is None else Ref(bias, at(rows))
+    loops, given = loops_of(f"{step} h d i", (steps, heads, size, width)), Ref(source, at(step, "i"))
+    program.forward.append(Contract(loops, target, Ref(weight, at(rows, "i")), given, start, layer=name))
+    return target
 
 
-def _shares(program: Program, layer: Layer, products: Ref, pairs: Shape, padding: str) -> Ref:
-    """How much each step looks at each: the softmax of the products, those with later steps left out."""
-    name, loops = layer.name, loops_of("h t s", pairs)
-    scores = Ref(program.new(f"{name}.scores", pairs), products.index)
-    value: Expression = Op("*", products, Number(1 / sqrt(layer.options["size"])))
+def _masked(program: Program, layer: Layer, products: Ref, padding: str) -> Ref:
+    """The products, with what is added to those of steps that are not to be looked at."""
+    name, pairs = layer.name, program.shape(products.buffer)
+    found: Expression = products
     if layer.options["causal"]:
         forbidden = program.new(f"{name}.causal", pairs[1:])
         program.forward.append(CausalMask(forbidden, name))
-        value = Op("+", value, Ref(forbidden, at("t", "s")))
+        found = Op("+", found, Ref(forbidden, at("t", "s")))
     if "mask" in layer.weights:
-        value = Op("+", value, Ref(layer.weights["mask"], at("t", "s")))
+        found = Op("+", found, Ref(layer.weights["mask"], at("t", "s")))
     if padding:
-        value = Op("+", value, Op("*", Ref(padding, at("s")), Number(FORBIDDEN)))
-    program.forward.append(Apply(loops, scores, value, layer=name))
-    return shares(program, name, scores, loops, 2, f"{name}.shares")
+        found = Op("+", found, Op("*", Ref(padding, at("s")), Number(FORBIDDEN)))
+    if found == products:
+        return products
+    scores = Ref(program.new(f"{name}.scores", pairs), products.index)
+    program.forward.append(Apply(loops_of("h t s", pairs), scores, found, layer=name))
+    return scores

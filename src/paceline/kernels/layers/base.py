@@ -6,7 +6,7 @@ in the table of `__init__`. The way back is derived (adjoint.py). What has one d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,6 +144,28 @@ def windows(seen: Seen, sizes: Shape, kernel: Shape, stride: Shape, padding: Sha
 def weights_of(part: nn.Module, *words: str) -> tuple[str, ...]:
     """The words for which the module has a parameter."""
     return tuple(word for word in words if getattr(part, word, None) is not None)
+
+
+#: Methods that say what a layer computes.
+COMPUTING = ("forward", "__call__", "_conv_forward", "_sa_block", "_mha_block", "_ff_block")
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_hooked(part: nn.Module) -> bool:
+    """Whether calling a module calls more than its forward."""
+    return any(vars(part).get(word) for word in HOOKS)
+
+
+def kind_of(part: nn.Module, kinds: Iterable[type[nn.Module]]) -> type[nn.Module] | None:
+    """The kind of layer that a module is; None for a subclass or an instance that computes something else."""
+
+    def computes_as(kind: type[nn.Module], word: str) -> bool:
+        return word not in vars(part) and getattr(type(part), word, None) is getattr(kind, word, None)
+
+    return next(
+        (kind for kind in kinds if isinstance(part, kind) and all(computes_as(kind, word) for word in COMPUTING)), None
+    )
 
 
 # --- lowering -------------------------------------------------------------------------------------------------------

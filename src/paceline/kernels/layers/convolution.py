@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from paceline.kernels.ir import Contract, Loop, Program, Ref, at
 from paceline.kernels.layers.base import (
     CannotFuse,
     Found,
+    Held,
     Layer,
     Seen,
     Shape,
@@ -50,6 +53,21 @@ def recognise(part: Any, seen: Seen) -> Found:
         "groups": part.groups,
     }  # fmt: skip
     return "convolution", (part.out_channels, *shape), options, weights_of(part, "weight", "bias")
+
+
+def function(args: list[Any], seen: Seen) -> Found | None:
+    """F.conv1d and F.conv2d of parameters: a convolution."""
+    words = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given = {**dict(zip(words, args, strict=False)), **seen.given}
+    weight, bias, groups = given.pop("weight", None), given.pop("bias", None), given.pop("groups", 1)
+    if not all(isinstance(held, Held) and held.whole for held in (weight, bias) if held is not None) or weight is None:
+        return None
+    kind = nn.Conv1d if len(weight.shape) == 3 else nn.Conv2d
+    options = {word: given[word] for word in ("stride", "padding", "dilation") if word in given}
+    outputs, inputs, *kernel = weight.shape
+    part = kind(inputs * groups, outputs, tuple(kernel), groups=groups, device="meta", **options)
+    name, shape, found, _ = recognise(part, seen)
+    return name, shape, found, {"weight": weight.name} | ({} if bias is None else {"bias": bias.name})
 
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:

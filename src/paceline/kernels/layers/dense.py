@@ -6,6 +6,7 @@ from torch import nn
 
 from paceline.kernels.ir import Contract, Loop, Program, Ref, at
 from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, start_of, weights_of
+from paceline.kernels.layers.combined import held_at
 
 
 def recognise(part: nn.Linear, seen: Seen) -> Found:
@@ -20,15 +21,14 @@ def recognise(part: nn.Linear, seen: Seen) -> Found:
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
     """One contraction."""
-    source, weight = sources[0], layer.weights["weight"]
-    outputs, inputs = program.shape(weight)
-    *rest, _ = program.shape(source)
+    source, name = sources[0], layer.weights["weight"]
+    *rest, inputs = program.shape(source)
+    held, outputs = layer.options.get("held"), layer.shape[-1]
+    weight = Ref(name, at("o", "i")) if held is None else held_at(program, held, name, at("o", "i"))
     outer = tuple(Loop(f"t{d}", extent) for d, extent in enumerate(rest))
     names = [loop.name for loop in outer]
     target = Ref(program.new(layer.name, layer.shape), at(*names, "o"))
     loops = (*outer, Loop("o", outputs), Loop("i", inputs))
     start = start_of(layer, "bias", "o")
-    program.forward.append(
-        Contract(loops, target, Ref(weight, at("o", "i")), Ref(source, at(*names, "i")), start, layer=layer.name)
-    )
+    program.forward.append(Contract(loops, target, weight, Ref(source, at(*names, "i")), start, layer=layer.name))
     return layer.name

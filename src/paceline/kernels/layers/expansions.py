@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from paceline.kernels.layers.base import CannotFuse
 
-# --- encoders -------------------------------------------------------------------------------------------------------
+# --- encoders and decoders -------------------------------------------------------------------------------------------
 
 
 def encoder(part: nn.TransformerEncoder, src: Any, mask: Any = None, **given: Any) -> Any:
@@ -40,6 +40,37 @@ def encoder_layer(part: nn.TransformerEncoderLayer, src: Any, src_mask: Any = No
         return src + transformed(part.norm2(src))
     src = part.norm1(src + attended(src))
     return part.norm2(src + transformed(src))
+
+
+def decoder(
+    part: nn.TransformerDecoder, tgt: Any, memory: Any, tgt_mask: Any = None, memory_mask: Any = None, **given: Any
+) -> Any:
+    """All layers, one upon another."""
+    for layer in part.layers:
+        tgt = layer(tgt, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, **given)
+    return tgt if part.norm is None else part.norm(tgt)
+
+
+def decoder_layer(
+    part: nn.TransformerDecoderLayer, tgt: Any, memory: Any, tgt_mask: Any = None, memory_mask: Any = None,
+    tgt_key_padding_mask: Any = None, memory_key_padding_mask: Any = None, **_: Any,
+) -> Any:  # fmt: skip
+    """Attention to itself, to what an encoder gives, and two dense layers; the norms come before them, or after."""
+
+    def itself(x: Any) -> Any:
+        given = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask}
+        return part.dropout1(part.self_attn(x, x, x, need_weights=False, **given)[0])
+
+    def across(x: Any) -> Any:
+        given = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask}
+        return part.dropout2(part.multihead_attn(x, memory, memory, need_weights=False, **given)[0])
+
+    def transformed(x: Any) -> Any:
+        return part.dropout3(part.linear2(part.dropout(part.activation(part.linear1(x)))))
+
+    for norm, block in ((part.norm1, itself), (part.norm2, across), (part.norm3, transformed)):
+        tgt = tgt + block(norm(tgt)) if part.norm_first else norm(tgt + block(tgt))
+    return tgt
 
 
 def allowed(scores: Any, mask: Any) -> Any:
@@ -130,6 +161,8 @@ def log_of_powers(x: Any, dim: int, keepdim: bool = False) -> Any:
 FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.TransformerEncoder: encoder,
     nn.TransformerEncoderLayer: encoder_layer,
+    nn.TransformerDecoder: decoder,
+    nn.TransformerDecoderLayer: decoder_layer,
     nn.GLU: lambda part, x: gated(x, part.dim),
 }
 

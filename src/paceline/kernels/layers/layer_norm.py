@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.kernels.ir import Apply, Call, Contract, Expression, Number, Op, Program, Ref
-from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, everywhere, image_shape, weights_of
+from paceline.kernels.layers.base import CannotFuse, Found, Held, Layer, Seen, everywhere, image_shape, weights_of
 
 
 def recognise(part: nn.LayerNorm | nn.RMSNorm, seen: Seen) -> Found:
@@ -27,6 +27,22 @@ def recognise(part: nn.LayerNorm | nn.RMSNorm, seen: Seen) -> Found:
         epsilon = torch.finfo(part.weight.dtype if part.weight is not None else torch.get_default_dtype()).eps
     options = {"epsilon": epsilon, "dimensions": len(wanted), "centres": isinstance(part, nn.LayerNorm)}
     return "layer_norm", shape, options, weights_of(part, "weight", "bias")
+
+
+def function(args: list[Any], seen: Seen) -> Found | None:
+    """F.layer_norm and F.rms_norm of parameters."""
+    centres = seen.what.split()[-1] == "layer_norm"
+    words = ("input", "normalized_shape", "weight", *(("bias",) if centres else ()), "eps")
+    given = {**dict(zip(words, args, strict=False)), **seen.given}
+    names = {word: given[word] for word in ("weight", "bias") if given.get(word) is not None}
+    if not all(isinstance(held, Held) and held.whole for held in names.values()):
+        return None
+    dtype = names["weight"].tensor.dtype if names else torch.get_default_dtype()
+    default = 1e-5 if centres else torch.finfo(dtype).eps
+    kind: Any = nn.LayerNorm if centres else nn.RMSNorm
+    part = kind(given["normalized_shape"], eps=given.get("eps") or default, elementwise_affine=False)
+    name, shape, options, _ = recognise(part, seen)
+    return name, shape, options, {word: held.name for word, held in names.items()}
 
 
 def grouped(part: nn.GroupNorm, seen: Seen) -> Found:

@@ -14,20 +14,16 @@ Operand = str | Held
 
 
 def linear(args: list[Any], seen: Seen) -> Found | None:
-    """F.linear of parameters: a dense layer."""
+    """F.linear of parameters, in any order of their dimensions: a dense layer."""
     given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **seen.given}
     weight, bias = given.get("weight"), given.get("bias")
-    if (
-        not isinstance(weight, Held)
-        or not weight.whole
-        or not (bias is None or (isinstance(bias, Held) and bias.whole))
-    ):
+    if not isinstance(weight, Held) or not (bias is None or (isinstance(bias, Held) and bias.whole)):
         return None
     *rest, size = seen.shapes[0] or (0,)
     if size != weight.shape[1]:
         raise CannotFuse(f"{seen.what} gets {size} features, and wants {weight.shape[1]}")
     names = {"weight": weight.name} | ({} if bias is None else {"bias": bias.name})
-    return "linear", (*rest, weight.shape[0]), {}, names
+    return "linear", (*rest, weight.shape[0]), {"held": weight}, names
 
 
 def product(args: list[Any], seen: Seen) -> Found | None:

@@ -239,6 +239,33 @@ def lower_joined(program: Program, layer: Layer, sources: list[str], number: int
     return layer.name
 
 
+def padded(seen: Seen, widths: Sequence[int], mode: str = "constant", value: float | None = None) -> Found:
+    """A number beyond the ends of the last dimensions: F.pad(x, (1, 1)), nn.ZeroPad2d."""
+    shape, whole = list(seen.shapes[0]), len(seen.shapes[0]) + (seen.axis is not None)
+    if mode != "constant":
+        raise CannotFuse(f"{seen.what}: mode={mode!r} has no kernel; constant has")
+    if any(not isinstance(n, int) or n < 0 for n in widths):
+        raise CannotFuse(f"{seen.what} pads by {tuple(widths)}; take places away by a slice: x[:, 1:]")
+    before = [0] * len(shape)
+    for k, (first, last) in enumerate(zip(widths[::2], widths[1::2], strict=True)):
+        if first or last:
+            d = seen.dimension(whole - 1 - k)
+            before[d], shape[d] = first, shape[d] + first + last
+    return "pad", tuple(shape), {"before": tuple(before), "value": float(value or 0)}, ()
+
+
+def lower_padded(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A copy within a buffer of the number."""
+    loops, place = everywhere(program, sources[0])
+    target = program.new(layer.name, layer.shape)
+    if layer.options["value"]:
+        around, where = everywhere(program, target)
+        program.forward.append(Apply(around, where, Number(layer.options["value"]), layer=layer.name))
+    index = at(*((loop.name, 1, first) for loop, first in zip(loops, layer.options["before"], strict=True)))
+    program.forward.append(Apply(loops, Ref(target, index), place, layer=layer.name))
+    return target
+
+
 def sliced_places(layer: Layer, places: Tensor) -> Tensor:
     """The places of the numbers that a slice takes, among these places of the input."""
     for d, (first, step) in enumerate(layer.options["cuts"]):
