@@ -52,7 +52,7 @@ def attacked(codec: str, frames: int, seed: int) -> tuple[int, int]:
     AssertionError where what was refused is counted, or the honest worker is not served.
     """
     hub, chance = Notes(), random.Random(seed)
-    server, honest = shard_server(hub, maker(small_job(*SIZE), codec)), _pushes(codec)
+    server, honest = shard_server(hub, maker(small_job(*SIZE), codec)), pushes(codec)
     _get(server, hub, DESK, Propose(1, 0, VIEW, (0,)))
     for number in range(frames):
         _get(server, hub, STRANGER, Push(0, VIEW, 2 * number, 0, VIEW), wrong(next(honest), chance))
@@ -77,7 +77,7 @@ def _get(server: ShardProcess, hub: Notes, sender: Process, message: Propose | P
     server.loop.turn(0.0)
 
 
-def _pushes(codec: str) -> Iterator[bytes]:
+def pushes(codec: str) -> Iterator[bytes]:
     """Yield an honest worker's pushes."""
     layout, made = layout_of(small_job(*SIZE)), CODECS[codec].make()
     encoder, update = GradientEncoder(made, layout, [range(len(layout.shards[0].parameters))], 0), 0
