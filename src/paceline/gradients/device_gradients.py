@@ -27,6 +27,8 @@ from paceline.parameters.rows import coalesced
 class DeviceGradients:
     """Computes the gradients of host parameters by a replica on a device, which is a copy of the same module."""
 
+    calls_modules = True
+
     def __init__(self, host: Sequence[nn.Parameter], on_device: Replica) -> None:
         self.on_device = on_device
         self._copy = HostDeviceCopy(host, on_device.parameters)

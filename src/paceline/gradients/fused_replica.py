@@ -43,6 +43,8 @@ FusedNetwork = Fused  # a network with its optimizer, of this process or of all 
 class FusedGradients:
     """Computes gradients by code that was generated for the module, on the device where the module is."""
 
+    calls_modules = False
+
     def __init__(self, job: Job, module: nn.Module) -> None:
         self.fused = network(job, module)
         self.names = {id(p): name for name, p in module.named_parameters()}

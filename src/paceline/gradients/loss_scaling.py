@@ -22,6 +22,8 @@ SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)  # powers of two: scaling back 
 class ScaledAutograd:
     """Computes gradients by PyTorch's autograd, with a scaled loss."""
 
+    calls_modules = True
+
     def __init__(self) -> None:
         #: The gradients of the chunks so far; None for parameters that got none.
         self._sums: list[Tensor | None] | None = None

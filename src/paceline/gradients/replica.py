@@ -32,6 +32,9 @@ NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 class GradientMethod(Protocol):
     """Computes a replica's gradients."""
 
+    #: Whether it calls the replica's modules, with their hooks; generated code does not.
+    calls_modules: bool
+
     def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
         """Return the samples of a chunk, in the form that `backward` takes."""
 
@@ -47,6 +50,8 @@ class GradientMethod(Protocol):
 
 class Autograd:
     """Computes gradients by PyTorch's autograd, which adds them up in `parameter.grad`."""
+
+    calls_modules = True
 
     def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
         return reader.batch(chunk)
@@ -100,7 +105,8 @@ class Replica:
     @cached_property
     def chance(self) -> Chance:
         """The module's randomness, tied to chunks on first use: a module that computes nothing here keeps its own."""
-        return Chance(self.module, self.job.seed, self.device, by_module=not self._compiled)
+        by_module = self.gradients.calls_modules and not self._compiled
+        return Chance(self.module, self.job.seed, self.device, by_module=by_module)
 
     @cached_property
     def loss(self) -> Callable[[nn.Module, Batch], Tensor]:

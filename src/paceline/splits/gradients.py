@@ -71,6 +71,8 @@ def largest_of(program: Program, size: int) -> int:
 class SplitReplica:
     """One worker's part of the model, its programs and its gradients (`GradientMethod`)."""
 
+    calls_modules = True
+
     def __init__(self, job: Job, module: nn.Module, blueprint: SplitBlueprint, place: int) -> None:
         """
         Args:
