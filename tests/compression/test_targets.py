@@ -77,13 +77,23 @@ def test_another_network_in_onnx_is_noticed() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(60))
 def test_sixty_random_networks_are_the_same_in_onnx(seed: int) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
     case = drawn(seed)
-    network = read(case.model, tuple(case.x.shape[1:]))
+    same_in_onnx(case.model, case.x)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_kernel_as_large_as_its_image_is_the_same_in_onnx(padding: int) -> None:
+    torch.manual_seed(0)
+    same_in_onnx(nn.Sequential(nn.Conv2d(2, 4, 3, padding=padding), nn.Flatten()).eval(), torch.randn(5, 2, 3, 3))
+
+
+def same_in_onnx(model: nn.Module, x: torch.Tensor) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    network = read(model, tuple(x.shape[1:]))
     session = onnxruntime.InferenceSession(onnx_model(network), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"input": case.x.numpy()})
+    (found,) = session.run(None, {"input": x.numpy()})
     with torch.no_grad():
-        torch.testing.assert_close(torch.from_numpy(found), case.model(case.x), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(found), model(x), rtol=1e-3, atol=1e-4)
 
 
 class Attention(nn.Module):

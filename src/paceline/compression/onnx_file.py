@@ -118,15 +118,20 @@ class _Graph:
     def _sums(self, step: Affine | Window, whole: IntegerStep | None, source: str) -> str:
         channels = step.shape[0]
         weight, bias = self._weights(step, whole)
-        if isinstance(step, Affine) and step.weight[0].numel() == prod(self.network.shape(step.source)):
+        if self._is_dense(step):
             flat = self._node("Flatten", source)
             dense = self._node("Gemm", flat, weight, bias, transB=1)
             return self._node("Reshape", dense, self._constant("image", [-1, *step.shape]))
         group = channels if isinstance(step, Window) else 1
         return self._node("Conv", source, weight, bias, group=group, **_window(step.geometry))
 
+    def _is_dense(self, step: Affine | Window) -> bool:
+        """Whether each sum is over the whole source: a dense layer, or an unpadded kernel as large as the image."""
+        whole = isinstance(step, Affine) and step.weight[0].numel() == prod(self.network.shape(step.source))
+        return whole and not any(step.geometry.padding)
+
     def _weights(self, step: Affine | Window, whole: IntegerStep | None) -> tuple[str, str]:
-        dense = isinstance(step, Affine) and step.weight[0].numel() == prod(self.network.shape(step.source))
+        dense = self._is_dense(step)
         channels = step.shape[0]
 
         def shaped(weight: Tensor) -> Tensor:
