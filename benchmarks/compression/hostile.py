@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
+import psutil
 import torch
 
 from paceline.core.cluster.messages import Process, Propose, Push, Pushed, Role, pack
@@ -108,22 +109,18 @@ def server(codec: str, folder: Path) -> Iterator[tuple[Hub, Address, int]]:
         desk.close(0.0)
 
 
-def resident(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
-
-
 def attacked(codec: str, frames: int, seed: int, folder: Path) -> dict[str, int]:
     """Push wrong gradients, an honest one after each; return what became of them."""
     chance, honest_pushes = random.Random(seed), pushes(codec)
     with server(codec, folder) as (desk, address, pid):
         honest, hostile = Worker(HONEST, address), Worker(HOSTILE, address)
-        refused, before = 0, 0
+        refused, before, memory = 0, 0, psutil.Process(pid).memory_info
         for number in range(frames):
             refused += not hostile.push(2 * number, wrong(next(honest_pushes), chance))
             assert honest.push(2 * number + 1, next(honest_pushes)), "an honest worker is served"
             desk.poll(0.0)
-            before = before or (number >= frames // 4) * resident(pid)
-        return {"refused": refused, "applied": frames - refused, "growth_kib": (resident(pid) - before) >> 10}
+            before = before or (number >= frames // 4) * memory().rss
+        return {"refused": refused, "applied": frames - refused, "growth_kib": (memory().rss - before) >> 10}
 
 
 def main() -> None:

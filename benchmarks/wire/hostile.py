@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from socket import socket
 
+import psutil
+
 from paceline.links.tcp.doors import LOOPBACK, Address, listen
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.hub import Arrived, Gone, Hub, Received
@@ -33,10 +35,6 @@ WARM_UP = 20_000  # connections before the memory is looked at
 context = get_context("fork")
 
 
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 def serve(pipe: Pipe) -> None:
     told: list[str] = []
     hub = Hub(Identity(SERVER, RUN, JOB), LOOPBACK, listen(Address("127.0.0.1", 0), LOOPBACK), tell=told.append)
@@ -49,7 +47,11 @@ def serve(pipe: Pipe) -> None:
                     hub.post(peer, PULL, ints, [BODY])
                 case Received(peer, kind) if kind == STATE:
                     open_now = len(os.listdir("/proc/self/fd"))
-                    hub.post(peer, STATE, (hub.refused, resident(), open_now, arrived, lost, len(told)))
+                    hub.post(
+                        peer,
+                        STATE,
+                        (hub.refused, psutil.Process().memory_info().rss, open_now, arrived, lost, len(told)),
+                    )
                 case Received():
                     hub.close()
                     return

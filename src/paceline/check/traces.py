@@ -16,7 +16,7 @@ from paceline.check.names import dotted, keyword, short_name
 from paceline.check.sequences import Sequences
 
 MOST_TURNS, MOST_OPERATIONS, MOST_STEPS, DEPTH = 32, 400, 5_000, 6
-NOWHERE = -2  # MPI.PROC_NULL
+PROC_NULL = -2  # of MPI: messages to it go to no rank
 _SIZES = re.compile(r"(get_)?(world(_?size)?|(comm_|mpi_)?size|n_?ranks|n?procs|num_(ranks|workers|processes))$", re.I)
 _OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
@@ -255,7 +255,7 @@ class Trace:
         if text in names:
             return names[text]
         if last == "PROC_NULL":
-            return NOWHERE
+            return PROC_NULL
         if last in ("ANY_SOURCE", "ANY_TAG"):
             return ANY
         top = self.module.top
@@ -368,7 +368,7 @@ class Trace:
             marked = ANY if kind == "receive" else 0
         if type(peer) is not int or type(marked) is not int:
             raise Undecided
-        if peer == NOWHERE:
+        if peer == PROC_NULL:
             return
         if peer >= self.size or (peer < 0 and (kind == "send" or peer != ANY)):
             raise Impossible

@@ -24,13 +24,13 @@ class NamedArguments:
 
     def check(self, names: Iterable[str]) -> None:
         """Refuse names that the function has no parameter for, and parameters that get no value."""
-        given, parameters = set(names), inspect.signature(self.make).parameters
+        given, parameters = list(names), inspect.signature(self.make).parameters
         known = [name for name, each in parameters.items() if each.kind in KEYWORDS]
-        if not any(each.kind == each.VAR_KEYWORD for each in parameters.values()):
-            for name in given.difference(known):
-                raise TuningError(
-                    f"the job's function has no parameter for the space's {name!r}; {suggest(name, known)}"
-                )
+        takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
+        if unknown := [name for name in given if name not in known and not takes_any]:
+            raise TuningError(
+                f"the job's function has no parameter for the space's {unknown[0]!r}; {suggest(unknown[0], known)}"
+            )
         for name in known:
             if name not in given and parameters[name].default is inspect.Parameter.empty:
                 raise TuningError(f"the job's function needs {name!r}, which the space does not have")

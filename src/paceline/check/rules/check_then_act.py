@@ -60,6 +60,14 @@ def _shared(facts: Facts) -> Iterator[tuple[list[Access], float]]:
 
 def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:
     """Checks of a key and uses of it in functions that threads run at the same time."""
+    yield from _filled_twice(accesses, sign, facts)
+    yield from _claimed(accesses, facts)
+    yield from _last_item_taken(accesses, facts)
+    yield from _removed_between(accesses, facts)
+
+
+def _filled_twice(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:
+    """A key that two threads find missing, and each store an object for."""
     for access, line in list(filled_if_missing(accesses))[:1]:
         together = meet(access, access, facts)
         least = IMPORTS if of_all_objects(access.fn) else CLAIMS
@@ -80,7 +88,10 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
             access.thing,
             0.6 if together else 0.55,
         )
-    yield from _claimed(accesses, facts)
+
+
+def _last_item_taken(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """The last item, which two threads take."""
     for access, loop in list(emptied_at_once(accesses, facts))[:1]:
         yield finding(
             access.node,
@@ -96,6 +107,10 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
             access.thing,
             0.65,
         )
+
+
+def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """A key that another thread removes after it was found."""
     for access, check, other in list(removed_at_once(accesses, facts))[:1]:
         looped = isinstance(check, ast.For)
         found = f"copies the keys of {access.thing}" if looped else "finds the key"

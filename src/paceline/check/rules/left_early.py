@@ -57,10 +57,11 @@ def _raised_in_call(fn: Function, facts: Facts) -> Iterator[Finding]:
             continue
         for test in callee.tests:
             left = test.body[-1]
-            asked = facts.sequences.conditions(test.test, callee) if isinstance(left, ast.Raise) else []
+            if not isinstance(left, ast.Raise) or _compares_forms(test.test):
+                continue
+            asked = facts.sequences.conditions(test.test, callee)
             own = len(asked) == 1 and asked[0].local and asked[0].why in (RANK, HOST, FILES)
-            own = own and not _compares_forms(test.test)
-            if own and isinstance(left, ast.Raise) and not _is_assertion(left) and enclosing(test, ast.Try) is None:
+            if own and not _is_assertion(left) and enclosing(test, ast.Try) is None:
                 yield _report(
                     callee,
                     left,

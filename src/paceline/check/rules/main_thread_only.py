@@ -59,7 +59,7 @@ def _fails(call: ast.Call, fn: Function, facts: Facts) -> str:
 
 
 def _only_in_threads(fn: Function, facts: Facts) -> bool:
-    """Whether a function is started as a thread, and called nowhere else, or called by such functions only."""
+    """Whether a function is only started as a thread, or only called by such functions."""
     started = [r for r in facts.roots if r.kind == "thread" and r.function is fn and not r.several]
     callers = facts.callers.get(id(fn), [])
     if started or any(r.function is fn and r.kind == "thread" for r in facts.roots):
