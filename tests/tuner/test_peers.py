@@ -13,7 +13,8 @@ import pytest
 
 from paceline.api.tuning_places import ADDRESS, Where, meet
 from paceline.errors import RunFailed, TuningError
-from paceline.links.tcp.doors import LOOPBACK, Address
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK
 from paceline.links.tcp.events import Arrived, Received
 from paceline.links.tcp.handshake import JOB_BYTES, Identity, Peer
 from paceline.links.tcp.hub import Hub

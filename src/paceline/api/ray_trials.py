@@ -17,7 +17,8 @@ from paceline.engines.cluster.ray_session import package, session
 from paceline.engines.cluster.roster import Roster
 from paceline.errors import RunFailed, TuningError
 from paceline.gradients.pickling import pack
-from paceline.links.tcp.doors import LOOPBACK, Address, Door, TrustedNetwork
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork
 from paceline.links.tcp.handshake import RUN_BYTES
 from paceline.tuner.trials import Objective
 from paceline.tuner.trials.peers import Place, serve
@@ -32,10 +33,10 @@ def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callab
     meeting = secrets.token_bytes(RUN_BYTES)
     with session(address, workers or 1, SMALL) as where:
         ray = package()
-        door: Door = TrustedNetwork(secrets.token_bytes(32)) if trusted and not where.own else LOOPBACK
+        credentials: Credentials = TrustedNetwork(secrets.token_bytes(32)) if trusted and not where.own else LOOPBACK
         keys = {} if where.own or trusted else make_run_keys()
         tasks = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        roster = Roster(tasks, tasks, Address(where.host, 0), 0, "ray", meeting, door, head_rank=tasks)
+        roster = Roster(tasks, tasks, Address(where.host, 0), 0, "ray", meeting, credentials, head_rank=tasks)
         with with_keys(roster, keys) as placed:
             begun: list[Any] = []
 
@@ -44,7 +45,7 @@ def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callab
                 job = ray.put(pack(objective))
                 begun.extend(task.remote(job, replace(roster, rank=rank, head=at), keys) for rank in range(tasks))
 
-            place = Place(0, "Ray", tasks, placed.head, placed.door, meeting, listening, works=False)
+            place = Place(0, "Ray", tasks, placed.head, placed.credentials, meeting, listening, works=False)
             try:
                 return tune(place)
             except TuningError as error:
@@ -55,7 +56,7 @@ def run_trials(job: bytes, roster: Roster, keys: dict[str, bytes]) -> None:
     """Run trials for the driver until its search is over: what a task of Ray does."""
     objective: Objective = pickle.loads(job)
     with with_keys(roster, keys) as placed:
-        place = Place(1 + roster.rank, "Ray", roster.nodes, placed.head, placed.door, placed.meeting)
+        place = Place(1 + roster.rank, "Ray", roster.nodes, placed.head, placed.credentials, placed.meeting)
         serve(place, lambda terms: Processes(objective, terms, 1, threads=1), PATIENCE)
 
 

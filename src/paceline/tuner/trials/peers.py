@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from paceline.errors import RunFailed, TuningError
-from paceline.links.tcp.doors import Address, Door, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import Credentials, listen
 from paceline.links.tcp.events import Arrived, Gone, Received, Unreached
 from paceline.links.tcp.frame import FIRST_KIND
 from paceline.links.tcp.handshake import JOB_BYTES, RUN_BYTES, Identity, Peer
@@ -42,7 +43,7 @@ class Place(NamedTuple):
     launcher: str
     ranks: int | None
     head: Address
-    door: Door
+    credentials: Credentials
     #: Known to every rank before they have met.
     meeting: bytes
     #: What rank 0 does as soon as it listens at an address, given what trials run.
@@ -63,7 +64,7 @@ class Peers:
         self.workers = (own.workers if own else 1) * (place.ranks or 1)
         self._pump = Pump()
         me = Identity(Peer(TUNER, 0, _now()), place.meeting[:RUN_BYTES], bytes(JOB_BYTES))
-        self.hub = Hub(me, place.door, listen(place.head, place.door), pump=self._pump)
+        self.hub = Hub(me, place.credentials, listen(place.head, place.credentials), pump=self._pump)
         #: Each worker of another rank by its number, and the other way round.
         self.lines: dict[int, tuple[Peer, int]] = {}
         self.numbers: dict[tuple[Peer, int], int] = {}
@@ -126,7 +127,7 @@ def serve(place: Place, make: Callable[[Terms], Processes], patience: float) -> 
     """
     pump = Pump()
     me = Identity(Peer(RANK, place.rank, _now()), place.meeting[:RUN_BYTES], bytes(JOB_BYTES))
-    hub, crew = Hub(me, place.door, pump=pump), None
+    hub, crew = Hub(me, place.credentials, pump=pump), None
     hub.dial(place.head, patience)
     try:
         while True:
