@@ -21,14 +21,14 @@ from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork
 from paceline.links.tcp.handshake import RUN_BYTES
 from paceline.tuner.trials import Objective
-from paceline.tuner.trials.peers import Place, serve
+from paceline.tuner.trials.peers import RankInfo, serve
 from paceline.tuner.trials.processes import Processes
 
 PATIENCE = 60.0  # seconds in which a task has to reach the driver
 SMALL = 64 << 20  # bytes that a cluster of its own has to hold
 
 
-def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callable[[Place], Any]) -> Any:
+def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callable[[RankInfo], Any]) -> Any:
     """Tune with a worker in each of so many tasks; by default one for each CPU of the cluster."""
     meeting = secrets.token_bytes(RUN_BYTES)
     with session(address, workers or 1, SMALL) as where:
@@ -45,9 +45,9 @@ def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callab
                 job = ray.put(pack(objective))
                 begun.extend(task.remote(job, replace(roster, rank=rank, head=at), keys) for rank in range(tasks))
 
-            place = Place(0, "Ray", tasks, placed.head, placed.credentials, meeting, listening, works=False)
+            rank_info = RankInfo(0, "Ray", tasks, placed.head, placed.credentials, meeting, listening, works=False)
             try:
-                return tune(place)
+                return tune(rank_info)
             except TuningError as error:
                 raise _explained(error, begun) from error
 
@@ -56,8 +56,8 @@ def run_trials(job: bytes, roster: Roster, keys: dict[str, bytes]) -> None:
     """Run trials for the driver until its search is over: what a task of Ray does."""
     objective: Objective = pickle.loads(job)
     with with_keys(roster, keys) as placed:
-        place = Place(1 + roster.rank, "Ray", roster.nodes, placed.head, placed.credentials, placed.meeting)
-        serve(place, lambda terms: Processes(objective, terms, 1, threads=1), PATIENCE)
+        rank_info = RankInfo(1 + roster.rank, "Ray", roster.nodes, placed.head, placed.credentials, placed.meeting)
+        serve(rank_info, lambda terms: Processes(objective, terms, 1, threads=1), PATIENCE)
 
 
 def _explained(error: TuningError, tasks: list[Any]) -> TuningError:
