@@ -36,6 +36,7 @@ from paceline.engines.servers.open_ports import put_version_0, restore, version_
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
 from paceline.gradients.coded_frame import CodedFrame
 from paceline.gradients.payload import Payload
+from paceline.kernels.stream import stream_copy
 from paceline.links import Link
 from paceline.links.doorbell import Doorbell
 from paceline.links.double_buffer import DoubleBuffer
@@ -198,7 +199,8 @@ class Arena:
 
     def link(self, vectors: SharedVectors, number: int, waiter: Waiter) -> Link:
         """Return one worker's end of a link to all others."""
-        return SharedMemoryLink(vectors, number, self.doorbells, waiter)
+        copy = stream_copy() if vectors is self.payloads else None  # others are written once, and not changed again
+        return SharedMemoryLink(vectors, number, self.doorbells, waiter, copy)
 
     def drain(self) -> list[Columns]:
         """Take the rows that each worker has written since the last call."""
