@@ -68,8 +68,8 @@ class NativeSum:
             row["offered"], row["awaited"] = futex.address_of(shared.offered), futex.address_of(shared.awaited)
             row["doorbell"] = shared.doorbell.address
             row["vectors"] = [vector.data_ptr() for vector in shared.vectors]
-        own, shared = torch.zeros_like(link.vectors[0]), link.shared_with(link.rank).vectors
-        self.exchange = Exchange.of(places, moves, self._peers, own, shared, tail, waits)
+        own, offered = torch.zeros_like(link.vectors[0]), link.shared_with(link.rank).vectors
+        self.exchange = Exchange.of(places, moves, self._peers, own, offered, tail, waits)
         self._alive = (places, moves, own)  # the exchange has only their addresses
         self._first = 0
 
