@@ -1,8 +1,9 @@
 """Why a push costs more in some runs: forty starts of two processes that copy between two cores, without Paceline.
 
 Each start has new memory, in pages of 4 KB and in pages of 2 MB, whose physical addresses lie side by side. A push
-writes by plain stores, or by those that pass the caches. If the cache's sets were the cause, large pages would have one mode. The time that a cache line takes from core to core
-and back says where the two cores lie: a virtual machine's cores move between physical ones.
+writes by plain stores, or by those that pass the caches. If the cache's sets were the cause, large pages would have one
+mode. The time that a cache line takes from core to core and back says where the two cores lie: a virtual machine's
+cores move between physical ones.
 """
 
 from __future__ import annotations
