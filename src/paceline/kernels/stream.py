@@ -9,12 +9,19 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
+from torch import Tensor
+
 from paceline.kernels.build import CannotCompile, NoCompiler, library
 from paceline.kernels.printers.cpp import part
 
 TEXT = """
 extern "C" void paceline_stream(R* to, const R* from, int64_t bytes) { stream(to, from, bytes); }
 """
+
+
+def stream_tensor(to: Tensor, source: Tensor) -> None:
+    """Copy the bytes of a tensor without gaps to those of another one."""
+    stream_copy()(to.data_ptr(), source.data_ptr(), source.nbytes)
 
 
 @cache

@@ -36,7 +36,7 @@ from paceline.engines.servers.open_ports import put_version_0, restore, version_
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
 from paceline.gradients.coded_frame import CodedFrame
 from paceline.gradients.payload import Payload
-from paceline.kernels.stream import stream_copy
+from paceline.kernels.stream import stream_copy, stream_tensor
 from paceline.links import Link
 from paceline.links.doorbell import Doorbell
 from paceline.links.double_buffer import DoubleBuffer
@@ -272,7 +272,7 @@ class Arena:
         versions = [ShardVersion(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(slots.count)]
         heights, count = shape.heights, slots.count
         journal = Journal(heights, count, memory.tensor(Journal.size(heights, count), torch.int64))
-        return ShardMemory(machine, slots, integers, versions, journal)
+        return ShardMemory(machine, slots, integers, versions, journal, stream_tensor)
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:

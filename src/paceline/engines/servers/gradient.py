@@ -38,7 +38,7 @@ class ShardUpdates:
         if number == 0:
             side.at_server = optimizer
         rows = RowCopier(memory.versions, memory.journal) if memory.versions[0].shape.tables else None
-        self.store = ShardStore(mine, optimizer, side.schedule, memory.versions, rows)
+        self.store = ShardStore(mine, optimizer, side.schedule, memory.versions, rows, memory.copy)
         assert isinstance(memory.slots, VersionSlots)
         self.slots = memory.slots
         self.store.look(self.slots.of(memory.integers.current, side.number))
