@@ -197,10 +197,12 @@ class Arena:
         """Return a lock of the arena that a worker waits for by its own waiter."""
         return RecordLock(self.locks, number, waiter, what, shared)
 
-    def link(self, vectors: SharedVectors, number: int, waiter: Waiter) -> Link:
-        """Return one worker's end of a link to all others."""
-        copy = stream_copy() if vectors is self.payloads else None  # others are written once, and not changed again
-        return SharedMemoryLink(vectors, number, self.doorbells, waiter, copy)
+    def link(self, vectors: SharedVectors, number: int, waiter: Waiter, changes: bool = False) -> Link:
+        """Return one worker's end of a link to all others.
+
+        Where a worker `changes` its vector in the course of a collective, it does so in memory of its own.
+        """
+        return SharedMemoryLink(vectors, number, self.doorbells, waiter, stream_copy() if changes else None)
 
     def drain(self) -> list[Columns]:
         """Take the rows that each worker has written since the last call."""
