@@ -5,7 +5,9 @@ or remove what another one has just written. `os.makedirs(..., exist_ok=True)` a
 check. Reported where two programs may meet: in files that deal with ranks or processes (removals and writes as well),
 for folders of the user or the machine, in helpers that make a folder for any caller, and for removals of locks, sockets
 and files with a process number. What a single command does in a folder of its own is reported only on request
-(`--min-confidence 0`). `tempfile.mktemp()` is such a check too: it makes up a name that another program may take.
+(`--min-confidence 0`). A handler of OSError counts only if it tells the errors apart. `tempfile.mktemp()` is such a
+check too: it makes up a name that another program may take; and so is a test before a folder of the system is listed,
+whose contents come and go by themselves (`/dev`, `/proc`, `/run`).
 """
 
 from __future__ import annotations
@@ -17,15 +19,20 @@ from collections.abc import Iterator
 from paceline.check.catalogue import RANK_CALLS, RANK_ZERO_FIRST
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
+from paceline.check.evidence import IMPORTS, of_threads
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
+from paceline.check.names import dotted, enclosing, is_constant, keyword, parent, short_name
 from paceline.check.ranks import condition
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import is_caught
 from paceline.check.summaries import Facts
 
-ASKS = ("exists", "isdir", "isfile", "is_dir", "is_file")
+ASKS = ("exists", "lexists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink")
 MAKES = ("makedirs", "mkdir")
+LISTS = ("listdir", "scandir")
+#: Classes whose objects are run by others.
+TASK = re.compile(r"(Task|Job|Worker|Request|Runnable|Download(er)?|Upload(er)?)$")
+#: Folders whose contents come and go by themselves.
+VOLATILE = re.compile(r"/(dev|proc|sys|run|var/run|var/lock)(/|$)")
 #: A folder of the user or of the machine, which every program that is started finds.
 SHARED = re.compile(r"home|expanduser|environ|cache|conf|user|tmp|temp|lock|pid|sock|share", re.I)
 #: A helper that makes a folder for its callers.
@@ -39,6 +46,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report creations, removals and writes of a path inside a test of its existence."""
     yield from _made_up(facts)
     yield from _lock_files(facts)
+    yield from _listed(facts)
     ranks: bool | None = None  # computed only once a suspicious test is found
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -53,14 +61,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                 ranks = _ranks(facts)
             path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
             for call in fn.calls:
-                if (
-                    _decided_by(call, test)
-                    and _makes(call, path, ranks)
-                    and not is_caught(
-                        call, "FileExistsError", "FileNotFoundError", "OSError", "EnvironmentError", "error"
-                    )
-                ):
-                    yield _report(fn, test, call, path, _confidence(path, fn, ranks or _processes(facts)))
+                if _decided_by(call, test) and _makes(call, path, ranks) and not foreseen(call):
+                    yield _report(fn, test, call, path, _confidence(path, fn, ranks or _meets_others(fn, facts)))
 
 
 def _made_up(facts: Facts) -> Iterator[Finding]:
@@ -83,6 +85,33 @@ def _made_up(facts: Facts) -> Iterator[Finding]:
                     0.55,
                 )
                 break
+
+
+def _listed(facts: Facts) -> Iterator[Finding]:
+    """`if isdir("/dev/disk"): listdir("/dev/disk")`: the system may have removed the folder in between."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            test, path = enclosing(call, ast.If), ast.unparse(call.args[0]) if call.args else ""
+            if short_name(call.func) not in LISTS or not path or not isinstance(test, ast.If) or foreseen(call):
+                continue
+            value = fn.bound.get(path, call.args[0])
+            named = isinstance(value, ast.Constant) and isinstance(value.value, str) and VOLATILE.match(value.value)
+            asks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS and n.args]
+            if named and any(ast.unparse(ask.args[0]) == path for ask in asks):
+                yield finding(
+                    call,
+                    fn,
+                    f"{path} is checked (line {test.lineno}) before {text_of(call)}: the system, or another program, "
+                    "may remove the folder in between",
+                    [
+                        Step("this program", test.lineno, f"finds {path}"),
+                        Step("another one", test.lineno, "removes the last entry, and with it the folder"),
+                        Step("this program", call.lineno, "lists it: FileNotFoundError"),
+                    ],
+                    "list it without a check, and catch FileNotFoundError",
+                    path,
+                    0.6,
+                )
 
 
 def _lock_files(facts: Facts) -> Iterator[Finding]:
@@ -151,9 +180,40 @@ def _ranks(facts: Facts) -> bool:
     )
 
 
-def _processes(facts: Facts) -> bool:
-    """Whether the file uses multiprocessing."""
-    return any(origin.startswith("multiprocessing") for origin in facts.module.imports.values())
+def _meets_others(fn: Function, facts: Facts) -> bool:
+    """Whether the file uses multiprocessing, or threads run the function: also as a task that another file starts."""
+    if any(origin.startswith("multiprocessing") for origin in facts.module.imports.values()) or facts.threads_of(fn):
+        return True
+    task = fn.cls is not None and fn.name in ("__call__", "run") and TASK.search(fn.cls.name)
+    return bool(task) and of_threads(fn.cls, facts) >= IMPORTS
+
+
+def foreseen(call: ast.Call) -> bool:
+    """Whether the error of the one that comes late is caught: by its name, or by a handler that asks which it is."""
+    at: ast.AST = call
+    while (around := parent(at)) is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(around, ast.Try) and at in around.body:
+            for handler in around.handlers:
+                kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+                names = {short_name(kind) for kind in kinds if kind is not None} or {"BaseException"}
+                if names & _BY_NAME or (names & _ANY and _tells_apart(handler)):
+                    return True
+        if isinstance(around, ast.With) and any("suppress" in ast.unparse(i.context_expr) for i in around.items):
+            return True
+        at = around
+    return False
+
+
+_BY_NAME = {"FileExistsError", "FileNotFoundError"}
+_ANY = {"OSError", "IOError", "EnvironmentError", "error", "WindowsError", "Exception", "BaseException"}
+_TELLS = re.compile(r"errno|EEXIST|ENOENT|exists|isdir|isfile|is_dir|is_file|islink|Errno")
+
+
+def _tells_apart(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler asks what went wrong, or goes on whatever it was."""
+    text = ast.unparse(handler)
+    leaves = any(isinstance(n, ast.Raise | ast.Return) for n in ast.walk(handler))
+    return _TELLS.search(text) is not None or not leaves
 
 
 def _confidence(path: str, fn: Function, several: bool) -> float:
@@ -259,5 +319,5 @@ RULE = Rule(
             os.makedirs(folder, exist_ok=True)
             image.write(os.path.join(folder, str(dist.get_rank())))
     """,
-    needs=("exists", "isdir", "isfile", "is_dir", "is_file", "mktemp"),
+    needs=("exists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink", "mktemp"),
 )

@@ -15,8 +15,8 @@ from paceline.check.accesses import Access
 from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, entered_around, short_name
-from paceline.check.rules.lazy_start import PLAIN
+from paceline.check.names import dotted, enclosing, entered_around, is_constant, short_name
+from paceline.check.rules.lazy_start import is_plain
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_teardown
 from paceline.check.sharing import absent, filled_if_missing
@@ -26,7 +26,7 @@ from paceline.check.summaries import Facts
 def find(facts: Facts) -> Iterator[Finding]:
     """Report `if x is None: x = await ...` that is not under a lock."""
     for fn in facts.module.functions:
-        if not fn.asynchronous or fn.name.strip("_").startswith(PLAIN) or fn.name.startswith("__"):
+        if not fn.asynchronous or is_plain(fn) or fn.name.startswith("__"):
             continue
         for test in fn.tests:
             name = absent(test.test) or _present(test.test) if isinstance(test, ast.If) else ""
@@ -39,6 +39,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             made = next((s for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
             if made is not None and isinstance(made.value, ast.Await):
                 yield _report(fn, test.lineno, made, name, 0.65 if _opens(made.value) else 0.4)
+            elif made is None and (opened := _through_method(test, name, fn, facts)) is not None:
+                yield _report(fn, test.lineno, opened, name, 0.6)
             elif made is not None and _waits(test.body[: test.body.index(made)], fn) and not is_teardown(fn):
                 constant = isinstance(made.value, ast.Constant)
                 if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
@@ -46,6 +48,30 @@ def find(facts: Facts) -> Iterator[Finding]:
     everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
     for accesses in (*everything, *accesses_of_globals(facts).values()):
         yield from _entries(accesses)
+
+
+def _through_method(test: ast.If | ast.While, name: str, fn: Function, facts: Facts) -> ast.Await | None:
+    """`if not self.connected: await self.connect()`, where the method sets the flag only after an await of its own."""
+    if fn.cls is None or not absent(test.test) or not isinstance(test, ast.If):
+        return None
+    for statement in test.body:
+        awaits = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(awaits, ast.Await) or not _opens(awaits) or not isinstance(awaits.value, ast.Call):
+            continue
+        opens = facts.module.callee(awaits.value, fn)
+        if opens is None or opens.cls is not fn.cls or opens.only_awaited is False:
+            continue
+        sets = [t for t, v in opens.assigns if dotted(t) == name and not is_constant(v, None)]
+        first = min((a.lineno for a in opens.awaits), default=0)
+        locked = any(isinstance(w, ast.AsyncWith) for w in opens.withs) or any(_checks(t, name) for t in opens.tests)
+        if sets and first and min(t.lineno for t in sets) >= first and not locked:
+            return awaits
+    return None
+
+
+def _checks(test: ast.If | ast.While, name: str) -> bool:
+    """Whether a test asks for an attribute."""
+    return any(dotted(n) == name for n in ast.walk(test.test) if isinstance(n, ast.Attribute))
 
 
 def _entries(accesses: list[Access]) -> Iterator[Finding]:
@@ -65,8 +91,11 @@ def _opens(value: ast.expr | None) -> bool:
     return isinstance(call, ast.Call) and _OPENS.match(short_name(call.func).strip("_")) is not None
 
 
-#: Functions whose result is not just a value: two of them are one too many.
-_OPENS = re.compile(r"connect|open|create|start|spawn|launch|new|subscribe")
+#: Functions whose result is not just a value: two of them are one too many, or the second one makes the first one void.
+_OPENS = re.compile(
+    r"connect|open|create|start|spawn|launch|new|subscribe|log_?in|sign_?in|auth|refresh|renew"
+    r"|(get|fetch|obtain|request|acquire)_(\w+_)?(token|credentials?|session|connection|client|channel)s?$"
+)
 
 
 def _present(test: ast.expr) -> str:
@@ -89,7 +118,7 @@ def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
     return bool(facts.held_at(test, fn))
 
 
-def _report(fn: Function, tested: int, made: ast.Assign, name: str, confidence: float) -> Finding:
+def _report(fn: Function, tested: int, made: ast.Assign | ast.Await, name: str, confidence: float) -> Finding:
     return finding(
         made,
         fn,
