@@ -51,7 +51,7 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
         others = facts.attributes_of_others.get(attribute, ())
         uses += [(n, fn) for n, fn in others if _of_object(n, fn, facts) is cls]
     for node, fn in uses:
-        if fn.name not in BEGINNINGS and node.attr not in cls.methods:
+        if fn.name not in BEGINNINGS and (node.attr not in cls.methods or _is_kept(cls.methods[node.attr])):
             kind = kind_of(node)
             if kind == "shrink" and (made := facts.module.attribute(cls, node.attr)) and made.kind in EVENTS:
                 kind = "read"  # clear() of an event
@@ -62,6 +62,11 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
         thing = f"{cls.name}.{attribute}"
         found.setdefault(attribute, []).append(Access(thing, kind_of(name), name, to, facts.held_at(name, to)))
     return found
+
+
+def _is_kept(method: Function) -> bool:
+    """Whether the result of a property is kept, as an attribute."""
+    return method.decorated("cached_property")
 
 
 def _given_to_threads(cls: Class, facts: Facts) -> Iterator[tuple[str, ast.Name, Function]]:

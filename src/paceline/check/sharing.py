@@ -116,12 +116,12 @@ def claimed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         call = parent(method) if isinstance(method, ast.Attribute) and method.attr in ("add", "append") else None
         if access.kind != "grow" or access.locks or not isinstance(call, ast.Call) or len(call.args) != 1:
             continue
-        line = _asked_before(access, call.args[0])
+        line = asked_before(access, call.args[0])
         if line and meet(access, access, facts):
             yield access, line
 
 
-def _asked_before(access: Access, key: ast.expr) -> int:
+def asked_before(access: Access, key: ast.expr) -> int:
     """The line of a test that found a key missing, where an access is decided by it; 0 if there is none."""
     around, container = enclosing(access.node, ast.If), dotted(access.node)
     while isinstance(around, ast.If):

@@ -91,6 +91,7 @@ from paceline.check.rules import (
     wait_under_lock,
     without_partner,
     world_size,
+    written_back,
 )
 from paceline.check.rules.rule import Rule
 
@@ -150,6 +151,7 @@ RULES: dict[str, Rule] = {
         filled_across_await.RULE,
         cancel_swallowed.RULE,
         main_thread_only.RULE,
+        written_back.RULE,
         check_then_act.RULE,
         lost_update.RULE,
         forgotten_lock.RULE,

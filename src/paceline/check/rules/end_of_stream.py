@@ -37,7 +37,7 @@ def _reads(call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in READS or call.keywords:
         return False
     name = dotted(call.func.value).lower()
-    if any(word in name for word in ("serial", "ser.", "uart", "usb", "i2c", "modbus", "queue", "input", "stdin")):
+    if any(word in name for word in ("serial", "ser.", "port", "tty", "uart", "usb", "i2c", "queue", "input", "stdin")):
         return False  # these wait, or give nothing when a timeout is over
     sized = len(call.args) == 1 and not (isinstance(call.args[0], ast.Constant) and call.args[0].value is None)
     return bool(name) and not name.endswith("ser") and (sized or (call.func.attr == "readline" and not call.args))
@@ -58,8 +58,8 @@ def _endless(loop: ast.While, call: ast.Call, fn: Function) -> bool:
     tests = [n.test for n in ast.walk(loop) if isinstance(n, ast.If | ast.While)]
     if isinstance(loop.test, ast.Constant) and loop.test.value:
         tests = tests[1:]
-        if not tests:
-            return False
+        if not any(isinstance(n, ast.Break | ast.Return) for s in loop.body for n in ast.walk(s)):
+            return False  # is meant to go on for ever
     grows = isinstance(kept, ast.AugAssign)
     if not all(_by_content(test, {*names, *grown}, names if not grows else set()) for test in tests):
         return False

@@ -15,11 +15,11 @@ from paceline.check.accesses import Access
 from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, entered_around, is_constant, short_name
+from paceline.check.names import dotted, enclosing, entered_around, is_constant, parent, short_name
 from paceline.check.rules.lazy_start import is_plain
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_teardown
-from paceline.check.sharing import absent, filled_if_missing
+from paceline.check.sharing import absent, asked_before, filled_if_missing
 from paceline.check.summaries import Facts
 
 
@@ -48,6 +48,64 @@ def find(facts: Facts) -> Iterator[Finding]:
     everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
     for accesses in (*everything, *accesses_of_globals(facts).values()):
         yield from _entries(accesses)
+        yield from _claims(accesses, facts)
+
+
+def _claims(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """`if key in self.busy: return`, an await, and then `self.busy.add(key)`: two tasks do the same work."""
+    for access in accesses:
+        fn, up = access.fn, parent(access.node)
+        if access.kind != "grow" or access.locks or not fn.asynchronous or _locked(access.node, fn, facts):
+            continue
+        call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("add", "append") else None
+        key = up.slice if isinstance(up, ast.Subscript) else None
+        key = call.args[0] if isinstance(call, ast.Call) and len(call.args) == 1 else key
+        line = asked_before(access, key) if key is not None else 0
+        test = next((t for t in fn.tests if t.lineno == line and isinstance(t, ast.If)), None)
+        if test is None or not _gives_up(test, access) or _locked(test, fn, facts):
+            continue
+        first = test.lineno if access.line <= (test.end_lineno or 0) else test.end_lineno or 0
+        if any(first < a.lineno and (a.end_lineno or 0) < access.line and _on_the_way(a, access) for a in fn.awaits):
+            yield _report_claim(access, test)
+            return
+
+
+def _gives_up(test: ast.If, access: Access) -> bool:
+    """Whether who comes second does nothing, rather than take what is stored: that would be a cache."""
+    taken, own = dotted(access.node), parent(access.node)
+    if access.line <= (test.end_lineno or 0):
+        reads = (s for s in access.fn.subscripts if s is not own and dotted(s.value) == taken)
+        return not test.orelse and next(reads, None) is None
+    return not any(dotted(n) == taken for s in test.body for n in ast.walk(s) if isinstance(n, ast.Attribute))
+
+
+def _on_the_way(pause: ast.AST, access: Access) -> bool:
+    """Whether an await is in a block around the change, so that the change comes after it."""
+    at: ast.AST | None = pause
+    while at is not None and not isinstance(at, ast.stmt):
+        at = parent(at)
+    around, up = parent(at) if at is not None else None, parent(access.node)
+    while up is not None and up is not around:
+        up = parent(up)
+    return up is not None
+
+
+def _report_claim(access: Access, test: ast.If) -> Finding:
+    assert isinstance(access.node, ast.expr)
+    return finding(
+        access.node,
+        access.fn,
+        f"{access.thing} is asked for a key at line {test.lineno}, and gets it here only after an await: a second task "
+        "finds it missing too, and does the same",
+        [
+            Step("task A", test.lineno, f"{access.fn.qualname} finds no such key"),
+            Step("task B", test.lineno, "finds none either, while task A awaits"),
+            Step("both", access.line, "store it, and have done the same work"),
+        ],
+        "store the key before the first await, and take it out again if the work fails; or hold an asyncio.Lock",
+        access.thing,
+        0.55,
+    )
 
 
 def _through_method(test: ast.If | ast.While, name: str, fn: Function, facts: Facts) -> ast.Await | None:

@@ -124,7 +124,8 @@ def _meets(fn: Function, facts: Facts) -> bool:
     """Whether several threads may run a function, or other threads run meanwhile."""
     if overlap(fn, fn, facts) or facts.threads_of(fn):
         return True
-    if fn.decorated("contextmanager") and of_threads(fn.cls, facts, fn.line) >= IMPORTS:
+    tasks = any(other.asynchronous for other in facts.module.functions)
+    if fn.decorated("contextmanager") and (tasks or of_threads(fn.cls, facts, fn.line) >= IMPORTS):
         return True  # for whoever enters it
     return not fn.asynchronous and of_threads(fn.cls, facts, fn.line) >= STARTS
 

@@ -70,8 +70,8 @@ def _event(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | 
         event = resource_of(call, ("clear",), fn, facts)
         if event is None or event.kind not in EVENTS or loop is None or call.lineno >= loop.lineno:
             continue
-        asks = [c for c in fn.calls if loop.lineno <= c.lineno <= (loop.end_lineno or 0)]
-        asked = any((r := resource_of(c, ("is_set", "wait"), fn, facts)) and r.id == event.id for c in asks)
+        asks = [c for c in fn.calls if _ends(c, loop)]
+        asked = any((r := resource_of(c, ("is_set", "isSet", "wait"), fn, facts)) and r.id == event.id for c in asks)
         if not asked or enclosing(call, ast.If, ast.While) is not None or _waits_before(fn, call):
             continue
         for other in _others(fn):
@@ -80,6 +80,16 @@ def _event(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | 
             if end is not None and not _begins(other, fn):
                 return call, event.id, other, end.lineno
     return None
+
+
+def _ends(call: ast.Call, loop: ast.While) -> bool:
+    """Whether a loop goes on, or is left, by what a call returns."""
+    if any(n is call for n in ast.walk(loop.test)):
+        return True
+    test = enclosing(call, ast.If)
+    if not isinstance(test, ast.If) or not any(n is call for n in ast.walk(test.test)):
+        return False
+    return enclosing(test, ast.While) is loop and isinstance(test.body[-1], ast.Break | ast.Return)
 
 
 def _others(fn: Function) -> Iterator[Function]:
