@@ -3,11 +3,11 @@
 All ranks of a job find that the directory does not exist, one creates it, and the others fail with `FileExistsError`
 or remove what another one has just written. `os.makedirs(..., exist_ok=True)` and `unlink(missing_ok=True)` need no
 check. Reported where two programs may meet: in files that deal with ranks or processes (removals and writes as well),
-for folders of the user or the machine, in helpers that make a folder for any caller, and for removals of locks, sockets
-and files with a process number. What a single command does in a folder of its own is reported only on request
-(`--min-confidence 0`). A handler of OSError counts only if it tells the errors apart. `tempfile.mktemp()` is such a
-check too: it makes up a name that another program may take; and so is a test before a folder of the system is listed,
-whose contents come and go by themselves (`/dev`, `/proc`, `/run`).
+for folders of the user or the machine, for folders that a function is given or an object keeps, and for removals of
+locks, sockets and files with a process number. What a single command does in a folder of its own is reported only on
+request (`--min-confidence 0`). A handler of OSError counts only if it tells the errors apart. `tempfile.mktemp()` is
+such a check too: it makes up a name that another program may take; and so is a test before a folder of the system is
+listed, whose contents come and go by themselves (`/dev`, `/proc`, `/run`).
 """
 
 from __future__ import annotations
@@ -166,7 +166,9 @@ def _report_lock_file(fn: Function, test: ast.If | ast.While, call: ast.Call, pa
 def _decided_by(call: ast.Call, test: ast.If) -> bool:
     """Whether a call is in a branch of the test, or comes after it where the test returns if the path exists."""
     if enclosing(call, ast.If) is test:
-        return True
+        first = test.body[0].lineno <= call.lineno <= (test.body[-1].end_lineno or 0)
+        plain = isinstance(test.test, ast.Call)  # what exists is not made
+        return not (short_name(call.func) in MAKES and plain and first)
     leaves = isinstance(test.body[-1], ast.Return) and not isinstance(test.test, ast.UnaryOp | ast.BoolOp)
     return leaves and call.lineno > (test.end_lineno or 0) and enclosing(call, ast.If) is enclosing(test, ast.If)
 
@@ -232,7 +234,10 @@ def _confidence(path: str, fn: Function, several: bool) -> float:
         if isinstance(n, ast.Name)
     }
     given = named in fn.parameters or not parts.isdisjoint(fn.parameters)
-    return 0.55 if given and MAKER.search(fn.name) else 0.45
+    if given and MAKER.search(fn.name):
+        return 0.55
+    own = fn.cls is not None and (named == fn.self_name or fn.self_name in parts)
+    return 0.5 if given or own else 0.45
 
 
 def _in_turn(fn: Function, facts: Facts) -> bool:
