@@ -61,7 +61,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 ranks = _ranks(facts)
             path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
             for call in fn.calls:
-                if _decided_by(call, test) and _makes(call, path, ranks) and not foreseen(call):
+                if _decided_by(call, test) and _makes(call, path, fn, ranks) and not foreseen(call):
                     yield _report(fn, test, call, path, _confidence(path, fn, ranks or _meets_others(fn, facts)))
 
 
@@ -264,13 +264,14 @@ def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
     return False
 
 
-def _makes(call: ast.Call, path: str, ranks: bool) -> bool:
-    """Whether the call creates this path; among ranks, also whether it removes or writes it."""
+def _makes(call: ast.Call, path: str, fn: Function, ranks: bool) -> bool:
+    """Whether the call creates this path, or removes what others know of; among ranks, also whether it writes it."""
     name = short_name(call.func)
     places = [ast.unparse(a) for a in call.args] + [dotted(getattr(call.func, "value", call.func))]
     if name in MAKES:
         return path in places and not is_constant(keyword(call, "exist_ok"), True)
-    between = any(word in path.lower() for word in BETWEEN_PROGRAMS)
+    known = f"{fn.name} {path}".lower()
+    between = any(word in path.lower() for word in BETWEEN_PROGRAMS) or "cache" in known
     if not ranks and not (between and name in REMOVES):
         return False
     if name in REMOVES:

@@ -26,12 +26,13 @@ from paceline.check.summaries import Facts
 def find(facts: Facts) -> Iterator[Finding]:
     """Report `if x is None: x = await ...` that is not under a lock."""
     for fn in facts.module.functions:
-        if not fn.asynchronous or is_plain(fn) or fn.name.startswith("__"):
+        if not fn.asynchronous or fn.name.startswith("__"):
             continue
         for test in fn.tests:
             name = absent(test.test) or _present(test.test) if isinstance(test, ast.If) else ""
             if (
                 not name
+                or (is_plain(fn) and not _stores_what_it_opens(test, name))
                 or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
                 or _locked(test, fn, facts)
             ):
@@ -143,9 +144,17 @@ def _entries(accesses: list[Access]) -> Iterator[Finding]:
             return
 
 
+def _stores_what_it_opens(test: ast.If | ast.While, name: str) -> bool:
+    """`if self.socket is None: self.socket = await connect()`, also in a method that is called so."""
+    made = (s.value for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name)
+    return bool(absent(test.test)) and any(_opens(value) for value in made)
+
+
 def _opens(value: ast.expr | None) -> bool:
     """Whether a coroutine that is awaited makes something, rather than fetch a value, which may be fetched twice."""
     call = value.value if isinstance(value, ast.Await) else None
+    if isinstance(call, ast.Call) and short_name(call.func) in ("wait_for", "shield") and call.args:
+        call = call.args[0]
     return isinstance(call, ast.Call) and _OPENS.match(short_name(call.func).strip("_")) is not None
 
 
