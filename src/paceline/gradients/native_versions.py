@@ -118,7 +118,7 @@ class NativeVersions:
 
     def __init__(self, store: ShardStore, step: ServedStep, text: ServedRule, run: Pass, settings: Settings) -> None:
         self.store, self.looks_back, self._run, self._settings = store, text.looks_back, run, settings
-        self._step, self._dtype = step, store.versions[0].shape.dtype
+        self._step, self._remembers, self._dtype = step, bool(step.remembered), store.versions[0].shape.dtype
         self._slots = [_Slot.of(version, step, text.memory) for version in store.versions]
         self._spans = spans_for([p.numel() for p in store.parameters])
         groups = {id(p): n for n, group in enumerate(store.optimizer.param_groups) for p in group["params"]}
@@ -136,13 +136,14 @@ class NativeVersions:
         if (move := (source, target, store.slot)) != self._move:
             self._prepare(*move)
         spans["gradient"] = addresses
-        if self._step.remembered:
+        if self._remembers:
             spans["present"] = self._slots[source].present
         if source != target:
             for mine, newest in zip(store.versions[target].buffers, store.versions[source].buffers, strict=True):
                 mine.copy_(newest)
         self._run(rows, spans)
-        self._slots[target].present[:] = bool(self._step.remembered)
+        if self._remembers:
+            self._slots[target].present[:] = True
         if target != store.slot:
             store.look(target)
         return True
