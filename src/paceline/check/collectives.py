@@ -57,7 +57,7 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     if name is None or keyword(call, "no_dist") is not None:
         return None
     group = written(keyword(call, "group") or keyword(call, "process_group"))
-    if name == "sendrecv":
+    if name == "sendrecv" or _of_other_programs(call, module):
         group = NEIGHBOURS
     elif (
         not group
@@ -72,6 +72,14 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     if root is None and name in ("broadcast", "reduce", "bcast") and len(call.args) > 1:
         root = call.args[1]
     return Collective(name, call, group, written(root))
+
+
+def _of_other_programs(call: ast.Call, module: Module) -> bool:
+    """Whether a collective of Ray has a group of its own, of which a rank of PyTorch may be the only member here."""
+    named = keyword(call, "group_name", 3)
+    return module.canonical(call.func).startswith("ray.util.collective.") and isinstance(
+        named, ast.Attribute | ast.Name
+    )
 
 
 def _is_sharded(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> bool:
