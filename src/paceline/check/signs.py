@@ -27,11 +27,12 @@ class Signs:
         """The signs around a finding, each between zero and one; what is absent is zero."""
         fn = self._function(finding)
         at = next((call for call in fn.calls if call.lineno == finding.line), None)
+        raises = finding.rule.startswith(("PC3", "PC4"))  # rather than waits for ever
         values = {
             "all callers hold a lock": float(bool(self.facts.guards(fn))),
             "a coroutine": float(fn.asynchronous),
             "a command": float(bool(_COMMANDS & self._imported)),
-            "its exception is caught": float(at is not None and is_caught(at, "OSError", "RuntimeError")),
+            "its exception is caught": float(raises and at is not None and is_caught(at, "OSError", "RuntimeError")),
             "length of the function": min(1.0, (_end(fn.node) - fn.line) / 100),
         }
         return {name: round(value, 3) for name, value in values.items() if value}
