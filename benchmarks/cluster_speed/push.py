@@ -24,7 +24,8 @@ from paceline.core.rules.plain import Plain
 from paceline.engines.cluster.servers.shard_process import ShardProcess
 from paceline.engines.cluster.servers.shard_state import GradientVector, ShardState
 from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
-from paceline.links.tcp.doors import LOOPBACK, Address, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, listen
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.hub import Hub, PeerPlace, Received
 from paceline.links.tcp.pump import Pump
@@ -64,7 +65,7 @@ def push(layout: Layout, server: Address, listener: socket.socket, pushes: int) 
         answered = False
         while not answered:  # a push that came before the view is refused, and made again
             kind, ints = pack(Push(0, VIEW, batch, batch, VIEW))
-            worker.post(there, MESSAGES + kind, ints, [vector.bytes])
+            worker.post(there, MESSAGES + kind, ints, vector.parts, copy=False)
             events = [event for event in worker.poll(60.0) if isinstance(event, Received)]
             answered = any(event.kind == pushed for event in events)
     count = pushes - WARM_UP

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from paceline.check.accesses import Access
 from paceline.check.declarations import Function
-from paceline.check.evidence import STARTS, of_threads
+from paceline.check.evidence import IMPORTS, STARTS, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, is_constant, parent
 from paceline.check.rules.rule import Rule, finding
@@ -133,6 +133,9 @@ def _meets(fn: Function, facts: Facts) -> bool:
     """Whether several threads may run a function, or other threads run meanwhile."""
     if overlap(fn, fn, facts) or facts.threads_of(fn):
         return True
+    tasks = any(other.asynchronous for other in facts.module.functions)
+    if fn.decorated("contextmanager") and (tasks or of_threads(fn.cls, facts, fn.line) >= IMPORTS):
+        return True  # for whoever enters it
     return not fn.asynchronous and of_threads(fn.cls, facts, fn.line) >= STARTS
 
 

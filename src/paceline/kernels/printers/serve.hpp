@@ -1,8 +1,8 @@
-// --- a leg at a server: gradient, push with pull, and the next lease, update after update ---
+// --- a worker at a server: gradient, push with pull, and the next lease, update after update ---
 
 // What `engines.servers.port` and `core.server` do in Python, over the same memory: locks, integers, versions, rows of the
 // trace. The machines' answers are those of `core.server.desk`, `shard` and `version_slots` as long as nothing unusual
-// happens; whatever is unusual ends the leg before it has changed anything, and Python continues from there.
+// happens; whatever is unusual ends the call before it has changed anything, and Python continues from there.
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -68,10 +68,10 @@ struct Server {
     int64_t locks; // their descriptor
     int64_t room;  // rows of the ring
     int64_t spin, shortest, longest, deadline; // nanoseconds of waiting
-    int64_t finite;                 // whether a loss that is not finite ends the leg
+    int64_t finite;                 // whether a loss that is not finite ends the call
     int64_t snapshots, checkpoints; // finished batches between two of them; 0 where there are none
     int64_t first, last; // the batches whose samples the call's order has
-    int64_t until;       // when the leg ends
+    int64_t until;       // when the call ends
     int64_t pace;        // settings of each update; 0 where all have the same
     int64_t since, told; // the updates whose settings are told; what counts is how many came before at a shard
     int64_t batch, stage, waited;
@@ -135,13 +135,15 @@ static const double* settings_after(Server& s, int64_t updates) {
     return s.settings + (updates - s.since) * s.pace;
 }
 
-static Numbers numbers_of(const Call& c, const Span& span, const char* from, char* to) {
+static Numbers numbers_of(const Call& c, const Server& s, const Span& span, const char* from, char* to) {
     Numbers n = {};
     n.old = (const R*)(from + span.value), n.fresh = (R*)(to + span.value);
     n.gradient = (const R*)c.gradients + span.place, n.pulled = n.own = (R*)c.weights + span.place;
     n.rows = span.rows, n.width = span.width, n.stride = span.stride;
 #if IN_PLACE
-    from = to = nullptr;
+    from = to = nullptr; // what is remembered is this worker's own
+#else
+    n.shared = s.workers > 1;
 #endif
     for (int k = 0; k < STATES; k++) n.remembered[k] = (const R*)(from + span.state[k]), n.kept[k] = (R*)(to + span.state[k]);
     n.counted = (const float*)(from + span.count), n.counting = (float*)(to + span.count);
@@ -159,7 +161,7 @@ static bool push(const Call& c, Server& s, int64_t number) {
     const double* settings = settings_after(s, s.batch);
     if (!settings) return false;
     for (const Span* span = shard.spans; span < shard.spans + shard.parameters; span++) {
-        Numbers n = numbers_of(c, *span, memory, memory);
+        Numbers n = numbers_of(c, s, *span, memory, memory);
         n.present = true;
         step(settings + span->group * SETTINGS, R(s.scale), n);
     }
@@ -174,7 +176,7 @@ static void make_version(
     const Call& c, const Server& s, const Shard& shard, const double* settings, const char* from, char* to
 ) {
     for (const Span* span = shard.spans; span < shard.spans + shard.parameters; span++) {
-        Numbers n = numbers_of(c, *span, from, to);
+        Numbers n = numbers_of(c, s, *span, from, to);
         n.present = *(const int64_t*)(from + span->present);
         *(int64_t*)(to + span->present) = REMEMBERS;
         step(settings + span->group * SETTINGS, R(s.scale), n);
@@ -254,7 +256,7 @@ static bool finish(Server& s) {
     return true;
 }
 
-// --- the leg ---
+// --- the call ---
 
 static void compute(const Call& c, const Server& s, Note& note) {
     const int64_t begin = (s.batch - s.first) * c.batch;
