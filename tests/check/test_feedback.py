@@ -52,6 +52,19 @@ def test_no_verdict_is_the_shipped_model() -> None:
     assert finding.confidence == probability(shipped(), features(found(3)))
 
 
+def test_what_stands_around_a_finding_counts() -> None:
+    fetch = "async def fetch(url):\n    return requests.get(url)\n"
+    guarded = (
+        "async def fetch(url):\n    try:\n        return requests.get(url)\n    except OSError:\n        return None\n"
+    )
+    texts = [f"import requests\n{fetch}", f"import requests, argparse\n{fetch}", f"import requests\n{guarded}"]
+    plain, command, caught = [check_text("library.py", text)[0] for text in texts]
+    assert not {"a command", "its exception is caught"} & features(plain).keys()
+    assert features(command)["a command"] == features(caught)["its exception is caught"] == 1
+    weigh([plain, command, caught])
+    assert plain.confidence > max(command.confidence, caught.confidence)
+
+
 def test_the_fit_finds_the_side_of_a_line() -> None:
     chance = random.Random(0)
     rows = [{"a": chance.uniform(-1, 1), "b": chance.uniform(-1, 1)} for _ in range(200)]

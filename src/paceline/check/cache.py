@@ -20,7 +20,7 @@ from paceline.narrative import Wait
 FOLDER = ".paceline_cache"
 _KEPT = (
     *("rule", "line", "column", "function", "message", "remedy"),
-    *("confidence", "about", "ordinal", "verdict", "subject"),
+    *("confidence", "about", "ordinal", "verdict", "subject", "signs"),
 )
 
 

@@ -15,12 +15,12 @@ from paceline.check.declarations import Class, Declarations, Function
 from paceline.check.names import dotted, is_constant, keyword, short_name
 
 _LIBRARIES = re.compile(
-    r"(numpy\.)?random\.(random|randint|randrange|choice|uniform|rand|shuffle|sample)"
+    r"(numpy\.)?random\.(random|randint|randrange|choices?|uniform|rand|shuffle|sample)"
     r"|torch\.(rand|randn|randint|randperm|bernoulli|multinomial)"
 )
 _UNSEEDED = re.compile(r"uuid\.uuid[14]|secrets\.\w+|os\.urandom")
 _DRAWS = {"random", "randint", "randrange", "choice", "uniform", "integers", "normal", "standard_normal", "binomial",
-          "permutation", "sample", "rand", "randn", "random_sample", "poisson", "exponential"}  # fmt: skip
+          "permutation", "sample", "choices", "rand", "randn", "random_sample", "poisson", "exponential"}  # fmt: skip
 _GENERATORS = {"random.Random", "numpy.random.default_rng", "numpy.random.RandomState"}
 #: What seeds one library alone; any other function whose name has `seed` is taken to seed all.
 _SEEDS = {"random.seed": "random", "numpy.random.seed": "numpy", "torch.manual_seed": "torch",

@@ -50,14 +50,16 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
         name = _by_class(function, fn, module)
         owned = name is not None
         name = name or _by_object(function, fn, module)
-    if name is None and module.shards_models and _is_sharded(function, fn, module):
+    if name is None and module.shards_models and _is_wrapped(function, fn, module, ".FullyShardedDataParallel"):
         name = "forward"
+    if name is None and module.normalises_batches and _is_wrapped(function, fn, module, ".DistributedDataParallel"):
+        name = "forward"  # which sends the running means of rank 0 to all
     if name in _LOGS and not _truly(keyword(call, "sync_dist")):
         return None
     if name is None or keyword(call, "no_dist") is not None:
         return None
     group = written(keyword(call, "group") or keyword(call, "process_group"))
-    if name == "sendrecv":
+    if name == "sendrecv" or _of_other_programs(call, module):
         group = NEIGHBOURS
     elif (
         not group
@@ -74,17 +76,26 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     return Collective(name, call, group, written(root))
 
 
-def _is_sharded(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> bool:
-    """Whether this is a model whose parameters are spread over the ranks, and gathered from all of them to run it."""
+def _of_other_programs(call: ast.Call, module: Module) -> bool:
+    """Whether a collective of Ray has a group of its own, of which a rank of PyTorch may be the only member here."""
+    named = keyword(call, "group_name", 3)
+    return module.canonical(call.func).startswith("ray.util.collective.") and isinstance(
+        named, ast.Attribute | ast.Name
+    )
+
+
+def _is_wrapped(node: ast.expr, fn: Function, module: Module, wrapper: str, depth: int = 0) -> bool:
+    """Whether this is a model in a wrapper that lets all ranks take part when it runs."""
     if depth > DEPTH or not isinstance(node, ast.Name | ast.Attribute):
         return False
-    if type_name(node, fn, module).endswith(".FullyShardedDataParallel"):
+    if type_name(node, fn, module).endswith(wrapper):
         return True
     named = dotted(node)
-    if any(short_name(c.func) == "fully_shard" and c.args and dotted(c.args[0]) == named for c in fn.calls):
+    shards = wrapper == ".FullyShardedDataParallel"
+    if shards and any(short_name(c.func) == "fully_shard" and c.args and dotted(c.args[0]) == named for c in fn.calls):
         return True
     given = module.passing.to(fn, named) if named in fn.parameters and named not in fn.bound else ()
-    return any(_is_sharded(argument.value, argument.caller, module, depth + 1) for argument in given)
+    return any(_is_wrapped(argument.value, argument.caller, module, wrapper, depth + 1) for argument in given)
 
 
 DEPTH = 3  # calls through which a model is followed

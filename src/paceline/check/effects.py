@@ -110,8 +110,8 @@ def gives_up(call: ast.Call) -> bool:
     timeout = keyword(call, "timeout", 1)
     if keyword(call, "block") is not None:
         blocking = keyword(call, "block")
-    if blocking is not None and not (is_constant(blocking, True) or _is_one(blocking)):
-        return True
+    if blocking is not None and not (isinstance(blocking, ast.Constant) and blocking.value):
+        return True  # any number but 0 blocks: `acquire(5)` has no timeout
     return timeout is not None and not is_constant(timeout, None) and not _is_minus_one(timeout)
 
 
@@ -130,10 +130,6 @@ def has_timeout(call: ast.Call, method: str) -> bool:
     else:
         timeout = keyword(call, "timeout", 0)
     return timeout is not None and not is_constant(timeout, None)
-
-
-def _is_one(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value == 1
 
 
 def _is_minus_one(node: ast.expr) -> bool:

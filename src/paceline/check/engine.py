@@ -17,6 +17,7 @@ from paceline.check.mistakes import subject_of
 from paceline.check.module import Module
 from paceline.check.rules import RULES
 from paceline.check.rules.rule import Rule
+from paceline.check.signs import Signs
 from paceline.check.source import OLD, Unreadable, parse
 from paceline.check.summaries import Facts
 from paceline.check.together.merging import merge
@@ -114,6 +115,7 @@ def _settled(found: list[Finding], path: str, text: str) -> list[Finding]:
 
 def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
     found: dict[tuple[str, int, int], Finding] = {}
+    signs = Signs(facts)
     text += " async def await " if OLD.search(text) else ""  # what coroutines of before are read as
     for rule in rules:
         if rule.needs and not any(word in text for word in rule.needs):
@@ -121,6 +123,7 @@ def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
         for finding in rule.find(facts):
             finding.rule = rule.code
             finding.subject = subject_of(finding, facts.module)
+            finding.signs = signs.of(finding)
             found.setdefault((finding.rule, finding.line, finding.column), finding)
     return list(found.values())
 

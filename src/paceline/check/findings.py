@@ -34,6 +34,7 @@ class Finding:
     path: str = ""
     verdict: bool | None = None  # what a comment on its line says: a bug, or none
     ordinal: int = 0  # among findings of the same rule about the same thing in one function
+    signs: dict[str, float] = field(default_factory=dict)  # what the file says around it
     subject: str = ""  # what it is about, where that has one name in the whole file
     further: list[Finding] = field(default_factory=list)  # the same mistake at other places of the file
 

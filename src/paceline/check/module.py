@@ -59,6 +59,11 @@ class Module(Declarations):
         """Whether this file spreads the parameters of a model over the ranks."""
         return any(origin.endswith((".FullyShardedDataParallel", ".fully_shard")) for origin in self.imports.values())
 
+    @cached_property
+    def normalises_batches(self) -> bool:
+        """Whether a model of this file keeps running means, which DistributedDataParallel makes those of rank 0."""
+        return any(a.attr.startswith(("BatchNorm", "SyncBatchNorm")) for fn in self.functions for a in fn.attributes)
+
     # -- resources
 
     def constructed(self, value: ast.expr, fn: Function) -> tuple[str, ast.Call] | None:
@@ -75,12 +80,10 @@ class Module(Declarations):
     def constructed_kind(self, call: ast.Call, fn: Function) -> str | None:
         """The kind of resource that this call creates; None when it creates none."""
         name = self.canonical(call.func)
-        kind = catalogue.CONSTRUCTORS.get(name)
-        if kind is not None:
+        if (kind := catalogue.CONSTRUCTORS.get(name)) is not None:
             return kind
         words = name.split(".")
-        own = self.classes.get(name)
-        if own is not None:
+        if (own := self.classes.get(name)) is not None:
             return _derived(own) or lock_class(own, self.attribute)
         if words[-1] == "field":  # dataclasses
             factory = keyword(call, "default_factory")
@@ -96,11 +99,8 @@ class Module(Declarations):
 
     def _is_context(self, name: str, fn: Function) -> bool:
         """Whether a name is bound to `multiprocessing.get_context(...)`."""
-        for scope in fn.scopes():
-            value = scope.bound.get(name)
-            if isinstance(value, ast.Call):
-                return short_name(value.func) == "get_context"
-        return False
+        made = next((v for scope in fn.scopes() if isinstance(v := scope.bound.get(name), ast.Call)), None)
+        return made is not None and short_name(made.func) == "get_context"
 
     def resource(self, node: ast.expr, fn: Function, depth: int = 0) -> Resource | None:
         """The lock, queue, thread or other resource that an expression names; None when it names none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from paceline.check.findings import Finding
 #: The precision of the prior: one over the variance of a weight around its prior value.
 PRECISION = 0.5
 ROUNDS, RATE = 400, 0.5
+#: Folders and files of a project that its users do not run as a part of their programs.
+EXAMPLES = re.compile(r"(examples?|demos?|docs?|bench(marks?)?|scripts?|tools?|samples?|setup\.py)")
 
 Features = Mapping[str, float]
 Weights = Mapping[str, float]
@@ -28,10 +31,12 @@ def features(found: Finding) -> dict[str, float]:
     """The inputs of the model by name, each of the order of one; what is absent is zero."""
     lines = [found.line, *(step.line for step in found.story)]
     parts = _below_here(found.path).lower().split("/")
+    tested = float(any(part.startswith(("test", "conftest")) or part.endswith("_test.py") for part in parts))
     values = {
         "always": 1.0,
         f"rule {found.rule}": 1.0,
         f"family {found.rule[:3]}": 1.0,
+        f"form {found.rule} {round(20 * found.confidence) / 20:.2f}": 1.0,  # a rule's forms differ by its confidence
         "the rule's own confidence": found.confidence,
         "steps": len(found.story) / 4,
         "calls on the way": float(sum(" calls " in step.what for step in found.story)),
@@ -40,9 +45,11 @@ def features(found: Finding) -> dict[str, float]:
         "a private function": float(found.function.rpartition(".")[2].startswith("_")),
         "module level": float(found.function == "<module>"),
         "only on an exception": float("exception" in found.message),
-        "in tests": float(any(part.startswith("test") or part.endswith("_test.py") for part in parts)),
+        "in an example": float(any(EXAMPLES.fullmatch(part) for part in parts)),
+        "in tests": tested,
+        f"family {found.rule[:3]} in tests": tested,
     }
-    return {name: value for name, value in values.items() if value}
+    return {name: value for name, value in (values | found.signs).items() if value}
 
 
 def _below_here(path: str) -> str:

@@ -115,6 +115,8 @@ class Roots:
             return
         if name in STARTS_IN_MODULE and STARTS_IN_MODULE[name] not in self.module.canonical(call.func).split("."):
             return
+        if kind == "thread" and isinstance(call.func, ast.Attribute) and self._of_processes(call.func.value, fn):
+            kind = "process"
         value = keyword(call, argument, position)
         if kind == "task" and isinstance(value, ast.Call):
             value = value.func
@@ -125,6 +127,14 @@ class Roots:
             several = many or (in_loop(call, fn) and name not in ("submit", "map"))
             own = brings_own(value, call, fn)  # type: ignore[arg-type]
             yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn), own)
+
+    def _of_processes(self, node: ast.expr, fn: Function) -> bool:
+        """Whether an executor runs its tasks in processes, which share nothing."""
+        made = [scope.bound[node.id] for scope in fn.scopes() if isinstance(node, ast.Name) and node.id in scope.bound]
+        if isinstance(node, ast.Attribute) and (owner := self.module.type_of(node.value, fn)) is not None:
+            made = [value for cls in owner.ancestry for value, _ in cls.values.get(node.attr, ())]
+        calls = [value for value in made[:1] if isinstance(value, ast.Call)]
+        return any(short_name(call.func) == "ProcessPoolExecutor" for call in calls)
 
     def _is_executor(self, call: ast.Call, fn: Function) -> bool:
         """Whether `map` is called on an executor."""

@@ -140,7 +140,9 @@ class Sequences:
         yes, no = self.body(node.body, fn, assumed), self.body(node.orelse, fn, assumed)
         both = yes.exit if yes.exit == no.exit else ""
         if not yes.items and not no.items:
-            return Sequence(head, both)
+            left = yes.exit or no.exit
+            leaves = assumed is not None and yes.exit != no.exit and left in LEAVES
+            return Sequence((*head, Item(left, node)) if leaves else head, both)
         if self.conditions(node.test, fn):  # the ranks differ here; `differences` reports it at this test
             longer = max((yes, no), key=lambda s: len(s.items))
             return Sequence(head + longer.items, both)

@@ -33,7 +33,7 @@ from paceline.check.names import dotted, enclosing, is_constant, keyword, parent
 from paceline.check.passing import Passing
 from paceline.check.reduced import SPREADS, Reduced
 
-DEPTH = 12  # assignments and calls through which a value is followed
+DEPTH = 15  # assignments and calls through which a value is followed
 
 # Functions whose result differs if an argument does; through other calls only data are followed.
 _PASSES_ON = {"len", "list", "tuple", "set", "sorted", "range", "int", "str", "float", "bool", "sum", "min", "max",
@@ -293,8 +293,10 @@ class Varying:
             last = test.end_lineno or 0 if isinstance(test, ast.If) else 0
             wraps = any(isinstance(n, ast.Call) for n in ast.walk(value)) and _reads(value, node.id)
             around = isinstance(test, ast.If) and test.lineno <= node.lineno <= last
-            if isinstance(parent(target), ast.AugAssign) and (why := self._passed_by(target, fn, depth)):
+            counts = isinstance(parent(target), ast.AugAssign)
+            if counts and (why := self._passed_by(target, fn, depth)):
                 return why
+            around = around and not (counts and enclosing(test or target, ast.For, ast.While) is not None)
             if not isinstance(test, ast.If) or wraps or (around and not _reads(test.test, node.id)):
                 continue
             why = "" if asks_for_ranks(test.test) or asks_for_one(test.test) else self.why(test.test, fn, depth)

@@ -153,7 +153,7 @@ def _told_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Findin
             start = next((c for c in fn.calls if c.lineno == root.line), None)
             if start is not None and not facts.held_at(start, fn):
                 what = f"{flag} says that the thread is there, but is set only by the thread itself"
-                yield _report(start, fn, what, f"`not {flag}`", flag, 0.55)
+                yield _report(start, fn, what, f"`not {flag}`", flag, 0.65)
                 return
 
 

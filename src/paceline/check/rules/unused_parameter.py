@@ -83,7 +83,8 @@ def _on_one_side(test: ast.If, fn: Function) -> ast.Call | None:
 def _layers(body: list[ast.stmt], fn: Function) -> list[ast.Call]:
     """The calls of own layers in some statements."""
     inside = {id(node) for statement in body for node in ast.walk(statement)}
-    return [c for c in fn.calls if id(c) in inside and isinstance(c.func, ast.Attribute) and _is_layer(c.func, fn)]
+    calls = ((c, fn.looped.get(c.func.id) if isinstance(c.func, ast.Name) else c.func) for c in fn.calls)
+    return [c for c, of in calls if id(c) in inside and isinstance(of, ast.Attribute) and _is_layer(of, fn)]
 
 
 def _is_layer(node: ast.Attribute, fn: Function) -> bool:
