@@ -59,8 +59,8 @@ class Account:
             return ["nothing was left to train"]
         share = self.inside / max(self.wall * self.workers, 1e-9)
         lines = [
-            f"{share:.0%} of the workers' time was training; {1e3 * self.overhead_per_leg:.2f} ms for each part of a trial were not, "
-            f"and {self.start:.1f} s went by before the workers could begin"
+            f"{share:.0%} of the workers' time was training; {1e3 * self.overhead_per_leg:.2f} ms for each "
+            f"part of a trial were not, and {self.start:.1f} s went by before the workers could begin"
         ]
         if self.workers > 1 and self.speedup < 1:
             lines.append(
