@@ -46,6 +46,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 constant = isinstance(made.value, ast.Constant)
                 if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
                     yield _report_flag(fn, test, made, name)
+        yield from _ended_twice(fn, facts)
     everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
     for accesses in (*everything, *accesses_of_globals(facts).values()):
         yield from _entries(accesses)
@@ -107,6 +108,25 @@ def _report_claim(access: Access, test: ast.If) -> Finding:
         access.thing,
         0.55,
     )
+
+
+def _ended_twice(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if self.live is None: return`, `await self.live.close()`, and only then `self.live = None`."""
+    for test in fn.tests:
+        name = (
+            absent(test.test) if isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Raise) else ""
+        )
+        block = getattr(parent(test), "body", [])
+        if not name.startswith(f"{fn.self_name}.") or not fn.self_name or test not in block or _locked(test, fn, facts):
+            continue
+        rest = block[block.index(test) + 1 :]
+        ends = next((s for s in rest if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
+        before = rest[: rest.index(ends)] if ends is not None else []
+        waits = [a for a in fn.awaits if any(s.lineno <= a.lineno <= (s.end_lineno or 0) for s in before)]
+        about = any(dotted(n) == name for a in waits for n in ast.walk(a))
+        if ends is not None and about and isinstance(ends.value, ast.Constant) and not ends.value.value:
+            yield _report_flag(fn, test, ends, name)
+            return
 
 
 def _through_method(test: ast.If | ast.While, name: str, fn: Function, facts: Facts) -> ast.Await | None:
