@@ -24,7 +24,8 @@ from paceline.core.rules.plain import Plain
 from paceline.engines.cluster.servers.shard_process import ShardProcess
 from paceline.engines.cluster.servers.shard_state import GradientVector, ShardState
 from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
-from paceline.links.tcp.doors import LOOPBACK, Address, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, listen
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.hub import Hub, PeerPlace, Received
 from paceline.links.tcp.pump import Pump

@@ -27,7 +27,8 @@ from paceline.core.cluster.outputs import TIMING
 from paceline.core.codecs.catalogue import CODECS
 from paceline.engines.cluster.servers.shard_process import ShardProcess
 from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
-from paceline.links.tcp.doors import LOOPBACK, Address, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, listen
 from paceline.links.tcp.handshake import Identity
 from paceline.links.tcp.hub import Arrived, Gone, Hub, Received
 

@@ -44,7 +44,7 @@ def job(**changes: Any) -> pl.Job:
 
 def downpour(chance: random.Random, inside: bool, scratch: Path, compute: str) -> bool:
     """One run with one death somewhere; whether the death came in time to matter."""
-    # Legs of generated code make an update in a tenth of the time.
+    # Generated code makes an update in a tenth of the time.
     shards, made = chance.choice((1, 2, 4)), job(epochs=60 if compute == "fused" else 3, compute=compute)
     progress: Any = None
     if inside:

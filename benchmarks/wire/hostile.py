@@ -15,7 +15,8 @@ from socket import socket
 
 import psutil
 
-from paceline.links.tcp.doors import LOOPBACK, Address, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, listen
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.hub import Arrived, Gone, Hub, Received
 from paceline.links.tcp.pump import Pump

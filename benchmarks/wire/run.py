@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.blocking import BlockingConnection
-from paceline.links.tcp.doors import LOOPBACK, Address, Door, TrustedNetwork, listen
+from paceline.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork, listen
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.hub import Arrived, Hub, Received
 from paceline.links.tcp.keys import make_keys
@@ -84,8 +85,8 @@ def receive_all(peer: socket.socket, into: memoryview) -> None:
 # --- connections of two threads that wait ---
 
 
-def line_server(door: Door, listener: socket.socket, vectors: Vectors) -> Exchange:
-    hub = Hub(Identity(SERVER, RUN, JOB), door, listener, handed_over=(CLIENT.role,))
+def line_server(credentials: Credentials, listener: socket.socket, vectors: Vectors) -> Exchange:
+    hub = Hub(Identity(SERVER, RUN, JOB), credentials, listener, handed_over=(CLIENT.role,))
     while Arrived(CLIENT) not in hub.poll(1.0):
         pass
     line = BlockingConnection(hub.take_over(CLIENT), SocketWaiter(0))
@@ -98,8 +99,8 @@ def line_server(door: Door, listener: socket.socket, vectors: Vectors) -> Exchan
     return serve
 
 
-def line_client(door: Door, address: Address, vectors: Vectors) -> Exchange:
-    _, connection = connect(Identity(CLIENT, RUN, JOB), address, door, SocketWaiter(1))
+def line_client(credentials: Credentials, address: Address, vectors: Vectors) -> Exchange:
+    _, connection = connect(Identity(CLIENT, RUN, JOB), address, credentials, SocketWaiter(1))
     line = BlockingConnection(connection, SocketWaiter(1))
     connection.receive_into(vectors.place)
 
@@ -147,8 +148,8 @@ def hub_client(address: Address, vectors: Vectors) -> Exchange:
 class Pair:
     """A server in a process of its own, and the client in this one."""
 
-    def __init__(self, door: Door, server: Any, client: Any, numbers: int) -> None:
-        listener = listen(Address("127.0.0.1", 0), door)
+    def __init__(self, credentials: Credentials, server: Any, client: Any, numbers: int) -> None:
+        listener = listen(Address("127.0.0.1", 0), credentials)
         address = Address(*listener.getsockname()[:2])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=self._serve, args=(theirs, server, listener, numbers), daemon=True)
@@ -183,12 +184,12 @@ class Pair:
         self._process.join()
 
 
-def kinds(folder: Path) -> dict[str, tuple[Door, Any, Any]]:
+def kinds(folder: Path) -> dict[str, tuple[Credentials, Any, Any]]:
     make_keys(folder / "keys")
     token, tls = TrustedNetwork(os.urandom(32)), MutualTls(folder / "keys")
-    found: dict[str, tuple[Door, Any, Any]] = {"sockets without frames": (LOOPBACK, raw_server, raw_client)}
-    for name, door in (("plain", LOOPBACK), ("token", token), ("TLS 1.3", tls)):
-        found[name] = (door, partial(line_server, door), partial(line_client, door))
+    found: dict[str, tuple[Credentials, Any, Any]] = {"sockets without frames": (LOOPBACK, raw_server, raw_client)}
+    for name, credentials in (("plain", LOOPBACK), ("token", token), ("TLS 1.3", tls)):
+        found[name] = (credentials, partial(line_server, credentials), partial(line_client, credentials))
     return {**found, "plain, event loops": (LOOPBACK, hub_server, hub_client)}
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from paceline.api.tuning_places import ADDRESS, Where, meet
+from paceline.api.tuning_ranks import ADDRESS, Where, meet
 from paceline.errors import RunFailed, TuningError
-from paceline.links.tcp.doors import LOOPBACK, Address
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK
 from paceline.links.tcp.events import Arrived, Received
 from paceline.links.tcp.handshake import JOB_BYTES, Identity, Peer
 from paceline.links.tcp.hub import Hub
@@ -24,10 +25,10 @@ from paceline.tuner.space import Float, Space
 from paceline.tuner.study import Study
 from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Terms
+from paceline.tuner.trials.dispatch import JOINED, Dispatcher
 from paceline.tuner.trials.here import Here
-from paceline.tuner.trials.peers import RANK, SAID, TERMS, Peers, Place, serve
+from paceline.tuner.trials.peers import RANK, SAID, TERMS, Peers, RankInfo, serve
 from paceline.tuner.trials.processes import Processes
-from paceline.tuner.trials.team import JOINED, Team
 
 MEETING = bytes(16)
 SPACE = Space({"x": Float(0, 1, count=5)})
@@ -46,16 +47,16 @@ def opened(search: str, max_t: int) -> Study:
     return Study(proposals, scheduler, Journal(None), True, total)
 
 
-def place(rank: int, head: Address) -> Place:
-    return Place(rank, "test", 2, head, LOOPBACK, MEETING, works=False)
+def rank_info(rank: int, head: Address) -> RankInfo:
+    return RankInfo(rank, "test", 2, head, LOOPBACK, MEETING, works=False)
 
 
 def head_of(study: Study, terms: Terms) -> Peers:
-    return Peers(None, place(0, Address("127.0.0.1", 0)), terms, lambda: sorted(study.trials))
+    return Peers(None, rank_info(0, Address("127.0.0.1", 0)), terms, lambda: sorted(study.trials))
 
 
 def rank(pool: ThreadPoolExecutor, number: int, head: Address) -> Future[Any]:
-    return pool.submit(serve, place(number, head), lambda terms: Processes(curve, terms, 1, threads=1), 60.0)
+    return pool.submit(serve, rank_info(number, head), lambda terms: Processes(curve, terms, 1, threads=1), 60.0)
 
 
 def test_a_rank_finds_what_one_process_finds() -> None:
@@ -64,7 +65,7 @@ def test_a_rank_finds_what_one_process_finds() -> None:
     peers = head_of(ranks, Terms())
     with ThreadPoolExecutor(1) as pool:
         served = rank(pool, 1, peers.hub.address)
-        drive(ranks, Team(peers, ranks.report))
+        drive(ranks, Dispatcher(peers, ranks.report))
         assert served.result() == sorted(ranks.trials)
     assert {n: (t.value, t.reports) for n, t in here.trials.items()} == {
         n: (t.value, t.reports) for n, t in ranks.trials.items()
@@ -98,11 +99,11 @@ def test_the_leg_of_a_lost_rank_begins_again() -> None:
             lost.result()
             begun.set()
             return serve(
-                place(1, peers.hub.address), lambda terms: Processes(curve, terms, 1, threads=1), 60.0
+                rank_info(1, peers.hub.address), lambda terms: Processes(curve, terms, 1, threads=1), 60.0
             )  # fmt: skip
 
         served = pool.submit(then)
-        drive(study, Team(peers, study.report))
+        drive(study, Dispatcher(peers, study.report))
         served.result()
     assert begun.is_set()
     assert [t.status for t in study.trials.values()] == ["done"] * 5
@@ -114,7 +115,7 @@ def test_ranks_that_share_no_folder_refuse_a_search_that_continues_trials(tmp_pa
     with ThreadPoolExecutor(1) as pool:
         served = rank(pool, 1, peers.hub.address)
         with pytest.raises(TuningError, match="do not share the folder"):
-            drive(study, Team(peers, study.report))
+            drive(study, Dispatcher(peers, study.report))
         with pytest.raises(TuningError, match="do not share the folder"):
             served.result()
 
@@ -124,9 +125,9 @@ def test_the_first_task_of_an_array_leads_and_the_next_one_after_it(
 ) -> None:
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    places: list[Place] = []
+    places: list[RankInfo] = []
 
-    def second(given: Place | None, folder: Path | None) -> str:
+    def second(given: RankInfo | None, folder: Path | None) -> str:
         assert given is not None
         places.append(given)
         if given.leads:
@@ -134,7 +135,7 @@ def test_the_first_task_of_an_array_leads_and_the_next_one_after_it(
         first_may_end.set()
         raise RunFailed("rank 0 has ended")
 
-    def first(given: Place | None, folder: Path | None) -> Path:
+    def first(given: RankInfo | None, folder: Path | None) -> Path:
         assert given is not None
         assert folder is not None
         assert given.leads

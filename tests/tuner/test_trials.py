@@ -17,9 +17,9 @@ from paceline.tuner.space import Choice, Float, Space
 from paceline.tuner.study import Study
 from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Terms
+from paceline.tuner.trials.dispatch import Dispatcher
 from paceline.tuner.trials.here import Here
 from paceline.tuner.trials.processes import Processes
-from paceline.tuner.trials.team import Team
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
     trials: Any = (
         Here(objective, study.report, terms)
         if how == "here"
-        else Team(Processes(objective, terms, 2), study.report, timeout)
+        else Dispatcher(Processes(objective, terms, 2), study.report, timeout)
     )
     return study, drive(study, trials)
 

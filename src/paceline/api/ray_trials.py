@@ -17,25 +17,26 @@ from paceline.engines.cluster.ray_session import package, session
 from paceline.engines.cluster.roster import Roster
 from paceline.errors import RunFailed, TuningError
 from paceline.gradients.pickling import pack
-from paceline.links.tcp.doors import LOOPBACK, Address, Door, TrustedNetwork
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork
 from paceline.links.tcp.handshake import RUN_BYTES
 from paceline.tuner.trials import Objective
-from paceline.tuner.trials.peers import Place, serve
+from paceline.tuner.trials.peers import RankInfo, serve
 from paceline.tuner.trials.processes import Processes
 
 PATIENCE = 60.0  # seconds in which a task has to reach the driver
 SMALL = 64 << 20  # bytes that a cluster of its own has to hold
 
 
-def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callable[[Place], Any]) -> Any:
+def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callable[[RankInfo], Any]) -> Any:
     """Tune with a worker in each of so many tasks; by default one for each CPU of the cluster."""
     meeting = secrets.token_bytes(RUN_BYTES)
     with session(address, workers or 1, SMALL) as where:
         ray = package()
-        door: Door = TrustedNetwork(secrets.token_bytes(32)) if trusted and not where.own else LOOPBACK
+        credentials: Credentials = TrustedNetwork(secrets.token_bytes(32)) if trusted and not where.own else LOOPBACK
         keys = {} if where.own or trusted else make_run_keys()
         tasks = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        roster = Roster(tasks, tasks, Address(where.host, 0), 0, "ray", meeting, door, head_rank=tasks)
+        roster = Roster(tasks, tasks, Address(where.host, 0), 0, "ray", meeting, credentials, head_rank=tasks)
         with with_keys(roster, keys) as placed:
             begun: list[Any] = []
 
@@ -44,9 +45,9 @@ def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callab
                 job = ray.put(pack(objective))
                 begun.extend(task.remote(job, replace(roster, rank=rank, head=at), keys) for rank in range(tasks))
 
-            place = Place(0, "Ray", tasks, placed.head, placed.door, meeting, listening, works=False)
+            rank_info = RankInfo(0, "Ray", tasks, placed.head, placed.credentials, meeting, listening, works=False)
             try:
-                return tune(place)
+                return tune(rank_info)
             except TuningError as error:
                 raise _explained(error, begun) from error
 
@@ -55,8 +56,8 @@ def run_trials(job: bytes, roster: Roster, keys: dict[str, bytes]) -> None:
     """Run trials for the driver until its search is over: what a task of Ray does."""
     objective: Objective = pickle.loads(job)
     with with_keys(roster, keys) as placed:
-        place = Place(1 + roster.rank, "Ray", roster.nodes, placed.head, placed.door, placed.meeting)
-        serve(place, lambda terms: Processes(objective, terms, 1, threads=1), PATIENCE)
+        rank_info = RankInfo(1 + roster.rank, "Ray", roster.nodes, placed.head, placed.credentials, placed.meeting)
+        serve(rank_info, lambda terms: Processes(objective, terms, 1, threads=1), PATIENCE)
 
 
 def _explained(error: TuningError, tasks: list[Any]) -> TuningError:

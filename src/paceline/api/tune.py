@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.api.trial_plans import PlannedObjective
-from paceline.api.tuning_places import Where, local_ranks, meet
+from paceline.api.tuning_ranks import Where, local_ranks, meet
 from paceline.api.tuning_setup import (
     can_continue,
     check,
@@ -45,8 +45,8 @@ from paceline.tuner.space import Space, read_space
 from paceline.tuner.study import Study
 from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Objective, Terms
-from paceline.tuner.trials.choice import Way, choose
-from paceline.tuner.trials.peers import Place, serve
+from paceline.tuner.trials.choice import ExecutorOptions, choose
+from paceline.tuner.trials.peers import RankInfo, serve
 
 PATIENCE = 120.0  # seconds in which rank 0 has to be reached
 MAX_T = 1  # steps of an objective, if nothing else is said
@@ -111,7 +111,7 @@ def tune(
     )  # fmt: skip
     where = Where(engine, address, keys, trusted_network, asked.workers)
     where.check(executor)
-    found: Tuning = meet(where, folder, asked.name, lambda place, array: _tune(replace(asked, place=place), array))
+    found: Tuning = meet(where, folder, asked.name, lambda rank, array: _tune(replace(asked, rank_info=rank), array))
     return found
 
 
@@ -141,8 +141,8 @@ class Asked:
     space_file: Path | None
     progress: Callable[[Study], None] | None
     storage: Any
-    #: This process's place among several ranks.
-    place: Place | None = None
+    #: This process among several ranks.
+    rank_info: RankInfo | None = None
 
     def __post_init__(self) -> None:
         numbers = {word: whole(word, getattr(self, word), 1, TuningError) for word in ("workers", "n_trials")}
@@ -180,9 +180,11 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
     )
     assert objective is not None
     each = objective.plan.workers if isinstance(objective, PlannedObjective) else 1
-    way = Way(objective, Terms(asked.seed), asked.workers, asked.timeout, each, local_ranks(), asked.place)
-    if asked.place is not None and not asked.place.leads:
-        return _serve(asked, way, header)
+    options = ExecutorOptions(
+        objective, Terms(asked.seed), asked.workers, asked.timeout, each, local_ranks(), asked.rank_info
+    )
+    if asked.rank_info is not None and not asked.rank_info.leads:
+        return _serve(asked, options, header)
     with (
         opened_folder(asked.folder, asked.resume, str(header["name"]), array) as path,
         opened_states(path, scheduler.resumes) as states,
@@ -193,7 +195,7 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
         elif asked.space_file is not None and path is not None:
             shutil.copy(asked.space_file, path / f"space{asked.space_file.suffix}")
         study = Study(proposals, scheduler, diary, mode == "min", total, header)
-        found = _run(study, way._replace(terms=Terms(asked.seed, states)), asked, path, header)
+        found = _run(study, options._replace(terms=Terms(asked.seed, states)), asked, path, header)
         if path is not None:
             _write(path, found, header, asked, study)
         return found
@@ -206,7 +208,7 @@ def _check_numbers(asked: Asked) -> None:
             raise TuningError(f"{word}={value!r} is not above 0; give a larger number, or leave it out")
 
 
-def _run(study: Study, way: Way, asked: Asked, path: Path | None, header: dict[str, Any]) -> Tuning:
+def _run(study: Study, options: ExecutorOptions, asked: Asked, path: Path | None, header: dict[str, Any]) -> Tuning:
     """Run the trials that are left."""
     watchers = [asked.progress] if asked.progress is not None else []
     if asked.storage is not None:
@@ -214,7 +216,7 @@ def _run(study: Study, way: Way, asked: Asked, path: Path | None, header: dict[s
         kept = Storage(asked.storage, header["name"], tuning, asked.space, study.minimize)
         kept.teach(study.proposals)
         watchers.append(kept)
-    chosen = choose(study.way or asked.executor, way, study)
+    chosen = choose(study.way or asked.executor, options, study)
     study.runs(chosen.name)
     spent = drive(study, chosen.trials, asked.seconds, lambda study: [each(study) for each in watchers])
     if asked.storage is not None:
@@ -227,16 +229,16 @@ def _run(study: Study, way: Way, asked: Asked, path: Path | None, header: dict[s
     )  # fmt: skip
 
 
-def _serve(asked: Asked, way: Way, header: dict[str, Any]) -> Tuning:
+def _serve(asked: Asked, options: ExecutorOptions, header: dict[str, Any]) -> Tuning:
     """Run trials for the rank that decides, and return what it has found."""
-    place = asked.place
-    assert place is not None
+    rank_info = asked.rank_info
+    assert rank_info is not None
     begin = time.perf_counter()
-    trials, best = serve(place, lambda terms: way._replace(terms=terms).crew(), asked.timeout or PATIENCE)
-    account = Account(time.perf_counter() - begin, 0.0, way.cores, 0, 0.0)
+    trials, best = serve(rank_info, lambda terms: options._replace(terms=terms).start_pool(), asked.timeout or PATIENCE)
+    account = Account(time.perf_counter() - begin, 0.0, options.cores, 0, 0.0)
     return Tuning(
         None, [trials[number] for number in sorted(trials)], None if best is None else trials[best], account,
-        header["metric"], header["mode"], header["search"], asked.executor, "", asked.make, place.rank,
+        header["metric"], header["mode"], header["search"], asked.executor, "", asked.make, rank_info.rank,
     )  # fmt: skip
 
 

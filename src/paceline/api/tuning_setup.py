@@ -27,7 +27,7 @@ from paceline.tuner.suggested import suggested_space
 from paceline.tuner.training import JobObjective, Measure
 from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Objective
-from paceline.tuner.trials.choice import WAYS
+from paceline.tuner.trials.choice import EXECUTORS
 from paceline.tuner.varied import VariedJob
 
 HIGHER = ("accuracy", "auc", "auroc", "f1", "precision", "recall", "r2", "score")
@@ -73,9 +73,9 @@ def check(space: Space, search: Search, executor: str, plan: str | None, make: A
             f"search {search} has nothing to vary: give --space FILE, space={{name: paceline.Float(low, high), ...}}, "
             "or a function of a trial that suggests values"
         )
-    if executor not in WAYS:
+    if executor not in EXECUTORS:
         number = "; the number of trials is n_trials" if str(executor).isdigit() else ""
-        raise TuningError(f"executor={executor!r} is what runs trials; {suggest(str(executor), WAYS)}{number}")
+        raise TuningError(f"executor={executor!r} is what runs trials; {suggest(str(executor), EXECUTORS)}{number}")
     if (plan is not None) != (executor == "distributed"):
         raise TuningError("plan= is how each trial is trained by several workers: it goes with executor='distributed'")
     if make is None and executor in ("stacked", "distributed"):

@@ -46,7 +46,7 @@ def tune(
     continues with --resume FOLDER, each configuration evaluated exactly once.
     """
     from paceline.api.tune import tune_from_files
-    from paceline.api.tuning_places import engine_of
+    from paceline.api.tuning_ranks import engine_of
     from paceline.cli.tuning import TuningDisplay, show_tuning
 
     display = TuningDisplay(quiet)

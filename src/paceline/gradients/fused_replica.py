@@ -31,7 +31,7 @@ from paceline.kernels.graph import describe
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.optimizers import rule_of
 from paceline.kernels.ranks import own_rank
-from paceline.kernels.resident import GradientsByNumber, Leg, Resident
+from paceline.kernels.resident import GradientsByNumber, Resident, UpdateLoop
 from paceline.kernels.serve import Served, address_of, program
 from paceline.kernels.served_steps import ServedRule, ServedStep, served_step
 from paceline.parameters.layout import trainable
@@ -84,7 +84,7 @@ class FusedGradients:
     def served(
         self, replica: Replica, source: Source, optimizer: Optimizer, rule: Rule, in_place: bool
     ) -> ServedNetwork | None:
-        """Return the network for legs at a server, where generated code makes the steps of rule and optimizer with
+        """Return the network for updates at a server, where generated code makes the steps of rule and optimizer with
         their bits. `in_place` says that all workers write into one memory, where there are no versions.
         """
         step, row = served_step(optimizer), row_of(rule)
@@ -102,7 +102,7 @@ class FusedGradients:
 
 
 class ServedNetwork:
-    """A network whose gradients go to a server, as a leg of generated code computes them."""
+    """A network whose gradients go to a server, as a call of generated code computes them."""
 
     def __init__(
         self, fused: FusedNetwork, step: ServedStep, rule: ServedRule, constants: tuple[float, ...], in_place: bool,
@@ -110,7 +110,7 @@ class ServedNetwork:
     ) -> None:  # fmt: skip
         self.fused, self.step, self.rule, self.constants = fused, step, rule, constants
         self.made, self._tensors = fused.compiled(x[:1]), (x, y)
-        self._leg = program(fused.weights.dtype, step, rule, in_place)
+        self._updates = program(fused.weights.dtype, step, rule, in_place)
         #: How gradients are clipped; None where they are taken as they are.
         self.clipping: Clipping | None = None
         #: Of the function that computes gradients.
@@ -128,17 +128,17 @@ class ServedNetwork:
 
     @torch.no_grad()
     def make(self, call: Call, served: Served, order: Tensor, batch: int) -> None:
-        """Make updates of the batches of `order`, one epoch's, until the leg ends."""
+        """Make updates of the batches of `order`, one epoch's, until the call ends."""
         self.made.take_weights()
         call.order, call.samples, call.batch = order.data_ptr(), len(order), batch
         self.fused.give_arenas(self.made, call)
-        self._leg(call, served)
+        self._updates(call, served)
 
 
 class FusedStep:
     """The optimizer's step by generated code, on parameters and state that lie in its memory.
 
-    An update that is made alone is stepped by the same code as those of a leg, so both have the same bits.
+    An update that is made alone is stepped by the same code as those of a call, so both have the same bits.
     """
 
     def __init__(self, fused: FusedNetwork, optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
@@ -155,9 +155,9 @@ class FusedStep:
             self._resident = Resident(self.fused, self.optimizer, x)
         return self._resident
 
-    def leg(self, x: Tensor, y: Tensor, seed: int, doing: np.ndarray, most: int) -> Leg:
+    def loop(self, x: Tensor, y: Tensor, seed: int, doing: np.ndarray, most: int) -> UpdateLoop:
         """Return what makes up to `most` updates in one call from these samples; `doing` says which is being made."""
-        return Leg(self.resident(x[:1]), x, y, seed, doing, most)
+        return UpdateLoop(self.resident(x[:1]), x, y, seed, doing, most)
 
 
 def clipping_of(replica: Replica, made: Compiled) -> Clipping | None:

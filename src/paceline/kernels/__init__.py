@@ -6,8 +6,8 @@ functions.py  formulas.py    functions of one number, and activations that are f
 fusion.py  blocks.py  memory.py  plan.py     what is done in one go, in which registers, where it lies
 printers/      C++ in lanes, of one sample, as a study published it; CUDA C; NumPy
 build.py       a library from the text, cached
-fused.py       `fuse`: the object that trains; resident.py lets module and optimizer lie in its memory, and makes legs
-serve.py       legs of a worker at a server; served_steps.py has the optimizers' steps there
+fused.py       `fuse`: the object that trains; resident.py lets module and optimizer lie in its memory
+serve.py       the updates of a worker at a server; served_steps.py has the optimizers' steps there
 weights.py     whose parameters it trains; replicas.py has several models at once
 cpu.py  cuda/  the processors that it trains on
 runner.py      the processes that train together; ranks.py has the ranks of an MPI program

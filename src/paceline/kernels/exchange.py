@@ -1,4 +1,4 @@
-"""What a leg of several workers is given: whom it exchanges vectors with, by which steps, and how it waits.
+"""What a call of several workers is given: whom it exchanges vectors with, by which steps, and how it waits.
 
     gradient in padded memory ──weighted──▶ this worker's vector ◀──the table's steps──▶ vectors of its peers
                               ◀──the sum───
@@ -26,7 +26,7 @@ PEER = np.dtype([
 
 
 class Ended(IntEnum):
-    """Why a leg ended where it did."""
+    """Why a call ended where it did."""
 
     MADE = 0
     NOT_FINITE = 1
@@ -47,7 +47,7 @@ class Waits(NamedTuple):
 
 
 class Exchange(ctypes.Structure):
-    """How a leg adds its gradients up with other workers, in every update."""
+    """How a call adds its gradients up with other workers, in every update."""
 
     _fields_ = [
         ("places", ctypes.c_void_p), ("moves", ctypes.c_void_p), ("peers", ctypes.c_void_p),

@@ -1,4 +1,4 @@
-"""A module and its optimizer's state in the memory of generated code, so that a step and a leg copy nothing.
+"""A module and its optimizer's state in the memory of generated code, so that steps copy nothing.
 
     parameter.data                        ─┐
     optimizer.state[parameter]["exp_avg"] ─┴▶ views of the padded memory that generated code works in
@@ -23,7 +23,7 @@ from paceline.kernels.exchange import Exchange
 from paceline.kernels.fused import Fused
 from paceline.kernels.optimizers import numbers
 
-#: What a leg leaves of each of its updates; `printers/call.hpp` has the same fields.
+#: What a call leaves of each of its updates; `printers/call.hpp` has the same fields.
 NOTE = np.dtype([
     ("loss", "<f8"), ("computed", "<i8"), ("applied", "<i8"), ("summed", "<i8"), ("waited", "<i8"), ("mean", "<f8"),
 ])  # fmt: skip
@@ -112,7 +112,7 @@ class GradientsByNumber:
         return loss, self.made.gradients
 
 
-class Leg:
+class UpdateLoop:
     """Makes many updates of a resident module in one call, each as if it were made alone.
 
     x, y    the samples that orders name
@@ -137,7 +137,7 @@ class Leg:
     def make(self, order: Tensor, batch: int, updates: range, chunk: int, settings: Tensor) -> np.ndarray:
         """Make an update for each batch of samples in `order`, of which the last may be smaller; return their notes.
 
-        Where an exchange ends the leg early, the notes of later updates say nothing.
+        Where an exchange ends the call early, the notes of later updates say nothing.
 
         updates     the numbers of the updates
         chunk       the number of the samples' part in each of them

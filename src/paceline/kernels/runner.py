@@ -102,7 +102,7 @@ class Runner:
         else:
             self._by_nodes(made, call)
         whole = 0.0
-        for part in self.losses(made).tolist():  # in the order in which generated code adds up those of a leg
+        for part in self.losses(made).tolist():  # in the order in which generated code adds up those of a call
             whole += part
         return whole
 

@@ -1,4 +1,4 @@
-"""What a leg of a worker at a server is given: the desk's and the shards' memory, locks, the trace, the optimizer.
+"""What a call for a worker at a server is given: the desk's and the shards' memory, locks, the trace, the optimizer.
 
     lease of the next batch ◀─── desk                    all of it in shared memory, as Python uses it:
     gradient in padded memory                            one worker may be in generated code
@@ -76,7 +76,7 @@ class DeskInMemory(ctypes.Structure):
 
 
 class Served(ctypes.Structure):
-    """All that a leg at a server reads and writes besides its call."""
+    """All that a call for a worker at a server reads and writes besides its call."""
 
     _fields_ = [
         ("shards", ctypes.c_void_p), ("desk", DeskInMemory),
@@ -93,7 +93,7 @@ class Served(ctypes.Structure):
 
 
 def text(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool) -> str:
-    """The C++ of a leg at a server; the network's own code is called by its address.
+    """The C++ of a call at a server; the network's own code is called by its address.
 
     in_place    whether all workers write into one memory without versions (Hogwild)
     """
@@ -106,7 +106,7 @@ def text(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool)
 
 @cache
 def program(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool) -> Callable[[Call, Served], None]:
-    """Return the function that makes a leg; compiled, or found in the cache."""
+    """Return the function that makes its updates; compiled, or found in the cache."""
     made = library(text(dtype, step, rule, in_place), FLAGS)[0]
     use_torchs_roots(made, dtype)
     run = made.paceline_serve

@@ -74,11 +74,11 @@ class Rendezvous(NamedTuple):
 
     def _host(self, make: Callable[[], tuple[list[int], Any]], unfit: str) -> Shared | str:
         """Rank 0's part."""
-        with _socket(self.seconds) as door:
+        with _socket(self.seconds) as listener:
             descriptors, said = ([], None) if unfit else make()
-            door.bind("\0paceline-" + secrets.token_hex(16))
-            door.listen(self.ranks)
-            place = {"machine": machine(), "door": door.getsockname().decode(), "said": said}
+            listener.bind("\0paceline-" + secrets.token_hex(16))
+            listener.listen(self.ranks)
+            place = {"machine": machine(), "listener": listener.getsockname().decode(), "said": said}
             self._put("place", {} if unfit else {**place, "count": len(descriptors)})
             answers, trouble = self._agree(unfit)
             if trouble:
@@ -86,13 +86,13 @@ class Rendezvous(NamedTuple):
                 _close(descriptors)
                 return trouble
             pids = [answer["process"] for answer in answers]
-            self._hand_out(door, set(pids[1:]), descriptors)
+            self._hand_out(listener, set(pids[1:]), descriptors)
         return Shared(descriptors, said, pids)
 
-    def _hand_out(self, door: socket.socket, awaited: set[int], descriptors: list[int]) -> None:
+    def _hand_out(self, listener: socket.socket, awaited: set[int], descriptors: list[int]) -> None:
         while awaited:
             try:
-                visitor, _ = door.accept()
+                visitor, _ = listener.accept()
             except TimeoutError:
                 raise RankMissing(f"process {min(awaited)} did not connect within {self.seconds:g} s") from None
             with visitor:
@@ -125,7 +125,7 @@ class Rendezvous(NamedTuple):
         if place["machine"] != machine():
             return f"rank {self.rank} is on another machine, in another container or of another user than rank 0"
         try:
-            visitor.connect(place["door"].encode())
+            visitor.connect(place["listener"].encode())
         except OSError as error:
             return f"rank {self.rank} cannot connect to rank 0 ({error.strerror})"
         return refuse(place["said"])

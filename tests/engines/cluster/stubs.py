@@ -16,7 +16,7 @@ from paceline.core.rules.plain import Plain
 from paceline.engines.cluster.servers.shard_process import ShardProcess
 from paceline.engines.cluster.servers.shard_state import ShardState
 from paceline.engines.setup import set_up
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Event
 from paceline.parameters.layout import Layout

@@ -15,7 +15,8 @@ from paceline.engines.cluster import head_node, rendezvous
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.replay.replay import replay
 from paceline.errors import PlanError, UsageError
-from paceline.links.tcp.doors import LOOPBACK, Address
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK
 from paceline.links.tcp.frame import LIMITS
 from paceline.links.tcp.waiting import TIMING
 from paceline.plans.plan import RECIPES, Plan

@@ -25,7 +25,7 @@ from paceline.engines.cluster.ray_actors import answers, has_ended
 from paceline.engines.cluster.ray_nodes import alternating
 from paceline.engines.ray_actor import Machine
 from paceline.errors import DeathWarning, MachineError, PlanError, RunFailed, RunStopped, SecurityError, UsageError
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.address import Address
 from paceline.runs.trace import Kind
 from tests.engines.cluster.held import Net, job
 

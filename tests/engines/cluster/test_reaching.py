@@ -12,7 +12,7 @@ from paceline.core.cluster.outputs import TIMING
 from paceline.core.cluster.worker import WorkerMachine
 from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.wire import Other, addresses_to_bytes, kind_of, peer_of
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.hub import Gone, Received, Unreached
 from tests.engines.cluster.stubs import AT_DESK, AT_SERVER, Notes, shard_server
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from paceline.links import Change
-from paceline.links.tcp.doors import LOOPBACK, Address, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, listen
 from paceline.links.tcp.frame import SPAN
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.hub import Arrived, Event, Gone, Hub, Received, Unreached

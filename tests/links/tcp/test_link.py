@@ -24,7 +24,8 @@ from paceline.errors import PeerLost, ProtocolError, WaitedTooLong
 from paceline.links import TURNS, Link, Span
 from paceline.links.doorbell import Doorbell
 from paceline.links.shared_memory_link import SharedMemoryLink, SharedVectors
-from paceline.links.tcp.doors import LOOPBACK, Address, Door, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, Credentials, listen
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.keys import make_keys
 from paceline.links.tcp.link import TcpLink, raw
@@ -76,10 +77,10 @@ class World:
 
     def __init__(
         self, ranks: int, numbers: int = NUMBERS, deadline: float = PATIENCE, silence: float = PATIENCE,
-        door: Door = LOOPBACK,
+        credentials: Credentials = LOOPBACK,
     ) -> None:  # fmt: skip
-        self.numbers, self.deadline, self.silence, self.door = numbers, deadline, silence, door
-        self.listeners = [listen(Address("127.0.0.1", 0), door) for _ in range(ranks)]
+        self.numbers, self.deadline, self.silence, self.credentials = numbers, deadline, silence, credentials
+        self.listeners = [listen(Address("127.0.0.1", 0), credentials) for _ in range(ranks)]
         self.addresses = [Address(*listener.getsockname()[:2]) for listener in self.listeners]
 
     def run(self, rank: int, do: Callable[[TcpLink], None]) -> None:
@@ -87,7 +88,7 @@ class World:
         waiter, pump = SocketWaiter(rank, self.deadline, lambda: "in update 7", silence=self.silence), Pump(0.02)
         try:
             me = Identity(Peer(GROUP, rank, 3), RUN, JOB)
-            connections = meet(me, self.listeners[rank], self.addresses, self.door, waiter, pump)
+            connections = meet(me, self.listeners[rank], self.addresses, self.credentials, waiter, pump)
             link = TcpLink(rank, connections, [torch.zeros(self.numbers) for _ in range(TURNS)], waiter, pump)
             try:
                 do(link)
@@ -113,8 +114,10 @@ class World:
         return pid
 
 
-def over_tcp(ranks: int, do: Callable[[TcpLink], None], numbers: int = NUMBERS, door: Door = LOOPBACK) -> None:
-    world = World(ranks, numbers, door=door)
+def over_tcp(
+    ranks: int, do: Callable[[TcpLink], None], numbers: int = NUMBERS, credentials: Credentials = LOOPBACK
+) -> None:
+    world = World(ranks, numbers, credentials=credentials)
     in_threads(ranks, lambda rank: world.run(rank, do))
 
 
@@ -139,7 +142,7 @@ def test_a_collective_gives_the_bits_that_it_gives_over_shared_memory(
 ) -> None:
     shared = SharedVectors(memory := make_memory(1 << 17), ranks, NUMBERS, torch.float32)
     doorbells = [Doorbell.of(memory) for _ in range(ranks)]
-    door = MutualTls(keys) if kind == "tls" else LOOPBACK
+    credentials = MutualTls(keys) if kind == "tls" else LOOPBACK
     expected: dict[int, list[Tensor]] = {}
     got: dict[int, list[Tensor]] = {}
 
@@ -151,7 +154,7 @@ def test_a_collective_gives_the_bits_that_it_gives_over_shared_memory(
         got[link.rank] = reduced(link, COLLECTIVES[name], ranks)
 
     in_threads(ranks, locally)
-    over_tcp(ranks, over_the_wire, door=door)
+    over_tcp(ranks, over_the_wire, credentials=credentials)
     for rank in range(ranks):
         assert all(torch.equal(a, b) for a, b in zip(got[rank], expected[rank], strict=True))
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.links.tcp.doors import LOOPBACK, Address, Door, TrustedNetwork, listen
-from paceline.links.tcp.entrance import PLACES, REMEMBERED, Refusals
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork, listen
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.hub import Arrived, Event, Gone, Hub, Received
 from paceline.links.tcp.keys import make_keys
+from paceline.links.tcp.pending import PLACES, REMEMBERED, Refusals
 from paceline.links.tcp.tls import MutualTls
 from paceline.links.tcp.waiting import Timing
 from tests.links.tcp.conftest import PATIENCE, until
@@ -31,11 +32,16 @@ PING, PONG = 20, 21
 class Target:
     """A hub with two honest peers that keep exchanging frames with it while strangers come."""
 
-    def __init__(self, hubs: list[Hub], door: Door = LOOPBACK, timing: Timing = Timing(silence=PATIENCE)) -> None:  # noqa: B008
+    def __init__(
+        self,
+        hubs: list[Hub],
+        credentials: Credentials = LOOPBACK,
+        timing: Timing = Timing(silence=PATIENCE),  # noqa: B008
+    ) -> None:
         self.told: list[str] = []
-        listener = listen(Address("127.0.0.1", 0), door)
-        self.desk = Hub(Identity(DESK, RUN, JOB), door, listener, timing=timing, tell=self.told.append)
-        self.workers = [Hub(Identity(Peer(2, n), RUN, JOB), door, timing=timing) for n in range(2)]
+        listener = listen(Address("127.0.0.1", 0), credentials)
+        self.desk = Hub(Identity(DESK, RUN, JOB), credentials, listener, timing=timing, tell=self.told.append)
+        self.workers = [Hub(Identity(Peer(2, n), RUN, JOB), credentials, timing=timing) for n in range(2)]
         self.exchanges = 0
         hubs += [self.desk, *self.workers]
         for worker in self.workers:
@@ -216,7 +222,7 @@ def test_strangers_that_say_nothing_keep_nobody_out(hubs: list[Hub]) -> None:
         except (BrokenPipeError, ConnectionResetError):
             continue
     assert Arrived(Peer(2, 9)) in until([target.desk, honest], lambda events: len(events) == 2)
-    assert len(target.desk._entrance._waiting) <= PLACES
+    assert len(target.desk._handshakes._waiting) <= PLACES
     assert target.exchange() == []
     for stranger in silent:
         stranger.close()
@@ -267,11 +273,11 @@ def test_a_client_of_tls_without_a_certificate_of_the_run_is_refused(
     assert "does not come to terms about TLS" in target.told[0]
 
 
-@pytest.mark.parametrize("door", ["tls", "token"])
-def test_plain_hostile_frames_do_no_harm_at_a_locked_door(door: str, hubs: list[Hub], tmp_path: Path) -> None:
-    if door == "tls":
+@pytest.mark.parametrize("credentials", ["tls", "token"])
+def test_plain_hostile_frames_do_no_harm_with_credentials(credentials: str, hubs: list[Hub], tmp_path: Path) -> None:
+    if credentials == "tls":
         make_keys(tmp_path / "run")
-    target = Target(hubs, MutualTls(tmp_path / "run") if door == "tls" else TOKEN)
+    target = Target(hubs, MutualTls(tmp_path / "run") if credentials == "tls" else TOKEN)
     events: list[Event] = []
     strangers = hostile(19, RUN, JOB)
     for _ in range(50):

@@ -130,7 +130,7 @@ class Agent:
     def serve(self, message: Serve, content: memoryview) -> None:
         """Start this node's servers, and a worker that pushes to servers."""
         seat, layout = self.ticket, self.setup.layout
-        ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, message.desk)
+        ticket = ServerTicket(seat.run, seat.job, seat.host, seat.credentials, message.desk)
         self._node_servers = servers = NodeServers(
             self.children, ticket, seat.rank, seat.parts, self.assignment, layout, message.life
         )

@@ -5,7 +5,7 @@ rank 0                              torchrun's agent, at MASTER_ADDR:MASTER_PORT
 listens; says its port -----------> keeps it --------------------------------------> asks until it is there
 
 Nothing secret is in it, and what is read there is not trusted: the process that listens at that port
-has to pass the door.
+has to pass the handshake.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any
 
 from paceline.errors import RunFailed
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.address import Address
 
 LOOK = 0.05  # seconds between two looks
 CONNECTING = 10.0  # seconds until the store has answered

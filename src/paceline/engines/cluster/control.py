@@ -17,8 +17,8 @@ from torch import Tensor
 from paceline.core.cluster.group import Accuse, CallOff, Dismiss, Regroup, Report
 from paceline.engines.cluster.terms import Terms
 from paceline.errors import FrameError
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import Address
 from paceline.links.tcp.frame import FIRST_KIND
 from paceline.parameters.worker_state import TensorSlot, WorkerState, tensor_slots, unpacked
 from paceline.parameters.worker_state import pack as pack_tensors

@@ -42,8 +42,8 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, RunFailed
 from paceline.errors.failure import Position
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import Address
 from paceline.links.tcp.waiting import DELAYS
 from paceline.parameters.replicas import mean_of
 from paceline.plans.methods.local_steps import Gossip

@@ -17,7 +17,7 @@ from paceline.engines.cluster.seat import Ticket
 from paceline.engines.cluster.terms import Terms
 from paceline.engines.local.state_buffers import ResumePoint, StateBuffer
 from paceline.engines.setup import Setup
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.hub import Hub
 from paceline.links.tcp.waiting import Timing
 from paceline.parameters.layout import sha256, state_tensors
@@ -51,7 +51,7 @@ class NodePart:
     def ticket(self, run: bytes, host: str) -> Ticket:
         """Return what this node's worker needs to meet the other ranks."""
         parts, job = self.setup.plan.workers, self.terms.sha256
-        return Ticket(self.roster.rank, parts, run, job, host, self.roster.door, self.deadline, self.timing)
+        return Ticket(self.roster.rank, parts, run, job, host, self.roster.credentials, self.deadline, self.timing)
 
 
 class Nodes(Protocol):

@@ -89,7 +89,7 @@ def _train(mission: Mission, roster: Roster) -> None:
 
 @contextlib.contextmanager
 def with_keys(roster: Roster, keys: dict[str, bytes]) -> Iterator[Roster]:
-    """Return a roster whose door has these keys, if there are any; they lie in a folder of this user meanwhile."""
+    """Return a roster with these keys, if there are any; they lie in a folder of this user meanwhile."""
     if not keys:
         yield roster
         return
@@ -97,7 +97,7 @@ def with_keys(roster: Roster, keys: dict[str, bytes]) -> Iterator[Roster]:
         for name, content in keys.items():
             with open(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)
-        yield replace(roster, door=MutualTls(Path(folder)))
+        yield replace(roster, credentials=MutualTls(Path(folder)))
 
 
 #: The files of a certificate.

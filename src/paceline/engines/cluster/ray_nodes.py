@@ -35,7 +35,8 @@ from paceline.engines.outcome import Outcome
 from paceline.engines.ray_actor import Machine
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, JobWarning, RunFailed
-from paceline.links.tcp.doors import LOOPBACK, Address, TrustedNetwork
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, TrustedNetwork
 from paceline.links.tcp.handshake import RUN_BYTES
 from paceline.links.tcp.keys import make_keys
 from paceline.plans.methods.server import Server
@@ -75,9 +76,9 @@ def train(
     roster = Roster(workers, workers, head, 0, "ray", meeting, LOOPBACK, head_rank=workers)
     mission = Mission(setup.job, setup.plan, setup.limit, roster, deadline, {})
     with session(options.address, workers * _cpus(setup.plan), len(mission.pack())) as where:
-        door = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
+        credentials = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
         keys = {} if where.own or options.trusted_network else make_run_keys()
-        roster = replace(roster, head=Address(where.host, 0), door=door)
+        roster = replace(roster, head=Address(where.host, 0), credentials=credentials)
         nodes = RayNodes(where, replace(mission, roster=roster, keys=keys), _gpus(setup))
         settings = (run, heartbeat, progress, deadline, request, backups, nodes)
         try:

@@ -28,7 +28,7 @@ from paceline.engines.cluster.ray_watch import RayWatch
 from paceline.engines.local.forkserver import short_folder
 from paceline.engines.ray_actor import Machine, this_machine
 from paceline.errors import MachineError, SecurityError, UsageError
-from paceline.links.tcp.doors import Address, is_loopback
+from paceline.links.tcp.address import Address, is_loopback
 
 AUTO = "auto"
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.address import Address
 
 LOOK = 1.0  # seconds between two attempts to reach it
 #: Seconds after which the kernel gives up a connection whose other end confirms nothing.

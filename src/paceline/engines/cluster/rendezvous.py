@@ -37,8 +37,9 @@ from paceline.engines.cluster.control import (
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.terms import Terms, difference
 from paceline.errors import MachineError, PacelineError, RunFailed, RunOver, UsageError
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import Address, listen
+from paceline.links.tcp.credentials import listen
 from paceline.links.tcp.events import Arrived, Event, Gone, Received, Unreached
 from paceline.links.tcp.frame import Limits
 from paceline.links.tcp.handshake import JOB_BYTES, Identity, Peer
@@ -102,7 +103,7 @@ def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) ->
 
     Raises:
         MachineError: the head's address is none of this machine, or in use.
-        SecurityError: other machines could reach it, and the door keeps no one out.
+        SecurityError: other machines could reach it, and the credentials keep no one out.
         RunFailed: the head has not said in time where it listens.
     """
     # An agent that was started again replaces the one before, also if its machine's clock is behind.
@@ -115,7 +116,7 @@ def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) ->
         roster = roster.located(deadline)
     pump = Pump(timing.heartbeat)
     rivals = () if roster.apart else (AGENT,)  # Ray replaces a node at once, and means it
-    hub = Hub(me, roster.door, listener, limits=limits, timing=timing, rivals=rivals, pump=pump)
+    hub = Hub(me, roster.credentials, listener, limits=limits, timing=timing, rivals=rivals, pump=pump)
     if not roster.leads:
         hub.dial(roster.head, deadline)
     return roster, hub, pump
@@ -124,7 +125,7 @@ def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) ->
 def _listening(roster: Roster) -> tuple[Roster, socket.socket]:
     """Listen as the head, and say where."""
     try:
-        listener = listen(roster.head, roster.door)
+        listener = listen(roster.head, roster.credentials)
     except OSError as error:
         raise MachineError(
             f"rank 0 cannot listen at {roster.head}: {error.strerror or error}; set PACELINE_HEAD=host:port, alike "

@@ -19,9 +19,9 @@ from pathlib import Path
 from paceline.core.cluster.launchers import JOB_NAMES, from_environment
 from paceline.engines.cluster.agent_store import AgentStore
 from paceline.errors import UsageError
-from paceline.links.tcp.doors import Address, Door
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import Credentials, credentials_of
 from paceline.links.tcp.handshake import RUN_BYTES
-from paceline.links.tcp.security import door_of
 
 #: Variables that launchers set alike for all processes of a run, and differently for another one.
 RUN_NAMES = ("PACELINE_RUN", "TORCHELASTIC_RUN_ID", *JOB_NAMES["srun"], *JOB_NAMES["mpiexec"])
@@ -43,7 +43,7 @@ class Roster:
     #: Known to every node before they have met: no node of another run joins this one by mistake.
     meeting: bytes
     #: How peers are authenticated.
-    door: Door
+    credentials: Credentials
     #: The head's rank: 0, or `nodes` if the head has no worker.
     head_rank: int = 0
     #: Where the head says which port it has taken; None where every rank knows it.
@@ -132,7 +132,7 @@ def roster(
     store = AgentStore.of(Address(*launched.store), meeting, environ) if launched.store else None
     return Roster(
         launched.rank, launched.nodes, Address(*launched.head), launched.local_rank, launched.launcher, meeting,
-        door(environ, keys, trusted_network), store=store,
+        credentials(environ, keys, trusted_network), store=store,
     )  # fmt: skip
 
 
@@ -148,15 +148,15 @@ def _with_mpich_job(environ: Mapping[str, str]) -> Mapping[str, str]:
     return environ
 
 
-def door(environ: Mapping[str, str], keys: str | Path | None, trusted_network: bool) -> Door:
+def credentials(environ: Mapping[str, str], keys: str | Path | None, trusted_network: bool) -> Credentials:
     """Return what admits only nodes of the run: this machine's loopback, keys, or a token on a trusted network."""
     folder = keys or environ.get("PACELINE_KEYS")
     if not trusted_network:
-        return door_of(Path(folder) if folder else None, None)
+        return credentials_of(Path(folder) if folder else None, None)
     token = environ.get("PACELINE_TOKEN", "")
     if not token:
         raise UsageError(
             "--trusted-network needs a token that all ranks know: set PACELINE_TOKEN, alike for all, to what "
             "`python -c 'import secrets; print(secrets.token_hex(16))'` prints"
         )
-    return door_of(Path(keys) if keys else None, token)
+    return credentials_of(Path(keys) if keys else None, token)

@@ -30,7 +30,8 @@ from paceline.engines.cluster.control import RANK, Regrouped, Reported
 from paceline.errors import PeerLost, RunFailed, WaitedTooLong
 from paceline.links import TURNS, Span
 from paceline.links.tcp import waiting
-from paceline.links.tcp.doors import Address, Door, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import Credentials, listen
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.link import TcpLink
 from paceline.links.tcp.meeting import meet
@@ -50,7 +51,7 @@ class Ticket:
     job: bytes
     #: Where this node can be reached by the others.
     host: str
-    door: Door
+    credentials: Credentials
     #: Seconds that a rank may wait for another one.
     deadline: float
     timing: waiting.Timing = field(default=waiting.TIMING)
@@ -190,7 +191,7 @@ class Seat:
         me = Identity(Peer(RANK, index, group.epoch), ticket.run, ticket.job)
         names = [f"worker {rank}" for rank in group.ranks]
         ends = meet(
-            me, listener, self._addresses, ticket.door, waiter, self._pump, timing=ticket.timing,
+            me, listener, self._addresses, ticket.credentials, waiter, self._pump, timing=ticket.timing,
             describe=lambda peer: names[peer.number],
         )  # fmt: skip
         for other, connection in ends.items():
@@ -243,7 +244,7 @@ class Seat:
         """Send a message to the head, if there is one; with a report, where this rank listens for its next group."""
         if isinstance(message, Report):
             if self._listener is None:
-                self._listener = listen(Address(self.ticket.host, 0), self.ticket.door)
+                self._listener = listen(Address(self.ticket.host, 0), self.ticket.credentials)
             here = Address(*self._listener.getsockname()[:2])
             self.send(Reported(message, here))
         elif message is not None:

@@ -1,6 +1,6 @@
 """A server as generated code sees it: the machines, the memory and the locks of an arena, by their addresses.
 
-Desk, Shard, VersionSlots      one update of a leg, in generated code
+Desk, Shard, VersionSlots      one update of a call, in generated code
 ─────────────────────────      ──────────────────────────────────────
 DoubleBuffer        ◀───────▶  integers: a lease, a version, a slot; one store makes a change valid
 ShardVersion        ◀───────▶  parameters and the optimizer's state, version by version
@@ -34,7 +34,7 @@ from paceline.runs.trace import TraceRing
 
 
 class NativeServer:
-    """One worker's access to the server of a run, as a leg of generated code has it."""
+    """One worker's access to the server of a run, as a call of generated code has it."""
 
     def __init__(
         self, arena: Arena, worker: int, waiter: Waiter, spans: Sequence[np.ndarray], cancelled: memoryview,

@@ -1,6 +1,6 @@
 """A collective that generated code walks: the table of a `Reduction`, and the memory of its link.
 
-    Reduction, payload, waiter        one update of a leg, in generated code
+    Reduction, payload, waiter        one update of a call, in generated code
     ──────────────────────────        ──────────────────────────────────────
     the table's steps      ────────▶  whom to offer to, whom to take from, what to add
     SharedMemoryLink       ◀───────▶  counters, doorbells, vectors: the same memory
@@ -53,7 +53,7 @@ def native_sum(
 
 
 class NativeSum:
-    """The sum of all workers' gradients, as a leg of generated code makes it in every update."""
+    """The sum of all workers' gradients, as a call of generated code makes it in every update."""
 
     def __init__(
         self, sums: PayloadReduction, link: SharedMemoryLink, places: np.ndarray, tail: int, waiter: Waiter,

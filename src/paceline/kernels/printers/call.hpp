@@ -13,7 +13,7 @@ typedef R W;
 
 // --- what a group of samples knows ---
 
-// What a leg leaves of each of its updates: its loss, and when the gradient and the step were made, in nanoseconds of the
+// What a call leaves of each of its updates: its loss, and when the gradient and the step were made, in nanoseconds of the
 // monotonic clock. Where workers sum gradients: when the sum was there, how long it was waited for, and the mean loss.
 struct Note {
     double loss;
@@ -44,14 +44,14 @@ struct Call {
     double* losses; // of each chunk, then the sum over the batches (a number per lane where lanes are replicas)
     const int64_t* seeds; // where lanes are replicas: a seed for each
     const double* rates;  // and the rates of dropout, by layer and lane
-    Note* notes;    // of each update of a leg; null where the call is none
-    int64_t* doing; // the number of the update that a leg is in
-    Clipping* clipping; // of each update of a leg; null where gradients are taken as they are
-    void* exchange; // how a leg adds its gradients up with other workers; null where it makes updates alone
+    Note* notes;    // of each update of a call; null where the call is none
+    int64_t* doing; // the number of the update that a call is in
+    Clipping* clipping; // of each update of a call; null where gradients are taken as they are
+    void* exchange; // how a call adds its gradients up with other workers; null where it makes updates alone
     int64_t samples, batch, updates, threads, update, seed;
-    int64_t first, stride; // of a leg: the number of its first update, and how far the next one is
-    int64_t chunk;         // of a leg: which part of each update it computes
-    int64_t pace;          // settings of each update of a leg; 0 where all its updates have the same
+    int64_t first, stride; // of a call: the number of its first update, and how far the next one is
+    int64_t chunk;         // of a call: which part of each update it computes
+    int64_t pace;          // settings of each update of a call; 0 where all its updates have the same
 };
 
 struct Group {

@@ -36,8 +36,8 @@ struct Exchange {
     int64_t tail;                // the place of the flags, the loss and the weight in a vector
     int64_t number;              // of the next collective
     int64_t spin, nap, deadline; // nanoseconds
-    int64_t finite;              // whether a loss that is not finite ends the leg
-    int64_t ended, whom;         // why the leg ended, and whom it waited for
+    int64_t finite;              // whether a loss that is not finite ends the call
+    int64_t ended, whom;         // why the call ended, and whom it waited for
     double weight;               // of this worker's samples in the batch
 };
 

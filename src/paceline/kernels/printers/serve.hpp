@@ -1,8 +1,8 @@
-// --- a leg at a server: gradient, push with pull, and the next lease, update after update ---
+// --- a worker at a server: gradient, push with pull, and the next lease, update after update ---
 
 // What `engines.servers.port` and `core.server` do in Python, over the same memory: locks, integers, versions, rows of the
 // trace. The machines' answers are those of `core.server.desk`, `shard` and `version_slots` as long as nothing unusual
-// happens; whatever is unusual ends the leg before it has changed anything, and Python continues from there.
+// happens; whatever is unusual ends the call before it has changed anything, and Python continues from there.
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -68,10 +68,10 @@ struct Server {
     int64_t locks; // their descriptor
     int64_t room;  // rows of the ring
     int64_t spin, shortest, longest, deadline; // nanoseconds of waiting
-    int64_t finite;                 // whether a loss that is not finite ends the leg
+    int64_t finite;                 // whether a loss that is not finite ends the call
     int64_t snapshots, checkpoints; // finished batches between two of them; 0 where there are none
     int64_t first, last; // the batches whose samples the call's order has
-    int64_t until;       // when the leg ends
+    int64_t until;       // when the call ends
     int64_t pace;        // settings of each update; 0 where all have the same
     int64_t since, told; // the updates whose settings are told; what counts is how many came before at a shard
     int64_t batch, stage, waited;
@@ -254,7 +254,7 @@ static bool finish(Server& s) {
     return true;
 }
 
-// --- the leg ---
+// --- the call ---
 
 static void compute(const Call& c, const Server& s, Note& note) {
     const int64_t begin = (s.batch - s.first) * c.batch;

@@ -9,8 +9,9 @@ From the bytes upwards:
     blocking     a connection for a thread that waits: requests and answers
     pump         a thread that sends heartbeats and what is queued while the main thread computes
     handshake    who is at the other end. It touches no socket
-    doors        at which addresses a process can be reached, and how peers are authenticated; keys, security
-    entrance     the handshakes under way, and how many there may be; `candidate` is one
+    address      where a process can be reached
+    credentials  how peers are authenticated, and at which addresses a process may listen with them; tls, keys
+    pending      the handshakes under way, and how many there may be; `candidate` is one
     hub          the event loop of a process with many peers; `events` are what it returns
     leaving      how a connection is closed so that nothing is lost that was sent before
     meeting      how the ranks of a group get a connection each to each other

@@ -8,31 +8,34 @@ import socket
 from time import monotonic_ns
 
 from paceline.errors import PeerRefused
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Connection
-from paceline.links.tcp.doors import Address, Door
+from paceline.links.tcp.credentials import Credentials
 from paceline.links.tcp.handshake import NONCE_BYTES, UNPROVED, Accepted, Identity, Message, Peer, dialling, listening
 from paceline.links.tcp.waiting import SECOND
 
 
 class Candidate:
-    """One handshake on a socket, either side: connecting, then the door's own handshake, then frames."""
+    """One handshake on a socket, either side: connecting, then TLS's own handshake if there is one, then frames."""
 
-    def __init__(self, raw: socket.socket, door: Door, me: Identity, seconds: float, dialled: Address | None) -> None:
+    def __init__(
+        self, raw: socket.socket, credentials: Credentials, me: Identity, seconds: float, dialled: Address | None
+    ) -> None:
         """
         Args:
             raw: a socket that never blocks, connected or about to be.
-            door: how peers are authenticated.
+            credentials: how peers are authenticated.
             me: who this process is.
             seconds: how long the handshake may take.
             dialled: the address that this process has dialled; None if it was dialled itself.
         """
-        self._raw, self._door, self.dialled = raw, door, dialled
+        self._raw, self._credentials, self.dialled = raw, credentials, dialled
         #: The machine at the other end.
         self.host = dialled.host if dialled else str(raw.getpeername()[0])
         self.end = monotonic_ns() + int(seconds * SECOND)
         #: Events of poll that it waits for.
         self.events = select.POLLOUT if dialled else select.POLLIN
-        self._handshake = (dialling if dialled else listening)(me, door.token, os.urandom(NONCE_BYTES))
+        self._handshake = (dialling if dialled else listening)(me, credentials.token, os.urandom(NONCE_BYTES))
         self._connection: Connection | None = None
         self._secured = False
 
@@ -72,7 +75,7 @@ class Candidate:
             raise OSError(error, os.strerror(error))
         if raw.getsockname() == raw.getpeername():  # the kernel connects a socket to itself where no one listens yet
             raise PeerRefused("was not there yet")
-        return Connection(self._door.stream(raw, self.dialled is None, self.host), self.host, UNPROVED)
+        return Connection(self._credentials.stream(raw, self.dialled is None, self.host), self.host, UNPROVED)
 
     def _say(self, connection: Connection, message: Message | None) -> None:
         if message is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.handshake import Peer
 
 

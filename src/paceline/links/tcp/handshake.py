@@ -1,6 +1,6 @@
 """The handshake: who is at the other end, and whether both belong to the same run. Nothing here touches a socket.
 
-Where the door itself authenticates peers (loopback, TLS), both ends say who they are:
+Where the stream itself authenticates peers (loopback, TLS), both ends say who they are:
 
     dialler                                      listener
     -------                                      --------

@@ -24,14 +24,15 @@ from time import monotonic_ns
 from typing import NamedTuple
 
 from paceline.errors import ConnectionFailed, FrameError, PeerLost
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.candidate import Candidate
 from paceline.links.tcp.connection import Buffer, Connection
-from paceline.links.tcp.doors import LOOPBACK, Address, Door, require_safe
-from paceline.links.tcp.entrance import Entrance
+from paceline.links.tcp.credentials import LOOPBACK, Credentials, require_safe
 from paceline.links.tcp.events import Arrived, Event, Gone, PeerPlace, Received, Unreached
 from paceline.links.tcp.frame import FIRST_KIND, LEAVE, LIMITS, Frame, Limits
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.leaving import LINGER, leave
+from paceline.links.tcp.pending import PendingHandshakes
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import DELAYS, GRACE, SECOND, TIMING, Timing, silent
 
@@ -59,7 +60,7 @@ class Hub:
     def __init__(
         self,
         me: Identity,
-        door: Door = LOOPBACK,
+        credentials: Credentials = LOOPBACK,
         listener: socket.socket | None = None,
         *,
         place: PeerPlace | None = None,
@@ -74,7 +75,7 @@ class Hub:
         """
         Args:
             me: who this process is.
-            door: how peers are authenticated.
+            credentials: how peers are authenticated.
             listener: a socket that listens, which is the hub's from now on; None if this process only dials.
             place: where to receive bodies. What lies there counts only when `poll` returns it: its sender may die
                 in the middle.
@@ -88,12 +89,12 @@ class Hub:
             describe: what a peer is called in messages.
             tell: where refused connections are reported.
         """
-        self.me, self._door, self._listener = me, door, listener
+        self.me, self._credentials, self._listener = me, credentials, listener
         if listener is not None:
-            require_safe(self.address, door, "listen at")
+            require_safe(self.address, credentials, "listen at")
         self._place, self._limits, self._timing, self._handed_over = place, limits, timing, frozenset(handed_over)
         self._pump, self._describe, self._rivals = pump, describe, frozenset(rivals)
-        self._entrance = Entrance(me, door, timing, tell)
+        self._handshakes = PendingHandshakes(me, credentials, timing, tell)
         self._members: dict[Peer, _Member] = {}
         #: The incarnation that is connected, by role and number.
         self._seats: dict[tuple[int, int], Peer] = {}
@@ -141,15 +142,15 @@ class Hub:
     @property
     def refused(self) -> int:
         """How many connections were refused."""
-        return self._entrance.refusals.count
+        return self._handshakes.refusals.count
 
     def dial(self, address: Address, seconds: float) -> None:
         """Connect to a process, again and again for so long. `Arrived` or `Unreached` says how that ended.
 
         Of two processes that need each other only one may dial, as two connections would replace each other.
         """
-        require_safe(address, self._door, "dial")
-        self._entrance.dial(address, seconds)
+        require_safe(address, self._credentials, "dial")
+        self._handshakes.dial(address, seconds)
 
     def poll(self, timeout: float) -> list[Event]:
         """Return what has happened, after waiting for at most `timeout` seconds until something has."""
@@ -193,7 +194,7 @@ class Hub:
     def refuse(self, peer: Peer, why: str) -> None:
         """Leave a peer that has sent what is not allowed, and report it once. There is no event on this side."""
         if (member := self._members.get(peer)) is not None:
-            self._entrance.refusals.add(member.connection.name, f"sent what is not allowed: {why}")
+            self._handshakes.refusals.add(member.connection.name, f"sent what is not allowed: {why}")
             leave([self._forget(member)], 0.1)
 
     def wake(self) -> None:
@@ -207,7 +208,7 @@ class Hub:
         leave([self._forget(member) for member in list(self._members.values())], seconds)
         for connection in self._ready.values():
             connection.close()
-        self._entrance.close()
+        self._handshakes.close()
         if self._listener is not None:
             self._listener.close()
         self._epoll.close()
@@ -219,8 +220,8 @@ class Hub:
         """Wait for what is due first, and serve every socket that is ready; whether `wake` was called."""
         now, woken = monotonic_ns(), False
         due = min(end, self._next_round)
-        if self._entrance.busy:
-            due = min(due, self._entrance.next_due() or end)
+        if self._handshakes.busy:
+            due = min(due, self._handshakes.next_due() or end)
         seconds = 0.0 if self._unread or self._events else max(0.0, (due - now) / SECOND)
         ready = self._epoll.poll(seconds)
         now, before = monotonic_ns(), self._looked
@@ -242,10 +243,10 @@ class Hub:
     def _round(self) -> None:
         """What time brings: dials, heartbeats, and silent peers, who were listened to before."""
         now = monotonic_ns()
-        if self._entrance.busy:
-            for candidate in self._entrance.due(now):
+        if self._handshakes.busy:
+            for candidate in self._handshakes.due(now):
                 self._watch_candidate(candidate)
-            self._events += [Unreached(address, why) for address, why in self._entrance.given_up(now)]
+            self._events += [Unreached(address, why) for address, why in self._handshakes.given_up(now)]
         if now < self._next_round:
             return
         self._next_round = now + int(self._timing.heartbeat * SECOND / 2)
@@ -275,10 +276,10 @@ class Hub:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            for candidate in self._entrance.accept(listener):
+            for candidate in self._handshakes.accept(listener):
                 self._watch_candidate(candidate)
         except OSError as error:
-            self._entrance.refusals.add("anywhere", f"came when this process could accept none ({error.strerror})")
+            self._handshakes.refusals.add("anywhere", f"came when this process could accept none ({error.strerror})")
             self._epoll.unregister(listener)
             self._accepting = False
 
@@ -294,7 +295,7 @@ class Hub:
 
     def _advance(self, candidate: Candidate) -> None:
         descriptor, events = candidate.fileno(), candidate.events
-        found = self._entrance.advance(candidate)
+        found = self._handshakes.advance(candidate)
         if found is not None:
             self._epoll.unregister(descriptor)
             del self._by_descriptor[descriptor]
@@ -313,7 +314,7 @@ class Hub:
         else:
             seat = self._before(peer)
             if seat is not None and seat.incarnation > peer.incarnation:
-                self._entrance.refusals.add(
+                self._handshakes.refusals.add(
                     candidate.host, f"is {self._describe(peer)}, which was replaced by a later one"
                 )
                 connection.close()
@@ -357,7 +358,7 @@ class Hub:
         except PeerLost as error:
             self._gone(member, error.why)
         except ConnectionFailed as error:
-            self._entrance.refusals.add(connection.name, f"sent what is not allowed: {error}")
+            self._handshakes.refusals.add(connection.name, f"sent what is not allowed: {error}")
             self._gone(member, f"sent what is not allowed: {error}")
         else:
             if connection.unread:

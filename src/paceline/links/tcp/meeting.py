@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from paceline.errors import WaitedTooLong
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Connection
-from paceline.links.tcp.doors import Address, Door
+from paceline.links.tcp.credentials import Credentials
 from paceline.links.tcp.frame import LIMITS, Limits
 from paceline.links.tcp.handshake import ROLES, Identity, Peer
 from paceline.links.tcp.hub import Arrived, Hub, Unreached
@@ -30,7 +31,7 @@ def meet(
     me: Identity,
     listener: socket.socket,
     addresses: Sequence[Address],
-    door: Door,
+    credentials: Credentials,
     waiter: SocketWaiter,
     pump: Pump,
     limits: Limits = LIMITS,
@@ -43,7 +44,7 @@ def meet(
         me: who this rank is: its number is the rank, its role and incarnation are those of the group.
         listener: the socket that listens at this rank's address; closed at the end.
         addresses: where every rank listens.
-        door: how peers are authenticated.
+        credentials: how peers are authenticated.
         waiter: how long to wait for the others.
         pump: sends heartbeats to those that are there, which may wait for this rank already.
         limits: what is accepted from them.
@@ -55,7 +56,7 @@ def meet(
         Cancelled: it was cancelled meanwhile.
     """
     rank, end = me.peer.number, monotonic() + waiter.deadline
-    hub = Hub(me, door, listener, limits=limits, timing=timing, handed_over=(me.peer.role,), describe=describe)
+    hub = Hub(me, credentials, listener, limits=limits, timing=timing, handed_over=(me.peer.role,), describe=describe)
     found: dict[int, Connection] = {}
     why: dict[Address, str] = {}
     try:
@@ -88,14 +89,14 @@ def meet(
 def connect(
     me: Identity,
     address: Address,
-    door: Door,
+    credentials: Credentials,
     waiter: SocketWaiter,
     limits: Limits = LIMITS,
     timing: Timing = TIMING,
 ) -> tuple[Peer, Connection]:
     """Return who listens at an address, and a connection to it. Arguments and errors are those of `meet`."""
     end, why = monotonic() + waiter.deadline, ""
-    hub = Hub(me, door, limits=limits, timing=timing, handed_over=range(ROLES))
+    hub = Hub(me, credentials, limits=limits, timing=timing, handed_over=range(ROLES))
     try:
         hub.dial(address, waiter.deadline)
         while True:

@@ -17,7 +17,6 @@ from paceline.errors import PeerRefused, SecurityError
 from paceline.links.tcp.stream import BUFFERS, undelivered
 
 if TYPE_CHECKING:
-    from paceline.links.tcp.doors import Door
     from paceline.links.tcp.stream import Stream
 
 CA, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
@@ -29,7 +28,7 @@ RECORD = 1 << 14  # bytes that TLS encrypts at once
 
 
 class MutualTls:
-    """The door of a run that has keys: without a certificate of the run's own authority no one gets in."""
+    """The credentials of a run that has keys: without a certificate of the run's own authority no one gets in."""
 
     token = None
     locked = True
@@ -204,4 +203,3 @@ def _require_private(key: Path) -> None:
 
 if TYPE_CHECKING:
     _stream: type[Stream] = TlsStream
-    _door: type[Door] = MutualTls

@@ -1,9 +1,10 @@
-"""Which way trials are run: as was asked for, or the one that a measurement favours."""
+"""Which executor runs trials: as was asked for, or the one that a measurement favours."""
 
 from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import NamedTuple
 
 from paceline.data.source import TensorSource
@@ -15,22 +16,22 @@ from paceline.tuner.study import Study
 from paceline.tuner.training import JobObjective
 from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Objective, Terms, Trials
+from paceline.tuner.trials.dispatch import Dispatcher, WorkerPool
 from paceline.tuner.trials.here import Here
 from paceline.tuner.trials.limit import limited
-from paceline.tuner.trials.peers import Peers, Place
+from paceline.tuner.trials.peers import Peers, RankInfo
 from paceline.tuner.trials.processes import Processes
 from paceline.tuner.trials.stacked import Stacked
-from paceline.tuner.trials.team import Crew, Team
 
 RANKS = "processes"  # what `auto` means for several ranks
-WAYS = ("auto", "processes", "stacked", "distributed", "here")
+EXECUTORS = ("auto", "processes", "stacked", "distributed", "here")
 FEW = 4  # trials of an architecture, with fewer of which stacking is not looked at
 PREVIEWED = 16  # configurations by which architectures are distinguished
 LOOK = 0.05  # seconds for which a separate training is timed
 STARTING = 3.0  # seconds until processes that import PyTorch can begin
 
 
-class Way(NamedTuple):
+class ExecutorOptions(NamedTuple):
     """What trials are run with."""
 
     objective: Objective
@@ -42,15 +43,15 @@ class Way(NamedTuple):
     #: The ranks on this machine, which share its cores.
     ranks: int = 1
     #: Where the ranks of a launcher or of Ray meet, if there are several.
-    place: Place | None = None
+    rank_info: RankInfo | None = None
 
     @property
     def cores(self) -> int:
         return self.workers or max(1, len(os.sched_getaffinity(0)) // (self.each * self.ranks))
 
-    def crew(self) -> Processes:
+    def start_pool(self) -> Processes:
         """Start this rank's workers."""
-        return Processes(self.objective, self.terms, self.cores, self.each > 1, 1 if self.place else 0)
+        return Processes(self.objective, self.terms, self.cores, self.each > 1, 1 if self.rank_info else 0)
 
 
 class Chosen(NamedTuple):
@@ -64,50 +65,56 @@ class Chosen(NamedTuple):
     why: str
 
 
-def choose(asked: str, way: Way, study: Study) -> Chosen:
+def choose(asked: str, options: ExecutorOptions, study: Study) -> Chosen:
     """Return what runs trials as was asked for, or as a measurement favours."""
     begin = time.perf_counter()
     forms = Forms()
-    name, why = (asked, "") if asked != "auto" else _measured(way, study, forms) if way.place is None else (RANKS, "")
+    if asked != "auto":
+        name, why = asked, ""
+    elif options.rank_info is not None:
+        name, why = RANKS, ""
+    else:
+        name, why = _measured(options, study, forms)
     trials: Trials
     if name == "here":
-        trials = Here(way.objective, study.report, way.terms, way.timeout, short=bool(why))
+        trials = Here(options.objective, study.report, options.terms, options.timeout, short=bool(why))
     elif name == "stacked":
-        assert isinstance(way.objective, JobObjective)
-        trials = Stacked(way.objective, study.report, way.terms, forms.stack, lambda: _team(way, study), way.timeout)
+        work, pool = options.objective, partial(_dispatcher, options, study)
+        assert isinstance(work, JobObjective)
+        trials = Stacked(work, study.report, options.terms, forms.stack, pool, options.timeout)
     else:
-        trials = _team(way, study)
+        trials = _dispatcher(options, study)
     return Chosen(name, trials, time.perf_counter() - begin, why)
 
 
-def _team(way: Way, study: Study) -> Team:
-    return Team(_crew(way, study), study.report, way.timeout, ahead=not study.proposals.learns)
+def _dispatcher(options: ExecutorOptions, study: Study) -> Dispatcher:
+    return Dispatcher(_pool(options, study), study.report, options.timeout, ahead=not study.proposals.learns)
 
 
-def _crew(way: Way, study: Study) -> Crew:
+def _pool(options: ExecutorOptions, study: Study) -> WorkerPool:
     """Start the workers of this rank; the first of several ranks lets the others come."""
-    place = way.place
-    if place is None:
-        return way.crew()
-    own = way.crew() if place.works else None
-    peers = Peers(own, place, way.terms, lambda: (study.trials, study.best and study.best.number))
-    place.listening(peers.hub.address, way.objective)
+    rank_info = options.rank_info
+    if rank_info is None:
+        return options.start_pool()
+    own = options.start_pool() if rank_info.works else None
+    peers = Peers(own, rank_info, options.terms, lambda: (study.trials, study.best and study.best.number))
+    rank_info.listening(peers.hub.address, options.objective)
     return peers
 
 
-def _measured(way: Way, study: Study, forms: Forms) -> tuple[str, str]:
-    """Return the way that is expected to be done first, by the seconds of the first configurations, and why."""
-    if not isinstance(way.objective, JobObjective):
+def _measured(options: ExecutorOptions, study: Study, forms: Forms) -> tuple[str, str]:
+    """Return the executor that is expected to be done first, by the seconds of the first configurations, and why."""
+    if not isinstance(options.objective, JobObjective):
         return "processes", "a function that contains its own training is not timed"
     try:
-        apart, together, reason = _timed(way.objective, way, study, forms)
+        apart, together, reason = _timed(options.objective, options, study, forms)
     except (Exception, SystemExit) as error:  # of the user's own job, which will fail as a trial and say why
         return "processes", f"the first configurations could not be timed: {type(error).__name__}"
-    return fastest(apart, together, study.total, way.cores, reason)
+    return fastest(apart, together, study.total, options.cores, reason)
 
 
 def fastest(apart: float, together: float | None, trials: int, cores: int, reason: str) -> tuple[str, str]:
-    """Return the way in which so many trials are expected to be done first, and why.
+    """Return the executor by which so many trials are expected to be done first, and why.
 
     `apart` are the seconds of a trial in a process, `together` those of one in a stack; None, with a `reason`, where
     trials cannot be stacked.
@@ -119,12 +126,14 @@ def fastest(apart: float, together: float | None, trials: int, cores: int, reaso
     return min(seconds, key=seconds.__getitem__), f"expected for {trials} trials: {said}{reason}"
 
 
-def _timed(objective: JobObjective, way: Way, study: Study, forms: Forms) -> tuple[float, float | None, str]:
+def _timed(
+    objective: JobObjective, options: ExecutorOptions, study: Study, forms: Forms
+) -> tuple[float, float | None, str]:
     """Return the seconds of a trial of the first configurations in a process and in stacks, or why there are none.
 
     Those that cannot be stacked run in processes in either case, and are not counted.
     """
-    job, shapes, reason = _shapes(objective, way, study)
+    job, shapes, reason = _shapes(objective, options, study)
     previewed = sum(len(jobs) for jobs, _ in shapes.values())
     if previewed < FEW * max(1, len(shapes)):
         if shapes:
@@ -134,7 +143,7 @@ def _timed(objective: JobObjective, way: Way, study: Study, forms: Forms) -> tup
     for shape, (jobs, source) in shapes.items():
         share = len(jobs) / previewed
         try:
-            with limited(way.timeout):
+            with limited(options.timeout):
                 stacked = forms.seconds(shape, jobs, source, max(1, int(share * study.total)))
                 alone = _apart(objective, jobs[0])
         except (Exception, SystemExit) as error:
@@ -145,12 +154,12 @@ def _timed(objective: JobObjective, way: Way, study: Study, forms: Forms) -> tup
         return apart, together, ""
     if job is None:
         raise reason
-    with limited(way.timeout):
+    with limited(options.timeout):
         return _apart(objective, job), None, f"; not stacked: {reason or type(reason).__name__}"
 
 
 def _shapes(
-    objective: JobObjective, way: Way, study: Study
+    objective: JobObjective, options: ExecutorOptions, study: Study
 ) -> tuple[Job | None, dict[str, tuple[list[Job], TensorSource]], BaseException]:
     """Return the first job that can be made, the first jobs by their shape, and why others have none."""
     first: Job | None = None
@@ -161,8 +170,8 @@ def _shapes(
         if configuration is None:
             break
         try:
-            with limited(way.timeout):
-                job = objective.job(Trial(number, configuration, 0, 1, way.terms.seed))
+            with limited(options.timeout):
+                job = objective.job(Trial(number, configuration, 0, 1, options.terms.seed))
                 first = first or job
                 shape, source = shape_of(job)
         except (Exception, SystemExit) as error:

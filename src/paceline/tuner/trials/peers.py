@@ -18,15 +18,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from paceline.errors import RunFailed, TuningError
-from paceline.links.tcp.doors import Address, Door, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import Credentials, listen
 from paceline.links.tcp.events import Arrived, Gone, Received, Unreached
 from paceline.links.tcp.frame import FIRST_KIND
 from paceline.links.tcp.handshake import JOB_BYTES, RUN_BYTES, Identity, Peer
 from paceline.links.tcp.hub import Hub
 from paceline.links.tcp.pump import Pump
 from paceline.tuner.trials import Objective, Terms
+from paceline.tuner.trials.dispatch import DIED, JOINED
 from paceline.tuner.trials.processes import Message, Processes
-from paceline.tuner.trials.team import DIED, JOINED
 from paceline.tuner.trials.worker import UNUSABLE
 
 TUNER, RANK = 40, 41  # roles
@@ -34,7 +35,7 @@ TERMS, SAID, ANSWERED, ENDED, OVER = range(FIRST_KIND, FIRST_KIND + 5)
 LEAVING = 5.0  # seconds until the outcome has arrived everywhere
 
 
-class Place(NamedTuple):
+class RankInfo(NamedTuple):
     """Where the ranks of a tuning meet, and which of them this process is."""
 
     rank: int
@@ -42,7 +43,7 @@ class Place(NamedTuple):
     launcher: str
     ranks: int | None
     head: Address
-    door: Door
+    credentials: Credentials
     #: Known to every rank before they have met.
     meeting: bytes
     #: What rank 0 does as soon as it listens at an address, given what trials run.
@@ -56,14 +57,14 @@ class Place(NamedTuple):
 
 
 class Peers:
-    """A crew of this process's own workers and those of all ranks that have dialled it."""
+    """A pool of this process's own workers and those of all ranks that have dialled it."""
 
-    def __init__(self, own: Processes | None, place: Place, terms: Terms, outcome: Callable[[], Any]) -> None:
+    def __init__(self, own: Processes | None, rank_info: RankInfo, terms: Terms, outcome: Callable[[], Any]) -> None:
         self.own, self.terms, self.outcome = own, terms, outcome
-        self.workers = (own.workers if own else 1) * (place.ranks or 1)
+        self.workers = (own.workers if own else 1) * (rank_info.ranks or 1)
         self._pump = Pump()
-        me = Identity(Peer(TUNER, 0, _now()), place.meeting[:RUN_BYTES], bytes(JOB_BYTES))
-        self.hub = Hub(me, place.door, listen(place.head, place.door), pump=self._pump)
+        me = Identity(Peer(TUNER, 0, _now()), rank_info.meeting[:RUN_BYTES], bytes(JOB_BYTES))
+        self.hub = Hub(me, rank_info.credentials, listen(rank_info.head, rank_info.credentials), pump=self._pump)
         #: Each worker of another rank by its number, and the other way round.
         self.lines: dict[int, tuple[Peer, int]] = {}
         self.numbers: dict[tuple[Peer, int], int] = {}
@@ -118,44 +119,44 @@ class Peers:
         return self.numbers[peer, local]
 
 
-def serve(place: Place, make: Callable[[Terms], Processes], patience: float) -> Any:
+def serve(rank_info: RankInfo, make: Callable[[Terms], Processes], patience: float) -> Any:
     """Let this rank's workers run trials until the search is over, and return its outcome.
 
     Raises:
         RunFailed: rank 0 cannot be reached, or has ended.
     """
     pump = Pump()
-    me = Identity(Peer(RANK, place.rank, _now()), place.meeting[:RUN_BYTES], bytes(JOB_BYTES))
-    hub, crew = Hub(me, place.door, pump=pump), None
-    hub.dial(place.head, patience)
+    me = Identity(Peer(RANK, rank_info.rank, _now()), rank_info.meeting[:RUN_BYTES], bytes(JOB_BYTES))
+    hub, pool = Hub(me, rank_info.credentials, pump=pump), None
+    hub.dial(rank_info.head, patience)
     try:
         while True:
-            said: list[Message] = crew.hear(1.0, [hub]) if crew is not None else []
-            for event in hub.poll(0.0 if crew is not None else 1.0):
+            said: list[Message] = pool.hear(1.0, [hub]) if pool is not None else []
+            for event in hub.poll(0.0 if pool is not None else 1.0):
                 match event:
                     case Unreached(address, why):
-                        raise RunFailed(f"rank {place.rank} cannot reach rank 0 at {address}: {why}")
+                        raise RunFailed(f"rank {rank_info.rank} cannot reach rank 0 at {address}: {why}")
                     case Gone(_, why):
                         raise RunFailed(f"rank 0, which decides, {why}; resume the tuning (--resume FOLDER)")
                     case Received(peer, kind, ints, body):
                         if kind == OVER:
                             return pickle.loads(body)
                         if kind == TERMS:
-                            head, crew = peer, _crew(hub, peer, pickle.loads(body), make)
-                        elif crew is not None and kind == ANSWERED:
-                            crew.send(ints[0], pickle.loads(body))
-                        elif crew is not None and kind == ENDED:
-                            crew.end(ints[0])
+                            head, pool = peer, _pool(hub, peer, pickle.loads(body), make)
+                        elif pool is not None and kind == ANSWERED:
+                            pool.send(ints[0], pickle.loads(body))
+                        elif pool is not None and kind == ENDED:
+                            pool.end(ints[0])
             for local, message in said:
                 hub.post(head, SAID, (local,), [pickle.dumps(message)])
     finally:
         hub.close()
         pump.close()
-        if crew is not None:
-            crew.close()
+        if pool is not None:
+            pool.close()
 
 
-def _crew(hub: Hub, head: Peer, terms: Terms, make: Callable[[Terms], Processes]) -> Processes:
+def _pool(hub: Hub, head: Peer, terms: Terms, make: Callable[[Terms], Processes]) -> Processes:
     """Start this rank's workers; where they could not continue the trials of others, say so to the tuner."""
     if terms.states is not None and not terms.states.is_dir():
         why = f"this search continues trials, and the ranks do not share the folder {terms.states}"

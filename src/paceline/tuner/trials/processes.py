@@ -21,7 +21,7 @@ from paceline.gradients.pickling import pack
 from paceline.links.memory import SharedTensors
 from paceline.tuner.training import JobObjective
 from paceline.tuner.trials import Objective, Terms
-from paceline.tuner.trials.team import DIED, JOINED
+from paceline.tuner.trials.dispatch import DIED, JOINED
 from paceline.tuner.trials.worker import main
 
 Message = tuple[int, tuple[Any, ...]]
@@ -35,7 +35,7 @@ class Started(NamedTuple):
 
 
 class Processes:
-    """A crew of worker processes; one that dies is replaced by one with its number.
+    """A pool of worker processes; one that dies is replaced by one with its number.
 
     The processes of `parents` may have children of their own, as a trial needs that is itself a parallel run.
     """
@@ -57,34 +57,34 @@ class Processes:
         self._oom = oom_kills()
         trains = isinstance(objective, JobObjective) or parents
         forkserver.prepare(forkserver.PRELOAD if trains else _needed_by(objective))
-        self.team = [self._begin(number) for number in range(workers)]
+        self.children = [self._begin(number) for number in range(workers)]
         #: What was not heard of yet: workers that have come.
         self._news: list[Message] = [(number, (JOINED,)) for number in range(workers)]
 
     def hear(self, seconds: float, beside: Sequence[Any] = ()) -> list[Message]:
         """Wait for messages, and for what else can be waited for `beside` them."""
         found, self._news = self._news, []
-        pipes: dict[Any, int] = {worker.pipe: number for number, worker in enumerate(self.team)}
+        pipes: dict[Any, int] = {worker.pipe: number for number, worker in enumerate(self.children)}
         for ready in connection.wait([*pipes, *beside], 0 if found else seconds):
             if (number := pipes.get(ready)) is None:
                 continue
             try:
-                found.append((number, self.team[number].pipe.recv()))
+                found.append((number, self.children[number].pipe.recv()))
             except (EOFError, OSError):
                 found += [(number, (DIED, self._replace(number))), (number, (JOINED,))]
         return found
 
     def send(self, worker: int, message: Any) -> None:
         with contextlib.suppress(OSError):  # it is dead, of which its pipe tells
-            self.team[worker].pipe.send(message)
+            self.children[worker].pipe.send(message)
 
     def end(self, worker: int) -> None:
-        _kill(self.team[worker].process)
+        _kill(self.children[worker].process)
 
     def close(self) -> None:
-        for worker in self.team:
+        for worker in self.children:
             worker.pipe.close()  # at which a worker that is free ends
-        for worker in self.team:
+        for worker in self.children:
             worker.process.join(0.5)
             _kill(worker.process)
             worker.process.join()
@@ -105,13 +105,13 @@ class Processes:
         return Started(process, mine)
 
     def _replace(self, number: int) -> str:
-        """Start another process in the place of one that is dead; return how that ended."""
-        process, pipe = self.team[number]
+        """Start another process in place of one that is dead; return how that ended."""
+        process, pipe = self.children[number]
         process.join()
         code = process.exitcode or 0
         process.close()
         pipe.close()
-        self.team[number] = self._begin(number)
+        self.children[number] = self._begin(number)
         return _how(code) + " (out of memory)" * (oom_kills() > self._oom)
 
 

@@ -22,8 +22,8 @@ from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, W
 from paceline.engines.local.worker_context import REQUESTED
 from paceline.errors import WaitedTooLong
 from paceline.gradients.payload import GradientSum
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import Address
 from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Hub, Received
 from paceline.links.waiting import Cancelled

@@ -17,8 +17,8 @@ from paceline.engines.cluster.servers.history import KnownHistory
 from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.wire import Other, peer_of
 from paceline.errors import RunFailed
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import Address
 from paceline.links.tcp.hub import Hub, Received
 from paceline.parameters.layout import Layout
 from paceline.runs.events import Event

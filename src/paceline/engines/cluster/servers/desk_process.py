@@ -11,8 +11,8 @@ from paceline.core.cluster.messages import NONE, Message, Process, Role
 from paceline.core.cluster.outputs import Again, Changed, Finished, Lost, Output
 from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.wire import Other, addresses_from_bytes, addresses_to_bytes, peer_of, process_of
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import Address
 from paceline.links.tcp.hub import Hub, Received
 from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.schema import to_dict

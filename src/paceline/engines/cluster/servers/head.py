@@ -44,7 +44,8 @@ from paceline.engines.local.observer import Observer
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, RunFailed
-from paceline.links.tcp.doors import Address, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import listen
 from paceline.plans.methods.server import CentreServer, Server, gathered_by
 from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.record import DeathRecord
@@ -83,8 +84,10 @@ class ServerHead:
         self._viewed: set[int] = set()
         self._snapshot_at = setup.snapshots_every
         seat, shards = agent.ticket, len(setup.layout.shards)
-        listener = listen(Address(seat.host, 0), seat.door)
-        ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, Address(seat.host, listener.getsockname()[1]))
+        listener = listen(Address(seat.host, 0), seat.credentials)
+        ticket = ServerTicket(
+            seat.run, seat.job, seat.host, seat.credentials, Address(seat.host, listener.getsockname()[1])
+        )
         self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
         self.collector = Collector(
             ticket.hub(Process(Role.HEAD, 0)),

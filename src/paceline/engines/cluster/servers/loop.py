@@ -16,8 +16,8 @@ from paceline.engines.cluster.servers.wire import (
     peer_of,
     process_of,
 )
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import Address
 from paceline.links.tcp.hub import Arrived, Event, Gone, Hub, Received
 
 NO_BODY = memoryview(b"")

@@ -42,7 +42,8 @@ from paceline.engines.local.worker import WorkerProcess
 from paceline.errors.failure import Position
 from paceline.gradients.encoder import GradientEncoder
 from paceline.links.memory import SharedTensors
-from paceline.links.tcp.doors import Address, Door, listen
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import Credentials, listen
 from paceline.links.tcp.handshake import Identity
 from paceline.links.tcp.hub import Hub, PeerPlace
 from paceline.links.tcp.pump import Pump
@@ -78,13 +79,13 @@ class ServerTicket:
     job: bytes
     #: Where this node is reached by the others.
     host: str
-    door: Door
+    credentials: Credentials
     desk: Address
     timing: Timing = TIMING
 
     def hub(self, process: Process, place: PeerPlace | None = None, listener: socket.socket | None = None) -> Hub:
         me = Identity(peer_of(process), self.run, self.job)
-        return Hub(me, self.door, listener, place=place, pump=Pump(self.timing.heartbeat))
+        return Hub(me, self.credentials, listener, place=place, pump=Pump(self.timing.heartbeat))
 
 
 def run_desk(
@@ -137,7 +138,7 @@ def _serve(
     method = given.plan.method
     assert isinstance(method, Served)
     gathers = gathered_by(method)
-    listener = listen(Address(ticket.host, 0), ticket.door)
+    listener = listen(Address(ticket.host, 0), ticket.credentials)
     open_hub: Callable[[PeerPlace], Hub] = lambda place: ticket.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
 
     def make(which: int) -> State:

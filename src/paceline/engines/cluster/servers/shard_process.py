@@ -30,8 +30,8 @@ from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.vector_pool import VectorPool
 from paceline.engines.cluster.servers.wire import Other, addresses_to_bytes, kind_of, peer_of
 from paceline.errors import FrameError
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import Address
 from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Hub, PeerPlace, Received
 

@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 from paceline.core.cluster.messages import KINDS, Process, Role
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.frame import FIRST_KIND
 from paceline.links.tcp.handshake import Peer
 

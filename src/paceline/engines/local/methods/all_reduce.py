@@ -10,14 +10,14 @@ worker                                            its peers
 6 divide by the weight, clip, take the buffers
 7 the user's optimizer makes the step             the same step, bit for bit
 
-Where generated code computes, it does all of this for many updates in one call (`legs`).
+Where generated code computes, it does all of this for many updates in one call (`native`).
 """
 
 from __future__ import annotations
 
 from time import perf_counter_ns as now
 
-from paceline.engines.local.methods.legs import legs_of
+from paceline.engines.local.methods.native_updates import native_updates
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.engines.local.methods.updates import Update, make_updates, step
 from paceline.plans.methods.all_reduce import AllReduce
@@ -38,4 +38,4 @@ def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
         step(runner, store, update, whole)  # 6, 7
         return True
 
-    return make_updates(runner, store, state, runner.updates_ahead(), legs_of(runner, store, reduction), make)
+    return make_updates(runner, store, state, runner.updates_ahead(), native_updates(runner, store, reduction), make)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.engines.local.methods.legs import legs_of
+from paceline.engines.local.methods.native_updates import native_updates
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.engines.local.methods.updates import Update, make_updates, step
 from paceline.plans.methods.alone import Alone
@@ -12,7 +12,7 @@ def alone(runner: PlanRunner, method: Alone) -> Walk:
     """Train this worker's share of the updates on its own."""
     store = runner.local_store()
     state, ahead = runner.resume(store), runner.updates_ahead(runner.number, runner.plan.workers)
-    legs = legs_of(runner, store) if runner.agenda.parts == 1 else None
+    native = native_updates(runner, store) if runner.agenda.parts == 1 else None
 
     def make(update: int) -> Update:
         computed = yield GradientRequest(update, runner.agenda.filled(update), store.updates)
@@ -21,4 +21,4 @@ def alone(runner: PlanRunner, method: Alone) -> Walk:
         step(runner, store, update, computed)
         return True
 
-    return make_updates(runner, store, state, ahead, legs, make)
+    return make_updates(runner, store, state, ahead, native, make)

@@ -7,7 +7,7 @@ from time import perf_counter_ns as now
 
 from paceline.engines.local.collectives import Means, NeighbourMixing
 from paceline.engines.local.exchanges import Exchanges
-from paceline.engines.local.methods.legs import legs_of
+from paceline.engines.local.methods.native_updates import native_updates
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.replicas import AveragingReplica
@@ -42,10 +42,10 @@ def _averaged(
     store = runner.local_store(rule)
     replica, state_of_replica = AveragingReplica(runner.learner, store, rule, runner.fragments), runner.resume(store)
     exchanges = Exchanges(runner, streaming, replica, means)
-    legs = None if rule.mixes_first else legs_of(runner, store)
+    native = None if rule.mixes_first else native_updates(runner, store)
     ahead = runner.updates_ahead()
     while ahead:
-        made = legs.make(streaming.ahead(ahead), ahead[0]) if legs else ahead[:0]
+        made = native.make(streaming.ahead(ahead), ahead[0]) if native else ahead[:0]
         update = made[-1] if made else ahead[0]
         if not made:
             made, due = ahead[:1], streaming.after(update, updates) if rule.mixes_first else 0

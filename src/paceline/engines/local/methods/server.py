@@ -8,7 +8,7 @@
     4 finish the batch ──────────▶  the desk counts it, and leases the next one
 
 There is no server process: desk and shards are machines whose state lies in shared memory, and the worker that holds
-the lock runs them. Where generated code computes, it does all of this for many batches in one call (`server_legs`).
+the lock runs them. Where generated code computes, it does all of this for many batches in one call (`native_pushes`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from paceline.core.server.actions import Action, Apply, Noted, Wait
 from paceline.core.server.events import Ask, Command, Compute, Finish, Pull, Push
 from paceline.core.server.worker import Worker
 from paceline.engines.local.arena import DESK_LOCK, Arena
+from paceline.engines.local.methods.native_pushes import native_pushes
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
-from paceline.engines.local.methods.server_legs import server_legs
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.open_ports import open_ports
 from paceline.engines.servers.shard_memory import Locked
@@ -55,7 +55,7 @@ class ServerClient:
         self.worker = Worker(runner.number, len(self.ports), gathers)
         self.desk_lock = arena.lock(DESK_LOCK, runner.waiter, "the desk")
         self.gradients: list[Tensor | None] = []
-        self.legs = server_legs(runner, arena, self.ports, self.desk_lock)
+        self.native = native_pushes(runner, arena, self.ports, self.desk_lock)
 
     def _shard_lock(self, number: int, shared: bool) -> Locked:
         """Return the lock of a shard; under Hogwild only checkpoints need it, and it is shared."""
@@ -74,8 +74,8 @@ class ServerClient:
         worker, agenda, leaving = self.worker, self.runner.agenda, False
         while (command := worker.command()) is not None and not (leaving and isinstance(command, Ask | Compute)):
             if isinstance(command, Compute):
-                if self.legs is not None and self.legs.make(worker):
-                    self.gradients = self.legs.gradients
+                if self.native is not None and self.native.make(worker):
+                    self.gradients = self.native.gradients
                     continue  # 2, 3, 4 and 1, many times
                 tasks = agenda.tasks(command.batch)
                 done = yield from self._compute(tasks)  # 2

@@ -7,7 +7,7 @@ from time import perf_counter_ns as now
 
 from paceline.core.rules import Arrival
 from paceline.core.rules.plain import Plain
-from paceline.engines.local.methods.legs import Legs
+from paceline.engines.local.methods.native_updates import NativeUpdates
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.store import LocalStore
@@ -18,14 +18,14 @@ Update = Generator[GradientRequest, GradientSum | None, bool]
 
 
 def make_updates(
-    runner: PlanRunner, store: LocalStore, state: Callable[[], WorkerState], ahead: range, legs: Legs | None,
+    runner: PlanRunner, store: LocalStore, state: Callable[[], WorkerState], ahead: range, native: NativeUpdates | None,
     make: Callable[[int], Update],
 ) -> Walk:  # fmt: skip
-    """Make the updates `ahead`, each by `make` where `legs` does not make several at once."""
+    """Make the updates `ahead`, each by `make` where `native` does not make several at once."""
     while ahead:
-        made = legs.make(ahead, store.updates) if legs else ahead[:0]
-        if legs and made:
-            store.schedule.hear(*legs.means)
+        made = native.make(ahead, store.updates) if native else ahead[:0]
+        if native and made:
+            store.schedule.hear(*native.means)
         elif (yield from make(ahead[0])):
             made = ahead[:1]
         else:

@@ -20,7 +20,7 @@ from paceline.tuner.study import Assignment
 from paceline.tuner.trials import Ended, Report
 from paceline.tuner.trials.worker import END, FLUSH, READY, REPORT, UNUSABLE
 
-#: What a crew says of a worker itself: it has come, or it is no more.
+#: What a pool says of a worker itself: it has come, or it is no more.
 JOINED, DIED = "joined", "died"
 ATTEMPTS = 3  # how often a leg is begun whose worker dies
 LOOK = 0.25  # seconds between two looks at workers that are silent
@@ -32,7 +32,7 @@ MOST = 16  # legs in a batch
 SLOWEST, FORGETTING = 1.0, 0.9
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """The workers' processes, and the lines to them."""
 
     #: How many workers there are to be.
@@ -66,20 +66,25 @@ class Worker:
     why: str = ""
 
 
-class Team:
-    """Runs legs with the workers of a crew.
+class Dispatcher:
+    """Runs legs with the workers of a pool.
 
     `timeout` is the time in seconds for which a trial may be silent; None: it follows from the silences seen. Without
     `ahead` a worker gets a leg only when it is free, as a sampler wants it that learns from every trial. `patience` is
-    for how many seconds the team may be without any worker.
+    for how many seconds it may be without any worker.
     """
 
     def __init__(
-        self, crew: Crew, report: Report, timeout: float | None = None, ahead: bool = True, patience: float = 120.0
+        self,
+        pool: WorkerPool,
+        report: Report,
+        timeout: float | None = None,
+        ahead: bool = True,
+        patience: float = 120.0,
     ) -> None:
-        self.crew, self.report, self.timeout, self.ahead, self.patience = crew, report, timeout, ahead, patience
-        self.workers = crew.workers
-        self.team: dict[int, Worker] = {}
+        self.pool, self.report, self.timeout, self.ahead, self.patience = pool, report, timeout, ahead, patience
+        self.workers = pool.workers
+        self.joined: dict[int, Worker] = {}
         #: Legs whose worker has died.
         self.left: deque[Assignment] = deque()
         #: How often each trial's worker has died in its present leg.
@@ -94,29 +99,29 @@ class Team:
         most = 2 * batch if batch > 1 else 1
         return [
             number
-            for number, worker in self.team.items()
+            for number, worker in self.joined.items()
             if not worker.alone and not (self.left and not worker.given) and len(worker.given) < most - batch + 1
             for _ in range(most - len(worker.given))
         ]
 
     def start(self, assignment: Assignment, worker: int) -> None:
-        self.team[worker].given.append(assignment)
+        self.joined[worker].given.append(assignment)
 
     def wait(self) -> Sequence[Ended]:
         """Return legs that have ended; none, when a worker has come that may take one."""
         found: list[Ended] = []
         joined = False
         while not found and not joined:
-            for number, worker in self.team.items():
+            for number, worker in self.joined.items():
                 self._send(number, worker)
-            for number, message in self.crew.hear(LOOK):
+            for number, message in self.pool.hear(LOOK):
                 joined |= message[0] == JOINED
                 found += self._hear(number, *message)
             self._look()
         return found
 
     def close(self) -> None:
-        self.crew.close()
+        self.pool.close()
 
     # --- within ---
 
@@ -129,13 +134,13 @@ class Team:
             if not worker.sent:
                 worker.heard = time.monotonic()
             worker.sent += len(batch)
-            self.crew.send(number, batch)
+            self.pool.send(number, batch)
 
     def _hear(self, number: int, kind: str, *rest: Any) -> list[Ended]:
         if kind == JOINED:
-            self.team[number] = Worker()
+            self.joined[number] = Worker()
             return []
-        worker, now = self.team.get(number), time.monotonic()
+        worker, now = self.joined.get(number), time.monotonic()
         if worker is None:
             return []
         if kind == DIED:
@@ -146,7 +151,7 @@ class Team:
         if kind == READY:
             worker.ready = True
         elif kind == REPORT and worker.given:
-            self.crew.send(number, self.report(*rest))
+            self.pool.send(number, self.report(*rest))
         elif kind == UNUSABLE:
             raise TuningError(f"a worker cannot run trials: {rest[0]}")
         elif kind == END:
@@ -170,7 +175,7 @@ class Team:
 
     def _died(self, number: int, how: str) -> list[Ended]:
         """Leave a worker's legs to others; the one that it died with begins again, or has failed."""
-        worker = self.team.pop(number)
+        worker = self.joined.pop(number)
         given = worker.given
         if not worker.ready and not given:
             raise TuningError(f"a worker process ended {how} before it could begin")
@@ -189,11 +194,11 @@ class Team:
     def _look(self) -> None:
         """End workers that are silent for too long."""
         limit, now = self.timeout or max(HANGS[1], HANGS[0] * self.longest), time.monotonic()
-        for number, worker in self.team.items():
+        for number, worker in self.joined.items():
             if worker.sent and worker.ready and not worker.why and now - worker.heard > limit:
                 worker.why = f"it was silent for {limit:.0f} s, and its process was ended"
-                self.crew.end(number)
-        if self.team:
+                self.pool.end(number)
+        if self.joined:
             self._someone = now
         elif now - self._someone > self.patience:
             raise TuningError(f"no worker has come for {self.patience:.0f} s; look at what the other ranks printed")

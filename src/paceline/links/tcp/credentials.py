@@ -1,6 +1,6 @@
 """Doors: at which addresses a process can be reached, and how peers are authenticated there.
 
-door             where                what it does
+credentials             where                what it does
 ---------------  -------------------  ---------------------------------------------------------------
 Loopback         this machine only    nothing: other machines cannot reach it
 TrustedNetwork   any address          both ends prove that they know a token; nothing is encrypted
@@ -9,46 +9,30 @@ tls.MutualTls    any address          TLS 1.3; both ends show a certificate of t
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Protocol
 
-from paceline.errors import SecurityError, UsageError
+from paceline.errors import SecurityError
+from paceline.links.tcp.address import Address, is_loopback
 from paceline.links.tcp.stream import PlainStream, Stream
+from paceline.links.tcp.tls import MutualTls
 
 TOKEN_BYTES = 16  # at least
 BACKLOG = 512
 
 
-class Address(NamedTuple):
-    """Where a process listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Read HOST:PORT or [HOST]:PORT."""
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise UsageError(f"{text!r} is no address; write HOST:PORT, or [HOST]:PORT for IPv6")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
-
-class Door(Protocol):
+class Credentials(Protocol):
     """How peers are authenticated."""
 
     @property
     def token(self) -> bytes | None:
-        """What both ends must know; None where the door itself authenticates peers."""
+        """What both ends must know; None where the stream itself authenticates peers."""
 
     @property
     def locked(self) -> bool:
-        """Whether it is fit for addresses that other machines can reach."""
+        """Whether they are fit for addresses that other machines can reach."""
 
     def stream(self, raw: socket.socket, listens: bool, host: str) -> Stream:
         """Return the stream over a connected socket; `host` is the name that was dialled."""
@@ -86,36 +70,32 @@ class TrustedNetwork:
         return PlainStream(raw)
 
 
-def listen(address: Address, door: Door) -> socket.socket:
+def credentials_of(keys: Path | None, token: str | None) -> Credentials:
+    """Return the credentials that these options mean: keys, a token, or loopback if both are None."""
+    if keys is not None and token is not None:
+        raise SecurityError("keys and a token were given; keys alone are enough, and a token alone encrypts nothing")
+    if keys is not None:
+        return MutualTls(keys)
+    return LOOPBACK if token is None else TrustedNetwork(token.encode())
+
+
+def listen(address: Address, credentials: Credentials) -> socket.socket:
     """Return a socket that listens; port 0 means any.
 
     Raises:
-        SecurityError: other machines could reach it, and the door keeps no one out.
+        SecurityError: other machines could reach it, and the credentials keep no one out.
     """
-    require_safe(address, door, "listen at")
+    require_safe(address, credentials, "listen at")
     family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server(address, family=family, backlog=BACKLOG)
 
 
-def require_safe(address: Address, door: Door, verb: str) -> None:
-    """Raise SecurityError unless the door is fit for the address."""
-    if door.locked or is_loopback(address.host):
+def require_safe(address: Address, credentials: Credentials, verb: str) -> None:
+    """Raise SecurityError unless the credentials are fit for the address."""
+    if credentials.locked or is_loopback(address.host):
         return
     raise SecurityError(
         f"Paceline does not {verb} {address}, which is not a loopback address, without authentication. "
         "Make keys with `paceline keys FOLDER`, copy FOLDER/node to every machine and give --keys FOLDER; or, on a "
         "network where every machine is trusted, give --trusted-network: a token is asked for, nothing is encrypted"
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host; a name must mean loopback addresses alone."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        pass
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)

@@ -1,4 +1,4 @@
-"""The entrance: every handshake under way, on connections that were accepted and on those that were dialled.
+"""Pending handshakes: every handshake under way, on connections that were accepted and on those that were dialled.
 
 Unauthenticated connections cannot keep others out. Each has `Timing.handshake` seconds and a small buffer. There are at
 most `PLACES` of them, and one more replaces the oldest of the machine that has most of them. So a candidate that sends
@@ -16,9 +16,10 @@ from itertools import islice
 from time import monotonic_ns
 
 from paceline.errors import ConnectionFailed, FrameError, PeerLost
+from paceline.links.tcp.address import Address
 from paceline.links.tcp.candidate import Candidate, open_socket
 from paceline.links.tcp.connection import Connection
-from paceline.links.tcp.doors import Address, Door
+from paceline.links.tcp.credentials import Credentials
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.stream import prepare
 from paceline.links.tcp.waiting import SECOND, Timing
@@ -62,11 +63,11 @@ class Dial:
     candidate: Candidate | None = None
 
 
-class Entrance:
+class PendingHandshakes:
     """The handshakes of a process. Its owner polls the candidates, and says which of them are ready."""
 
-    def __init__(self, me: Identity, door: Door, timing: Timing, tell: Callable[[str], None]) -> None:
-        self._me, self._door, self._timing, self._tell = me, door, timing, tell
+    def __init__(self, me: Identity, credentials: Credentials, timing: Timing, tell: Callable[[str], None]) -> None:
+        self._me, self._credentials, self._timing, self._tell = me, credentials, timing, tell
         #: Addresses whose process is not the right one, as was told.
         self._complained: set[Address] = set()
         self.refusals = Refusals(tell)
@@ -112,7 +113,7 @@ class Entrance:
                 continue
             try:
                 prepare(raw, self._timing.give_up)
-                candidate = Candidate(raw, self._door, self._me, self._timing.handshake, None)
+                candidate = Candidate(raw, self._credentials, self._me, self._timing.handshake, None)
             except OSError:  # it has gone again
                 raw.close()
                 continue
@@ -180,7 +181,7 @@ class Entrance:
             self._postpone(dial, error.strerror or str(error))
             return None
         prepare(raw, self._timing.give_up)
-        dial.candidate = Candidate(raw, self._door, self._me, self._timing.handshake, dial.address)
+        dial.candidate = Candidate(raw, self._credentials, self._me, self._timing.handshake, dial.address)
         return dial.candidate
 
     def _drop(self, candidate: Candidate, why: str = "") -> None:

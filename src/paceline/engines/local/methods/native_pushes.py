@@ -1,7 +1,7 @@
-"""Legs of a worker at a server: batch after batch in one call of generated code.
+"""Native pushes: a worker at a server computes batch after batch in one call of generated code.
 
-    the worker's protocol            legs                              generated code
-    ─────────────────────            ────                              ──────────────
+    the worker's protocol            NativePushes                      generated code
+    ─────────────────────            ────────────                      ──────────────
     a batch is to be computed ─────▶ until something unusual
                                      happens, and for 20 ms ─────────▶ gradient, push with pull, finish and lease, ...
     continue with this batch  ◀───── module and ports look at
@@ -12,7 +12,7 @@ with its worker, a snapshot or a checkpoint that is due, the last batches, anoth
 changes anything there, and the machines in Python answer.
 
 Under Hogwild all workers write into one memory, and each has an optimizer of its own, whose memory generated code
-changes in place: legs begin after a first update in Python, when the optimizer has something to remember.
+changes in place: such calls begin after a first update in Python, when the optimizer has something to remember.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ from paceline.plans.methods.server import Hogwild, ParameterServer
 if TYPE_CHECKING:
     from paceline.core.server.worker import Worker
 
-NANOSECONDS = 20_000_000  # of a leg: between two legs, the parent is asked to read a trace that fills up
+NANOSECONDS = 20_000_000  # of a call: between two calls, the parent is asked to read a trace that fills up
 AHEAD, MOST = 64, 4096  # updates whose settings generated code has ahead, at least and at most
 
 
-def server_legs(runner: PlanRunner, arena: Arena, ports: Sequence[ServerPort], desk: RecordLock) -> ServerLegs | None:
-    """Return the legs of a worker at a server; None where Python has to make every update.
+def native_pushes(
+    runner: PlanRunner, arena: Arena, ports: Sequence[ServerPort], desk: RecordLock
+) -> NativePushes | None:
+    """Return what makes the updates of a worker at a server; None where Python has to make every update.
 
     `desk` is the desk's lock, as this worker takes it.
     """
@@ -83,11 +85,11 @@ def server_legs(runner: PlanRunner, arena: Arena, ports: Sequence[ServerPort], d
         for layout, memory in zip(runner.layout.shards, arena.shards, strict=True)
     ]
     known = [span for span in spans if span is not None]
-    return ServerLegs(runner, arena, ports, desk, network, known, in_place) if len(known) == len(spans) else None
+    return NativePushes(runner, arena, ports, desk, network, known, in_place) if len(known) == len(spans) else None
 
 
-class ServerLegs:
-    """Makes the updates of one worker at a server, a leg at a time."""
+class NativePushes:
+    """Makes the updates of one worker at a server, as many as possible in one call."""
 
     def __init__(
         self, runner: PlanRunner, arena: Arena, ports: Sequence[ServerPort], desk: RecordLock,

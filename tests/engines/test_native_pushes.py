@@ -1,4 +1,4 @@
-"""Legs of workers at a server: what they leave is what updates in Python leave, to the last bit."""
+"""Native pushes of workers at a server: what they leave is what updates in Python leave, to the last bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.core.agenda import Chunk
 from paceline.core.server.events import Push
 from paceline.data.order import Order
 from paceline.engines.arithmetic.servers import ServerArithmetic
-from paceline.engines.local.methods import server_legs
+from paceline.engines.local.methods import native_pushes
 from paceline.engines.local.worker_context import WorkerContext
 from paceline.engines.servers.port import ShardPort
 from paceline.engines.setup import set_up
@@ -31,7 +31,7 @@ from paceline.runs.run import Run
 from paceline.runs.trace import Kind, TraceRing
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.testing.killing import worker_processes
-from tests.engines.test_legs import ADAM, BATCH, SAMPLES, bits, job, losses, model, plain_model
+from tests.engines.test_native_updates import ADAM, BATCH, SAMPLES, bits, job, losses, model, plain_model
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
 OPTIMIZERS = {
@@ -111,7 +111,7 @@ class DecayForAWhile:
 def told_little(schedule: Any, parent: int, optimizer: torch.optim.Optimizer) -> Any:
     """A schedule, of which generated code in worker processes is told one update at a time."""
     if os.getpid() != parent:
-        server_legs.AHEAD = server_legs.MOST = 1
+        native_pushes.AHEAD = native_pushes.MOST = 1
     return schedule(optimizer)
 
 
@@ -212,7 +212,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_there() -> None:
 
 
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    """Checkpoints are taken at their updates while workers make legs."""
+    """Checkpoints are taken at their updates while workers push in generated code."""
     given = job(model=plain_model, optimizer=MOMENTUM, epochs=1200, test=None, evaluate_every=None)
 
     class Interrupted(Exception):

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from paceline.errors import SecurityError, UsageError
-from paceline.links.tcp.doors import LOOPBACK, Address, Door, TrustedNetwork, is_loopback, listen
+from paceline.links.tcp.address import Address, is_loopback
+from paceline.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork, credentials_of, listen
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.hub import Arrived, Hub, Received, Unreached
 from paceline.links.tcp.keys import make_keys
 from paceline.links.tcp.pump import Pump
-from paceline.links.tcp.security import door_of
 from paceline.links.tcp.tls import MutualTls
 from tests.links.tcp.conftest import PATIENCE, until
 
@@ -71,18 +71,20 @@ def test_an_address_that_others_can_reach_needs_a_lock(hubs: list[Hub]) -> None:
         hubs[1].dial(Address("10.0.0.1", 80), 1.0)
 
 
-def test_options_choose_the_door(keys: Path) -> None:
-    assert door_of(None, None) is LOOPBACK
-    assert door_of(None, TOKEN) == TrustedNetwork(TOKEN.encode())
-    assert isinstance(door_of(keys / "run", None), MutualTls)
+def test_options_choose_the_credentials(keys: Path) -> None:
+    assert credentials_of(None, None) is LOOPBACK
+    assert credentials_of(None, TOKEN) == TrustedNetwork(TOKEN.encode())
+    assert isinstance(credentials_of(keys / "run", None), MutualTls)
     with pytest.raises(SecurityError, match="keys alone are enough"):
-        door_of(keys / "run", TOKEN)
+        credentials_of(keys / "run", TOKEN)
     with pytest.raises(SecurityError, match="a token of 3 bytes can be guessed"):
-        door_of(None, "abc")
+        credentials_of(None, "abc")
 
 
-def exchange(hubs: list[Hub], mine: Door, theirs: Door, host: str = "127.0.0.1", right: bool | None = None) -> object:
-    """What comes of it when a process with one door dials one with another: the frame that arrives, or why none."""
+def exchange(
+    hubs: list[Hub], mine: Credentials, theirs: Credentials, host: str = "127.0.0.1", right: bool | None = None
+) -> object:
+    """What comes of dialling a process that has other credentials: the frame that arrives, or why none does."""
     desk = Hub(Identity(DESK, RUN, JOB), mine, listen(Address("127.0.0.1", 0), mine), tell=lambda _: None)
     worker = Hub(Identity(WORKER, RUN, JOB), theirs, tell=lambda _: None)
     hubs += [desk, worker]
@@ -99,17 +101,17 @@ def exchange(hubs: list[Hub], mine: Door, theirs: Door, host: str = "127.0.0.1",
 
 
 def test_tls_carries_frames_between_processes_of_one_run(hubs: list[Hub], keys: Path) -> None:
-    door = MutualTls(keys / "run")
-    got = exchange(hubs, door, door)
+    credentials = MutualTls(keys / "run")
+    got = exchange(hubs, credentials, credentials)
     assert isinstance(got, Received)
     assert (got.kind, got.ints, len(got.body)) == (20, (7,), 100_000)
 
 
 def test_tls_bears_large_frames_between_small_ones_and_two_threads(hubs: list[Hub], keys: Path) -> None:
     """The socket takes only a part, whose rest OpenSSL wants again; the pump sends while the other thread receives."""
-    door, pump = MutualTls(keys / "run"), Pump(0.002)
-    desk = Hub(Identity(DESK, RUN, JOB), door, listen(Address("127.0.0.1", 0), door), pump=pump)
-    worker = Hub(Identity(WORKER, RUN, JOB), door, pump=pump)
+    credentials, pump = MutualTls(keys / "run"), Pump(0.002)
+    desk = Hub(Identity(DESK, RUN, JOB), credentials, listen(Address("127.0.0.1", 0), credentials), pump=pump)
+    worker = Hub(Identity(WORKER, RUN, JOB), credentials, pump=pump)
     hubs += [desk, worker]
     worker.dial(desk.address, PATIENCE)
     until(hubs, lambda events: len(events) == 2)
@@ -127,8 +129,8 @@ def test_tls_bears_large_frames_between_small_ones_and_two_threads(hubs: list[Hu
 
 
 def test_a_token_lets_in(hubs: list[Hub]) -> None:
-    door = TrustedNetwork(TOKEN.encode())
-    assert isinstance(exchange(hubs, door, door), Received)
+    credentials = TrustedNetwork(TOKEN.encode())
+    assert isinstance(exchange(hubs, credentials, credentials), Received)
 
 
 def test_a_certificate_of_another_run_is_refused_by_both(hubs: list[Hub], keys: Path) -> None:
@@ -139,21 +141,21 @@ def test_a_certificate_of_another_run_is_refused_by_both(hubs: list[Hub], keys: 
 
 @pytest.mark.parametrize("kinds", [("tls", "none"), ("none", "tls"), ("token", "none"), ("none", "token"),
                                    ("tls", "token"), ("token", "tls"), ("token", "other token")])  # fmt: skip
-def test_different_doors_do_not_meet(kinds: tuple[str, str], hubs: list[Hub], keys: Path) -> None:
-    def door(kind: str) -> Door:
+def test_different_credentials_do_not_meet(kinds: tuple[str, str], hubs: list[Hub], keys: Path) -> None:
+    def credentials(kind: str) -> Credentials:
         return {"tls": lambda: MutualTls(keys / "run"), "none": lambda: LOOPBACK}.get(
             kind, lambda: TrustedNetwork(f"{kind} which is long enough".encode())
         )()
 
-    assert isinstance(exchange(hubs, door(kinds[0]), door(kinds[1])), str)
+    assert isinstance(exchange(hubs, credentials(kinds[0]), credentials(kinds[1])), str)
 
 
 def test_a_host_answers_by_its_own_name_alone(hubs: list[Hub], keys: Path) -> None:
     """The key of one machine, stolen, does not serve another one's place."""
-    door, stolen = MutualTls(keys / "named" / "127.0.0.1"), MutualTls(keys / "named" / "elsewhere")
-    assert isinstance(exchange(hubs, door, door), Received)
+    credentials, stolen = MutualTls(keys / "named" / "127.0.0.1"), MutualTls(keys / "named" / "elsewhere")
+    assert isinstance(exchange(hubs, credentials, credentials), Received)
     assert "shows the key of elsewhere, and this machine does not know it as 127.0.0.1" in str(
-        exchange(hubs, stolen, door)
+        exchange(hubs, stolen, credentials)
     )
 
 
@@ -184,9 +186,9 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
         MutualTls(tmp_path / "run")
 
 
-def test_a_door_travels_to_other_processes_without_its_token_in_sight(keys: Path) -> None:
-    door = MutualTls(keys / "named" / "127.0.0.1")
-    assert pickle.loads(pickle.dumps(door)).folder == door.folder
+def test_credentials_travel_to_other_processes_without_their_token_in_sight(keys: Path) -> None:
+    credentials = MutualTls(keys / "named" / "127.0.0.1")
+    assert pickle.loads(pickle.dumps(credentials)).folder == credentials.folder
     assert TOKEN not in repr(TrustedNetwork(TOKEN.encode()))
 
 

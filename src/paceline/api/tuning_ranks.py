@@ -25,9 +25,10 @@ from paceline.api.ray_trials import on_ray
 from paceline.core.cluster.variables import value
 from paceline.engines import cluster
 from paceline.errors import RunFailed, TuningError, UsageError, suggest
-from paceline.links.tcp.doors import LOOPBACK, Address, Door
+from paceline.links.tcp.address import Address
+from paceline.links.tcp.credentials import LOOPBACK, Credentials
 from paceline.links.tcp.handshake import RUN_BYTES
-from paceline.tuner.trials.peers import Place
+from paceline.tuner.trials.peers import RankInfo
 
 ENGINES = ("local", "cluster", "ray")
 TASK, ARRAY = "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID"
@@ -37,8 +38,8 @@ ADDRESS, LOCK = "rank0.json", "rank0.lock"
 PATIENCE = 600.0  # seconds in which the first rank of an array has to say where it is
 AGAIN = 0.5  # seconds between two attempts
 
-#: Tunes as one rank of several, or alone: (place, folder of a tuning that all tasks of an array share).
-Tune = Callable[[Place | None, Path | None], Any]
+#: Tunes as one rank of several, or alone: (this rank, folder of a tuning that all tasks of an array share).
+Tune = Callable[[RankInfo | None, Path | None], Any]
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def meet(where: Where, folder: str | Path | None, name: str, tune: Tune) -> Any:
-    """Find this process's place and tune there."""
+    """Find which rank this process is, and tune as it."""
     if where.engine == "local":
         return tune(None, None)
     if where.engine == "ray":
-        return on_ray(where.address, where.trusted_network, where.workers, lambda place: tune(place, None))
+        return on_ray(where.address, where.trusted_network, where.workers, lambda rank: tune(rank, None))
     if cluster.nodes() < 2 and os.environ.get(TASK):
         if folder is None:
             raise TuningError("the tasks of an array meet in the tuning's folder: give one")
@@ -90,8 +91,10 @@ def meet(where: Where, folder: str | Path | None, name: str, tune: Tune) -> Any:
     roster = cluster.roster(keys=where.keys, trusted_network=where.trusted_network)
     if not roster.leads:
         roster = roster.located(PATIENCE)
-    place = Place(roster.rank, roster.launcher, roster.nodes, roster.head, roster.door, roster.meeting, _says(roster))
-    return tune(place, None)
+    rank_info = RankInfo(
+        roster.rank, roster.launcher, roster.nodes, roster.head, roster.credentials, roster.meeting, _says(roster)
+    )
+    return tune(rank_info, None)
 
 
 def _says(roster: cluster.Roster) -> Callable[[Address, Any], None]:
@@ -108,7 +111,7 @@ def _in_array(where: Where, runs: Path, name: str, tune: Tune) -> Any:
     array, task = os.environ.get(ARRAY, "0"), int(os.environ[TASK])
     folder = runs / f"tune-{name}-array-{array}"
     folder.mkdir(parents=True, exist_ok=True)
-    door = cluster.door(os.environ, where.keys, where.trusted_network)
+    credentials = cluster.credentials(os.environ, where.keys, where.trusted_network)
     meeting = sha256(f"array {array}".encode()).digest()[:RUN_BYTES]
     end = time.monotonic() + PATIENCE
     with open(folder / LOCK, "w", encoding="utf-8") as lock:
@@ -118,12 +121,12 @@ def _in_array(where: Where, runs: Path, name: str, tune: Tune) -> Any:
             except BlockingIOError:
                 pass
             else:
-                listens = Address("127.0.0.1" if door is LOOPBACK else "0.0.0.0", 0)
-                publish = _publishes(folder / ADDRESS, door)
-                return tune(Place(0, f"array {array}", _tasks(), listens, door, meeting, publish), folder)
+                listens = Address("127.0.0.1" if credentials is LOOPBACK else "0.0.0.0", 0)
+                publish = _publishes(folder / ADDRESS, credentials)
+                return tune(RankInfo(0, f"array {array}", _tasks(), listens, credentials, meeting, publish), folder)
             try:
                 head = Address(*json.loads((folder / ADDRESS).read_text(encoding="utf-8")))
-                return tune(Place(1 + task, f"array {array}", _tasks(), head, door, meeting), folder)
+                return tune(RankInfo(1 + task, f"array {array}", _tasks(), head, credentials, meeting), folder)
             except (OSError, ValueError, RunFailed) as error:
                 if time.monotonic() > end:
                     raise RunFailed(f"task {task} finds no task that leads: {error}") from error
@@ -135,11 +138,11 @@ def _tasks() -> int | None:
     return int(count) if count.isdecimal() else None
 
 
-def _publishes(file: Path, door: Door) -> Callable[[Address, Any], None]:
+def _publishes(file: Path, credentials: Credentials) -> Callable[[Address, Any], None]:
     """Return what writes this task's address for the others."""
 
     def publish(address: Address, objective: Any) -> None:
-        host = address.host if door is LOOPBACK else os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        host = address.host if credentials is LOOPBACK else os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         draft = file.with_suffix(f".{secrets.token_hex(4)}")
         draft.write_text(json.dumps([host, address.port]))
         os.replace(draft, file)

@@ -1,4 +1,4 @@
-"""Legs: many updates in one call of generated code, with the bits of the same updates one by one."""
+"""Native updates: many updates in one call of generated code, with the bits of the same updates one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 import paceline as pl
 from paceline.core.agenda import Chunk
 from paceline.data.order import Order
-from paceline.engines.local.methods import legs
+from paceline.engines.local.methods import native_updates
 from paceline.errors import RunFailed, RunStopped
 from paceline.runs.progress import Progress
 from paceline.runs.run import Run
@@ -83,7 +83,7 @@ def bits(run: Run) -> object:
     ],
 )
 def test_the_bits_of_updates_one_by_one(plan: str, changes: dict[str, object]) -> None:
-    """The virtual engine makes every update by itself; so do workers whose legs hold one."""
+    """The virtual engine makes every update by itself; so do workers whose calls hold one."""
     changes = dict(changes)
     updates = changes.pop("updates", None)
     run = pl.train(job(**changes), plan, folder=None, max_updates=updates)
@@ -96,7 +96,7 @@ def test_the_bits_of_updates_one_by_one(plan: str, changes: dict[str, object]) -
 @pytest.mark.parametrize("limit", [None, 0.5], ids=["as it is", "clipped"])
 @pytest.mark.parametrize("plan", ["sequential", "ring:workers=2"])
 def test_a_leg_is_one_call(plan: str, limit: float | None) -> None:
-    """Rows lie close: between two updates of a leg nothing happens but the next gradient."""
+    """Rows lie close: between two updates of a call nothing happens but the next gradient."""
     given = job(model=plain_model, test=None, evaluate_every=None, gradient_clip_norm=limit)
     run = pl.train(given, plan, folder=None)
     computed, applied = (rows[rows["worker"] == 0] for rows in map(run.trace.of_kind, (Kind.COMPUTE, Kind.APPLY)))
@@ -168,6 +168,6 @@ def test_what_a_leg_cannot_do_is_done_one_by_one(changes: dict[str, object]) -> 
 
 
 def test_updates_before() -> None:
-    assert legs.before(range(3, 20, 2), 8) == range(3, 8, 2)
-    assert legs.before(range(4, 20), 4) == range(4, 4)
-    assert legs.before(range(4, 6), 30) == range(4, 6)
+    assert native_updates.before(range(3, 20, 2), 8) == range(3, 8, 2)
+    assert native_updates.before(range(4, 20), 4) == range(4, 4)
+    assert native_updates.before(range(4, 6), 30) == range(4, 6)

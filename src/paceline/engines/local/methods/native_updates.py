@@ -1,12 +1,12 @@
-"""Legs: updates that a worker makes in one call of generated code.
+"""Native updates: those that a worker makes in one call of generated code.
 
-    the method's walk                  legs                                   generated code
-    ─────────────────                  ────                                   ──────────────
+    the method's walk                  NativeUpdates                          generated code
+    ─────────────────                  ─────────────                          ──────────────
     these updates are yours  ────────▶ up to the next checkpoint, snapshot
                                        or epoch, and for 20 ms at most ─────▶ order, dropout, gradient, optimizer
     so many are made         ◀──────── rows of the trace  ◀────────────────── a note of each update
 
-An update of a leg has the bits that it has alone: it draws what its number says, and is stepped by the same code. Where
+Every update has the bits that it has alone: it draws what its number says, and is stepped by the same code. Where
 workers add their gradients up, generated code walks the collective's table between gradient and step (`native_sum`).
 """
 
@@ -30,13 +30,13 @@ from paceline.gradients.fused_replica import FusedStep, clipping_of, readable
 from paceline.parameters.store import LocalStore
 from paceline.runs.trace import DTYPE, Columns, Kind
 
-MOST = 4096  # updates of a leg
-FIRST = 16  # updates of the first leg, which shows how long they take
-NANOSECONDS = 20_000_000  # of a leg: in between, checkpoints that were requested are seen
+MOST = 4096  # updates of a call
+FIRST = 16  # updates of the first call, which shows how long they take
+NANOSECONDS = 20_000_000  # of a call: in between, checkpoints that were requested are seen
 
 
-def legs_of(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> Legs | None:
-    """Return the legs of a worker that steps this store; None where updates have to be made one by one.
+def native_updates(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> NativeUpdates | None:
+    """Return what makes the updates of a worker that steps this store; None where updates have to be made one by one.
 
     `sums` adds the gradients of every update up, where workers do not make updates alone.
     """
@@ -48,37 +48,37 @@ def legs_of(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> 
     tensors = readable(store.stepper.fused, job, reader.source)
     if not tensors:
         return None
-    legs = Legs(runner, store, store.stepper, *tensors)
+    native = NativeUpdates(runner, store, store.stepper, *tensors)
     if job.gradient_clip_norm is not None:
-        legs.native.clipping = clipping_of(runner.replica, legs.native.resident.made)
-        if legs.native.clipping is None:
+        native.loop.clipping = clipping_of(runner.replica, native.loop.resident.made)
+        if native.loop.clipping is None:
             return None
     if sums is not None:
-        made = legs.native.resident.made
+        made = native.loop.resident.made
         gradient, waiter, cancelled = made.memory["gradients"], runner.waiter, runner.shared.cancelled
-        legs.sum = native_sum(sums, runner.layout, made.gradients, gradient, waiter, cancelled)
-        if legs.sum is None:
+        native.sum = native_sum(sums, runner.layout, made.gradients, gradient, waiter, cancelled)
+        if native.sum is None:
             return None
-        legs.native.exchange = legs.sum.exchange
-    return legs
+        native.loop.exchange = native.sum.exchange
+    return native
 
 
-class Legs:
-    """Makes the updates of one worker, a leg at a time."""
+class NativeUpdates:
+    """Makes the updates of one worker, as many as possible in one call."""
 
     def __init__(self, runner: PlanRunner, store: LocalStore, step: FusedStep, x: Tensor, y: Tensor) -> None:
         assert runner.learner.reader is not None
         self.runner, self.store, self.order = runner, store, runner.learner.reader.order
-        self.native = step.leg(x, y, runner.job.seed, np.frombuffer(runner.shared.doing, np.int64), MOST)
-        made = self.native.resident.made
+        self.loop = step.loop(x, y, runner.job.seed, np.frombuffer(runner.shared.doing, np.int64), MOST)
+        made = self.loop.resident.made
         self._gradient = made.memory["gradients"][: made.plan.sizes["weights"]]
         #: How the gradients of each update are added up; None where this worker makes its updates alone.
         self.sum: NativeSum | None = None
-        #: The mean losses of the last leg's updates: of all workers that add their gradients up.
+        #: The mean losses of the last call's updates: of all workers that add their gradients up.
         self.means: list[float] = []
-        #: Updates of the next leg, at most.
+        #: Updates of the next call, at most.
         self._most = FIRST
-        #: The rows of each update, with what is the same in every leg.
+        #: The rows of each update, with what is the same in every call.
         self._rows = np.zeros((MOST, 3), DTYPE)
         self._rows["worker"] = runner.number
         self._rows["kind"] = Kind.COMPUTE, Kind.COLLECTIVE, Kind.APPLY
@@ -90,41 +90,41 @@ class Legs:
 
         `version` is that of the parameters now; each update makes the next.
         """
-        leg, start = self._leg(ahead), now()
-        first, last = self._chunk(leg[0]), self._chunk(leg[-1])
+        updates, start = self._next(ahead), now()
+        first, last = self._chunk(updates[0]), self._chunk(updates[-1])
         if (first.samples, first.weight) != (last.samples, last.weight):
-            leg = leg[:-1]  # the last batch of an epoch is smaller; it is a leg of its own
+            updates = updates[:-1]  # the last batch of an epoch is smaller; it gets a call of its own
         if not first.samples:
-            return leg[:0]
-        distance = leg.step * self.runner.agenda.batch_size
-        places = np.add.outer(np.arange(len(leg)) * distance, np.arange(first.start, first.stop)).ravel()
+            return updates[:0]
+        distance = updates.step * self.runner.agenda.batch_size
+        places = np.add.outer(np.arange(len(updates)) * distance, np.arange(first.start, first.stop)).ravel()
         order = self.order.samples(first.epoch, torch.from_numpy(places))
         if self.sum is not None:
-            self.sum.begin(leg[0], first.weight, self.runner.job.on_nan == "stop")
-        notes = self.native.make(order, first.samples, leg, first.number, self._settings(len(leg)))
+            self.sum.begin(updates[0], first.weight, self.runner.job.on_nan == "stop")
+        notes = self.loop.make(order, first.samples, updates, first.number, self._settings(len(updates)))
         made = self.sum.end() if self.sum is not None else self._finite(notes)
         self.store.updates += made
-        self._most = max(1, min(MOST, NANOSECONDS * len(leg) // (now() - start)))
-        self._record(leg[:made], first, version, start, notes[:made])
-        self.runner.meter.after_step(self._norm, leg[-1])
-        if made < len(leg):
-            self._fail(leg[made], version + made, float(notes["loss"][made]))
-        return leg
+        self._most = max(1, min(MOST, NANOSECONDS * len(updates) // (now() - start)))
+        self._record(updates[:made], first, version, start, notes[:made])
+        self.runner.meter.after_step(self._norm, updates[-1])
+        if made < len(updates):
+            self._fail(updates[made], version + made, float(notes["loss"][made]))
+        return updates
 
     def _norm(self) -> float:
         """Return the norm of the last gradient, before it was clipped."""
-        clipping = self.native.clipping
+        clipping = self.loop.clipping
         return norm([self._gradient]) if clipping is None else float(clipping.norm)
 
-    def _leg(self, ahead: range) -> range:
+    def _next(self, ahead: range) -> range:
         """Return the first of these updates, after which no one has to look at this worker before the last of them."""
         runner, first = self.runner, ahead[0]
         periods = (runner.agenda.updates_per_epoch, runner.host.snapshots_every, runner.resume_point.checkpoint_every)
-        leg = before(ahead, min((first // every + 1) * every for every in periods if every))[: self._most]
-        runner.shared.reach[0] = leg[-1]
+        updates = before(ahead, min((first // every + 1) * every for every in periods if every))[: self._most]
+        runner.shared.reach[0] = updates[-1]
         # Read after the reach is known: a checkpoint that is requested from now on lies behind it.
         requested = runner.shared.checkpoints[REQUESTED]
-        return before(leg, requested) if requested > first else leg
+        return before(updates, requested) if requested > first else updates
 
     def _chunk(self, update: int) -> Chunk:
         """Return this worker's part of an update, which may hold no samples."""
@@ -137,11 +137,11 @@ class Legs:
         """Return the optimizer's settings in each of the next updates; a single row where there is no schedule."""
         schedule = self.store.schedule
         if schedule.scheduler is None:
-            return torch.tensor([self.native.resident.settings()], dtype=torch.float64)
+            return torch.tensor([self.loop.resident.settings()], dtype=torch.float64)
         rows = []
         for update in range(updates):
             schedule.advance(self.store.updates + update)
-            rows.append(self.native.resident.settings())
+            rows.append(self.loop.resident.settings())
         return torch.tensor(rows, dtype=torch.float64)
 
     def _finite(self, notes: Columns) -> int:
@@ -158,14 +158,14 @@ class Legs:
             self.sum.check()
         raise NotFinite(loss, update, self.order.indices(chunk).tolist())
 
-    def _record(self, leg: range, chunk: Chunk, version: int, start: int, notes: Columns) -> None:
+    def _record(self, updates: range, chunk: Chunk, version: int, start: int, notes: Columns) -> None:
         """Write the rows of each update: its gradient, its collective if there is one, and its step."""
         self.means = (notes["loss"] if self.sum is None else notes["mean"]).tolist()
-        rows = self._rows[: len(leg)]
+        rows = self._rows[: len(updates)]
         computed, summed, applied = rows.T
-        rows["update"] = np.array(leg)[:, None]
-        rows["base"] = np.arange(version, version + len(leg))[:, None]
-        applied["version"] = np.arange(version + 1, version + 1 + len(leg))
+        rows["update"] = np.array(updates)[:, None]
+        rows["base"] = np.arange(version, version + len(updates))[:, None]
+        applied["version"] = np.arange(version + 1, version + 1 + len(updates))
         computed["start"][:1], computed["start"][1:] = start, notes["applied"][:-1]
         computed["end"] = applied["start"] = notes["computed"]
         applied["end"] = notes["applied"]
