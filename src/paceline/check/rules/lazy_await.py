@@ -26,18 +26,20 @@ from paceline.check.summaries import Facts
 def find(facts: Facts) -> Iterator[Finding]:
     """Report `if x is None: x = await ...` that is not under a lock."""
     for fn in facts.module.functions:
-        if not fn.asynchronous or fn.name.startswith("__"):
+        if not fn.asynchronous or fn.name in ("__aenter__", "__aexit__"):
             continue
         for test in fn.tests:
             name = absent(test.test) or _present(test.test) if isinstance(test, ast.If) else ""
             if (
                 not name
-                or (is_plain(fn) and not _stores_what_it_opens(test, name))
+                or ((is_plain(fn) or fn.name.startswith("__")) and not _stores_what_it_opens(test, name))
                 or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
                 or _locked(test, fn, facts)
             ):
                 continue
-            made = next((s for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
+            made = next((s for s in test.body if isinstance(s, ast.Assign) and _stores(s, name)), None)
+            inner = (s for s in _nested(test) if isinstance(s.value, ast.Await) and _stores(s, name))
+            made = made or next((s for s in inner if not _locked(s, fn, facts)), None)
             if made is not None and isinstance(made.value, ast.Await):
                 yield _report(fn, test.lineno, made, name, 0.65 if _opens(made.value) else 0.4)
             elif made is None and (opened := _through_method(test, name, fn, facts)) is not None:
@@ -166,8 +168,18 @@ def _entries(accesses: list[Access]) -> Iterator[Finding]:
 
 def _stores_what_it_opens(test: ast.If | ast.While, name: str) -> bool:
     """`if self.socket is None: self.socket = await connect()`, also in a method that is called so."""
-    made = (s.value for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name)
-    return bool(absent(test.test)) and any(_opens(value) for value in made)
+    return bool(absent(test.test)) and any(_opens(s.value) for s in _nested(test) if _stores(s, name))
+
+
+def _nested(test: ast.If | ast.While) -> list[ast.Assign]:
+    """The assignments in the branch of a test, also in blocks of it."""
+    return [n for s in test.body for n in ast.walk(s) if isinstance(n, ast.Assign)]
+
+
+def _stores(statement: ast.Assign, name: str) -> bool:
+    """Whether an assignment stores something in an attribute, alone or as a part: `_, self.protocol = ...`."""
+    target = statement.targets[0]
+    return name in ([dotted(n) for n in target.elts] if isinstance(target, ast.Tuple) else [dotted(target)])
 
 
 def _opens(value: ast.expr | None) -> bool:
