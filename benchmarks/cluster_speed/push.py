@@ -65,7 +65,7 @@ def push(layout: Layout, server: Address, listener: socket.socket, pushes: int) 
         answered = False
         while not answered:  # a push that came before the view is refused, and made again
             kind, ints = pack(Push(0, VIEW, batch, batch, VIEW))
-            worker.post(there, MESSAGES + kind, ints, [vector.bytes])
+            worker.post(there, MESSAGES + kind, ints, vector.parts, copy=False)
             events = [event for event in worker.poll(60.0) if isinstance(event, Received)]
             answered = any(event.kind == pushed for event in events)
     count = pushes - WARM_UP

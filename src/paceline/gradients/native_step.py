@@ -41,7 +41,7 @@ class Settings:
     def rows(self) -> np.ndarray | None:
         """Return a row for each group as the settings are now; None where they no longer fit the text."""
         groups = self.optimizer.param_groups
-        seen = [group.get(name) for group in groups for name in self._watched]
+        seen = [list(map(group.get, self._watched)) for group in groups]
         if seen != self._seen:
             fits = form_of(self.optimizer) == self._form
             rows = [[*self.step.row(group), *self._constants] for group in groups] if fits else []

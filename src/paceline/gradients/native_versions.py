@@ -23,6 +23,7 @@ from paceline.core.rules.plain import Plain
 from paceline.gradients.native_step import PLAIN, Settings, agrees, fits
 from paceline.kernels.one_pass import Pass, one_pass, spans_for
 from paceline.kernels.served_steps import ServedRule, ServedStep, served_step
+from paceline.parameters.layout import FlatViews
 from paceline.parameters.optimizers import has_hooks
 from paceline.parameters.shard_version import ShardVersion, StateField, VersionShape
 from paceline.parameters.store import ShardStore
@@ -52,8 +53,11 @@ def row_of(rule: object) -> Row | None:
     return RULES[type(rule)](rule) if type(rule) in RULES else None
 
 
-def native_versions(store: ShardStore, rule: Rule) -> NativeVersions | None:
-    """Return what makes a shard's versions in one pass; None where PyTorch has to."""
+def native_versions(store: ShardStore, rule: Rule, shared: bool) -> NativeVersions | None:
+    """Return what makes a shard's versions in one pass; None where PyTorch has to.
+
+    `shared` says whether other processes read them.
+    """
     shape, optimizer = store.versions[0].shape, store.optimizer
     step, row = served_step(optimizer), row_of(rule)
     if store.rows is not None or has_hooks(optimizer) or torch.get_num_threads() > 1 or not store.parameters:
@@ -66,7 +70,7 @@ def native_versions(store: ShardStore, rule: Rule) -> NativeVersions | None:
     run = one_pass(shape.dtype, step, text)
     if run is None or not agrees(optimizer, shape.dtype, step, text, rule, constants):
         return None
-    return NativeVersions(store, step, text, run, Settings(optimizer, step, constants))
+    return NativeVersions(store, step, text, run, Settings(optimizer, step, constants), shared)
 
 
 def remembers(shape: VersionShape, step: ServedStep | None, text: ServedRule) -> bool:
@@ -115,31 +119,53 @@ class _Slot:
 class NativeVersions:
     """Makes the versions of one shard for one worker."""
 
-    def __init__(self, store: ShardStore, step: ServedStep, text: ServedRule, run: Pass, settings: Settings) -> None:
+    def __init__(
+        self, store: ShardStore, step: ServedStep, text: ServedRule, run: Pass, settings: Settings, shared: bool
+    ) -> None:
         self.store, self.looks_back, self._run, self._settings = store, text.looks_back, run, settings
-        self._step, self._dtype = step, store.versions[0].shape.dtype
+        self._step, self._remembers, self._dtype = step, bool(step.remembered), store.versions[0].shape.dtype
         self._slots = [_Slot.of(version, step, text.memory) for version in store.versions]
         self._spans = spans_for([p.numel() for p in store.parameters])
         groups = {id(p): n for n, group in enumerate(store.optimizer.param_groups) for p in group["params"]}
+        self._spans["shared"] = shared
         self._spans["group"] = [groups[id(p)] for p in store.parameters]
+        #: The slots that the spans are of: where the newest version is, where the next is made, what was pulled.
+        self._move = (-1, -1, -1)
 
     def make(self, source: int, target: int, gradients: Sequence[Tensor | None]) -> bool:
         """Make the next version of the one in `source`, and look there; False where PyTorch has to."""
-        store, spans, states = self.store, self._spans, len(self._step.states)
+        store, spans = self.store, self._spans
         store.schedule.advance(store.updates)
-        rows = self._settings.rows()
-        if rows is None or not all(g is not None and fits(g, self._dtype) for g in gradients):
+        rows, addresses = self._settings.rows(), self._addresses(gradients)
+        if rows is None or addresses is None:
             return False
-        old, new, spans["pulled"] = self._slots[source], self._slots[target], self._slots[store.slot].values
-        spans["old"], spans["fresh"] = old.values, new.values
+        if (move := (source, target, store.slot)) != self._move:
+            self._prepare(*move)
+        spans["gradient"] = addresses
+        if self._remembers:
+            spans["present"] = self._slots[source].present
+        if source != target:
+            for mine, newest in zip(store.versions[target].buffers, store.versions[source].buffers, strict=True):
+                mine.copy_(newest)
+        self._run(rows, spans)
+        if self._remembers:
+            self._slots[target].present[:] = True
+        if target != store.slot:
+            store.look(target)
+        return True
+
+    def _addresses(self, gradients: Sequence[Tensor | None]) -> list[int] | None:
+        """Return where the gradients lie; None where generated code cannot read them."""
+        if isinstance(gradients, FlatViews):  # to ask each of them takes longer than to step a small model
+            return gradients.addresses
+        given = [g for g in gradients if g is not None and fits(g, self._dtype)]
+        return [g.data_ptr() for g in given] if len(given) == len(gradients) else None
+
+    def _prepare(self, source: int, target: int, pulled: int) -> None:
+        """Note where the numbers of this move lie; a server that makes every version in place does so once."""
+        old, new, spans, states = self._slots[source], self._slots[target], self._spans, len(self._step.states)
+        spans["old"], spans["fresh"], spans["pulled"] = old.values, new.values, self._slots[pulled].values
         spans["remembered"][:, :states], spans["kept"][:, :states] = old.state, new.state
         spans["counted"], spans["counting"] = old.counts, new.counts
         spans["noted"], spans["noting"] = old.memory, new.memory
-        spans["present"] = old.present
-        spans["gradient"] = [g.data_ptr() for g in gradients if g is not None]
-        for mine, newest in zip(store.versions[target].buffers, store.versions[source].buffers, strict=True):
-            mine.copy_(newest)
-        self._run(rows, spans)
-        new.present[:] = bool(self._step.remembered)
-        store.look(target)
-        return True
+        self._move = source, target, pulled

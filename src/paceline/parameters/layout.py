@@ -41,6 +41,8 @@ class FlatViews(list[Tensor]):
         super().__init__(views)
         #: The vector as far as parameters reach, with the gaps between them.
         self.flat = flat
+        #: Where each of the views lies. The vector stays where it is.
+        self.addresses = [view.data_ptr() for view in views]
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def attacked(codec: str, frames: int, seed: int) -> tuple[int, int]:
         assert server.machine.version == 2 * number + 1 - len(hub.refused), "what was refused is not counted"
         _get(server, hub, WORKER, Push(0, VIEW, 2 * number + 1, 0, VIEW), next(honest))
         assert server.machine.version == 2 * number + 2 - len(hub.refused), "an honest worker is served"
-        hub.posted.clear()
+        hub.forget()
     assert {peer for peer, _ in hub.refused} <= {peer_of(STRANGER)}
     assert server.state is not None
     assert len(server.state.vectors) <= 3, "what was refused is let go"

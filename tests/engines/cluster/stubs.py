@@ -26,7 +26,7 @@ AT_DESK, AT_SERVER = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
 
 
 class Notes:
-    """A hub that takes notes, and reports what a test says."""
+    """A hub that takes notes, and reports what a test says. It sends nothing before it has to."""
 
     def __init__(self) -> None:
         self.peers: set[Peer] = set()
@@ -34,8 +34,8 @@ class Notes:
         self.events: list[Event] = []
         #: Who was left, and why.
         self.refused: list[tuple[Peer, str]] = []
-        #: What was posted: to whom, its kind, its integers, its body.
-        self.posted: list[tuple[Peer, int, tuple[int, ...], bytes]] = []
+        #: What waits to be sent: to whom, its kind, its integers, its buffers.
+        self._waiting: list[tuple[Peer, int, tuple[int, ...], Sequence[Any]]] = []
 
     def dial(self, address: Address, seconds: float) -> None:
         self.dialled.append(address)
@@ -52,8 +52,26 @@ class Notes:
     def post(
         self, peer: Peer, kind: int, ints: Sequence[int] = (), bodies: Sequence[Any] = (), copy: bool = True
     ) -> bool:
-        self.posted.append((peer, kind, tuple(ints), b"".join(bytes(each) for each in bodies)))
+        kept = [bytes(each) for each in bodies] if copy else bodies
+        self._waiting.append((peer, kind, tuple(ints), kept))
         return False
+
+    def copy_queues(self, role: int | None = None) -> None:
+        self._waiting = [
+            (peer, kind, ints, bodies if role not in (None, peer.role) else [bytes(each) for each in bodies])
+            for peer, kind, ints, bodies in self._waiting
+        ]
+
+    @property
+    def posted(self) -> list[tuple[Peer, int, tuple[int, ...], bytes]]:
+        """What was posted, if it was sent now."""
+        return [
+            (peer, kind, ints, b"".join(bytes(each) for each in bodies)) for peer, kind, ints, bodies in self._waiting
+        ]
+
+    def forget(self) -> None:
+        """Forget what was posted."""
+        self._waiting.clear()
 
 
 def small_job(inputs: int = 3, outputs: int = 2) -> pl.Job:

@@ -147,6 +147,16 @@ def test_without_the_head_every_node_ends(tmp_path: Path) -> None:
         assert "since it lost the head: rank 0" in each.err
 
 
+def test_a_head_that_was_stopped_for_longer_than_others_may_be_is_waited_for(tmp_path: Path) -> None:
+    """No node takes its place, so to give it up would end the run."""
+    ran, _ = _held(tmp_path, 2, "ring", silence=3.0)
+    ran.kill(0, signal.SIGSTOP)
+    time.sleep(4.0)
+    ran.kill(0, signal.SIGCONT)
+    ran.release()
+    _check(tmp_path, ran, "ring", 2, [])
+
+
 ASKED_TO_END = """
 import os, signal
 from paceline.engines.cluster.agent import Agent

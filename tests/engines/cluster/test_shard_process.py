@@ -14,12 +14,14 @@ from paceline.core.cluster.messages import (
     NONE,
     Copy,
     Enrol,
+    Feed,
     Message,
     Poll,
     Process,
     Propose,
     Push,
     Pushed,
+    Replicate,
     Replicated,
     Role,
     Status,
@@ -65,7 +67,7 @@ def test_a_spare_answers_while_it_builds_the_state_for_a_copy() -> None:
     source.version.raw.fill_(7)
     spare = shard_server(hub, slowly, shard=NONE)
     _get(spare, hub, BACKUP, Copy(VIEW, 0, 3, 3, (), ()), bytes(source.everything))
-    hub.posted.clear()
+    hub.forget()
     _get(spare, hub, DESK, Poll(1))
     assert [kind for _, kind, _, _ in hub.posted] == [kind_of(Status)]
     assert spare.machine.shard == NONE
@@ -134,3 +136,30 @@ def test_a_checkpoint_may_come_before_any_new_push() -> None:
     head: Any = SimpleNamespace(nodes=1, far=far, collector=SimpleNamespace(sources=[]))
     assert ServerHead._tell(head, np.empty(0, DTYPE)) == 0
     assert took == [b""]
+
+
+def test_a_push_is_replicated_as_it_came_to_a_server_that_reads_it_late() -> None:
+    """Meanwhile the primary may need it no longer, and receive other pushes where it was."""
+    make, hub = maker(), Notes()
+    server, other = shard_server(hub, make), Process(Role.SERVER, 2)
+    vectors = [make(0).vectors.take() for _ in range(4)]
+    for value, vector in enumerate(vectors):
+        vector.write([torch.full_like(each, float(value)) for each in vector.gradients], [], [0])
+
+    def push(batch: int) -> None:
+        _get(server, hub, FIRST, Push(0, VIEW, batch, batch, VIEW), bytes(vectors[batch].bytes))
+
+    _get(server, hub, DESK, Propose(1, 0, VIEW, (0,)))
+    _get(server, hub, DESK, Feed(1, VIEW, BACKUP.number))
+    _get(server, hub, BACKUP, Replicated(VIEW, 0))
+    push(0)
+    push(1)
+    server.loop.perform(server.machine.tick(1e9))  # it sends again what is not confirmed
+    _get(server, hub, DESK, Feed(1, VIEW, other.number))
+    _get(server, hub, other, Replicated(VIEW, 2))
+    push(2)
+    push(3)
+    late = [each for each in hub.posted if each[:2] == (peer_of(BACKUP), kind_of(Replicate))]
+    assert [ints[1] for _, _, ints, _ in late] == [1, 2, 1, 2]
+    assert [body for *_, body in late] == [bytes(vectors[number].bytes) for number in (0, 1, 0, 1)]
+    assert len(server.state.vectors) == 2  # type: ignore[union-attr]

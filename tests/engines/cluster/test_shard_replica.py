@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from paceline.engines.cluster.servers.gradient_side import ShardReplica
-from paceline.engines.cluster.servers.shard_state import vector_pool
+from paceline.engines.cluster.servers.shard_state import GradientVector, vector_pool
 from tests.engines.cluster.stubs import layout_of, small_job
 
 
@@ -41,3 +42,21 @@ def test_parameters_that_arrived_elsewhere_are_copied_and_the_room_for_the_other
     replica.take(replica.spare.raw)
     room[:] = b"\xff" * len(room)
     assert weight.detach().eq(0.0).all()
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_large_gradient_is_sent_from_where_it_was_computed(strided: bool) -> None:
+    """The same bytes travel, copied or not: a weight whose numbers do not lie side by side is copied."""
+    layout = layout_of(small_job(inputs=400, outputs=30))
+    vector = vector_pool(layout.shards[0], layout, False, None, 0).take()
+    assert isinstance(vector, GradientVector)
+    weight = torch.randn(400, 30).T if strided else torch.randn(30, 400)
+    for gradients in ([weight, torch.randn(30)], [weight, None], [weight, torch.randn(30)]):
+        vector.write(gradients, [], [7])
+        sent = b"".join(vector.parts)
+        assert len(vector.parts) == (1 if strided or gradients[1] is None else 3)
+        vector.bytes[:] = sent  # as it arrives
+        given = vector.arrival(0).gradients
+        assert all(torch.equal(a, b) for a, b in zip(given, gradients, strict=True) if a is not None and b is not None)
+        assert [a is None for a in given] == [b is None for b in gradients]
+        assert vector.bases.tolist() == [7]

@@ -41,6 +41,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             inner = (s for s in _nested(test) if isinstance(s.value, ast.Await) and _stores(s, name))
             made = made or next((s for s in inner if not _locked(s, fn, facts)), None)
             if made is not None and isinstance(made.value, ast.Await):
+                if not facts.lets_others_run(made.value, fn):
+                    continue
                 yield _report(fn, test.lineno, made, name, 0.65 if _opens(made.value) else 0.4)
             elif made is None and (opened := _through_method(test, name, fn, facts)) is not None:
                 yield _report(fn, test.lineno, opened, name, 0.6)

@@ -155,7 +155,7 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
             here = [a for a, at in places if at is f is fn and _earlier(a, call, made)]
             elsewhere = [a for a, at in places if not local and (f is not fn or (at is not fn and _beside(at, facts)))]
             before = here + elsewhere
-            if not before and not (_timeout(call) and _ended(name, call, f)):
+            if not before and not _ended(name, call, f):
                 yield _report(call, made, f, " and ".join(pipes), f"{name}.communicate()")
                 return
     until = _until(reads) if not local else None

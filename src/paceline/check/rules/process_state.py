@@ -50,6 +50,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         changes = _changes(fn, facts)
         for what in dict.fromkeys(changes.values()):
             places = sorted((n for n, of in changes.items() if of == what), key=lambda n: n.lineno)
+            places = [place for place in places if _variable(place) in ("", _variable(places[-1]))]
             swapped = len(places) > 1 and _puts_back(places[-1], fn)
             if swapped and _meets(fn, facts) and not facts.held_at(places[0], fn):
                 yield _report(fn, places[0], places[-1], what)
@@ -107,6 +108,14 @@ def _changes(fn: Function, facts: Facts) -> dict[ast.expr, str]:
         if not isinstance(item.ctx, ast.Load) and facts.module.canonical(item.value) == ENVIRONMENT:
             found[item] = "the environment"
     return found
+
+
+def _variable(change: ast.expr) -> str:
+    """The variable of the environment that is changed, as written; empty for a change of other state, or of several."""
+    if isinstance(change, ast.Subscript):
+        return ast.unparse(change.slice)
+    single = isinstance(change, ast.Call) and dotted(change.func).endswith((".pop", "putenv", "unsetenv"))
+    return ast.unparse(change.args[0]) if single and change.args else ""  # type: ignore[attr-defined]
 
 
 def _puts_back(last: ast.expr, fn: Function) -> bool:

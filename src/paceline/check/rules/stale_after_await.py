@@ -73,7 +73,10 @@ def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Finding]
         before = [a for a in mine if _end(a.node) < use.line and (_asked(a) or a.kind == "write") and _leads(a, use)]
         if not before or _renewed(use, mine, before[-1], pauses):
             continue
-        pause = next((p for p in pauses if before[-1].line <= _end(p) < use.line and _same_path(p, use.node)), None)
+        last = before[-1]
+        stored = parent(last.node) if last.kind == "write" else None
+        after = [p for p in pauses if stored is None or not _within(p, [stored])]  # type: ignore[list-item]
+        pause = next((p for p in after if last.line <= _end(p) < use.line and _same_path(p, use.node)), None)
         other = next((g for g in gone if not g.locks & use.locks), None)
         if pause is not None and other is not None:
             yield _report(use, before[-1], pause, other)

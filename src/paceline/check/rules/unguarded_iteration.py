@@ -32,6 +32,8 @@ from paceline.check.shared_state import (
 from paceline.check.sharing import may_be_alone, meet
 from paceline.check.summaries import Facts
 
+#: Functions that make a task of a coroutine.
+TASKS = ("create_task", "ensure_future", "run_coroutine_threadsafe")
 #: Methods that end an object, which then calls back the object that keeps it.
 ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort", "destroy", "unsubscribe", "throw",
         "set_exception", "add_exception", "set_result", "fail", "errback", "callback")  # fmt: skip
@@ -113,7 +115,8 @@ def _aliased(accesses: list[Access], facts: Facts) -> Iterator[Access]:
     for access in accesses:
         up = parent(access.node)
         target = up.targets[0] if isinstance(up, ast.Assign) and access.kind == "read" and access.locks else None
-        if isinstance(target, ast.Name):
+        swapped = any(a.kind == "write" and a.fn is access.fn and a.line > access.line for a in accesses)
+        if isinstance(target, ast.Name) and not swapped:  # `items = self.items; self.items = []` takes it for itself
             over = (n.iter for n in access.fn.loops if isinstance(n, ast.For) and dotted(n.iter) == target.id)
             yield from (Access(access.thing, "iterate", n, access.fn, facts.held_at(n, access.fn)) for n in over)
 
@@ -165,9 +168,15 @@ def _by_callback(loop: Access, changes: list[Access]) -> Access | None:
         return None
     names = {n.id for n in ast.walk(around.target) if isinstance(n, ast.Name)}
     calls = (n for s in around.body for n in ast.walk(s) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
-    called = any(c.func.id in names for c in calls)  # type: ignore[attr-defined]
+    called = any(c.func.id in names and not _runs_later(c) for c in calls)  # type: ignore[attr-defined]
     open_ones = (c for c in changes if c.kind == "shrink" and c.fn is not loop.fn and not c.fn.name.startswith("_"))
     return next((c for c in open_ones if not is_teardown(c.fn)), None) if called else None
+
+
+def _runs_later(call: ast.Call) -> bool:
+    """Whether what is called is a coroutine of which a task is made."""
+    up = parent(call)
+    return isinstance(up, ast.Call) and short_name(up.func) in TASKS
 
 
 def _by_element(loop: Access, changes: list[Access], facts: Facts) -> Access | None:

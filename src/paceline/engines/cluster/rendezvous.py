@@ -56,6 +56,8 @@ Look = Callable[[], None]
 LOOK = 0.05  # seconds between two looks at the deadline
 LATE = 5.0  # seconds in which nodes that join are answered that the run cannot begin
 CLOCKS = 5  # times that a machine's clock is asked for; the quickest answer counts
+#: The head may be silent for so many times as long as others: nothing takes its place, so who gives it up ends the run.
+HEAD_PATIENCE = 4
 
 
 @dataclass
@@ -114,6 +116,7 @@ def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) ->
         roster, listener = _listening(roster)
     else:
         roster = roster.located(deadline)
+        timing = timing._replace(silence=timing.silence * HEAD_PATIENCE)
     pump = Pump(timing.heartbeat)
     rivals = () if roster.apart else (AGENT,)  # Ray replaces a node at once, and means it
     hub = Hub(me, roster.credentials, listener, limits=limits, timing=timing, rivals=rivals, pump=pump)

@@ -58,6 +58,8 @@ class Connection:
         self.on_queued: Callable[[], None] | None = None
         self._encoder, self._decoder = Encoder(limits), Decoder(limits, place)
         self._queue: deque[memoryview] = deque()
+        #: Whether some of it is the buffers of `post` themselves.
+        self._borrows = False
         #: Whether the sending side is to be shut down as soon as the queue is empty.
         self._finishing = False
         #: Held while the queue or the socket's sending side is used, so that frames do not mix.
@@ -116,6 +118,7 @@ class Connection:
                 unsent = self._send(unsent)
             for view in unsent:
                 self._queue.append(memoryview(bytes(view)) if copy else view)
+                self._borrows |= not copy
                 self.queued += len(view)
         if unsent and self.on_queued is not None:
             self.on_queued()
@@ -130,9 +133,10 @@ class Connection:
 
     def copy_queue(self) -> None:
         """Copy what waits in the queue, so that the buffers of `post` may be changed from now on."""
-        if self._queue:
+        if self._borrows:
             with self._sending:
                 self._queue = deque(memoryview(bytes(view)) for view in list(self._queue))
+                self._borrows = False
 
     def finish(self) -> None:
         """Tell the other end, after all that waits in the queue, that nothing more is sent."""

@@ -182,10 +182,11 @@ class Hub:
             self._watch(member)
         return True
 
-    def copy_queues(self) -> None:
-        """Let every buffer that was posted be changed: copy of them what has not been sent."""
-        for member in self._members.values():
-            member.connection.copy_queue()
+    def copy_queues(self, role: int | None = None) -> None:
+        """Let every buffer be changed that was posted, or posted to a role: copy of them what has not been sent."""
+        for peer, connection in self._members.values():
+            if role is None or peer.role == role:
+                connection.copy_queue()
 
     def take_over(self, peer: Peer) -> Connection:
         """Return the connection to a peer of a role that is handed over; it is the caller's from now on."""
@@ -338,7 +339,7 @@ class Hub:
         self._seats[peer[:2]] = peer
         self._epoll.register(member.connection, select.EPOLLIN)
         if self._pump is not None:
-            self._pump.watch(member.connection)
+            self._pump.watch(member.connection, at_once=False)
         self._unread.add(peer)  # what came with the end of the handshake
         if member.connection.wants_write:
             self._watch(member)

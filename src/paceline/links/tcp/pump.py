@@ -51,9 +51,9 @@ class Pump:
         self._thread = threading.Thread(target=self._run, name="paceline-pump", daemon=True)
         self._thread.start()
 
-    def watch(self, connection: Connection) -> None:
-        """Send for a connection from now on."""
-        connection.on_queued = self._kick
+    def watch(self, connection: Connection, at_once: bool = True) -> None:
+        """Send for a connection from now on; not `at_once` where its owner polls it, and sends most itself."""
+        connection.on_queued = self._kick if at_once else None
         with self._lock:
             self._watched.add(connection)
         self._kick()

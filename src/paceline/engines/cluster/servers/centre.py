@@ -167,8 +167,8 @@ class CentreSide:
         self.replica.step(task, computed)
         self.vector.write(self.replica, self._joined)
 
-    def body(self, shard: int) -> Buffer:
-        return self.vector.bytes
+    def body(self, shard: int) -> Sequence[Buffer]:
+        return (self.vector.bytes,)
 
     def room(self, shard: int, size: int) -> memoryview:
         if len(self._room) != size:

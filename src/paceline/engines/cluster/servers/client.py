@@ -42,8 +42,8 @@ class Side(Protocol):
     def take(self, task: int, computed: GradientSum, bases: Sequence[int]) -> None:
         """Take what was computed from these versions, to push it when the last task of the batch is computed."""
 
-    def body(self, shard: int) -> Buffer:
-        """Return what is pushed to a shard."""
+    def body(self, shard: int) -> Sequence[Buffer]:
+        """Return what is pushed to a shard, the same until the answer is adopted."""
 
     def room(self, shard: int, size: int) -> memoryview:
         """Return memory to receive so many bytes of an answer in, with which the module does not compute."""
@@ -100,7 +100,6 @@ class ServerClient:
                 computed = yield GradientRequest(task, agenda.task(task), self.machine.base[0] // (self.gathers or 1))
                 if computed is None:
                     return
-                self.loop.hub.copy_queues()  # a push to a server that was given up may still be on its way
                 self.side.take(task, computed, self.machine.base)
                 del computed  # its memory serves the next gradient
             self.loop.perform(self.machine.computed(monotonic()))
@@ -155,7 +154,7 @@ class ServerClient:
         return self._arriving[shard]
 
     def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
-        return (self.side.body(message.shard),) if isinstance(message, Push) else ()
+        return self.side.body(message.shard) if isinstance(message, Push) else ()
 
     def carry_out(self, output: Output, body: memoryview) -> None:
         if isinstance(output, Compute):
@@ -163,6 +162,8 @@ class ServerClient:
         elif isinstance(output, Finished):
             self.finished = True
         elif isinstance(output, Adopt):
+            if not self.machine.awaited:  # of what is written again, a push may be on its way to a server given up
+                self.loop.hub.copy_queues()
             self.side.adopt(output.shard, output.version, output.pushed, body)
             room = self._arriving.pop(output.shard, None)
             if room is not None and room.obj is not body.obj:

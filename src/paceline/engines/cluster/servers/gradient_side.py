@@ -116,8 +116,9 @@ class GradientSide:
         if encoder is not None:
             encoder.settle()  # what is pushed is pushed until it has arrived
 
-    def body(self, shard: int) -> Buffer:
-        return self.shards[shard].vector.bytes
+    def body(self, shard: int) -> Sequence[Buffer]:
+        vector = self.shards[shard].vector
+        return vector.parts if isinstance(vector, GradientVector) else (vector.bytes,)
 
     def room(self, shard: int, size: int) -> memoryview:
         spare = self.shards[shard].spare.raw
@@ -130,6 +131,8 @@ class GradientSide:
         """Continue with these parameters, and with the moving buffers of the first shard."""
         mine = self.shards[shard]
         mine.fresh = 1.0
+        if isinstance(mine.vector, GradientVector):
+            mine.vector.pushed()
         if mine.reader is None or not pushed:
             mine.take(body)
         elif mine.reader.read(body, mine.values.raw, mine.values.views, mine.values.buffers, version):

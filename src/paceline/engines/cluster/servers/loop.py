@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Protocol
 
-from paceline.core.cluster.messages import Message, Process, Push, Role, pack, unpack
+from paceline.core.cluster.messages import Message, Process, Role, pack, unpack
 from paceline.core.cluster.outputs import Output, Send, Timing
 from paceline.engines.cluster.servers.wire import (
     MESSAGES,
@@ -37,7 +37,10 @@ class Owner(Protocol):
     """The process that a loop runs in: it holds what machines do not know."""
 
     def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
-        """Return what follows a message on the wire; `body` came with the message that the machine handled."""
+        """Return what follows a message on the wire; `body` came with the message that the machine handled.
+
+        It is not copied: before its owner changes it, `Hub.copy_queues` is to be called.
+        """
 
     def carry_out(self, output: Output, body: memoryview) -> None:
         """Do what the machine asks for, apart from sending; `body` came with the message that it handled."""
@@ -91,8 +94,7 @@ class MachineLoop:
     def send(self, to: Process, message: Message, body: memoryview = NO_BODY) -> None:
         """Send a message, if the process is connected; if not, the machine will send it again when that is of use."""
         kind, ints = pack(message)
-        bodies, copy = self.owner.bodies(to, message, body), not isinstance(message, Push)  # its sender keeps those
-        self.hub.post(peer_of(to), MESSAGES + kind, ints, bodies, copy)
+        self.hub.post(peer_of(to), MESSAGES + kind, ints, self.owner.bodies(to, message, body), copy=False)
 
     def take(self, event: Event) -> None:
         """Handle one event."""

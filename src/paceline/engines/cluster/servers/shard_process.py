@@ -28,14 +28,14 @@ from paceline.engines.cluster.control import ShardStart
 from paceline.engines.cluster.servers.history import History
 from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.vector_pool import VectorPool
-from paceline.engines.cluster.servers.wire import Other, addresses_to_bytes, kind_of, peer_of
+from paceline.engines.cluster.servers.wire import ROLES, Other, addresses_to_bytes, kind_of, peer_of
 from paceline.errors import FrameError
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Hub, PeerPlace, Received
 
-PUSH, REPLICATE = kind_of(Push), kind_of(Replicate)
+PUSH, REPLICATE, SERVERS = kind_of(Push), kind_of(Replicate), ROLES + Role.SERVER
 #: Messages with a gradient, and those after which some gradient may not be needed any longer. As tuples, since a union
 #: of types is created again each time that it is used.
 GRADIENTS, RELEASING = (Push, Replicate), (Push, Replicate, Replicated, Propose)
@@ -161,6 +161,7 @@ class ShardProcess:
                 assert self._building is not None
                 self.state, self._building, self._arriving = self._building.result(), None, []
             size = len(self.state.everything)
+            self.hub.copy_queues()
             self.state.restore(body[:size])
             self.history.restore(body[size:])
         elif isinstance(output, Forget):
@@ -172,6 +173,7 @@ class ShardProcess:
         assert self.state is not None
         while self._unmade and self._unmade[0][0].version <= version:
             output, vector = self._unmade.popleft()
+            self.hub.copy_queues()  # an answer with the version before may be on its way
             start = now()
             self.state.apply(output, vector)
             self.history.add(output, vector, start, now(), self.state.answered)
@@ -192,7 +194,9 @@ class ShardProcess:
         """Let vectors be used again that nothing needs any longer."""
         assert self.state is not None
         start = self.machine.log_start
-        self.kept = {version: vector for version, vector in self.kept.items() if version >= start}
+        if any(version < start for version in self.kept):  # a server that was given up may not have read them
+            self.hub.copy_queues(SERVERS)
+            self.kept = {version: vector for version, vector in self.kept.items() if version >= start}
         unmade, arriving = (vector for _, vector in self._unmade), (vector for _, vector in self._arriving)
         self.state.vectors.keep((*self.kept.values(), *unmade, *arriving))
 

@@ -18,10 +18,12 @@ from paceline.engines.cluster.servers.vector_pool import VectorPool
 from paceline.gradients.encoder import PushedMessage
 from paceline.gradients.learner import settled
 from paceline.gradients.message import MessageShape, up
+from paceline.gradients.native_step import fits
 from paceline.gradients.native_versions import native_versions
 from paceline.gradients.pulled import PulledView, apart
 from paceline.gradients.replica import clipped
 from paceline.jobs.job import Job
+from paceline.links.tcp.link import raw
 from paceline.parameters.layout import Layout, ShardLayout, not_trained, trainable
 from paceline.parameters.optimizers import optimizer_over
 from paceline.parameters.shard_version import ShardVersion, version_shape
@@ -30,6 +32,8 @@ from paceline.parameters.worker_state import copy_into
 
 #: Numbers of a shard from which on PyTorch is faster where the optimizer remembers something; measured on x86.
 LARGE = 1 << 18
+#: Bytes of a gradient from which on it is sent from where it lies: to copy it takes longer than one more buffer does.
+APART = 1 << 15
 
 
 class GradientVector:
@@ -59,6 +63,15 @@ class GradientVector:
         self.pulled = layout.parameter_views(self.before.view(dtype)) if looks_back else []
         #: The bytes that travel, and all that there is room for, which is the same here.
         self.bytes = self.whole = self.raw.numpy().data
+        self._dtype = dtype
+        #: The same as a worker sends them, which does not copy large gradients.
+        self.parts: Sequence[memoryview] = (self.bytes,)
+        spans = [(p.start * dtype.itemsize, (p.start + p.size) * dtype.itemsize) for p in layout.parameters]
+        self._apart = [n for n, (start, stop) in enumerate(spans) if stop - start >= APART]
+        self._copied = [n for n in range(flags) if n not in set(self._apart)]
+        edges = [0, *(edge for n in self._apart for edge in spans[n]), len(self.bytes)]
+        #: What travels before, between and after the large gradients.
+        self._between = [self.bytes[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
     @staticmethod
     def size(layout: ShardLayout, dtype: torch.dtype, looks_back: bool, shards: int) -> int:
@@ -66,20 +79,39 @@ class GradientVector:
         return numbers + up(len(layout.parameters)) + up(8 * shards) + (numbers if looks_back else 0)
 
     def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor], bases: Sequence[int]) -> None:
-        """Write what a worker pushes; `bases` are the versions that it has computed from."""
+        """Write what a worker pushes; `bases` are the versions that it has computed from.
+
+        The gradients must not change until they have been pushed, which `pushed` says.
+        """
         self.bases[:] = bases
-        given = [g is not None for g in gradients]
-        if all(given):
-            torch._foreach_copy_(self.gradients, gradients)  # type: ignore[arg-type]
+        given = [g for g in gradients if g is not None]
+        if len(given) == len(gradients):
+            self.parts = self._write_all(given)
             if not self._whole:
                 self.present.fill_(1)
         else:
+            self.parts = (self.bytes,)
             for view, gradient in zip(self.gradients, gradients, strict=True):
                 view.zero_() if gradient is None else view.copy_(gradient)
-            self.present.copy_(torch.tensor(given, dtype=torch.uint8))
-        self._whole = all(given)
+            self.present.copy_(torch.tensor([g is not None for g in gradients], dtype=torch.uint8))
+        self._whole = len(given) == len(gradients)
         for view, buffer in zip(self.moving, moving, strict=False):
             view.copy_(buffer)
+
+    def _write_all(self, gradients: Sequence[Tensor]) -> Sequence[memoryview]:
+        """Write a gradient of every parameter; return the bytes that travel, those of large ones where they lie."""
+        large = [gradients[n] for n in self._apart]
+        if not large or not all(fits(gradient, self._dtype) for gradient in large):
+            torch._foreach_copy_(self.gradients, gradients)  # type: ignore[arg-type]
+            return (self.bytes,)
+        if self._copied:
+            torch._foreach_copy_([self.gradients[n] for n in self._copied], [gradients[n] for n in self._copied])
+        first, *others = self._between
+        return [first, *(part for pair in zip(map(raw, large), others, strict=True) for part in pair)]
+
+    def pushed(self) -> None:
+        """Hold the gradients no longer: their memory serves the next ones."""
+        self.parts = ()
 
     def check(self, size: int) -> None:
         """Raise FrameError if this is no gradient of so many bytes: only coded ones can be wrong."""
@@ -169,7 +201,7 @@ class ShardState:
         self.store = ShardStore(mine, own, job.lr_scheduler, [self.version])
         self.store.look(0)
         #: Makes a version in one pass of generated code; None where PyTorch makes it.
-        self.native = None if rule.looks_back or self._is_large() else native_versions(self.store, rule)
+        self.native = None if rule.looks_back or self._is_large() else native_versions(self.store, rule, shared=False)
         self.vectors = vector_pool(shard, layout, rule.looks_back, codec, job.seed, gathers)
         #: The whole version as bytes, with the optimizer's state, the rule's memory and what is held; and of it the
         #: parameters and moving buffers.
