@@ -38,7 +38,14 @@ from mine import git_directory  # noqa: E402
 from record import write  # noqa: E402
 
 NEAR = 10
-PARTS = ("rules", "choose", "last", *(f"fresh{n}" for n in ("", *"2345678")), "fresh7_read", "fresh8_read", "all")
+PARTS = (
+    "rules",
+    "choose",
+    "last",
+    *(f"fresh{n}" for n in ("", *range(2, 11))),
+    *(f"fresh{n}_read" for n in "789"),
+    "all",
+)
 FAMILIES = {
     "collective": ("PC5",),
     "deadlock": ("PC1", "PC2", "PC3", "PC5"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from paceline.check.accesses import Access, kind_of
 from paceline.check.declarations import Class, Function
 from paceline.check.evidence import OWNS_LOCK, of_threads
-from paceline.check.names import dotted, parent, short_name
+from paceline.check.names import dotted, is_constant, parent, short_name
 from paceline.check.summaries import Facts
 
 ENDINGS = (
@@ -202,8 +202,21 @@ def own_locks(locks: frozenset[str], cls: Class | None) -> list[str]:
     """
     if cls is None:
         return sorted(lock for lock in locks if "." not in lock and ":" not in lock)
-    owners = {c.name for c in cls.ancestry}
-    return sorted(lock for lock in locks if lock.rpartition(".")[0] in owners)
+    owners = {c.name: c for c in cls.ancestry}
+    parts = {lock: lock.rpartition(".") for lock in locks}
+    own = (lock for lock, (owner, _, _) in parts.items() if owner in owners)
+    return sorted(lock for lock in own if not _gives_slots(owners[parts[lock][0]], parts[lock][2]))
+
+
+def _gives_slots(cls: Class, name: str) -> bool:
+    """Whether an attribute is a semaphore that lets several in at once, and so protects nothing."""
+    made = [value for value, _ in cls.values.get(name, ()) if isinstance(value, ast.Call)]
+    return any(
+        short_name(v.func).endswith("Semaphore")
+        and bool(v.args or v.keywords)
+        and not is_constant(v.args[0] if v.args else None, 1)
+        for v in made
+    )
 
 
 def is_teardown(fn: Function) -> bool:

@@ -30,6 +30,10 @@ def find(facts: Facts) -> Iterator[Finding]:
             copied = container is not None and facts.module.canonical(container) == "os.environ"  # by its `__iter__`
             if isinstance(loop, ast.For) and container is not None and dotted(container) in removed and not copied:
                 yield from _by_its_body(loop, dotted(container), fn)
+        for loop in fn.loops:
+            container = _iterated(loop)
+            if isinstance(loop, ast.For) and container is not None:
+                yield from _by_a_new_key(loop, container, fn)
     for cls in facts.module.classes.values():
         for accesses in accesses_of_class(cls, facts).values():
             yield from _by_a_method(accesses)
@@ -59,6 +63,20 @@ def _by_its_body(loop: ast.For, name: str, fn: Function) -> Iterator[Finding]:
         goes_on = enclosing(node, ast.For, ast.While) is loop and not _left_after(node, loop)
         if goes_on and not is_caught(node, "RuntimeError"):
             yield _report(loop.iter, fn, name, node.lineno)
+            return
+
+
+def _by_a_new_key(loop: ast.For, container: ast.Attribute | ast.Name, fn: Function) -> Iterator[Finding]:
+    """`for key in self.d: self.d["found"] = True`: a key that the loop does not come from."""
+    name = dotted(container)
+    keys = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    for stored in fn.subscripts:
+        own = loop.body[0].lineno <= stored.lineno <= (loop.body[-1].end_lineno or 0)
+        if not own or not isinstance(stored.ctx, ast.Store) or dotted(stored.value) != name:
+            continue
+        fixed = isinstance(stored.slice, ast.Constant) and isinstance(stored.slice.value, str)
+        if fixed and keys and not _left_after(stored, loop) and enclosing(stored, ast.For, ast.While) is loop:
+            yield _report(loop.iter, fn, name, stored.lineno)
             return
 
 

@@ -47,6 +47,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     yield from _made_up(facts)
     yield from _lock_files(facts)
     yield from _listed(facts)
+    yield from _made_anew(facts)
     ranks: bool | None = None  # computed only once a suspicious test is found
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -85,6 +86,46 @@ def _made_up(facts: Facts) -> Iterator[Finding]:
                     0.55,
                 )
                 break
+
+
+def _made_anew(facts: Facts) -> Iterator[Finding]:
+    """`rmtree(folder)` and then `folder.mkdir()`: another program may have made the folder in between."""
+    for fn in facts.module.functions:
+        gone = {path: c for c in fn.calls if short_name(c.func) == "rmtree" and (path := _path_of(c))}
+        for call in fn.calls if gone else ():
+            path = _path_of(call)
+            if short_name(call.func) not in MAKES or path not in gone or gone[path].lineno > call.lineno:
+                continue
+            if is_constant(keyword(call, "exist_ok"), True) or foreseen(call) or _one_rank_only(call, fn, facts):
+                continue
+            if _confidence(path, fn, _meets_others(fn, facts)) >= 0.5:
+                yield finding(
+                    call,
+                    fn,
+                    f"{path} is removed at line {gone[path].lineno} and made anew here: another thread or program that "
+                    "does the same may have made it in between",
+                    [
+                        Step("this program", gone[path].lineno, f"removes {path}"),
+                        Step("another one", call.lineno, "removes it too, and makes it"),
+                        Step("this program", call.lineno, "makes it: FileExistsError"),
+                    ],
+                    "pass exist_ok=True, or make a folder under a name of its own and rename it",
+                    path,
+                    0.55,
+                )
+                break
+
+
+def _path_of(call: ast.Call) -> str:
+    """The path that a function of `os` or `shutil`, or a method of a path, is about."""
+    owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return owner if owner and owner not in ("os", "shutil") else ast.unparse(call.args[0]) if call.args else ""
+
+
+def _one_rank_only(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a condition on the rank is around a call."""
+    test = enclosing(call, ast.If)
+    return isinstance(test, ast.If) and _one_rank(test, fn, facts)
 
 
 def _listed(facts: Facts) -> Iterator[Finding]:
@@ -223,21 +264,25 @@ def _confidence(path: str, fn: Function, several: bool) -> float:
     if several:
         return 0.65
     named = path.partition("(")[0].partition(".")[0]
-    made = [ast.unparse(value) for scope in fn.scopes() if (value := scope.bound.get(named)) is not None]
-    if SHARED.search(" ".join([path, *made])):
+    made = _origin(named, fn)
+    if SHARED.search(" ".join([fn.name, path, *(ast.unparse(value) for value in made)])):
         return 0.6
-    parts = {
-        n.id
-        for scope in fn.scopes()
-        if (v := scope.bound.get(named)) is not None
-        for n in ast.walk(v)
-        if isinstance(n, ast.Name)
-    }
-    given = named in fn.parameters or not parts.isdisjoint(fn.parameters)
+    parts = {named} | {n.id for value in made for n in ast.walk(value) if isinstance(n, ast.Name)}
+    given = any(not parts.isdisjoint(scope.parameters) for scope in fn.scopes() if scope.parameters)
     if given and MAKER.search(fn.name):
         return 0.55
-    own = fn.cls is not None and (named == fn.self_name or fn.self_name in parts)
-    return 0.5 if given or own else 0.45
+    return 0.5 if given else 0.45
+
+
+def _origin(name: str, fn: Function) -> list[ast.expr]:
+    """What a variable is computed from, in this function and those around it, over a few assignments."""
+    found: list[ast.expr] = []
+    names = {name}
+    for _ in range(3):
+        values = [scope.bound[n] for n in names for scope in fn.scopes() if n in scope.bound]
+        found += values
+        names = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)} - names
+    return found
 
 
 def _in_turn(fn: Function, facts: Facts) -> bool:

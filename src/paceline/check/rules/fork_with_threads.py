@@ -18,6 +18,9 @@ from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.together.places import same_file
 
+#: Functions that start a child and wait for it.
+RUNS = tuple(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))
+
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report forks in files that start threads, unless the child execs."""
@@ -29,7 +32,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         if facts.module.constructed_kind(c, fn) == "Thread" or _starts(c, fn, facts) or _runs_in_threads(c, fn, facts)
     ]
     for fn in facts.module.functions if lines else ():
-        if any(short_name(c.func).startswith(("exec", "spawn")) and c.lineno > fn.line for c in fn.calls):
+        if any(short_name(c.func).startswith(("execl", "execv", "spawn")) and c.lineno > fn.line for c in fn.calls):
             continue
         for call in fn.calls:
             line = next((line for line in lines if same_file(line, call.lineno)), None)
@@ -54,7 +57,7 @@ def _forks(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call forks this process: itself, or as a process or pool of a context that is said to fork."""
     if facts.module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
         return True
-    if facts.module.constructed_kind(call, fn) == "Popen":
+    if facts.module.constructed_kind(call, fn) == "Popen" or facts.module.canonical(call.func) in RUNS:
         code = keyword(call, "preexec_fn")
         return code is not None and not is_constant(code, None)
     made = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("Pool", "Process") else None

@@ -26,18 +26,20 @@ from paceline.check.summaries import Facts
 def find(facts: Facts) -> Iterator[Finding]:
     """Report `if x is None: x = await ...` that is not under a lock."""
     for fn in facts.module.functions:
-        if not fn.asynchronous or fn.name.startswith("__"):
+        if not fn.asynchronous or fn.name in ("__aenter__", "__aexit__"):
             continue
         for test in fn.tests:
             name = absent(test.test) or _present(test.test) if isinstance(test, ast.If) else ""
             if (
                 not name
-                or (is_plain(fn) and not _stores_what_it_opens(test, name))
+                or ((is_plain(fn) or fn.name.startswith("__")) and not _stores_what_it_opens(test, name))
                 or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
                 or _locked(test, fn, facts)
             ):
                 continue
-            made = next((s for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
+            made = next((s for s in test.body if isinstance(s, ast.Assign) and _stores(s, name)), None)
+            inner = (s for s in _nested(test) if isinstance(s.value, ast.Await) and _stores(s, name))
+            made = made or next((s for s in inner if not _locked(s, fn, facts)), None)
             if made is not None and isinstance(made.value, ast.Await):
                 if not facts.lets_others_run(made.value, fn):
                     continue
@@ -48,6 +50,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 constant = isinstance(made.value, ast.Constant)
                 if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
                     yield _report_flag(fn, test, made, name)
+        yield from _ended_twice(fn, facts)
     everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
     for accesses in (*everything, *accesses_of_globals(facts).values()):
         yield from _entries(accesses)
@@ -111,6 +114,25 @@ def _report_claim(access: Access, test: ast.If) -> Finding:
     )
 
 
+def _ended_twice(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if self.live is None: return`, `await self.live.close()`, and only then `self.live = None`."""
+    for test in fn.tests:
+        name = (
+            absent(test.test) if isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Raise) else ""
+        )
+        block = getattr(parent(test), "body", [])
+        if not name.startswith(f"{fn.self_name}.") or not fn.self_name or test not in block or _locked(test, fn, facts):
+            continue
+        rest = block[block.index(test) + 1 :]
+        ends = next((s for s in rest if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
+        before = rest[: rest.index(ends)] if ends is not None else []
+        waits = [a for a in fn.awaits if any(s.lineno <= a.lineno <= (s.end_lineno or 0) for s in before)]
+        about = any(dotted(n) == name for a in waits for n in ast.walk(a))
+        if ends is not None and about and isinstance(ends.value, ast.Constant) and not ends.value.value:
+            yield _report_flag(fn, test, ends, name)
+            return
+
+
 def _through_method(test: ast.If | ast.While, name: str, fn: Function, facts: Facts) -> ast.Await | None:
     """`if not self.connected: await self.connect()`, where the method sets the flag only after an await of its own."""
     if fn.cls is None or not absent(test.test) or not isinstance(test, ast.If):
@@ -148,8 +170,18 @@ def _entries(accesses: list[Access]) -> Iterator[Finding]:
 
 def _stores_what_it_opens(test: ast.If | ast.While, name: str) -> bool:
     """`if self.socket is None: self.socket = await connect()`, also in a method that is called so."""
-    made = (s.value for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name)
-    return bool(absent(test.test)) and any(_opens(value) for value in made)
+    return bool(absent(test.test)) and any(_opens(s.value) for s in _nested(test) if _stores(s, name))
+
+
+def _nested(test: ast.If | ast.While) -> list[ast.Assign]:
+    """The assignments in the branch of a test, also in blocks of it."""
+    return [n for s in test.body for n in ast.walk(s) if isinstance(n, ast.Assign)]
+
+
+def _stores(statement: ast.Assign, name: str) -> bool:
+    """Whether an assignment stores something in an attribute, alone or as a part: `_, self.protocol = ...`."""
+    target = statement.targets[0]
+    return name in ([dotted(n) for n in target.elts] if isinstance(target, ast.Tuple) else [dotted(target)])
 
 
 def _opens(value: ast.expr | None) -> bool:

@@ -14,7 +14,7 @@ from paceline.check.declarations import Function
 from paceline.check.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing, is_constant, parent, short_name
-from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.shared_state import BEGINNINGS, is_shared, is_teardown
 from paceline.check.sharing import THREAD_WORDS, absent, overlap
 from paceline.check.summaries import Facts
@@ -56,6 +56,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _flagged(test, fn, facts)
             yield from _own_lock(test, fn, facts)
             yield from _told_by_thread(test, fn, facts)
+            yield from _event_as_lock(test, fn, facts)
         yield from _unless_there(fn, facts)
 
 
@@ -171,6 +172,22 @@ def _own_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     if taken is not None and freed and not facts.held_at(taken, fn):
         tested = f"`{ast.unparse(test.test)}`"
         yield _report(taken, fn, f"{held[0]} serves as a lock, but is tested and set apart", tested, held[0], 0.55)
+
+
+def _event_as_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if self.busy.is_set(): return`, `self.busy.set()`, the work, and `self.busy.clear()`: an event is no lock."""
+    asked = resource_of(test.test, ("is_set", "isSet"), fn, facts) if isinstance(test.test, ast.Call) else None
+    leaves = isinstance(test.body[-1], ast.Return | ast.Continue)
+    if asked is None or asked.kind != "Event" or not leaves or fn.asynchronous or facts.held_at(test, fn):
+        return
+    changes = [
+        (c, r) for c in fn.calls if c.lineno > test.lineno and (r := resource_of(c, ("set", "clear"), fn, facts))
+    ]
+    own = [c for c, r in changes if r.id == asked.id]
+    names = [short_name(c.func) for c in own]
+    if names[:1] == ["set"] and "clear" in names[1:]:
+        tested = f"`{ast.unparse(test.test)}`"
+        yield _report(own[0], fn, f"{asked.id} serves as a lock, but is tested and set apart", tested, asked.id, 0.55)
 
 
 _BUSY = re.compile(r"busy|running|working|in_progress|inprogress|locked|processing|flushing|syncing|reconnecting", re.I)

@@ -124,6 +124,8 @@ def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
         return "schedules a callback"
     if name == "create_task" and ("loop" in owner or owner == "asyncio"):
         return "creates a task"
+    if name == "cancel" and not call.args and _is_task(call.func.value, fn):
+        return "cancels a task"
     found = facts.module.resource(call.func.value, fn)
     if found is not None and found.sure:
         if found.kind == "AsyncEvent" and name == "set":
@@ -131,6 +133,13 @@ def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
         if found.kind == "AsyncQueue" and name == "put_nowait":
             return "puts an item into an asyncio.Queue"
     return ""
+
+
+def _is_task(node: ast.expr, fn: Function) -> bool:
+    """Whether an attribute of the object is a task of asyncio."""
+    own = isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None
+    values = fn.cls.values.get(node.attr, ()) if own and fn.cls is not None else ()  # type: ignore[attr-defined]
+    return any(isinstance(v, ast.Call) and short_name(v.func) in ("create_task", "ensure_future") for v, _ in values)
 
 
 RULE = Rule(

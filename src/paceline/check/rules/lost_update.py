@@ -37,6 +37,27 @@ def find(facts: Facts) -> Iterator[Finding]:
         for accesses in accesses_of_locals(facts):
             yield from _in_threads(accesses, facts)
     yield from _between_processes(facts)
+    for fn in facts.module.functions:
+        yield from _last_number(fn, facts)
+
+
+def _last_number(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if number <= last: number = last + 1` and `last = number`: numbers that must differ, made by two threads."""
+    for test in fn.tests if not fn.asynchronous else ():
+        made = test.body[0] if isinstance(test, ast.If) and len(test.body) == 1 else None
+        if not isinstance(made, ast.Assign) or not isinstance(made.value, ast.BinOp) or facts.held_at(test, fn):
+            continue
+        last, number = dotted(made.value.left), dotted(made.targets[0])
+        adds = isinstance(made.value.op, ast.Add) and isinstance(made.value.right, ast.Constant)
+        kept = last in fn.globals or (bool(fn.self_name) and last.startswith(f"{fn.self_name}."))
+        compared = {
+            dotted(n) for c in ast.walk(test.test) if isinstance(c, ast.Compare) for n in (c.left, *c.comparators)
+        }
+        stored = next((t for t, v in fn.assigns if dotted(t) == last and dotted(v) == number), None)
+        if adds and kept and {last, number} <= compared and stored is not None and stored.lineno > test.lineno:
+            access = Access(last, "update", stored, fn, frozenset())
+            yield _report(access, None)
+            return
 
 
 def _between_processes(facts: Facts) -> Iterator[Finding]:

@@ -74,6 +74,8 @@ def _whole(access: Access) -> bool:
         return True
     if access.kind != "read":
         return False
+    if isinstance(up, ast.Starred):
+        return True
     if isinstance(up, ast.Call):
         return access.node in up.args and short_name(up.func) not in ("len", "bool", "isinstance", "id", "any")
     if isinstance(up, ast.Attribute):
