@@ -108,14 +108,15 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _unprinted() -> Iterator[None]:
     """Keep from standard output, where a result belongs, what Ray prints there of processes that have died."""
-    from ray._private import worker
+    import ray._private.worker
 
-    printed = getattr(worker, "print_to_stdstream", None)
-    worker.print_to_stdstream = lambda data, ignore_prefix=False: None
+    module: Any = ray._private.worker
+    printed = module.print_to_stdstream
+    module.print_to_stdstream = lambda data, ignore_prefix=False: None
     try:
         yield
     finally:
-        worker.print_to_stdstream = printed
+        module.print_to_stdstream = printed
 
 
 @contextlib.contextmanager
