@@ -65,8 +65,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         "engines",
         {
             "engines", "links", "core", "gradients", "parameters", "stages", "splits", "operators", "data", "jobs",
-            "plans", "runs", "kernels.exchange", "kernels.serve", "kernels.served_steps", "narrative", "text_table",
-            "errors",
+            "plans", "runs", "kernels.exchange", "kernels.serve", "kernels.served_steps", "kernels.stream", "narrative",
+            "text_table", "errors",
         },
         set(),
     ),

@@ -43,15 +43,24 @@ extern "C" double round_trip(volatile int64_t* turn, int64_t mine, int64_t round
     return median(found);
 }
 
-// Microseconds of one turn: as many numbers as a version has, read from the other's slot and written to this one.
-extern "C" double push(volatile int64_t* turn, int64_t mine, int64_t rounds, const float* theirs, float* own, int64_t count) {
+// Microseconds of one turn: as many numbers as a version has, read from the other's slot and written to this one; by plain
+// stores, or a block at a time by stores that pass the caches.
+extern "C" double push(
+    volatile int64_t* turn, int64_t mine, int64_t rounds, const float* theirs, float* own, int64_t count, int64_t streamed
+) {
+    enum { BLOCK = 512 };
     std::vector<double> found;
     std::vector<float> gradient(count, 1e-9f), other(150000, 1.0f);
     for (int64_t k = 0; k < rounds; k++) {
         for (float& x : other) x = x * 0.5f + 1.0f; // what a worker touches between two pushes
         await(turn, mine);
         const int64_t start = now();
-        for (int64_t i = 0; i < count; i++) own[i] = theirs[i] - 0.1f * gradient[i];
+        for (int64_t from = 0; from < count; from += BLOCK) {
+            const int64_t size = std::min<int64_t>(BLOCK, count - from);
+            float block[BLOCK], *to = streamed ? block : own + from;
+            for (int64_t i = 0; i < size; i++) to[i] = theirs[from + i] - 0.1f * gradient[from + i];
+            if (streamed) stream(own + from, block, size);
+        }
         found.push_back((now() - start) / 1e3);
         __atomic_store_n(turn, *turn + 1, __ATOMIC_SEQ_CST);
     }

@@ -1,8 +1,9 @@
 """Why a push costs more in some runs: forty starts of two processes that copy between two cores, without Paceline.
 
-Each start has new memory, once in pages of 4 KB and once in pages of 2 MB, whose physical addresses lie side by side.
-If the cache's sets were the cause, large pages would have one mode. The time that a cache line takes from core to core
-and back says where the two cores lie: a virtual machine's cores move between physical ones.
+Each start has new memory, in pages of 4 KB and in pages of 2 MB, whose physical addresses lie side by side. A push
+writes by plain stores, or by those that pass the caches. If the cache's sets were the cause, large pages would have one
+mode. The time that a cache line takes from core to core and back says where the two cores lie: a virtual machine's
+cores move between physical ones.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.kernels.build import library
+from paceline.kernels.printers.cpp import part
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -50,14 +52,16 @@ class Memory:
         return self.start + mmap.PAGESIZE + number * -(-4 * NUMBERS // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def one(code: Any, large: bool, rounds: int) -> dict[str, float]:
+def one(code: Any, large: bool, streamed: bool, rounds: int) -> dict[str, float]:
     """One start: nanoseconds of a round trip, microseconds of a push."""
     memory = Memory(large)
     child = os.fork()
     mine = int(child == 0)
     code.pin(sorted(os.sched_getaffinity(0))[mine])
     trip = code.round_trip(ctypes.c_void_p(memory.start), mine, 2000)
-    took = code.push(ctypes.c_void_p(memory.start), mine, rounds, *map(memory.slot, (1 - mine, mine)), NUMBERS)
+    took = code.push(
+        ctypes.c_void_p(memory.start), mine, rounds, *map(memory.slot, (1 - mine, mine)), NUMBERS, streamed
+    )
     if not mine:
         os.waitpid(child, 0)
         os.sched_setaffinity(0, CORES)
@@ -82,14 +86,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=600)
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two starts")
     options = parser.parse_args()
-    code, _, _ = library((HERE / "copies.cpp").read_text())
+    head = "#include <cstdint>\n#include <cstring>\ntypedef float R;\n"
+    code, _, _ = library(f"{head}{part('stream')}{(HERE / 'copies.cpp').read_text()}")
     code.round_trip.restype = code.push.restype = ctypes.c_double
     code.round_trip.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    code.push.argtypes = [*code.round_trip.argtypes, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    found: dict[str, list[dict[str, float]]] = {"4 KB": [], "2 MB": []}
+    code.push.argtypes = [*code.round_trip.argtypes, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    found: dict[str, list[dict[str, float]]] = {
+        f"{pages}, {stores}": [] for pages in ("4 KB", "2 MB") for stores in ("plain", "streamed")
+    }
     for _ in range(options.starts):
         for name, starts in found.items():
-            starts.append(one(code, name == "2 MB", options.rounds))
+            starts.append(one(code, name.startswith("2 MB"), name.endswith("streamed"), options.rounds))
         time.sleep(options.pause)
     figures: dict[str, Any] = {"load": os.getloadavg()[0], "starts": found}
     for name, starts in found.items():

@@ -31,7 +31,7 @@ from paceline.runs.run import Run
 from paceline.runs.trace import Kind, TraceRing
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.testing.killing import worker_processes
-from tests.engines.test_native_updates import ADAM, BATCH, SAMPLES, bits, job, losses, model, plain_model
+from tests.engines.test_native_updates import ADAM, BATCH, SAMPLES, bits, interrupted, job, losses, model, plain_model
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
 OPTIMIZERS = {
@@ -213,20 +213,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_there() -> None:
 
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     """Checkpoints are taken at their updates while workers push in generated code."""
-    given = job(model=plain_model, optimizer=MOMENTUM, epochs=1200, test=None, evaluate_every=None)
-
-    class Interrupted(Exception):
-        pass
-
-    def look(_: Progress) -> None:
-        if any(path.name.isdigit() for path in tmp_path.glob("*/checkpoints/*")):
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        pl.train(given, "downpour:workers=1", folder=tmp_path, checkpoint_every=500, progress=look)
-    (folder,) = tmp_path.iterdir()
+    short = job(model=plain_model, optimizer=MOMENTUM, test=None, evaluate_every=None)
+    run, given = interrupted(short, "downpour:workers=1", tmp_path)
     alone = pl.train(given, "downpour:workers=1", folder=None).summary()["parameters_sha256"]
-    assert pl.train(resume=folder).summary()["parameters_sha256"] == alone
+    assert pl.train(resume=run).summary()["parameters_sha256"] == alone
 
 
 @pytest.mark.parametrize("plan", ["downpour:workers=1", "hogwild:workers=1"])

@@ -38,7 +38,7 @@ COLLECTIVES: dict[str, Collective] = {
 }  # fmt: skip
 TEXT = "\n".join([
     "#define REAL float\n#define LANES 1\n#define DOUBLE 0\n#define REPLICAS 0", part("prelude"), part("call"),
-    part("exchange"),
+    part("stream"), part("exchange"),
     'extern "C" int one_exchange(Exchange* e, R* gradient, Note* note) { return exchange(*e, gradient, *note); }',
 ])  # fmt: skip
 

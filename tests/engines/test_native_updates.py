@@ -120,21 +120,29 @@ def test_a_loss_that_is_not_finite_ends_the_run_there(plan: str) -> None:
     assert said("fused") == said("autograd")
 
 
-def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    """More rows than the trace has room for, so that the parent looks before the training is done."""
-    long = job(epochs=1600, optimizer=ADAM, evaluate_every=5000)
+class Interrupted(Exception):
+    pass
 
-    class Interrupted(Exception):
-        pass
+
+def interrupted(job: pl.Job, plan: str, folder: Path) -> tuple[Path, pl.Job]:
+    """A run that was ended after a checkpoint, and its job: of so many epochs that its parent looks before the end."""
 
     def look(_: Progress) -> None:
-        if any(path.name.isdigit() for path in tmp_path.glob("*/checkpoints/*")):
+        if any(path.name.isdigit() for path in folder.glob(f"{epochs}/*/checkpoints/*")):
             raise Interrupted
 
-    with pytest.raises(Interrupted):
-        pl.train(long, "sequential", folder=tmp_path, checkpoint_every=500, progress=look)
-    (folder,) = tmp_path.iterdir()
-    assert bits(pl.train(resume=folder)) == bits(pl.train(long, "sequential", folder=None))
+    for epochs in (1600, 6400, 25600):
+        try:
+            pl.train(job.with_(epochs=epochs), plan, folder=folder / str(epochs), checkpoint_every=500, progress=look)
+        except Interrupted:
+            (run,) = (folder / str(epochs)).iterdir()
+            return run, job.with_(epochs=epochs)
+    pytest.fail("every run was done before its parent looked")
+
+
+def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    run, long = interrupted(job(optimizer=ADAM, evaluate_every=5000), "sequential", tmp_path)
+    assert bits(pl.train(resume=run)) == bits(pl.train(long, "sequential", folder=None))
 
 
 def test_a_signal_is_seen_between_two_legs(tmp_path: Path) -> None:

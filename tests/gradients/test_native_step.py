@@ -177,6 +177,6 @@ def test_a_training_has_the_same_bits_with_and_without(
     found = trained(plan, optimizer)
     assert passes
     monkeypatch.setattr(replica, "native_step", lambda optimizer: None)
-    monkeypatch.setattr(gradient, "native_versions", lambda store, rule: None)
+    monkeypatch.setattr(gradient, "native_versions", lambda *_: None)
     monkeypatch.setattr("paceline.engines.servers.native_step", lambda optimizer: None)
     assert trained(plan, optimizer) == found

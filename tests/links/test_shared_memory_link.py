@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import WaitedTooLong
+from paceline.kernels.stream import stream_copy
 from paceline.links import TURNS, Span
 from paceline.links.doorbell import Doorbell
 from paceline.links.memory import Memory
@@ -18,19 +20,20 @@ from paceline.links.waiting import Cancelled, Waiter
 from tests.links.conftest import MakeMemory
 
 NUMBERS, SIZE = 100, 1 << 16
+Copy = Callable[[int, int, int], object]
 
 
 class World:
     """The memory of a few ranks; a link for any of them."""
 
-    def __init__(self, memory: Memory, ranks: int, deadline: float = 60.0) -> None:
+    def __init__(self, memory: Memory, ranks: int, deadline: float = 60.0, copy: Copy | None = None) -> None:
         self.shared = SharedVectors(memory, ranks, NUMBERS, torch.float32)
         self.doorbells = [Doorbell.of(memory) for _ in range(ranks)]
-        self.deadline = deadline
+        self.deadline, self.copy = deadline, copy
 
     def link(self, rank: int) -> SharedMemoryLink:
         waiter = Waiter(rank, self.doorbells[rank], lambda: False, self.deadline, lambda: "in update 7")
-        return SharedMemoryLink(self.shared, rank, self.doorbells, waiter)
+        return SharedMemoryLink(self.shared, rank, self.doorbells, waiter, self.copy)
 
 
 def fork(do: Callable[[], object]) -> int:
@@ -56,9 +59,10 @@ def test_the_size_covers_what_is_taken(make_memory: MakeMemory) -> None:
         assert memory._taken == SharedVectors.size(ranks, NUMBERS, torch.float64)
 
 
-def test_two_processes_exchange_spans(make_memory: MakeMemory) -> None:
+@pytest.mark.parametrize("copy", [None, ctypes.memmove, stream_copy()], ids=["where it lies", "memmove", "streamed"])
+def test_two_processes_exchange_spans(make_memory: MakeMemory, copy: Copy | None) -> None:
     """Each adds the other's vector to its own, 500 times; vectors alternate, and halves are offered one by one."""
-    world, collectives = World(make_memory(SIZE), 2), 500
+    world, collectives = World(make_memory(SIZE), 2, copy=copy), 500
 
     def exchange(rank: int) -> float:
         link, other, total = world.link(rank), 1 - rank, 0.0
@@ -123,3 +127,15 @@ def test_what_was_offered_before_the_link_was_called_off_can_be_taken(make_memor
     first.take(1, Span(0, 0, 1))
     with pytest.raises(Cancelled):
         first.take(1, Span(0, 0, 1))
+
+
+@pytest.mark.parametrize("before", range(0, 64, 4))
+def test_a_streamed_copy_has_every_byte_and_no_other(before: int) -> None:
+    """Lines that are whole are streamed, the numbers around them are not."""
+    for count in (0, 1, 63, 64, 65, 200, 1000):
+        source = torch.randint(1, 256, (count,), dtype=torch.uint8)
+        target = torch.zeros(1200, dtype=torch.uint8)
+        stream_copy()(target.data_ptr() + before, source.data_ptr(), count)
+        assert torch.equal(target[before : before + count], source)
+        assert not target[:before].any()
+        assert not target[before + count :].any()

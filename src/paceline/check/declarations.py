@@ -108,6 +108,8 @@ class Function:
     bound: dict[str, ast.expr] = field(default_factory=dict)
     #: Name -> what a `for` loop or comprehension that binds it iterates over.
     looped: dict[str, ast.expr] = field(default_factory=dict)
+    #: What this function, rather than the file, imports.
+    imported: set[str] = field(default_factory=set)
     globals: set[str] = field(default_factory=set)
     nonlocals: set[str] = field(default_factory=set)
     yields: list[ast.Yield | ast.YieldFrom] = field(default_factory=list)
@@ -179,6 +181,7 @@ class Declarations:
         self.imports: dict[str, str] = {}
         self.classes: dict[str, Class] = {}
         self.functions: list[Function] = []
+        self.properties: set[str] = set()  # their names, of all classes
         self.top = Function("<module>", "<module>", tree)
         self._by_node: dict[int, Function] = {}
         self._visit_body(tree, self.top, None)
@@ -241,6 +244,7 @@ class Declarations:
                 cls.methods[name] = fn
             if fn.decorated("property", "cached_property"):
                 cls.properties.add(name)
+                self.properties.add(name)
         elif name != "<lambda>":
             outer.nested[name] = fn
         for default in (*given.defaults, *(d for d in given.kw_defaults if d is not None)):
@@ -262,7 +266,10 @@ class Declarations:
             self._visit(child, node, fn, made)
 
     def _note_import(self, node: ast.Import | ast.ImportFrom, fn: Function, cls: Class | None) -> None:
-        self.imports.update(imported(node))
+        found = imported(node)
+        self.imports.update(found)
+        if fn is not self.top:
+            fn.imported.update(found)
 
     def _note_assign(self, node: ast.Assign, fn: Function, cls: Class | None) -> None:
         for target in node.targets:

@@ -74,18 +74,19 @@ def _of_resource(call: ast.Call, fn: Function, module: Module) -> Effect | None:
     return None
 
 
-def implicit_calls(fn: Function) -> list[Effect]:
-    """Calls without call syntax: properties of the own object, `self[key]`, `len(self)`."""
+def implicit_calls(fn: Function, module: Module) -> list[Effect]:
+    """Calls without call syntax: properties of known objects, `self[key]` and `len(self)`."""
+    found = [
+        Effect("call", node, None, owner.method(node.attr))
+        for node in (fn.attributes if module.properties else ())
+        if node.attr in module.properties and isinstance(node.ctx, ast.Load)
+        if (owner := module.type_of(node.value, fn)) is not None
+        if any(node.attr in cls.properties for cls in owner.ancestry)
+    ]
     cls = fn.cls
     if cls is None or not fn.self_name:
-        return []
-    properties = {name for c in cls.ancestry for name in c.properties}
+        return found
     length = cls.method("__len__")
-    found = [
-        Effect("call", node, None, cls.method(node.attr))
-        for node in (fn.attributes if properties else ())
-        if node.attr in properties and isinstance(node.ctx, ast.Load) and _is_self(node.value, fn)
-    ]
     found += [
         Effect("call", item, None, method)
         for item in fn.subscripts

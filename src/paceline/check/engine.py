@@ -32,6 +32,7 @@ RELEVANT = (
     "fork", "Popen", "signal", "__del__", "weakref", "gc.callbacks", "torch", "mpi4py", "MPI", "dist.", "accelerat",
     "horovod", "deepspeed", "lightning", "rank", "Rank", "exists", "mktemp", "chdir", "sleep", "requests", "urlopen",
     "flask", "grpc", "inlineCallbacks", "distributed", "multihost", "collective", "process_zero", "paceline:",
+    "recv(", "readline(", "makedirs(", "mkdir(",
     *libraries.threaded(),
 )  # fmt: skip
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 
 from paceline.check import catalogue
+from paceline.check.deciding import DATA, RANK, asks_for_ranks
 from paceline.check.declarations import Function
 from paceline.check.module import Module
 from paceline.check.names import dotted, enclosing, keyword, short_name
-from paceline.check.varying import DATA, RANK, asks_for_ranks
 
 DEPTH = 10
 #: What has as many elements as its first argument, or one for so many of them.
@@ -232,7 +232,7 @@ class Lengths:
             return self.number(node.args[0], fn, depth)
         if len(node.args) == 2:
             return self._between(node.args[0], node.args[1], fn)
-        return next((w for a in node.args if (w := self.number(a, fn, depth))), "")
+        return self._between(node.args[0], node.args[1], fn) or self.number(node.args[2], fn, depth)
 
 
 def _added(one: Sum, other: Sum, sign: int) -> Sum:

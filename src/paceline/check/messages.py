@@ -67,8 +67,8 @@ class World:
         if self._at[rank] >= len(self._traces[rank]):
             return False
         operation = self._traces[rank][self._at[rank]]
-        if operation.kind not in ("send", "receive"):
-            return False
+        if operation.kind not in ("send", "receive") or operation.peer == len(self._traces):
+            return False  # a message to or from the rank after the last one, which does not exist
         post = self._posted[rank]
         if post is None:
             post = self._posted[rank] = _Post(rank, operation)

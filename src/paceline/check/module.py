@@ -50,7 +50,9 @@ class Module(Declarations):
     @cached_property
     def wraps_models(self) -> bool:
         """Whether this file wraps a model so that `backward()` averages its gradients over all ranks."""
-        return any(short_name(call.func) in catalogue.WRAPPERS for fn in self.functions for call in fn.calls)
+        called = (c.func for fn in self.functions for c in fn.calls)
+        told = (each for fn in self.functions for each in fn.parameters.values() if each is not None)
+        return any(short_name(name) in catalogue.WRAPPERS for name in (*called, *told))
 
     @cached_property
     def shards_models(self) -> bool:
@@ -375,7 +377,7 @@ class Module(Declarations):
                     value = scope.bound[node.id]
                     alias = isinstance(value, ast.Name | ast.Attribute | ast.Lambda) and dotted(value) != node.id
                     return self.function_named(value, scope, depth + 1) if alias else None
-                if node.id in scope.parameters:
+                if node.id in scope.parameters or node.id in scope.imported:
                     return None
             cls = self.classes.get(node.id)
             return cls.method("__init__") if cls is not None else None

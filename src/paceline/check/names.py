@@ -100,6 +100,25 @@ def enclosing(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
     return None
 
 
+def apart(one: ast.AST, other: ast.AST) -> bool:
+    """Whether two nodes are on different branches of one `if`, so that one run takes only one of them."""
+    around = {id(at): up for at, up in _upwards(other)}
+    for at, up in _upwards(one):
+        if isinstance(up, ast.If):
+            across = up.orelse if at in up.body else up.body if at in up.orelse else []
+            if any(around.get(id(statement)) is up for statement in across):
+                return True
+    return False
+
+
+def _upwards(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """A node and those around it within its function, each with the one around it."""
+    at, up = node, parent(node)
+    while up is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        yield at, up
+        at, up = up, parent(up)
+
+
 def entered_around(node: ast.AST) -> Iterator[ast.expr]:
     """What the `with` statements around a node within its function enter, the nearest first."""
     block = enclosing(node, ast.With, ast.AsyncWith)

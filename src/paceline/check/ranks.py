@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from paceline.check import catalogue
 from paceline.check.collectives import collective, written
+from paceline.check.deciding import DATA, FILES, HOST, OF_MATRIX, RANK, asks_for_ranks, decides
 from paceline.check.declarations import Function
 from paceline.check.module import Module
-from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
-from paceline.check.varying import DATA, FILES, HOST, RANK, asks_for_ranks, decides
+from paceline.check.names import dotted, enclosing, is_constant, keyword, parent, short_name
 
 ALIASES = 3
 # The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.
@@ -43,6 +43,8 @@ class Condition(NamedTuple):
 
 def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> Condition | None:
     """A test without `and` and `or` as a condition; None when it is the same on every rank."""
+    if _asks_for_variable(test, fn):
+        return None
     found = _asked(test, fn, module, depth)
     if found is not None or depth:
         return found
@@ -56,6 +58,15 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
     if not why or asks_for_ranks(test) or not (own or decides(asked, why)):
         return None
     return Condition(ast.unparse(test), True, True, "", why)
+
+
+def _asks_for_variable(test: ast.expr, fn: Function) -> bool:
+    """Whether a test asks if an environment variable is there at all: the text "0" is true, too."""
+    value = test.value if isinstance(test, ast.NamedExpr) else test
+    value = fn.bound.get(value.id, value) if isinstance(value, ast.Name) else value
+    if isinstance(value, ast.Call):
+        return dotted(value.func) in ("os.environ.get", "environ.get", "os.getenv", "getenv")
+    return isinstance(value, ast.Subscript) and short_name(value.value) == "environ"
 
 
 def _made_on_some(test: ast.expr, fn: Function, module: Module) -> Condition | None:
@@ -126,17 +137,24 @@ def _asks_for_made(test: ast.expr, fn: Function, module: Module) -> bool:
     if not isinstance(test, ast.Call) or short_name(test.func) not in _ASKS_FOR_FILES:
         return False
     around = next((t for t in fn.tests if isinstance(t, ast.If) and any(n is test for n in ast.walk(t.test))), None)
-    for inner in ast.walk(around) if around is not None else ():
+    if around is None:
+        return False
+    leaves = isinstance(around.body[-1], ast.Return) and parent(around) is fn.node
+    after = [s for s in fn.body if s.lineno > around.lineno] if leaves else []
+    for inner in (n for each in (around, *after) for n in ast.walk(each)):
         if isinstance(inner, ast.If) and inner is not around:
             asked = condition(inner.test, fn, module, 1)
             makes = (c for s in inner.body for c in ast.walk(s) if isinstance(c, ast.Call))
-            if asked is not None and not asked.local and any(MAKES_FILES.search(short_name(c.func)) for c in makes):
+            met = (c for c in fn.calls if around.lineno < c.lineno < inner.lineno and collective(c, fn, module))
+            if asked is None or asked.local or any(met):  # all ranks have asked before they meet
+                continue
+            if any(MAKES_FILES.search(short_name(c.func)) for c in makes):
                 return True
     return False
 
 
 _ASKS_FOR_FILES = {"exists", "isfile", "isdir", "is_file", "is_dir"}
-MAKES_FILES = re.compile(r"^(open|save|dump|write|mkdir|makedirs|download|copy|move|extract|build|touch|to_)")
+MAKES_FILES = re.compile(r"^(open|save|dump|write|mkdir|makedirs|download|copy|move|extract|build|touch|to_|url|fetch)")
 
 
 def _asked(test: ast.expr, fn: Function, module: Module, depth: int) -> Condition | None:
@@ -227,6 +245,8 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
     if isinstance(node, ast.Name):
         return _name_of_rank(node, fn, module, depth)
     if isinstance(node, ast.Attribute):
+        if OF_MATRIX.search(dotted(node)):
+            return None
         if node.attr.lower().strip("_") in catalogue.RANK_NAMES:
             return dotted(node), "", node.attr.startswith(BOOLEAN)
         if (

@@ -12,34 +12,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.check.catalogue import RANK_ZERO_FIRST
-from paceline.check.collectives import NEIGHBOURS, Collective, collective
+from paceline.check.collectives import Collective, collective
+from paceline.check.deciding import asks_for_ranks, asks_for_several, decides
 from paceline.check.declarations import Function
 from paceline.check.effects import runs_now
+from paceline.check.items import LEAVES, Item, flattened, moved, only_in, relevant
 from paceline.check.lengths import Lengths
 from paceline.check.module import Module
-from paceline.check.names import asked_before, dotted, enclosing, entered_around, parent, short_name
+from paceline.check.names import apart, asked_before, dotted, enclosing, entered_around, parent, short_name
 from paceline.check.propagation import reached
 from paceline.check.ranks import Condition, condition
-from paceline.check.varying import asks_for_ranks, decides
 from paceline.check.walk import Walker
 
 SKIPS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 MOST = 1_000  # operations kept of a function: those of two callees may double at each call
-
-
-class Item(NamedTuple):
-    """A collective, or a block of collectives that every rank decides alike."""
-
-    name: str
-    at: ast.AST
-    inner: tuple[Item, ...] = ()
-    group: str = ""
-    root: str = ""
-
-    @property
-    def key(self) -> object:
-        """What two sides are compared by."""
-        return (self.name, tuple(item.key for item in self.inner))
 
 
 class Sequence(NamedTuple):
@@ -111,7 +97,7 @@ class Sequences:
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             head = self.calls(node, fn)
             inner = self.body(node.body, fn, assumed)
-            effect = (Item(inner.exit, node),) if inner.exit in ("break", "return") and inner.items else ()
+            effect = (Item(inner.exit, node),) if inner.exit in LEAVES and inner.items else ()
             loop = (Item("loop", node, inner.items + effect),) if inner.items else ()
             return Sequence(head + loop + self.body(node.orelse, fn, assumed).items, "")
         if isinstance(node, ast.With | ast.AsyncWith):
@@ -121,7 +107,9 @@ class Sequences:
                 if isinstance(made, ast.Call) and short_name(made.func) in RANK_ZERO_FIRST:
                     return Sequence((*head, Item(short_name(made.func), made)), "")
             inner = self.body(node.body, fn, assumed)
-            return Sequence(head + inner.items, inner.exit)
+            alone = any(isinstance(i.context_expr, ast.Call) and is_no_sync(i.context_expr) for i in node.items)
+            kept = tuple(item for item in inner.items if not (alone and item.name == "backward"))
+            return Sequence(head + kept, inner.exit)
         if isinstance(node, ast.Try):
             if assumed == (f"except {node.lineno}", True):
                 inner, caught = self.body(node.body, fn, None), self.body(node.handlers[0].body, fn, None)
@@ -141,7 +129,9 @@ class Sequences:
     def branch(self, node: ast.If, fn: Function, assumed: Assumption) -> Sequence:
         """The sequence of an `if`: one branch under an assumption, else both as one item."""
         head = self.calls(node, fn)
-        side = None if assumed is None else self.leads_to(node, assumed)
+        side = asks_for_several(node.test)
+        if side is None and assumed is not None:
+            side = self.leads_to(node, assumed)
         if side is None and assumed is not None:
             side = self.decide(node.test, fn, assumed)
         if side is not None:
@@ -273,7 +263,7 @@ class Sequences:
                 mine, other = (self._shared(relevant(side.items, found), fn, found) for side in (yes, no))
                 left = yes if yes.exit else no
                 missed = self.missed(test, fn, found) if yes.exit != no.exit else ()
-                if left.exit in ("break", "return") and not missed and yes.exit != no.exit:
+                if left.exit in LEAVES and not missed and yes.exit != no.exit:
                     missed = self.in_further_turns(test, fn, found)
                 if missed and not (mine and other):
                     yield Difference(fn, test, found, relevant(left.items, found), left.exit, missed)
@@ -297,6 +287,15 @@ class Sequences:
                 asked = asked_before(call) if items else None
                 if asked is not None and (why := next((c.why for c in self.conditions(asked, fn)), "")):
                     yield asked, next(flattened(items[0]))._replace(at=call), why
+
+        for entered in fn.withs if self.module.wraps_models else ():
+            for made in (item.context_expr for item in entered.items):
+                chosen = fn.bound.get(made.id) if isinstance(made, ast.Name) else made
+                sides = (chosen.body, chosen.orelse) if isinstance(chosen, ast.IfExp) else ()
+                inner = [i for i in self.body(entered.body, fn, None).items if i.name == "backward"]
+                why = next((c.why for c in self.conditions(chosen.test, fn)), "") if inner and sides else ""  # type: ignore[union-attr]
+                if why and any(isinstance(n, ast.Call) and is_no_sync(n) for side in sides for n in ast.walk(side)):
+                    yield chosen.test, inner[0], why  # type: ignore[union-attr]
 
     def _shared(self, items: tuple[Item, ...], fn: Function, at: Condition) -> tuple[Item, ...]:
         """Leave out collectives of a group that only the one rank makes: its other members are other programs."""
@@ -323,7 +322,7 @@ class Sequences:
         items = relevant(self.whole(fn).items, at)
         flat = [i for item in items for i in flattened(item)]
         end = test.end_lineno or test.lineno
-        return tuple(i for i in flat if getattr(i.at, "lineno", 0) > end)
+        return tuple(i for i in flat if getattr(i.at, "lineno", 0) > end and not apart(test, i.at))
 
     def in_further_turns(self, test: ast.If, fn: Function, at: Condition) -> tuple[Item, ...]:
         """The collectives of the loop that a branch leaves, which the other ranks call in its next turn."""
@@ -347,44 +346,6 @@ class Difference(NamedTuple):
     missed: tuple[Item, ...]  # what that branch then does not call
 
 
-def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
-    """The collectives whose group may contain ranks on both sides of the condition."""
-    found = []
-    for item in items:
-        if item.inner:
-            inner = relevant(item.inner, at)
-            if any(i.name != "else" for i in inner):
-                found.append(item._replace(inner=inner))
-        elif (
-            at.local
-            or (at.alone and item.group != NEIGHBOURS)
-            or item.group in ("", at.group)
-            or item.name in ("else", "break", "return")
-        ):
-            found.append(item)
-    return tuple(found)
-
-
-def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]:
-    """The collectives of `mine` that `other` lacks; all of `mine` if it lacks none."""
-    rest = [i.key for i in other]
-    found = []
-    for item in mine:
-        if item.key in rest:
-            rest.remove(item.key)
-        else:
-            found.append(item)
-    return tuple(i for item in found for i in flattened(item)) or tuple(i for item in mine for i in flattened(item))
-
-
-def moved(item: Item, to: ast.AST) -> Item:
-    """An item of a callee as one of the call."""
-    return item._replace(at=to, inner=tuple(moved(i, to) for i in item.inner))
-
-
-def flattened(item: Item) -> Iterator[Item]:
-    """The collectives in an item, without the block structure."""
-    if not item.inner and item.name not in ("else", "break", "return"):
-        yield item
-    for inner in item.inner:
-        yield from flattened(inner)
+def is_no_sync(call: ast.Call) -> bool:
+    """Whether `backward()` leaves the gradients of each rank as they are inside this: `model.no_sync()`."""
+    return short_name(call.func) == "no_sync"

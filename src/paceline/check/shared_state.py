@@ -51,7 +51,7 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
         others = facts.attributes_of_others.get(attribute, ())
         uses += [(n, fn) for n, fn in others if _of_object(n, fn, facts) is cls]
     for node, fn in uses:
-        if fn.name not in BEGINNINGS and node.attr not in cls.methods:
+        if fn.name not in BEGINNINGS and (node.attr not in cls.methods or _is_kept(cls.methods[node.attr])):
             kind = kind_of(node)
             if kind == "shrink" and (made := facts.module.attribute(cls, node.attr)) and made.kind in EVENTS:
                 kind = "read"  # clear() of an event
@@ -64,18 +64,47 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
     return found
 
 
+def _is_kept(method: Function) -> bool:
+    """Whether the result of a property is kept, as an attribute."""
+    return method.decorated("cached_property")
+
+
 def _given_to_threads(cls: Class, facts: Facts) -> Iterator[tuple[str, ast.Name, Function]]:
-    """The uses of a parameter by which a thread gets the object in an attribute: `submit(self._save, self.data)`."""
+    """The uses of a parameter by which a thread gets the object in an attribute: `submit(self._save, self.data)`.
+
+    Likewise of a private method that adds to several attributes of its object: `self._add(key, self.data)`.
+    """
     for fn in facts.module.functions:
-        if not facts.threads_of(fn):
+        private = fn.cls is cls and fn.name.startswith("_") and not fn.name.startswith("__")
+        if not private and not facts.threads_of(fn):
             continue
         for parameter in fn.parameters:
             given = {dotted(a.value) for a in facts.module.passing.to(fn, parameter) if a.caller.cls is cls}
             names = {text.rpartition(".") for text in given}
-            if len(names) == 1 and (name := names.pop())[0] == "self" and name[2] in cls.values:
-                own = [n for n in fn.names if n.id == parameter]
-                if all(isinstance(n.ctx, ast.Load) for n in own):
-                    yield from ((name[2], n, fn) for n in own)
+            own = [n for n in fn.names if n.id == parameter] if names and (private or len(names) == 1) else []
+            known = all(owner == "self" and name in cls.values for owner, _, name in names)
+            if known and all(isinstance(n.ctx, ast.Load) for n in own):
+                yield from ((name, n, fn) for _, _, name in names for n in own)
+
+
+def accesses_of_elements(cls: Class, facts: Facts) -> Iterator[list[Access]]:
+    """The accesses of the containers that are elements of a container: `found = self.by_user[name]; found[key] = x`."""
+    found: dict[str, list[Access]] = {}
+    for fn in facts.module.functions:
+        if fn.cls is not cls or fn.name in BEGINNINGS:
+            continue
+        for name, value in fn.bound.items():
+            held = value.value if isinstance(value, ast.Subscript) else None
+            if isinstance(value, ast.Call) and short_name(value.func) in ("get", "setdefault"):
+                held = getattr(value.func, "value", None)
+            if not isinstance(held, ast.Attribute) or dotted(held.value) != fn.self_name:
+                continue
+            uses = [n for n in fn.names if n.id == name and isinstance(n.ctx, ast.Load)]
+            thing = f"{cls.name}.{held.attr}[...]"
+            found.setdefault(held.attr, []).extend(
+                Access(thing, kind_of(n), n, fn, facts.held_at(n, fn)) for n in uses if n.lineno >= value.lineno
+            )
+    yield from found.values()
 
 
 def _of_object(node: ast.Attribute, fn: Function, facts: Facts) -> Class | None:

@@ -102,6 +102,13 @@ def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
             yield access, line
 
 
+def fills_a_gap(access: Access) -> bool:
+    """Whether a key is stored under a test that found it missing: `if key not in d: d[key] = ...`."""
+    test, subscript = enclosing(access.node, ast.If), parent(access.node)
+    asked = isinstance(test, ast.If) and isinstance(subscript, ast.Subscript)
+    return asked and asks_for(test, subscript.slice, dotted(subscript.value), ast.NotIn)  # type: ignore[union-attr, arg-type]
+
+
 def claimed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
     """`if key in seen: return`, then `seen.add(key)`, in a function that several threads run: where, and the test."""
     for access in accesses:
@@ -109,12 +116,12 @@ def claimed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         call = parent(method) if isinstance(method, ast.Attribute) and method.attr in ("add", "append") else None
         if access.kind != "grow" or access.locks or not isinstance(call, ast.Call) or len(call.args) != 1:
             continue
-        line = _asked_before(access, call.args[0])
+        line = asked_before(access, call.args[0])
         if line and meet(access, access, facts):
             yield access, line
 
 
-def _asked_before(access: Access, key: ast.expr) -> int:
+def asked_before(access: Access, key: ast.expr) -> int:
     """The line of a test that found a key missing, where an access is decided by it; 0 if there is none."""
     around, container = enclosing(access.node, ast.If), dotted(access.node)
     while isinstance(around, ast.If):
@@ -144,22 +151,30 @@ def _looked_up(subscript: ast.Subscript, fn: Function) -> int:
             continue
         leaves = isinstance(asked.body[-1], ast.Return) and asked is not test
         missing = absent(asked.test) if asked is test else dotted(_present(asked.test)) if leaves else ""
-        found = fn.bound.get(missing) if missing else None
-        gets = isinstance(found, ast.Call) and short_name(found.func) == "get" and bool(found.args)
-        if gets and dotted(found.func.value) == dotted(subscript.value):  # type: ignore[union-attr]
-            return found.lineno  # type: ignore[union-attr]
+        for target, found in fn.assigns if missing else ():
+            gets = isinstance(found, ast.Call) and short_name(found.func) == "get" and bool(found.args)
+            if gets and dotted(target) == missing and dotted(found.func.value) == dotted(subscript.value):  # type: ignore[attr-defined]
+                return found.lineno
         if leaves and asks_for(asked, subscript.slice, dotted(subscript.value), ast.In):
             return asked.lineno
     return 0
 
 
 def absent(test: ast.expr) -> str:
-    """The `x` of `x is None` or `not x`; else empty."""
+    """The `x` of `x is None`, `not x`, `(x := ...) is None`, `not hasattr(o, "x")`, `x is None or ...`; else empty."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
+        return absent(test.values[0])
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Is):
         right = test.comparators[0]
-        return dotted(test.left) if isinstance(right, ast.Constant) and right.value is None else ""
+        left = test.left.target if isinstance(test.left, ast.NamedExpr) else test.left
+        return dotted(left) if isinstance(right, ast.Constant) and right.value is None else ""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return dotted(test.operand) if isinstance(test.operand, ast.Attribute | ast.Name) else ""
+        operand = test.operand.target if isinstance(test.operand, ast.NamedExpr) else test.operand
+        if isinstance(operand, ast.Call) and short_name(operand.func) == "hasattr" and len(operand.args) == 2:
+            owner, name = operand.args
+            named = isinstance(name, ast.Constant) and isinstance(name.value, str)
+            return f"{dotted(owner)}.{name.value}" if named else ""  # type: ignore[attr-defined]
+        return dotted(operand) if isinstance(operand, ast.Attribute | ast.Name) else ""
     return ""
 
 

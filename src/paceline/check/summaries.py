@@ -148,6 +148,14 @@ class Facts:
             self._runs[id(fn)] = [m for m in self.walker.effects(fn) if m.callee is not fn and runs_now(m)]
         return self._runs[id(fn)]
 
+    def lets_others_run(self, pause: ast.Await, fn: Function) -> bool:
+        """Whether other tasks may run during an await: not where a coroutine of this file never waits itself."""
+        called = self.module.callee(pause.value, fn) if isinstance(pause.value, ast.Call) else None
+        if called is None or not called.asynchronous or called.generator or called.awaits:
+            return True
+        entered = any(isinstance(block, ast.AsyncWith) for block in called.withs)
+        return entered or any(isinstance(loop, ast.AsyncFor) for loop in called.loops)
+
     # -- who calls whom
 
     @cached_property

@@ -370,6 +370,7 @@ class Trace:
             raise Undecided
         if peer == PROC_NULL:
             return
-        if peer >= self.size or (peer < 0 and (kind == "send" or peer != ANY)):
+        beyond = peer > self.size or (peer == self.size and self.rank < self.size - 1)
+        if beyond or (peer < 0 and (kind == "send" or peer != ANY)):
             raise Impossible
         self.operations.append(Operation(kind, node.lineno, peer, marked, not goes_on))

@@ -16,16 +16,24 @@ from functools import cached_property
 
 from paceline.check import catalogue
 from paceline.check.chances import Chances
+from paceline.check.deciding import (
+    CHANCE,
+    CLOCK,
+    DATA,
+    HOST,
+    OF_MATRIX,
+    RANK,
+    SIGNAL,
+    asks_for_one,
+    asks_for_ranks,
+    decides,
+)
 from paceline.check.declarations import Class, Declarations, Function
 from paceline.check.names import dotted, enclosing, is_constant, keyword, parent, short_name
 from paceline.check.passing import Passing
 from paceline.check.reduced import SPREADS, Reduced
 
 DEPTH = 12  # assignments and calls through which a value is followed
-RANK, DATA, CLOCK, HOST = "the rank", "the data of this rank", "the clock of this rank", "the machine of this rank"
-CHANCE = "a random number of this rank"
-FILES = "a file that one rank makes meanwhile"
-SIGNAL = "a signal, which each rank gets at another time"
 
 # Functions whose result differs if an argument does; through other calls only data are followed.
 _PASSES_ON = {"len", "list", "tuple", "set", "sorted", "range", "int", "str", "float", "bool", "sum", "min", "max",
@@ -100,7 +108,7 @@ class Varying:
     def _returned(self, given: ast.Return, fn: Function, depth: int) -> str:
         """Why a returned value differs: itself, or because a test that differs decides which constant it is."""
         test = enclosing(given, ast.If)
-        if isinstance(test, ast.If) and given in test.body and _asks_for_one(test.test):
+        if isinstance(test, ast.If) and given in test.body and asks_for_one(test.test):
             return ""
         decided = isinstance(given.value, ast.Constant) and isinstance(test, ast.If)
         return self.why(test.test if decided else given.value, fn, depth)  # type: ignore[union-attr]
@@ -141,7 +149,7 @@ class Varying:
     def _of_attribute(self, node: ast.Attribute, fn: Function, depth: int) -> str:
         if node.attr in _SAME_ATTRIBUTES:
             return ""
-        if node.attr.lower().strip("_") in catalogue.RANK_NAMES:
+        if node.attr.lower().strip("_") in catalogue.RANK_NAMES and not OF_MATRIX.search(dotted(node)):
             return RANK
         if node.attr == "grad":
             return "" if self._reduced.before(node, fn) else DATA
@@ -222,9 +230,8 @@ class Varying:
         given = [self.why(value, fn, depth) for value in (*node.args, *(k.value for k in node.keywords))]
         if name in _AGGREGATES and node.args and isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
             given.append(self.why(node.args[0].elt, fn, depth))
-        if isinstance(node.func, ast.Attribute):
-            given.append(self.why(node.func.value, fn, depth))
-        return next((w for w in given if w and (w == DATA or name in _PASSES_ON or w == given[-1])), "")
+        own = self.why(node.func.value, fn, depth) if isinstance(node.func, ast.Attribute) else ""
+        return next((w for w in given if w and (w == DATA or name in _PASSES_ON)), own)
 
     def _computed(self, node: ast.expr, fn: Function) -> bool:
         """Whether a tensor is a loss or what a model returned, and was not reduced over the ranks since."""
@@ -249,6 +256,8 @@ class Varying:
             assigned = [(t, v) for t, v in scope.assigns if _binds(t, node.id)]
             if assigned:
                 before = [(t, v) for t, v in assigned if t.lineno < node.lineno or scope is not fn]
+                if not before and node.id in scope.parameters and (why := self._of_parameter(node, scope, depth)):
+                    return why
                 target, value = max(before or assigned, key=lambda pair: pair[0].lineno)
                 if scope is fn and self._spread(node, target.lineno, fn):
                     return ""
@@ -267,7 +276,7 @@ class Varying:
                 )
             for loop in scope.loops:
                 if not isinstance(loop, ast.While) and any(n.id == node.id for n in _names(loop.target)):
-                    return self._of_loop(node.id, loop, scope, depth)
+                    return self._of_loop(node, loop, scope, depth)
             if node.id in scope.parameters:
                 return self._of_parameter(node, scope, depth)
         return RANK if node.id in ("rank", "local_rank", "global_rank") else ""
@@ -288,7 +297,7 @@ class Varying:
                 return why
             if not isinstance(test, ast.If) or wraps or (around and not _reads(test.test, node.id)):
                 continue
-            why = "" if asks_for_ranks(test.test) or _asks_for_one(test.test) else self.why(test.test, fn, depth)
+            why = "" if asks_for_ranks(test.test) or asks_for_one(test.test) else self.why(test.test, fn, depth)
             if why and decides(test.test, why) and not self._both(node.id, test, why):
                 return why
         return ""
@@ -316,15 +325,17 @@ class Varying:
             return RANK
         return DATA if node.id in _BATCHES and not self._spread(node, fn.line, fn) else ""
 
-    def _of_loop(self, name: str, loop: ast.For | ast.AsyncFor | ast.comprehension, fn: Function, depth: int) -> str:
+    def _of_loop(
+        self, node: ast.Name, loop: ast.For | ast.AsyncFor | ast.comprehension, fn: Function, depth: int
+    ) -> str:
         """The variable of a loop: a batch of a loader, or an element of what differs; not the number of the turn."""
         over, target = loop.iter, loop.target
         if isinstance(over, ast.Call) and short_name(over.func) in ("enumerate", "tqdm", "islice") and over.args:
             numbered = short_name(over.func) == "enumerate" and isinstance(target, ast.Tuple)
-            if numbered and isinstance(target.elts[0], ast.Name) and target.elts[0].id == name:  # type: ignore[attr-defined]
+            if numbered and isinstance(target.elts[0], ast.Name) and target.elts[0].id == node.id:  # type: ignore[attr-defined]
                 return ""
             over = over.args[0]
-        return DATA if _LOADERS.fullmatch(short_name(over)) else self.why(over, fn, depth)
+        return DATA if _LOADERS.fullmatch(short_name(over)) else self.why(over, fn, depth) or _trained_on(node, loop)
 
     def _spread(self, node: ast.Name, since: int, fn: Function) -> bool:
         """Whether a collective takes this name as an argument between two lines."""
@@ -347,6 +358,16 @@ class Varying:
         )
 
 
+def _trained_on(node: ast.Name, loop: ast.AST) -> str:
+    """Why an element of a loop differs: gradients are computed from each, and this one is taken apart or handed on."""
+    inner = (n for n in ast.walk(loop) if isinstance(n, ast.Call) and short_name(n.func) == "backward")
+    trains = any(enclosing(call, ast.For, ast.While) is loop for call in inner)
+    used = isinstance(parent(node), ast.Attribute | ast.Subscript | ast.Call)
+    over = loop.iter if isinstance(loop, ast.For) else None
+    counted = isinstance(over, ast.Call) and short_name(over.func) == "range"
+    return DATA if trains and used and over is not None and not counted else ""
+
+
 def _names(target: ast.expr) -> list[ast.Name]:
     return [n for n in ast.walk(target) if isinstance(n, ast.Name)]
 
@@ -359,34 +380,3 @@ def _binds(target: ast.expr, name: str) -> bool:
 
 def _reads(node: ast.expr, name: str) -> bool:
     return any(n.id == name for n in _names(node))
-
-
-def asks_for_ranks(test: ast.expr) -> bool:
-    """Whether a test asks whether there are ranks at all, as `rank >= 0` and `rank is None` do."""
-    if not isinstance(test, ast.Compare):
-        return False
-    named = short_name(test.left).lower().strip("_") in catalogue.RANK_NAMES
-    numbers = [ast.unparse(c) for c in test.comparators]
-    return "-1" in numbers or (named and "0" in numbers and not isinstance(test.ops[0], ast.Eq | ast.NotEq | ast.Gt))
-
-
-def _asks_for_one(test: ast.expr) -> bool:
-    """Whether a test asks for a job of a single rank, between whose ranks nothing can differ: `comm.size == 1`."""
-    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq | ast.LtE):
-        return False
-    counted = test.left.func if isinstance(test.left, ast.Call) else test.left
-    return _SIZES.search(short_name(counted)) is not None and ast.unparse(test.comparators[0]) == "1"
-
-
-_SIZES = re.compile(r"size$|^num_processes$|^n?procs$|^n_?ranks$", re.I)
-
-
-def decides(test: ast.expr, why: str) -> bool:
-    """Whether a test of such a value can turn out differently: a batch is compared or counted, not asked for a mode."""
-    if why != DATA:
-        return True
-    if isinstance(test, ast.Compare):
-        asks = any(isinstance(n, ast.Constant) and isinstance(n.value, str) for n in ast.walk(test))
-        return not asks and not any(isinstance(op, ast.In | ast.NotIn) for op in test.ops)
-    counted = {"len", "any", "all", "item", "isnan", "isinf", "isfinite", "numel", "sum"}
-    return any(isinstance(n, ast.Call) and short_name(n.func) in counted for n in ast.walk(test))

@@ -83,7 +83,7 @@ class Walker:
         if id(fn) not in self._effects:
             self._effects[id(fn)] = [
                 effect for call in fn.calls for effect in effects_of(call, fn, self.module)
-            ] + implicit_calls(fn)
+            ] + implicit_calls(fn, self.module)
         return self._effects[id(fn)]
 
     def walk(self, fn: Function) -> Walk:

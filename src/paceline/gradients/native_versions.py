@@ -53,8 +53,11 @@ def row_of(rule: object) -> Row | None:
     return RULES[type(rule)](rule) if type(rule) in RULES else None
 
 
-def native_versions(store: ShardStore, rule: Rule) -> NativeVersions | None:
-    """Return what makes a shard's versions in one pass; None where PyTorch has to."""
+def native_versions(store: ShardStore, rule: Rule, shared: bool) -> NativeVersions | None:
+    """Return what makes a shard's versions in one pass; None where PyTorch has to.
+
+    `shared` says whether other processes read them.
+    """
     shape, optimizer = store.versions[0].shape, store.optimizer
     step, row = served_step(optimizer), row_of(rule)
     if store.rows is not None or has_hooks(optimizer) or torch.get_num_threads() > 1 or not store.parameters:
@@ -67,7 +70,7 @@ def native_versions(store: ShardStore, rule: Rule) -> NativeVersions | None:
     run = one_pass(shape.dtype, step, text)
     if run is None or not agrees(optimizer, shape.dtype, step, text, rule, constants):
         return None
-    return NativeVersions(store, step, text, run, Settings(optimizer, step, constants))
+    return NativeVersions(store, step, text, run, Settings(optimizer, step, constants), shared)
 
 
 def remembers(shape: VersionShape, step: ServedStep | None, text: ServedRule) -> bool:
@@ -116,12 +119,15 @@ class _Slot:
 class NativeVersions:
     """Makes the versions of one shard for one worker."""
 
-    def __init__(self, store: ShardStore, step: ServedStep, text: ServedRule, run: Pass, settings: Settings) -> None:
+    def __init__(
+        self, store: ShardStore, step: ServedStep, text: ServedRule, run: Pass, settings: Settings, shared: bool
+    ) -> None:
         self.store, self.looks_back, self._run, self._settings = store, text.looks_back, run, settings
         self._step, self._remembers, self._dtype = step, bool(step.remembered), store.versions[0].shape.dtype
         self._slots = [_Slot.of(version, step, text.memory) for version in store.versions]
         self._spans = spans_for([p.numel() for p in store.parameters])
         groups = {id(p): n for n, group in enumerate(store.optimizer.param_groups) for p in group["params"]}
+        self._spans["shared"] = shared
         self._spans["group"] = [groups[id(p)] for p in store.parameters]
         #: The slots that the spans are of: where the newest version is, where the next is made, what was pulled.
         self._move = (-1, -1, -1)

@@ -1,7 +1,7 @@
 """What a call of several workers is given: whom it exchanges vectors with, by which steps, and how it waits.
 
-    gradient in padded memory ──weighted──▶ this worker's vector ◀──the table's steps──▶ vectors of its peers
-                              ◀──the sum───
+    gradient in padded memory ──weighted──▶ own vector ──what is offered──▶ this worker's shared vector
+                              ◀──the sum───            ◀──what is taken──── shared vectors of its peers
 
 Everything here is addresses and numbers; `printers/exchange.hpp` has the same fields. What the addresses point to is
 kept by the caller.
@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 PLACE = np.dtype([(name, "<i8") for name in ("to", "from", "rows", "width", "stride")])
-MOVE = np.dtype([(name, "<i8") for name in ("to", "from", "start", "stop", "add")])
+MOVE = np.dtype([(name, "<i8") for name in ("to", "first", "last", "from", "start", "stop", "add")])
 PEER = np.dtype([
     ("offered", "<i8"), ("awaited", "<i8"), ("doorbell", "<i8"), ("vectors", "<i8", 2), ("offers", "<i8"),
     ("taken", "<i8"),
@@ -51,7 +51,7 @@ class Exchange(ctypes.Structure):
 
     _fields_ = [
         ("places", ctypes.c_void_p), ("moves", ctypes.c_void_p), ("peers", ctypes.c_void_p),
-        ("vectors", ctypes.c_void_p * 2),
+        ("own", ctypes.c_void_p), ("vectors", ctypes.c_void_p * 2),
         *((name, ctypes.c_void_p) for name in ("doorbell", "cancelled", "called_off")),
         *((name, ctypes.c_int64) for name in (
             "parameters", "steps", "tail", "number", "spin", "nap", "deadline", "finite", "ended", "whom",
@@ -61,12 +61,13 @@ class Exchange(ctypes.Structure):
 
     @staticmethod
     def of(
-        places: np.ndarray, moves: np.ndarray, peers: np.ndarray, vectors: Sequence[Tensor], tail: int, waits: Waits
-    ) -> Exchange:
-        """Return an exchange by these tables, which the caller keeps."""
+        places: np.ndarray, moves: np.ndarray, peers: np.ndarray, own: Tensor, vectors: Sequence[Tensor], tail: int,
+        waits: Waits,
+    ) -> Exchange:  # fmt: skip
+        """Return an exchange by these tables in this memory, all of which the caller keeps."""
         made = Exchange(
             places=places.ctypes.data, moves=moves.ctypes.data, peers=peers.ctypes.data, parameters=len(places),
-            steps=len(moves), tail=tail, **waits._asdict(),
+            steps=len(moves), own=own.data_ptr(), tail=tail, **waits._asdict(),
         )  # fmt: skip
         made.vectors[:] = [vector.data_ptr() for vector in vectors]
         return made

@@ -28,7 +28,7 @@ SPAN = np.dtype([
     ("old", "<i8"), ("fresh", "<i8"), ("remembered", "<i8", 2), ("kept", "<i8", 2),
     *((name, "<i8") for name in (
         "counted", "counting", "noted", "noting", "gradient", "pulled", "own", "rows", "width", "stride", "group",
-        "present",
+        "present", "shared",
     )),
 ])  # fmt: skip
 #: What PyTorch rounds twice is not contracted.

@@ -17,8 +17,8 @@ A collective between two ranks over a link:
     take(1, span) -> Tensor <-------- "it lies ready" ---------- offer(0, span)
     adds what it took                                            adds what it took
 
-No code above this package reads the memory of a peer: `take` returns a tensor, which is a view of the sender's vector
-in shared memory and a received buffer over a socket.
+No code above this package reads the memory of a peer: `take` returns a tensor, which is a view of what the sender
+has offered in shared memory and a received buffer over a socket.
 
 The parts that the members for one machine are made of:
 

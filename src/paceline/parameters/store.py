@@ -96,8 +96,10 @@ class ShardStore:
         schedule: LRSchedule | None,
         versions: list[ShardVersion],
         rows: RowCopier | None = None,
+        copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
     ) -> None:
         self.parameters, self.optimizer, self.versions, self.rows = parameters, optimizer, versions, rows
+        self._copy = copy
         self.schedule = ScheduleStepper(optimizer, schedule)
         #: Updates that were applied to the version in `move`'s source slot.
         self.updates = 0
@@ -131,7 +133,7 @@ class ShardStore:
         """Copy the newest version to the slot where the next one will be made, and look there."""
         # A copy first: other workers may compute with the newest version, and it must survive this worker's death.
         if self.rows is None:
-            self.versions[target].raw.copy_(self.versions[source].raw)
+            self._copy(self.versions[target].raw, self.versions[source].raw)
         else:
             self.bytes = self.rows.copy(self.updates + 1, source, target)
         self.look(target)
@@ -139,7 +141,7 @@ class ShardStore:
     def fetch(self, source: int, target: int) -> None:
         """Look at the newest version, copied to the worker's own slot."""
         if source != target:
-            self.versions[target].raw.copy_(self.versions[source].raw)
+            self._copy(self.versions[target].raw, self.versions[source].raw)
         self.look(target)
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:

@@ -17,7 +17,7 @@ from paceline.planner.model_cost import ModelCost
 
 BESIDES = 0.19e6
 #: Copies of the parameters, by how a worker exchanges gradients.
-COPIES = {"alone": 8.6, "vector": 7.6, "server": 7.3, "ddp": 10.2, "parts": 12.0, "shares": 10.0}
+COPIES = {"alone": 8.6, "vector": 8.9, "server": 7.3, "ddp": 10.2, "parts": 12.0, "shares": 10.0}
 STATE, STEP, CONVOLUTION, RECURRENT = 0.8, 1.85, 1.1, 4.7e6
 STAGES = 1.65
 WORKSPACE = 3 << 19  # bytes in the count of stages for small objects and libraries, which RECURRENT and BESIDES have

@@ -50,7 +50,8 @@ def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator
             )
             return
     for effect in facts.runs(fn):
-        if effect.callee is not None and not effect.callee.asynchronous:
+        awaited = isinstance(parent(effect.node), ast.Await)  # so that what runs is a coroutine after all
+        if effect.callee is not None and not effect.callee.asynchronous and not awaited:
             yield from _bridges(effect.callee, (*way, (fn, effect.node)), facts, seen)
 
 

@@ -27,7 +27,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         removed = _removed_from(fn)
         for loop in fn.loops if removed else ():
             container = _iterated(loop)
-            if isinstance(loop, ast.For) and container is not None and dotted(container) in removed:
+            copied = container is not None and facts.module.canonical(container) == "os.environ"  # by its `__iter__`
+            if isinstance(loop, ast.For) and container is not None and dotted(container) in removed and not copied:
                 yield from _by_its_body(loop, dotted(container), fn)
     for cls in facts.module.classes.values():
         for accesses in accesses_of_class(cls, facts).values():

@@ -15,7 +15,7 @@ from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.declarations import Class, Function
 from paceline.check.evidence import CLAIMS, IMPORTS, of_all_objects, of_threads
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.names import enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import (
     accesses_of_arguments,
@@ -25,7 +25,14 @@ from paceline.check.shared_state import (
     is_shared,
     own_locks,
 )
-from paceline.check.sharing import claimed_at_once, emptied_at_once, filled_if_missing, meet, removed_at_once
+from paceline.check.sharing import (
+    claimed_at_once,
+    emptied_at_once,
+    filled_if_missing,
+    fills_a_gap,
+    meet,
+    removed_at_once,
+)
 from paceline.check.summaries import Facts
 
 
@@ -196,25 +203,17 @@ def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
         return
     common = own_locks(frozenset.intersection(*(a.locks for a in guarded)), cls)
     for access in accesses:
-        if access.kind != "grow" or access.locks or not common:
-            continue
         test = enclosing(access.node, ast.If)
-        subscript = parent(access.node)
-        if not isinstance(test, ast.If) or not isinstance(subscript, ast.Subscript):
-            continue
-        asked = [n for n in ast.walk(test.test) if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.NotIn)]
-        if any(
-            ast.unparse(n.left) == ast.unparse(subscript.slice) and dotted(n.comparators[0]) == dotted(subscript.value)
-            for n in asked
-        ):
+        if access.kind == "grow" and not access.locks and common and test is not None and fills_a_gap(access):
+            line = getattr(test, "lineno", 0)
             yield finding(
                 access.node,
                 access.fn,
-                f"{access.thing} is filled here after line {test.lineno} found no such key, without {common[0]}, "
+                f"{access.thing} is filled here after line {line} found no such key, without {common[0]}, "
                 f"which protects other changes of it (line {guarded[0].line})",
                 [
-                    Step("thread A", test.lineno, f"{access.fn.qualname} finds no such key"),
-                    Step("thread B", test.lineno, "finds none either, and stores an object"),
+                    Step("thread A", line, f"{access.fn.qualname} finds no such key"),
+                    Step("thread B", line, "finds none either, and stores an object"),
                     Step("thread A", access.line, "stores another one: thread B keeps using the first"),
                 ],
                 f"hold {common[0]} over the check and the change, or use setdefault()",

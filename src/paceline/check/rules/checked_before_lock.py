@@ -31,16 +31,15 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         for test in fn.tests:
             lock = _lock_after(test, fn, facts) if isinstance(test, ast.If) and not facts.held_at(test, fn) else None
-            if lock is None or not isinstance(test, ast.If) or _checks(test, lock, fn):
+            made = _makes(test, lock, fn) if lock is not None and isinstance(test, ast.If) else None
+            if lock is None or not isinstance(test, ast.If) or made is None or _checks(test, lock, made, fn):
                 continue
-            made = _makes(test, lock, fn)
-            if made is not None:
-                yield _report(test, lock, made, fn)
+            yield _report(test, lock, made, fn)
 
 
-def _lock_after(test: ast.If, fn: Function, facts: Facts) -> ast.With | None:
+def _lock_after(test: ast.If, fn: Function, facts: Facts) -> ast.With | ast.AsyncWith | None:
     """The lock that is taken where the check found nothing: in the branch, or after a branch that returns."""
-    if isinstance(test.body[-1], ast.Return):
+    if isinstance(test.body[-1], ast.Return | ast.Raise):
         block = getattr(parent(test), "body", [])
         rest = block[block.index(test) + 1 :] if test in block else []
     else:
@@ -48,24 +47,27 @@ def _lock_after(test: ast.If, fn: Function, facts: Facts) -> ast.With | None:
     for statement in rest:
         if isinstance(statement, ast.If | ast.For | ast.While | ast.Try):
             return None
-        if isinstance(statement, ast.With) and _is_lock(statement.items[0].context_expr, fn, facts):
+        if isinstance(statement, ast.With | ast.AsyncWith) and _is_lock(statement, fn, facts):
             return statement
     return None
 
 
-def _is_lock(node: ast.expr, fn: Function, facts: Facts) -> bool:
-    """Whether this is a lock of threads or of files."""
+def _is_lock(block: ast.With | ast.AsyncWith, fn: Function, facts: Facts) -> bool:
+    """Whether this takes a lock of threads, of files or of tasks, for which the task may have to wait."""
+    node = block.items[0].context_expr
     found = facts.module.resource(node, fn)
     if found is not None:
-        return found.kind in LOCKS - ASYNC_LOCKS
+        return found.kind in LOCKS and (found.kind in ASYNC_LOCKS) is isinstance(block, ast.AsyncWith)
     return isinstance(node, ast.Call) and short_name(node.func).lower().endswith(("lock", "lock_file", "locked"))
 
 
-def _checks(test: ast.If, lock: ast.With, fn: Function) -> bool:
-    """Whether something that the check asked for is asked for again under the lock, or assigned anew."""
+def _checks(test: ast.If, lock: ast.With | ast.AsyncWith, made: ast.AST, fn: Function) -> bool:
+    """Whether something that the check asked for is asked for under the lock, before the change, or assigned anew."""
     asked = {ast.unparse(n) for n in ast.walk(test.test) if isinstance(n, ast.Call | ast.Attribute | ast.Name)}
     asked -= {ast.unparse(n.func) for n in ast.walk(test.test) if isinstance(n, ast.Call)}
-    return any(_asks_again(node, asked, fn) for statement in lock.body for node in ast.walk(statement))
+    last = getattr(made, "lineno", 0)
+    nodes = (node for statement in lock.body for node in ast.walk(statement))
+    return any(_asks_again(node, asked, fn) for node in nodes if getattr(node, "lineno", 0) <= last)
 
 
 def _asks_again(node: ast.AST, asked: set[str], fn: Function) -> bool:
@@ -76,7 +78,7 @@ def _asks_again(node: ast.AST, asked: set[str], fn: Function) -> bool:
     return isinstance(node, ast.Call) and short_name(node.func) in (*_ASKS_FOR_FILES, "setdefault", "get")
 
 
-def _makes(test: ast.If, lock: ast.With, fn: Function) -> ast.AST | None:
+def _makes(test: ast.If, lock: ast.With | ast.AsyncWith, fn: Function) -> ast.AST | None:
     """What is made under the lock, of which the check asked whether it exists, or what it asked about is changed."""
     asked = absent(test.test) or _wanted(test, fn)
     operands = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
@@ -135,7 +137,7 @@ def _wanted(test: ast.If, fn: Function) -> str:
     return name if "." in name or name in fn.globals else ""
 
 
-def _report(test: ast.If, lock: ast.With, made: ast.AST, fn: Function) -> Finding:
+def _report(test: ast.If, lock: ast.With | ast.AsyncWith, made: ast.AST, fn: Function) -> Finding:
     asked, what = ast.unparse(test.test), ast.unparse(lock.items[0].context_expr)
     line = getattr(made, "lineno", lock.lineno)
     again = "makes it once more" if isinstance(made, ast.Assign) else "relies on what may have changed since"

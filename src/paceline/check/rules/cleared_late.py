@@ -1,20 +1,22 @@
 """An event that is cleared, or replaced, when what it announces may have happened already.
 
-Three forms: the event is cleared after the thread or task that sets it was started, so that a quick one is forgotten;
-a coroutine waits for the event, awaits its work, and clears the event afterwards, so that what was announced during
-the work is forgotten; or `event = Event()` takes its place, and setting the old one wakes no task. Clear an event
-before the start, or right after the wait.
+Four forms: the event is cleared after the thread or task that sets it was started, so that a quick one is forgotten; so
+is a flag that a thread sets when an answer comes, where the request is sent first; a coroutine waits for the event,
+awaits its work, and clears the event afterwards, so that what was announced during the work is forgotten; or `event =
+Event()` takes its place, and setting the old one wakes no task. Clear an event before the start or the request, or
+right after the wait.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
+from paceline.check.declarations import Class, Function
 from paceline.check.effects import has_timeout, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, keyword, short_name
+from paceline.check.names import dotted, enclosing, is_constant, keyword, parent, short_name
 from paceline.check.roots import STARTS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -26,6 +28,8 @@ DEPTH = 3  # calls through which the started function is followed to its `set()`
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report events that are cleared after a start or after the work, or replaced."""
+    for cls in facts.module.classes.values():
+        yield from _flags(cls, facts)
     setters = _setters(facts)
     for fn in facts.module.functions if setters else ():
         clears = [(c, e) for c in fn.calls if (e := _event(c, "clear", fn, facts)) in setters]
@@ -38,6 +42,64 @@ def find(facts: Facts) -> Iterator[Finding]:
         for loop in fn.loops:
             if isinstance(loop, ast.While):
                 yield from _after_work(loop, fn, clears, setters, facts)
+
+
+def _flags(cls: Class, facts: Facts) -> Iterator[Finding]:
+    """`self.send(request)` and then `self.answered = False`, where the thread that receives sets it to True."""
+    own = [fn for fn in facts.module.functions if fn.cls is cls]
+    for fn in own:
+        for target, value in fn.assigns:
+            name = dotted(target)
+            flag = name.startswith(f"{fn.self_name}.") and name.count(".") == 1 and is_constant(value, False)
+            sent = _sent_before(target, fn) if flag and not facts.held_at(target, fn) else None
+            if sent is None or facts.threads_of(fn) or not _polled(name, own):
+                continue
+            others = ((f, t) for f in own if facts.threads_of(f) for t, v in f.assigns if is_constant(v, True))
+            other = next(((f, t) for f, t in others if dotted(t) == name), None)
+            if other is not None:
+                yield _report_flag(target, fn, name, sent, *other)
+                return
+
+
+def _sent_before(target: ast.expr, fn: Function) -> ast.Call | None:
+    """A request that is sent in the statements right before an assignment, where the flag is not reset before."""
+    statement = parent(target)
+    block = getattr(parent(statement), "body", None) if statement is not None else None
+    if not isinstance(block, list) or statement not in block:
+        return None
+    before = block[: block.index(statement)]
+    if any(dotted(t) == dotted(target) and t.lineno < target.lineno for t, _ in fn.assigns):
+        return None
+    calls = [n for s in before[-3:] for n in ast.walk(s) if isinstance(n, ast.Call)]
+    return next((c for c in calls if SENDS.match(short_name(c.func).strip("_")) and dotted(c.func).count(".")), None)
+
+
+#: Names of calls that another thread may answer at once.
+SENDS = re.compile(r"(send|write|put|request|publish|post|query|ask|emit|transmit)(_|$)")
+
+
+def _polled(name: str, own: list[Function]) -> bool:
+    """Whether a loop waits for a flag to become true."""
+    loops = (loop for fn in own for loop in fn.loops if isinstance(loop, ast.While))
+    negated = (n.operand for w in loops for n in ast.walk(w.test) if isinstance(n, ast.UnaryOp))
+    return any(dotted(operand) == name for operand in negated)
+
+
+def _report_flag(at: ast.expr, fn: Function, name: str, sent: ast.Call, other: Function, sets: ast.expr) -> Finding:
+    return finding(
+        at,
+        fn,
+        f"{name} is reset after {text_of(sent)} (line {sent.lineno}): if the answer comes at once, {other.qualname} "
+        f"has set it before (line {sets.lineno}), and who waits for it waits for ever",
+        [
+            Step("A", sent.lineno, f"{fn.qualname} sends"),
+            Step("B", sets.lineno, f"{other.qualname} gets the answer, and sets {name}"),
+            Step("A", at.lineno, "resets it: the answer is forgotten"),
+        ],
+        "reset the flag before you send",
+        name,
+        0.6,
+    )
 
 
 def _setters(facts: Facts) -> dict[str, list[tuple[Function, ast.Call]]]:
@@ -195,5 +257,5 @@ RULE = Rule(
                 finally:
                     self.finished.set()
     """,
-    needs=("Event",),
+    needs=("Event", "hread"),
 )

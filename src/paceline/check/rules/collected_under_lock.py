@@ -35,6 +35,29 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if other is not None:
                     yield _report(root, take.steps, lock.id, other)
         yield from _queues(root, facts)
+        yield from _waits(root, facts)
+
+
+def _waits(root: Root, facts: Facts) -> Iterator[Finding]:
+    """`self._executor.shutdown()` in a destructor, which waits for tasks, and may run in one of their threads."""
+    for wait in facts.waits(root.function).values():
+        what = wait.effect.resource
+        if what is not None and what.kind in ("Executor", "Pool") and what.sure:
+            yield finding(
+                wait.steps[0][1],
+                root.function,
+                f"{root.function.qualname} is {RUNS[root.kind]}, and waits for {wait.effect.waits_for}: it may run in "
+                "any thread, also in one of those or under a lock that a task needs",
+                [
+                    Step("thread A", root.function.line, "frees the last reference in the middle of something"),
+                    *call_steps("thread A", wait.steps, f"waits for {wait.effect.waits_for}"),
+                    Step("thread B", wait.effect.line, "needs what thread A holds, or is thread A itself"),
+                ],
+                "shut down in a method that the owner calls, and with wait=False in the destructor",
+                what.id,
+                0.6,
+            )
+            return
 
 
 def _shared(lock: str, facts: Facts) -> bool:

@@ -75,7 +75,7 @@ def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:
         for node in ast.walk(around.test):
             if (
                 isinstance(node, ast.Call)
-                and short_name(node.func) in ("empty", "qsize")
+                and short_name(node.func) in ("empty", "qsize", "full")
                 and isinstance(node.func, ast.Attribute)
             ):
                 found = facts.module.resource(node.func.value, fn)
@@ -136,5 +136,5 @@ RULE = Rule(
 
         threading.Thread(target=work).start()
     """,
-    needs=("empty", "qsize"),
+    needs=("empty", "qsize", "full"),
 )

@@ -3,9 +3,11 @@
 All ranks of a job find that the directory does not exist, one creates it, and the others fail with `FileExistsError`
 or remove what another one has just written. `os.makedirs(..., exist_ok=True)` and `unlink(missing_ok=True)` need no
 check. Reported where two programs may meet: in files that deal with ranks or processes (removals and writes as well),
-for folders of the user or the machine, in helpers that make a folder for any caller, and for removals of locks, sockets
-and files with a process number. What a single command does in a folder of its own is reported only on request
-(`--min-confidence 0`). `tempfile.mktemp()` is such a check too: it makes up a name that another program may take.
+for folders of the user or the machine, for folders that a function is given or an object keeps, and for removals of
+locks, sockets and files with a process number. What a single command does in a folder of its own is reported only on
+request (`--min-confidence 0`). A handler of OSError counts only if it tells the errors apart. `tempfile.mktemp()` is
+such a check too: it makes up a name that another program may take; and so is a test before a folder of the system is
+listed, whose contents come and go by themselves (`/dev`, `/proc`, `/run`).
 """
 
 from __future__ import annotations
@@ -17,15 +19,20 @@ from collections.abc import Iterator
 from paceline.check.catalogue import RANK_CALLS, RANK_ZERO_FIRST
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
+from paceline.check.evidence import IMPORTS, of_threads
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
+from paceline.check.names import dotted, enclosing, is_constant, keyword, parent, short_name
 from paceline.check.ranks import condition
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import is_caught
 from paceline.check.summaries import Facts
 
-ASKS = ("exists", "isdir", "isfile", "is_dir", "is_file")
+ASKS = ("exists", "lexists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink")
 MAKES = ("makedirs", "mkdir")
+LISTS = ("listdir", "scandir")
+#: Classes whose objects are run by others.
+TASK = re.compile(r"(Task|Job|Worker|Request|Runnable|Download(er)?|Upload(er)?)$")
+#: Folders whose contents come and go by themselves.
+VOLATILE = re.compile(r"/(dev|proc|sys|run|var/run|var/lock)(/|$)")
 #: A folder of the user or of the machine, which every program that is started finds.
 SHARED = re.compile(r"home|expanduser|environ|cache|conf|user|tmp|temp|lock|pid|sock|share", re.I)
 #: A helper that makes a folder for its callers.
@@ -39,6 +46,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report creations, removals and writes of a path inside a test of its existence."""
     yield from _made_up(facts)
     yield from _lock_files(facts)
+    yield from _listed(facts)
     ranks: bool | None = None  # computed only once a suspicious test is found
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -53,14 +61,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                 ranks = _ranks(facts)
             path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
             for call in fn.calls:
-                if (
-                    _decided_by(call, test)
-                    and _makes(call, path, ranks)
-                    and not is_caught(
-                        call, "FileExistsError", "FileNotFoundError", "OSError", "EnvironmentError", "error"
-                    )
-                ):
-                    yield _report(fn, test, call, path, _confidence(path, fn, ranks or _processes(facts)))
+                if _decided_by(call, test) and _makes(call, path, fn, ranks) and not foreseen(call):
+                    yield _report(fn, test, call, path, _confidence(path, fn, ranks or _meets_others(fn, facts)))
 
 
 def _made_up(facts: Facts) -> Iterator[Finding]:
@@ -83,6 +85,33 @@ def _made_up(facts: Facts) -> Iterator[Finding]:
                     0.55,
                 )
                 break
+
+
+def _listed(facts: Facts) -> Iterator[Finding]:
+    """`if isdir("/dev/disk"): listdir("/dev/disk")`: the system may have removed the folder in between."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            test, path = enclosing(call, ast.If), ast.unparse(call.args[0]) if call.args else ""
+            if short_name(call.func) not in LISTS or not path or not isinstance(test, ast.If) or foreseen(call):
+                continue
+            value = fn.bound.get(path, call.args[0])
+            named = isinstance(value, ast.Constant) and isinstance(value.value, str) and VOLATILE.match(value.value)
+            asks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS and n.args]
+            if named and any(ast.unparse(ask.args[0]) == path for ask in asks):
+                yield finding(
+                    call,
+                    fn,
+                    f"{path} is checked (line {test.lineno}) before {text_of(call)}: the system, or another program, "
+                    "may remove the folder in between",
+                    [
+                        Step("this program", test.lineno, f"finds {path}"),
+                        Step("another one", test.lineno, "removes the last entry, and with it the folder"),
+                        Step("this program", call.lineno, "lists it: FileNotFoundError"),
+                    ],
+                    "list it without a check, and catch FileNotFoundError",
+                    path,
+                    0.6,
+                )
 
 
 def _lock_files(facts: Facts) -> Iterator[Finding]:
@@ -137,7 +166,9 @@ def _report_lock_file(fn: Function, test: ast.If | ast.While, call: ast.Call, pa
 def _decided_by(call: ast.Call, test: ast.If) -> bool:
     """Whether a call is in a branch of the test, or comes after it where the test returns if the path exists."""
     if enclosing(call, ast.If) is test:
-        return True
+        first = test.body[0].lineno <= call.lineno <= (test.body[-1].end_lineno or 0)
+        plain = isinstance(test.test, ast.Call)  # what exists is not made
+        return not (short_name(call.func) in MAKES and plain and first)
     leaves = isinstance(test.body[-1], ast.Return) and not isinstance(test.test, ast.UnaryOp | ast.BoolOp)
     return leaves and call.lineno > (test.end_lineno or 0) and enclosing(call, ast.If) is enclosing(test, ast.If)
 
@@ -151,9 +182,40 @@ def _ranks(facts: Facts) -> bool:
     )
 
 
-def _processes(facts: Facts) -> bool:
-    """Whether the file uses multiprocessing."""
-    return any(origin.startswith("multiprocessing") for origin in facts.module.imports.values())
+def _meets_others(fn: Function, facts: Facts) -> bool:
+    """Whether the file uses multiprocessing, or threads run the function: also as a task that another file starts."""
+    if any(origin.startswith("multiprocessing") for origin in facts.module.imports.values()) or facts.threads_of(fn):
+        return True
+    task = fn.cls is not None and fn.name in ("__call__", "run") and TASK.search(fn.cls.name)
+    return bool(task) and of_threads(fn.cls, facts) >= IMPORTS
+
+
+def foreseen(call: ast.Call) -> bool:
+    """Whether the error of the one that comes late is caught: by its name, or by a handler that asks which it is."""
+    at: ast.AST = call
+    while (around := parent(at)) is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(around, ast.Try) and at in around.body:
+            for handler in around.handlers:
+                kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+                names = {short_name(kind) for kind in kinds if kind is not None} or {"BaseException"}
+                if names & _BY_NAME or (names & _ANY and _tells_apart(handler)):
+                    return True
+        if isinstance(around, ast.With) and any("suppress" in ast.unparse(i.context_expr) for i in around.items):
+            return True
+        at = around
+    return False
+
+
+_BY_NAME = {"FileExistsError", "FileNotFoundError"}
+_ANY = {"OSError", "IOError", "EnvironmentError", "error", "WindowsError", "Exception", "BaseException"}
+_TELLS = re.compile(r"errno|EEXIST|ENOENT|exists|isdir|isfile|is_dir|is_file|islink|Errno")
+
+
+def _tells_apart(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler asks what went wrong, or goes on whatever it was."""
+    text = ast.unparse(handler)
+    leaves = any(isinstance(n, ast.Raise | ast.Return) for n in ast.walk(handler))
+    return _TELLS.search(text) is not None or not leaves
 
 
 def _confidence(path: str, fn: Function, several: bool) -> float:
@@ -172,7 +234,10 @@ def _confidence(path: str, fn: Function, several: bool) -> float:
         if isinstance(n, ast.Name)
     }
     given = named in fn.parameters or not parts.isdisjoint(fn.parameters)
-    return 0.55 if given and MAKER.search(fn.name) else 0.45
+    if given and MAKER.search(fn.name):
+        return 0.55
+    own = fn.cls is not None and (named == fn.self_name or fn.self_name in parts)
+    return 0.5 if given or own else 0.45
 
 
 def _in_turn(fn: Function, facts: Facts) -> bool:
@@ -199,13 +264,14 @@ def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
     return False
 
 
-def _makes(call: ast.Call, path: str, ranks: bool) -> bool:
-    """Whether the call creates this path; among ranks, also whether it removes or writes it."""
+def _makes(call: ast.Call, path: str, fn: Function, ranks: bool) -> bool:
+    """Whether the call creates this path, or removes what others know of; among ranks, also whether it writes it."""
     name = short_name(call.func)
     places = [ast.unparse(a) for a in call.args] + [dotted(getattr(call.func, "value", call.func))]
     if name in MAKES:
         return path in places and not is_constant(keyword(call, "exist_ok"), True)
-    between = any(word in path.lower() for word in BETWEEN_PROGRAMS)
+    known = f"{fn.name} {path}".lower()
+    between = any(word in path.lower() for word in BETWEEN_PROGRAMS) or "cache" in known
     if not ranks and not (between and name in REMOVES):
         return False
     if name in REMOVES:
@@ -259,5 +325,5 @@ RULE = Rule(
             os.makedirs(folder, exist_ok=True)
             image.write(os.path.join(folder, str(dist.get_rank())))
     """,
-    needs=("exists", "isdir", "isfile", "is_dir", "is_file", "mktemp"),
+    needs=("exists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink", "mktemp"),
 )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.effects import has_timeout
 from paceline.check.findings import Finding, Step
+from paceline.check.names import short_name
 from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
@@ -25,6 +26,9 @@ def find(facts: Facts) -> Iterator[Finding]:
         starts = [c for c in fn.calls if _starts(c)] if puts else []
         for put in puts if starts and all(start.lineno > put.lineno for put in puts for start in starts) else ():
             queue = queue_of(put, ("put",), fn, facts)
+            made = fn.bound.get(queue.rpartition(".")[2], put)
+            if any(isinstance(n, ast.Call) and short_name(n.func) == "len" for n in ast.walk(made)):
+                continue  # it has room for all that is put
             takers = [
                 f for f in facts.module.functions if any(queue_of(c, ("get",), f, facts) == queue for c in f.calls)
             ]

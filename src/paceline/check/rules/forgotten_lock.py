@@ -17,7 +17,7 @@ from paceline.check.findings import Finding, Step
 from paceline.check.names import enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import BEGINNINGS, accesses_of_class, own_locks
-from paceline.check.sharing import filled_if_missing, may_be_alone
+from paceline.check.sharing import filled_if_missing, fills_a_gap, may_be_alone
 from paceline.check.summaries import Facts
 
 
@@ -27,6 +27,34 @@ def find(facts: Facts) -> Iterator[Finding]:
         for accesses in accesses_of_class(cls, facts).values():
             yield from _changes(accesses, cls, facts)
             yield from _outdated(accesses, cls, facts)
+            yield from _other_lock(accesses, cls)
+
+
+def _other_lock(accesses: list[Access], cls: Class) -> Iterator[Finding]:
+    """A decision about an attribute under another lock of the object than the one that all its changes hold."""
+    changes = [a for a in accesses if a.changes and a.fn.name not in BEGINNINGS]
+    if len({a.fn for a in changes}) < 2:
+        return
+    guard = set(own_locks(frozenset.intersection(*(a.locks for a in changes)), cls))
+    for access in accesses if guard else ():
+        others = own_locks(access.locks, cls)
+        if others and not access.changes and not guard & access.locks and _decides(access):
+            lock, change = min(guard), changes[0]
+            yield finding(
+                access.node,
+                access.fn,
+                f"{access.thing} decides here under {others[0]}, but is changed under {lock} (line {change.line}): the "
+                "two locks do not keep each other out",
+                [
+                    Step("thread A", access.line, f"{access.fn.qualname} decides by {access.thing}"),
+                    Step("thread B", change.line, f"{change.fn.qualname} changes it under {lock}"),
+                    Step("thread A", access.line, "acts by what is no longer so"),
+                ],
+                f"hold {lock} here as well, or use one lock for both",
+                access.thing,
+                0.55,
+            )
+            return
 
 
 def _outdated(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
@@ -74,6 +102,7 @@ def _changes(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Findi
     if not any(a.locks for a in accesses):
         return
     filled = {id(a.node) for a, _ in filled_if_missing(accesses)}  # reported as PC401
+    filled |= {id(a.node) for a in accesses if a.kind == "grow" and not a.locks and fills_a_gap(a)}
     changes = [a for a in accesses if a.kind in ("grow", "shrink") and id(a.node) not in filled]
     found = _bare(changes, cls, facts)
     if found is None and (decided := _decided_under_lock(accesses)):

@@ -14,7 +14,7 @@ from paceline.check.catalogue import PUT_ITEM
 from paceline.check.declarations import Function
 from paceline.check.effects import has_timeout, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, keyword, short_name
+from paceline.check.names import dotted, keyword, parent, short_name
 from paceline.check.roots import STARTS, in_loop
 from paceline.check.rules.join_before_drain import arguments
 from paceline.check.rules.never_set import is_end_mark
@@ -26,6 +26,10 @@ TELLS = ("set", "cancel", "notify", "notify_all")
 PUTS = ("put", "put_nowait")
 ASKS = ("is_set", "isSet", "wait", "get", "get_nowait")
 READS = ("get", "get_nowait")
+#: What gives a socket a timeout, or asks it whether anything has come.
+LIMITS = ("settimeout", "setblocking", "setdefaulttimeout", "select", "poll", "register")
+#: What wakes up a thread that waits at a socket, or ends it by force.
+WAKES = ("close", "shutdown", "connect", "connect_ex", "create_connection", "terminate", "kill")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -150,7 +154,7 @@ def _before(fn: Function, join: ast.Call, facts: Facts) -> Iterator[ast.AST]:
 def _never_told(
     made: ast.Call, maker: Function, runs: Function, fn: Function, join: ast.Call, facts: Facts
 ) -> tuple[ast.Call, str, ast.expr] | None:
-    """A `get` without a timeout in the loop of a thread that only a flag ends, the queue, and where the flag is set."""
+    """A wait without a timeout in the loop of a thread that only a flag ends, for what, and where the flag is set."""
     names = _names(made, maker, runs, fn)
     for loop in runs.loops:
         flag = _renamed(_flag(loop.test), names) if isinstance(loop, ast.While) else ""
@@ -158,21 +162,48 @@ def _never_told(
         told = told or next(
             (c.func for c in fn.calls if flag and dotted(c.func) == f"{flag}.set" and c.lineno < join.lineno), None
         )
-        if told is None or any(isinstance(n, ast.Break | ast.Return) for n in ast.walk(loop)):
+        if told is None or not isinstance(loop, ast.While) or _leaves(loop):
             continue
-        for effect in facts.walker.effects(runs):
-            queue = effect.resource
-            inside = effect.kind == "wait" and not effect.timeout and _inside(effect.node, loop)  # type: ignore[arg-type]
-            if (
-                not inside
-                or queue is None
-                or queue.kind not in ("Queue", "SimpleQueue", "ProcessQueue")
-                or effect.waits_for != PUT_ITEM
-            ):
-                continue
-            wakes = any(short_name(c.func) in PUTS and c.lineno < join.lineno for c in fn.calls)
-            if not wakes and not queue.one_of_several and isinstance(effect.node, ast.Call):
-                return effect.node, queue.id, told
+        asleep = _in_queue(loop, runs, fn, join, facts) or _in_socket(loop, runs, fn, join, facts)
+        if asleep is not None:
+            return *asleep, told
+    return None
+
+
+def _leaves(loop: ast.While) -> bool:
+    """Whether something in a loop leaves it."""
+    return any(isinstance(n, ast.Break | ast.Return) for n in ast.walk(loop))
+
+
+def _in_queue(
+    loop: ast.While, runs: Function, fn: Function, join: ast.Call, facts: Facts
+) -> tuple[ast.Call, str] | None:
+    """A `get` of a loop to which no end mark is put before the join, and its queue."""
+    for effect in facts.walker.effects(runs):
+        queue = effect.resource
+        if queue is None or effect.kind != "wait" or effect.timeout or not _inside(effect.node, loop):
+            continue
+        if queue.kind not in ("Queue", "SimpleQueue", "ProcessQueue") or effect.waits_for != PUT_ITEM:
+            continue
+        wakes = any(short_name(c.func) in PUTS and c.lineno < join.lineno for c in fn.calls)
+        if not wakes and not queue.one_of_several and isinstance(effect.node, ast.Call):
+            return effect.node, f"an item of {queue.id}"
+    return None
+
+
+def _in_socket(
+    loop: ast.While, runs: Function, fn: Function, join: ast.Call, facts: Facts
+) -> tuple[ast.Call, str] | None:
+    """An `accept()` of a loop, on a socket without a timeout that is not closed before the join."""
+    every = [short_name(c.func) for f in facts.module.functions for c in f.calls]
+    if any(name in LIMITS for name in every) or any(
+        isinstance(n, ast.Call) and short_name(n.func) in WAKES for n in _before(fn, join, facts)
+    ):
+        return None
+    for call in runs.calls:
+        accepts = isinstance(call.func, ast.Attribute) and call.func.attr == "accept" and not call.args
+        if accepts and _inside(call, loop):
+            return call, f"a connection to {dotted(call.func.value)}"  # type: ignore[attr-defined]
     return None
 
 
@@ -184,23 +215,26 @@ def _flag(test: ast.expr) -> str:
     return dotted(asked) if isinstance(asked, ast.Attribute) else ""
 
 
-def _report_asleep(fn: Function, join: ast.Call, runs: Function, get: ast.Call, queue: str, told: ast.expr) -> Finding:
+def _report_asleep(fn: Function, join: ast.Call, runs: Function, wait: ast.Call, what: str, told: ast.expr) -> Finding:
+    socket = short_name(wait.func) == "accept"
     return finding(
         join,
         fn,
-        f"{text_of(join)} waits for {runs.qualname}, which waits in {text_of(get)} (line {get.lineno}) and sees its "
-        "flag only once an item comes",
+        f"{text_of(join)} waits for {runs.qualname}, which waits in {text_of(wait)} (line {wait.lineno}) and sees its "
+        f"flag only once {'a connection' if socket else 'an item'} comes",
         [
-            Step("thread B", get.lineno, f"{runs.qualname} waits for an item of {queue}"),
+            Step("thread B", wait.lineno, f"{runs.qualname} waits for {what}"),
             Step("thread A", told.lineno, f"{fn.qualname} asks it to end; thread B does not wake up"),
             Step("thread A", join.lineno, "waits for it to end"),
         ],
-        f"put an end mark into {queue} before the join, or get with a timeout",
-        queue,
+        "connect to the socket once more before the join, or give it a timeout"
+        if socket
+        else f"put an end mark into {what.rpartition(' ')[2]} before the join, or get with a timeout",
+        what.rpartition(" ")[2],
         0.65,
         [
             Wait("thread A", "joined the thread", "end", "thread B"),
-            Wait("thread B", f"waits for an item of {queue}", "put one", "thread A"),
+            Wait("thread B", f"waits for {what}", "connect" if socket else "put one", "thread A"),
         ],
     )
 
@@ -244,13 +278,25 @@ def _gets(call: ast.Call, queue: str, fn: Function, facts: Facts) -> bool:
 
 def _drained(fn: Function, join: ast.Call, queue: str, facts: Facts) -> bool:
     """Whether the function reads the queue until it is empty before it joins, or ends the child by force."""
-    earlier = [c for c in fn.calls if c.lineno <= join.lineno]
+    first = _cut_off(join)  # what comes before the cleanup may have been left early
+    earlier = [c for c in fn.calls if first <= c.lineno <= join.lineno]
     if any(short_name(c.func) in ("terminate", "kill", "cancel_join_thread") for c in earlier):
         return True
     if fn.cls is None and any(_gets(c, queue, fn, facts) for c in earlier):
         return True
     helpers = [(h, c) for e in earlier if (h := facts.module.callee(e, fn)) is not None for c in h.calls]
     return any(_gets(c, queue, f, facts) and in_loop(c, f) for f, c in [*((fn, c) for c in earlier), *helpers])
+
+
+def _cut_off(join: ast.Call) -> int:
+    """The first line of the `finally` in which a thread is joined; 0 where it is not in one."""
+    at: ast.AST | None = join
+    while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
+        around = parent(at)
+        if isinstance(around, ast.Try) and at in around.finalbody:
+            return around.finalbody[0].lineno
+        at = around
+    return 0
 
 
 def _report(fn: Function, join: ast.Call, signal: ast.AST, runs: Function) -> Finding:

@@ -15,30 +15,35 @@ from paceline.check.accesses import Access
 from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, entered_around, short_name
-from paceline.check.rules.lazy_start import PLAIN
+from paceline.check.names import dotted, enclosing, entered_around, is_constant, parent, short_name
+from paceline.check.rules.lazy_start import is_plain
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_teardown
-from paceline.check.sharing import absent, filled_if_missing
+from paceline.check.sharing import absent, asked_before, filled_if_missing
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report `if x is None: x = await ...` that is not under a lock."""
     for fn in facts.module.functions:
-        if not fn.asynchronous or fn.name.strip("_").startswith(PLAIN) or fn.name.startswith("__"):
+        if not fn.asynchronous or fn.name.startswith("__"):
             continue
         for test in fn.tests:
             name = absent(test.test) or _present(test.test) if isinstance(test, ast.If) else ""
             if (
                 not name
+                or (is_plain(fn) and not _stores_what_it_opens(test, name))
                 or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
                 or _locked(test, fn, facts)
             ):
                 continue
             made = next((s for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
             if made is not None and isinstance(made.value, ast.Await):
+                if not facts.lets_others_run(made.value, fn):
+                    continue
                 yield _report(fn, test.lineno, made, name, 0.65 if _opens(made.value) else 0.4)
+            elif made is None and (opened := _through_method(test, name, fn, facts)) is not None:
+                yield _report(fn, test.lineno, opened, name, 0.6)
             elif made is not None and _waits(test.body[: test.body.index(made)], fn) and not is_teardown(fn):
                 constant = isinstance(made.value, ast.Constant)
                 if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
@@ -46,6 +51,88 @@ def find(facts: Facts) -> Iterator[Finding]:
     everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
     for accesses in (*everything, *accesses_of_globals(facts).values()):
         yield from _entries(accesses)
+        yield from _claims(accesses, facts)
+
+
+def _claims(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """`if key in self.busy: return`, an await, and then `self.busy.add(key)`: two tasks do the same work."""
+    for access in accesses:
+        fn, up = access.fn, parent(access.node)
+        if access.kind != "grow" or access.locks or not fn.asynchronous or _locked(access.node, fn, facts):
+            continue
+        call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("add", "append") else None
+        key = up.slice if isinstance(up, ast.Subscript) else None
+        key = call.args[0] if isinstance(call, ast.Call) and len(call.args) == 1 else key
+        line = asked_before(access, key) if key is not None else 0
+        test = next((t for t in fn.tests if t.lineno == line and isinstance(t, ast.If)), None)
+        if test is None or not _gives_up(test, access) or _locked(test, fn, facts):
+            continue
+        first = test.lineno if access.line <= (test.end_lineno or 0) else test.end_lineno or 0
+        if any(first < a.lineno and (a.end_lineno or 0) < access.line and _on_the_way(a, access) for a in fn.awaits):
+            yield _report_claim(access, test)
+            return
+
+
+def _gives_up(test: ast.If, access: Access) -> bool:
+    """Whether who comes second does nothing, rather than take what is stored: that would be a cache."""
+    taken, own = dotted(access.node), parent(access.node)
+    if access.line <= (test.end_lineno or 0):
+        reads = (s for s in access.fn.subscripts if s is not own and dotted(s.value) == taken)
+        return not test.orelse and next(reads, None) is None
+    return not any(dotted(n) == taken for s in test.body for n in ast.walk(s) if isinstance(n, ast.Attribute))
+
+
+def _on_the_way(pause: ast.AST, access: Access) -> bool:
+    """Whether an await is in a block around the change, so that the change comes after it."""
+    at: ast.AST | None = pause
+    while at is not None and not isinstance(at, ast.stmt):
+        at = parent(at)
+    around, up = parent(at) if at is not None else None, parent(access.node)
+    while up is not None and up is not around:
+        up = parent(up)
+    return up is not None
+
+
+def _report_claim(access: Access, test: ast.If) -> Finding:
+    assert isinstance(access.node, ast.expr)
+    return finding(
+        access.node,
+        access.fn,
+        f"{access.thing} is asked for a key at line {test.lineno}, and gets it here only after an await: a second task "
+        "finds it missing too, and does the same",
+        [
+            Step("task A", test.lineno, f"{access.fn.qualname} finds no such key"),
+            Step("task B", test.lineno, "finds none either, while task A awaits"),
+            Step("both", access.line, "store it, and have done the same work"),
+        ],
+        "store the key before the first await, and take it out again if the work fails; or hold an asyncio.Lock",
+        access.thing,
+        0.55,
+    )
+
+
+def _through_method(test: ast.If | ast.While, name: str, fn: Function, facts: Facts) -> ast.Await | None:
+    """`if not self.connected: await self.connect()`, where the method sets the flag only after an await of its own."""
+    if fn.cls is None or not absent(test.test) or not isinstance(test, ast.If):
+        return None
+    for statement in test.body:
+        awaits = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(awaits, ast.Await) or not _opens(awaits) or not isinstance(awaits.value, ast.Call):
+            continue
+        opens = facts.module.callee(awaits.value, fn)
+        if opens is None or opens.cls is not fn.cls or opens.only_awaited is False:
+            continue
+        sets = [t for t, v in opens.assigns if dotted(t) == name and not is_constant(v, None)]
+        first = min((a.lineno for a in opens.awaits), default=0)
+        locked = any(isinstance(w, ast.AsyncWith) for w in opens.withs) or any(_checks(t, name) for t in opens.tests)
+        if sets and first and min(t.lineno for t in sets) >= first and not locked:
+            return awaits
+    return None
+
+
+def _checks(test: ast.If | ast.While, name: str) -> bool:
+    """Whether a test asks for an attribute."""
+    return any(dotted(n) == name for n in ast.walk(test.test) if isinstance(n, ast.Attribute))
 
 
 def _entries(accesses: list[Access]) -> Iterator[Finding]:
@@ -59,14 +146,25 @@ def _entries(accesses: list[Access]) -> Iterator[Finding]:
             return
 
 
+def _stores_what_it_opens(test: ast.If | ast.While, name: str) -> bool:
+    """`if self.socket is None: self.socket = await connect()`, also in a method that is called so."""
+    made = (s.value for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name)
+    return bool(absent(test.test)) and any(_opens(value) for value in made)
+
+
 def _opens(value: ast.expr | None) -> bool:
     """Whether a coroutine that is awaited makes something, rather than fetch a value, which may be fetched twice."""
     call = value.value if isinstance(value, ast.Await) else None
+    if isinstance(call, ast.Call) and short_name(call.func) in ("wait_for", "shield") and call.args:
+        call = call.args[0]
     return isinstance(call, ast.Call) and _OPENS.match(short_name(call.func).strip("_")) is not None
 
 
-#: Functions whose result is not just a value: two of them are one too many.
-_OPENS = re.compile(r"connect|open|create|start|spawn|launch|new|subscribe")
+#: Functions whose result is not just a value: two of them are one too many, or the second one makes the first one void.
+_OPENS = re.compile(
+    r"connect|open|create|start|spawn|launch|new|subscribe|log_?in|sign_?in|auth|refresh|renew"
+    r"|(get|fetch|obtain|request|acquire)_(\w+_)?(token|credentials?|session|connection|client|channel)s?$"
+)
 
 
 def _present(test: ast.expr) -> str:
@@ -89,7 +187,7 @@ def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
     return bool(facts.held_at(test, fn))
 
 
-def _report(fn: Function, tested: int, made: ast.Assign, name: str, confidence: float) -> Finding:
+def _report(fn: Function, tested: int, made: ast.Assign | ast.Await, name: str, confidence: float) -> Finding:
     return finding(
         made,
         fn,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, is_constant, short_name
+from paceline.check.names import dotted, enclosing, is_constant, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import BEGINNINGS, is_shared, is_teardown
 from paceline.check.sharing import THREAD_WORDS, absent, overlap
@@ -36,10 +36,16 @@ PLAIN = (
 )
 
 
+def is_plain(fn: Function) -> bool:
+    """Whether a method is there to start or end something, so that its caller takes care: `open`, `run_forever`."""
+    name = fn.name.strip("_")
+    return any(name == word or name.startswith(f"{word}_") for word in PLAIN)
+
+
 def find(facts: Facts) -> Iterator[Finding]:
     """Report tests of existence, outside a lock, that guard a creation or a start."""
     for fn in facts.module.functions:
-        if fn.name in BEGINNINGS or fn is facts.module.top:
+        if (fn.name in BEGINNINGS and fn.name != "__new__") or fn is facts.module.top:
             continue
         for test in fn.tests:
             if not isinstance(test, ast.If) or facts.held_at(test, fn):
@@ -50,13 +56,32 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _flagged(test, fn, facts)
             yield from _own_lock(test, fn, facts)
             yield from _told_by_thread(test, fn, facts)
+        yield from _unless_there(fn, facts)
+
+
+def _unless_there(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`try: return self.x`, and `except AttributeError: self.x = make()`, in an object that threads share."""
+    if fn.cls is None or fn.asynchronous or of_threads(fn.cls, facts) < OWNS_OTHER or facts.guards(fn):
+        return
+    for target, value in fn.assigns:
+        handler, name = enclosing(target, ast.ExceptHandler), dotted(target)
+        if not isinstance(handler, ast.ExceptHandler) or handler.type is None or not _creates(value, fn):
+            continue
+        tried = parent(handler)
+        asks = (n for s in tried.body for n in ast.walk(s)) if isinstance(tried, ast.Try) else ()
+        read = any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load) and dotted(n) == name for n in asks)
+        own = name.startswith(f"{fn.self_name}.") and name.count(".") == 1 and "local" not in name
+        if short_name(handler.type) == "AttributeError" and read and own and not facts.held_at(target, fn):
+            asked = f"`{ast.unparse(handler.type)}` of {name}"
+            yield _report(target, fn, f"{name} is created on first use by several threads", asked, name, 0.55)
+            return
 
 
 def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """`if not self.running: self.start()` of a thread, in a method that does something else."""
     if fn.cls is None or not fn.cls.is_a("threading.Thread", "Thread") or fn.name.startswith("__"):
         return
-    if fn.name.strip("_").startswith(PLAIN):
+    if is_plain(fn):
         return
     if "is_alive" in ast.unparse(test.test) or "isAlive" in ast.unparse(test.test):
         return
@@ -86,7 +111,7 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
     together = overlap(fn, fn, facts)
     sign = of_threads(fn.cls if own else None, facts, fn.line)
     least = IMPORTS if own and of_all_objects(fn) else OWNS_OTHER
-    if not together and (sign < least or facts.guards(fn) or fn.name.strip("_").startswith(PLAIN)):
+    if not together and (sign < least or facts.guards(fn) or is_plain(fn)):
         return
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
@@ -104,7 +129,7 @@ def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     attribute = name.removeprefix(f"{fn.self_name}.")
     if fn.cls is None or name == attribute or fn.asynchronous or is_teardown(fn) or not owns_lock(fn.cls, facts):
         return
-    if facts.guards(fn) or fn.name.strip("_").startswith(PLAIN) or fn.name.endswith("locked"):
+    if facts.guards(fn) or is_plain(fn) or fn.name.endswith("locked"):
         return
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
@@ -161,13 +186,15 @@ def _creates(value: ast.expr, fn: Function) -> bool:
     if name == "__new__" or (name == "cls" and name == fn.self_name):
         return True
     name = name.strip("_")
-    return name[:1].isupper() or name.startswith(("create", "make", "build", "new", "open", "connect", "get_", "load"))
+    return name[:1].isupper() or name.startswith(
+        ("create", "make", "build", "new", "open", "connect", "get_", "load", "local")
+    )
 
 
 def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """A thread of an object that has a lock, started on first use without it."""
     name = absent(test.test)
-    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or fn.name.strip("_").startswith(PLAIN):
+    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or is_plain(fn):
         return
     if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
         return

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, short_name
+from paceline.check.names import dotted, enclosing, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -59,7 +59,7 @@ def _stops(fn: Function, facts: Facts) -> Iterator[Finding]:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "call_soon" or short_name(last) != "stop":
             continue
         join = next((c for c in joins if "thread" in dotted(c.func).lower()), None)
-        if join is not None:
+        if join is not None and not _in_own_thread(call, fn):
             yield finding(
                 call,
                 fn,
@@ -73,6 +73,14 @@ def _stops(fn: Function, facts: Facts) -> Iterator[Finding]:
                 text_of(call),
                 0.8,
             )
+
+
+def _in_own_thread(call: ast.Call, fn: Function) -> bool:
+    """Whether a test has found that this is the thread of the loop: `if thread is threading.current_thread()`."""
+    around = enclosing(call, ast.If)
+    named = (n for n in ast.walk(around.test) if isinstance(n, ast.expr)) if isinstance(around, ast.If) else ()
+    values = (fn.bound.get(n.id, n) if isinstance(n, ast.Name) else n for n in named)
+    return any(isinstance(v, ast.Call) and short_name(v.func) in ("current_thread", "get_ident") for v in values)
 
 
 def _stopped_from_outside(fn: Function, facts: Facts) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         for statement in fn.withs:
             for item in statement.items:
                 made = module.constructed(item.context_expr, fn) if isinstance(item.context_expr, ast.Call) else None
-                if made is not None and made[0] in LOCKS and item.optional_vars is None:
+                if made is not None and made[0] in LOCKS and item.optional_vars is None and not made[1].args:
                     yield _report(
                         fn,
                         item.context_expr,
@@ -38,6 +38,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             made = module.constructed(value, fn)
             if made is None or made[0] not in ("Lock", "RLock", "AsyncLock") or not isinstance(target, ast.Name):
                 continue
+            if len(getattr(parent(target), "targets", ())) > 1:
+                continue  # `self.locks[key] = lock = Lock()`
             if target.id not in fn.globals and _stays(target.id, fn):
                 yield _report(
                     fn, value, f"the lock {target.id} never leaves {fn.qualname}: every call creates its own", target.id

@@ -89,10 +89,8 @@ def _balance(accesses: list[Access]) -> Iterator[Finding]:
 def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     """Unlocked updates of an attribute that is locked elsewhere, or whose value is returned."""
     updates = [a for a in accesses if a.kind == "update" or _from_before(a)]
-    bare = [a for a in updates if not a.locks and not _handed_out(a, facts)]
-    if not bare:
-        return
     guarded = [a for a in accesses if a.changes and a.locks]
+    bare = [a for a in updates if not a.locks and not _handed_out(a, facts) and not _without_lock(a, guarded)]
     for access in bare:
         names = {dotted(access.node), *_from_before(access)}
         returned = any(
@@ -101,6 +99,14 @@ def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         if guarded or returned:
             yield _report(access, guarded[0] if guarded else None)
             return
+
+
+def _without_lock(access: Access, guarded: list[Access]) -> bool:
+    """Whether a test has found that there is no lock: `if self.lock is not None: ... else: self.total += n`."""
+    locks = {lock.rpartition(".")[2] for other in guarded for lock in other.locks if other.fn is access.fn}
+    around = enclosing(access.node, ast.If)
+    asked = (n for n in ast.walk(around.test)) if isinstance(around, ast.If) else ()
+    return any(isinstance(n, ast.Name | ast.Attribute) and short_name(n) in locks for n in asked)
 
 
 def _from_before(access: Access) -> set[str]:

@@ -106,7 +106,9 @@ def is_end_mark(call: ast.Call) -> bool:
 def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Waiter) -> Iterator[Finding]:
     """The first step whose exception skips what others wait for."""
     duty = Duty(fn, lambda call: any(call is each for each in met_by))
-    for skipped in list(duty.skipped_by_exceptions())[:1]:
+    made = fn.bound.get(what.rpartition(".")[2])
+    there = made.lineno if made is not None and what.startswith(fn.qualname + ".") else 0  # a local event
+    for skipped in [s for s in duty.skipped_by_exceptions() if s.node.line > there][:1]:
         yield _report(fn, met_by[0], skipped, what, waiter)
 
 

@@ -50,7 +50,8 @@ def _given(call: ast.Call) -> str:
     position = GATHERS[short_name(call.func)]
     short = position < len(call.args) or len(call.args) != 1  # `accelerator.gather(x)`, `fabric.all_gather(x)`
     value = call.args[position if short else 0] if call.args[position if short else 0 :] else None
-    return dotted(value) if isinstance(value, ast.Name | ast.Attribute) else ""
+    named = isinstance(value, ast.Name | ast.Attribute) and not short_name(value).endswith(("group", "comm", "mesh"))
+    return dotted(value) if named and value is not None else ""
 
 
 def _test_of(name: str, call: ast.Call, fn: Function) -> ast.If | ast.IfExp | None:

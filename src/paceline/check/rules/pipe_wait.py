@@ -2,7 +2,8 @@
 
 With `stdout=PIPE` the output of the child goes into a pipe of some 64 KB. When it is full, the child blocks until the
 pipe is read, and the parent, in `wait()`, waits for the child. `communicate()` reads both pipes while it waits. The
-same happens when both are pipes and only one is read to its end.
+same happens when both are pipes and only one is read to its end, and when the whole input is written before the output
+is read.
 """
 
 from __future__ import annotations
@@ -42,6 +43,38 @@ def find(facts: Facts) -> Iterator[Finding]:
             made = awaited(value)
             if isinstance(made, ast.Call) and _makes(made, fn, facts):
                 yield from _child(target, made, fn, facts)
+                yield from _fed_first(dotted(target), made, fn)
+
+
+def _fed_first(name: str, made: ast.Call, fn: Function) -> Iterator[Finding]:
+    """`p.stdin.write(data)`, `p.stdin.close()`, and only then `p.stdout.read()`."""
+    if not _is_pipe(keyword(made, "stdin"), fn) or not _is_pipe(keyword(made, "stdout"), fn):
+        return
+    later = [c for c in fn.calls if c.lineno >= made.lineno]
+    write = next((c for c in later if dotted(c.func) == f"{name}.stdin.write"), None)
+    if write is None or not write.args or isinstance(write.args[0], ast.Constant):
+        return
+    ends = next((c for c in later if dotted(c.func) == f"{name}.stdin.close" and c.lineno >= write.lineno), None)
+    reads = [a for a in fn.attributes if a.attr == "stdout" and dotted(a.value) == name and a.lineno >= made.lineno]
+    if ends is None or not reads or any(a.lineno < ends.lineno for a in reads):
+        return
+    yield finding(
+        write,
+        fn,
+        f"{name}.stdin gets its whole input here before {name}.stdout is read (line {reads[0].lineno}): once the child "
+        "has filled the pipe of its output it reads no more, and both wait for each other",
+        [
+            Step("the child", write.lineno, "fills the pipe of its output, and blocks until it is read"),
+            Step("the parent", write.lineno, "fills the pipe of the input, and blocks until the child reads it"),
+        ],
+        f"use {name}.communicate(input), which writes and reads at the same time",
+        name,
+        0.6,
+        [
+            Wait("the child", "filled stdout", "read stdout", "the parent"),
+            Wait("the parent", "filled stdin", "read stdin", "the child"),
+        ],
+    )
 
 
 def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
@@ -122,7 +155,7 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
             here = [a for a, at in places if at is f is fn and _earlier(a, call, made)]
             elsewhere = [a for a, at in places if not local and (f is not fn or (at is not fn and _beside(at, facts)))]
             before = here + elsewhere
-            if not before and not (_timeout(call) and _ended(name, call, f)):
+            if not before and not _ended(name, call, f):
                 yield _report(call, made, f, " and ".join(pipes), f"{name}.communicate()")
                 return
     until = _until(reads) if not local else None

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from paceline.check.accesses import Access
 from paceline.check.declarations import Function
-from paceline.check.evidence import STARTS, of_threads
+from paceline.check.evidence import IMPORTS, STARTS, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, is_constant, parent
 from paceline.check.rules.rule import Rule, finding
@@ -50,6 +50,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         changes = _changes(fn, facts)
         for what in dict.fromkeys(changes.values()):
             places = sorted((n for n, of in changes.items() if of == what), key=lambda n: n.lineno)
+            places = [place for place in places if _variable(place) in ("", _variable(places[-1]))]
             swapped = len(places) > 1 and _puts_back(places[-1], fn)
             if swapped and _meets(fn, facts) and not facts.held_at(places[0], fn):
                 yield _report(fn, places[0], places[-1], what)
@@ -109,6 +110,14 @@ def _changes(fn: Function, facts: Facts) -> dict[ast.expr, str]:
     return found
 
 
+def _variable(change: ast.expr) -> str:
+    """The variable of the environment that is changed, as written; empty for a change of other state, or of several."""
+    if isinstance(change, ast.Subscript):
+        return ast.unparse(change.slice)
+    single = isinstance(change, ast.Call) and dotted(change.func).endswith((".pop", "putenv", "unsetenv"))
+    return ast.unparse(change.args[0]) if single and change.args else ""  # type: ignore[attr-defined]
+
+
 def _puts_back(last: ast.expr, fn: Function) -> bool:
     """Whether the last change puts an old value back: one that the function saved, or where it removes what it set."""
     if isinstance(last, ast.Subscript) and isinstance(last.ctx, ast.Del):
@@ -124,6 +133,9 @@ def _meets(fn: Function, facts: Facts) -> bool:
     """Whether several threads may run a function, or other threads run meanwhile."""
     if overlap(fn, fn, facts) or facts.threads_of(fn):
         return True
+    tasks = any(other.asynchronous for other in facts.module.functions)
+    if fn.decorated("contextmanager") and (tasks or of_threads(fn.cls, facts, fn.line) >= IMPORTS):
+        return True  # for whoever enters it
     return not fn.asynchronous and of_threads(fn.cls, facts, fn.line) >= STARTS
 
 

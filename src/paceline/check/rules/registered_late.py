@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from paceline.check.accesses import Access
 from paceline.check.declarations import Class, Function
 from paceline.check.effects import text_of
-from paceline.check.evidence import IMPORTS, of_threads
+from paceline.check.evidence import IMPORTS, STARTS, of_threads
 from paceline.check.findings import Finding, Step
-from paceline.check.names import awaited, dotted, enclosing, parent, short_name
+from paceline.check.names import apart, awaited, dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.shared_state import accesses_of_class, is_caught
 from paceline.check.summaries import Facts
@@ -44,12 +44,19 @@ def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[F
             continue
         other = next((t for t in taken if t.fn is not store.fn), None)
         sent = _sent_before(store, facts) if other is not None else None
-        if other is None or sent is None or _together(store, sent, other, facts):
+        if other is None or sent is None or apart(sent, store.node) or _together(store, sent, other, facts):
             continue
+        if store.fn.asynchronous and of_threads(cls, facts) < STARTS and not _pauses_between(sent, store):
+            continue  # a task that was created runs only once this one awaits
         if of_threads(cls, facts) < IMPORTS and not any(fn.asynchronous for fn in cls.methods.values()):
             continue
         yield _report(store, sent, other)
         return
+
+
+def _pauses_between(sent: ast.Call, store: Access) -> bool:
+    """Whether a coroutine lets others run from the call on until the entry is stored."""
+    return any(sent.lineno <= pause.lineno <= store.line for pause in store.fn.awaits)
 
 
 def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Finding]:
@@ -94,7 +101,9 @@ def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         other = next((a for a in lookups if a.fn is not store.fn and not is_caught(a.node, "KeyError")), None)
         key = _key(store) if store.kind == "grow" else None
         given = None if key is None or other is None else _given_before(key, store, facts)
-        if other is not None and given is not None and not _together(store, given, other, facts):
+        if other is None or given is None or apart(given, store.node):
+            continue
+        if not _together(store, given, other, facts):
             yield _report(store, given, other)
             return
 

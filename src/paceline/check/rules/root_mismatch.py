@@ -12,16 +12,16 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.collectives import Collective
+from paceline.check.deciding import RANK
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
+from paceline.check.items import flattened
 from paceline.check.names import enclosing, keyword, parent
 from paceline.check.ranks import of_rank
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
-from paceline.check.sequences import flattened
 from paceline.check.summaries import Facts
-from paceline.check.varying import RANK
 
 ROOTED = (
     "broadcast",

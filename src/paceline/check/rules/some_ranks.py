@@ -12,14 +12,15 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import RANK_DECORATORS
+from paceline.check.deciding import DATA
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
+from paceline.check.items import Item
 from paceline.check.names import enclosing
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.sequences import Difference, Item
+from paceline.check.sequences import Difference
 from paceline.check.summaries import Facts
-from paceline.check.varying import DATA
 from paceline.narrative import Wait
 
 RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed", "dist.", "distributed", "fabric",

@@ -17,7 +17,13 @@ from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing, is_constant, parent, short_name
 from paceline.check.roots import in_loop
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_caught, is_teardown
+from paceline.check.shared_state import (
+    accesses_of_class,
+    accesses_of_elements,
+    accesses_of_globals,
+    is_caught,
+    is_teardown,
+)
 from paceline.check.sharing import checked, may_be_alone
 from paceline.check.summaries import Facts
 
@@ -38,6 +44,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield from _items(fn, accesses)
             yield from _by_tasks(accesses, facts)
             yield from _limits(accesses, facts)
+        for accesses in accesses_of_elements(cls, facts):
+            yield from _by_tasks(accesses, facts)
     if any(fn.awaits for fn in facts.module.functions):
         for accesses in accesses_of_globals(facts).values():
             yield from _by_tasks(accesses, facts)
@@ -65,7 +73,10 @@ def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Finding]
         before = [a for a in mine if _end(a.node) < use.line and (_asked(a) or a.kind == "write") and _leads(a, use)]
         if not before or _renewed(use, mine, before[-1], pauses):
             continue
-        pause = next((p for p in pauses if before[-1].line <= _end(p) < use.line and _same_path(p, use.node)), None)
+        last = before[-1]
+        stored = parent(last.node) if last.kind == "write" else None
+        after = [p for p in pauses if stored is None or not _within(p, [stored])]  # type: ignore[list-item]
+        pause = next((p for p in after if last.line <= _end(p) < use.line and _same_path(p, use.node)), None)
         other = next((g for g in gone if not g.locks & use.locks), None)
         if pause is not None and other is not None:
             yield _report(use, before[-1], pause, other)
@@ -173,6 +184,8 @@ def _several_tasks(fn: Function, facts: Facts) -> bool:
 
 def _is_keyed(access: Access, accesses: list[Access], facts: Facts) -> bool:
     """Whether a container is a set or a dictionary, which cannot change while it is iterated over."""
+    if access.kind == "view":
+        return True
     cls, _, name = access.thing.rpartition(".")
     owner = facts.module.classes.get(cls)
     values = [v for v, _ in owner.values.get(name, ())] if owner else [facts.module.top.bound.get(name)]

@@ -4,7 +4,8 @@ A `for` over a dictionary, set or deque raises when its size changes during the 
 repeats items. The same holds for a view (`.items()`) that a method returns. `list(self.d.items())` copies in one step
 and is safe with the GIL. Reported where the changes are made under a lock that the loop does not hold, in another
 thread, in a callback of a weak reference, which may run in the middle of the loop, or by a callback that the loop calls
-or that the end of an element calls (`for c in self.open: c.close()`).
+or that the end of an element calls (`for c in self.open: c.close()`); and in files with threads, where a public method
+removes entries.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check import libraries
-from paceline.check.accesses import VIEWS, Access, iterates
+from paceline.check.accesses import SHRINKS, VIEWS, Access, iterates
 from paceline.check.declarations import Class, Function
-from paceline.check.evidence import STARTS, of_threads
+from paceline.check.evidence import IMPORTS, STARTS, of_threads
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import (
     accesses_of_class,
+    accesses_of_elements,
     accesses_of_globals,
     is_caught,
     is_shared,
@@ -30,14 +32,17 @@ from paceline.check.shared_state import (
 from paceline.check.sharing import may_be_alone, meet
 from paceline.check.summaries import Facts
 
+#: Functions that make a task of a coroutine.
+TASKS = ("create_task", "ensure_future", "run_coroutine_threadsafe")
 #: Methods that end an object, which then calls back the object that keeps it.
-ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort", "destroy", "unsubscribe", "throw")
+ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort", "destroy", "unsubscribe", "throw",
+        "set_exception", "add_exception", "set_result", "fail", "errback", "callback")  # fmt: skip
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report loops over attributes and globals whose size another thread may change."""
     for cls in facts.module.classes.values():
-        for accesses in accesses_of_class(cls, facts).values():
+        for accesses in (*accesses_of_class(cls, facts).values(), *accesses_of_elements(cls, facts)):
             yield from _of_one(accesses, facts, cls)
     for accesses in accesses_of_globals(facts).values():
         yield from _of_one(accesses, facts, None)
@@ -76,10 +81,15 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
     changes = [a for a in accesses if a.kind in ("grow", "shrink") and not _replaces(a)] if loops else []
     reported: set[int] = set()
     for loop in loops:
-        quiet = loop.fn.name in ("__repr__", "__str__") or is_teardown(loop.fn)
+        ends = is_teardown(loop.fn) and not _joins_elements(loop, changes, facts)
+        quiet = ends or loop.fn.name in ("__repr__", "__str__")
         why = None if quiet else _meets(loop, changes, facts, cls)
         if why is None and quiet and (removes := _by_element(loop, changes, facts)) is not None:
             why = (removes, f"{removes.fn.qualname}, a callback of what the loop ends,", 0.55)
+        if why is None and (given := _given_away(loop, accesses)) is not None:
+            why = (given, "a callback of what the loop ends", 0.55)
+        if why is None and not quiet and cls is not None and (other := _kept_for_others(loop, changes, facts, cls)):
+            why = (other, f"{other.fn.qualname}, which other threads may call,", 0.5)
         if why is not None and id(loop.fn) not in reported:
             reported.add(id(loop.fn))
             yield _report(loop, *why)
@@ -105,7 +115,8 @@ def _aliased(accesses: list[Access], facts: Facts) -> Iterator[Access]:
     for access in accesses:
         up = parent(access.node)
         target = up.targets[0] if isinstance(up, ast.Assign) and access.kind == "read" and access.locks else None
-        if isinstance(target, ast.Name):
+        swapped = any(a.kind == "write" and a.fn is access.fn and a.line > access.line for a in accesses)
+        if isinstance(target, ast.Name) and not swapped:  # `items = self.items; self.items = []` takes it for itself
             over = (n.iter for n in access.fn.loops if isinstance(n, ast.For) and dotted(n.iter) == target.id)
             yield from (Access(access.thing, "iterate", n, access.fn, facts.held_at(n, access.fn)) for n in over)
 
@@ -157,24 +168,83 @@ def _by_callback(loop: Access, changes: list[Access]) -> Access | None:
         return None
     names = {n.id for n in ast.walk(around.target) if isinstance(n, ast.Name)}
     calls = (n for s in around.body for n in ast.walk(s) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
-    called = any(c.func.id in names for c in calls)  # type: ignore[attr-defined]
+    called = any(c.func.id in names and not _runs_later(c) for c in calls)  # type: ignore[attr-defined]
     open_ones = (c for c in changes if c.kind == "shrink" and c.fn is not loop.fn and not c.fn.name.startswith("_"))
     return next((c for c in open_ones if not is_teardown(c.fn)), None) if called else None
+
+
+def _runs_later(call: ast.Call) -> bool:
+    """Whether what is called is a coroutine of which a task is made."""
+    up = parent(call)
+    return isinstance(up, ast.Call) and short_name(up.func) in TASKS
 
 
 def _by_element(loop: Access, changes: list[Access], facts: Facts) -> Access | None:
     """A callback that removes from the container, where the loop ends its elements: the end of one calls it back."""
     around = enclosing(loop.node, ast.For)
-    if not isinstance(around, ast.For) or not any(n is loop.node for n in ast.walk(around.iter)):
-        return None
-    names = {n.id for n in ast.walk(around.target) if isinstance(n, ast.Name)}
-    calls = [
-        n for s in around.body for n in ast.walk(s) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
-    ]
-    ends = any(c.func.attr in ENDS and dotted(c.func.value) in names for c in calls)  # type: ignore[attr-defined]
+    ends = isinstance(around, ast.For) and _ends_elements(around, loop)
     removals = (c for c in changes if c.kind == "shrink" and c.fn is not loop.fn and not c.fn.asynchronous)
     called_back = (c for c in removals if c.fn.name in facts.used_as_values)
     return next(called_back, None) if ends else None
+
+
+def _joins_elements(loop: Access, changes: list[Access], facts: Facts) -> bool:
+    """Whether a loop waits for threads that may still change the container: `for t in self.threads: t.join()`."""
+    around = enclosing(loop.node, ast.For)
+    names = {n.id for n in ast.walk(around.target) if isinstance(n, ast.Name)} if isinstance(around, ast.For) else set()
+    calls = (n.func for s in getattr(around, "body", ()) for n in ast.walk(s) if isinstance(n, ast.Call))
+    joins = any(isinstance(f, ast.Attribute) and f.attr == "join" and dotted(f.value) in names for f in calls)
+    return joins and any(facts.threads_of(change.fn) for change in changes)
+
+
+def _kept_for_others(loop: Access, changes: list[Access], facts: Facts, cls: Class) -> Access | None:
+    """A method that removes entries, where a loop works on what a dictionary or set keeps, in a file with threads."""
+    around = enclosing(loop.node, ast.For)
+    over = around.iter if isinstance(around, ast.For) else None
+    over = over.func.value if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) else over
+    if over is not loop.node or not isinstance(around, ast.For) or not _is_keyed(loop, cls):
+        return None
+    threads = any(origin.startswith(("threading", "_thread", "queue")) for origin in facts.module.imports.values())
+    if loop.locks or not threads or of_threads(cls, facts) < IMPORTS or facts.runs_on_own(loop.fn):
+        return None
+    called = {short_name(n.func) for s in around.body for n in ast.walk(s) if isinstance(n, ast.Call)}
+    if not called or called & {c.fn.name for c in changes}:
+        return None
+    apart = (c for c in changes if c.fn is not loop.fn and c.fn.cls is cls and c.kind == "shrink" and not c.locks)
+    other = next((c for c in apart if not c.fn.name.startswith("__") and not may_be_alone(c.fn, facts)), None)
+    return None if loop.fn.name.startswith("__") or may_be_alone(loop.fn, facts) else other
+
+
+def _is_keyed(loop: Access, cls: Class) -> bool:
+    """Whether a loop goes over a dictionary or set, which cannot change meanwhile."""
+    values = [value for value, _ in cls.values.get(loop.thing.rpartition(".")[2], ())]
+    made = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values}
+    return loop.kind == "view" or not made.isdisjoint(KEYED)
+
+
+KEYED = {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "WeakValueDictionary", "Set", "Dict"}
+
+
+def _given_away(loop: Access, accesses: list[Access]) -> Access | None:
+    """`self.open.pop` that is given to what ends with an element: `partial(self.open.pop, key)`."""
+    around = enclosing(loop.node, ast.For)
+    if not isinstance(around, ast.For) or not _ends_elements(around, loop):
+        return None
+    for access in accesses:
+        method = parent(access.node)
+        call = parent(method) if isinstance(method, ast.Attribute) and method.attr in SHRINKS else None
+        given = isinstance(call, ast.Call) and call.func is not method
+        if given and short_name(call.func) != "add_done_callback":  # type: ignore[union-attr]
+            return access
+    return None
+
+
+def _ends_elements(around: ast.For, loop: Access) -> bool:
+    """Whether a loop over a container ends its elements."""
+    names = {n.id for n in ast.walk(around.target) if isinstance(n, ast.Name)}
+    calls = [n.func for s in around.body for n in ast.walk(s) if isinstance(n, ast.Call)]
+    ends = any(isinstance(f, ast.Attribute) and f.attr in ENDS and dotted(f.value) in names for f in calls)
+    return ends and any(n is loop.node for n in ast.walk(around.iter))
 
 
 def _returned(loop: Access) -> bool:

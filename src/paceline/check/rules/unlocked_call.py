@@ -26,6 +26,10 @@ MOST = 2  # functions at least that hold the lock
 NOT_STATE = ("log", "event", "lock", "queue", "thread", "cond", "sock")
 
 
+#: Methods of executors, which any thread may call.
+SAFE = ("submit", "apply_async", "map_async", "spawn")
+
+
 class Use(NamedTuple):
     """A call of something that other functions of a class call too."""
 
@@ -67,6 +71,8 @@ def _called(call: ast.Call, fn: Function, facts: Facts) -> str | None:
             return None
         return name if _changes(method, facts) else None
     if not isinstance(owner, ast.Attribute) or dotted(owner.value) != fn.self_name or name in GROWS | SHRINKS | VIEWS:
+        return None
+    if name in SAFE:
         return None
     known = facts.module.resource(owner, fn) is not None or any(word in owner.attr.lower() for word in NOT_STATE)
     return None if known or not isinstance(parent(call), ast.Expr) else f"{owner.attr}.{name}"

@@ -10,15 +10,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.deciding import CHANCE, DATA
 from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
+from paceline.check.items import Item, flattened
 from paceline.check.names import dotted, is_constant, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
-from paceline.check.sequences import Item, flattened
 from paceline.check.summaries import Facts
-from paceline.check.varying import CHANCE, DATA
+
+#: Collectives that carry nothing, so that those of any two elements match.
+ALIKE = ("barrier", "monitored_barrier", "wait_for_everyone")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -29,8 +32,9 @@ def find(facts: Facts) -> Iterator[Finding]:
         for loop in fn.loops:
             why = "" if isinstance(loop, ast.While) else _unordered(loop.iter, fn, facts)
             inside = _inside(loop, fn, facts) if why else []  # type: ignore[arg-type]
-            if inside and isinstance(inside[0].at, ast.Call):
-                yield _report(fn, loop.iter, inside[0].at, why)  # type: ignore[union-attr]
+            told = next((item for item in inside if item.name not in ALIKE), None)
+            if told is not None and isinstance(told.at, ast.Call):
+                yield _report(fn, loop.iter, told.at, why)  # type: ignore[union-attr]
 
 
 def _inside(loop: ast.For | ast.AsyncFor | ast.comprehension, fn: Function, facts: Facts) -> list[Item]:

@@ -13,6 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import WRAPPERS
+from paceline.check.deciding import DATA
 from paceline.check.declarations import Class, Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
@@ -24,6 +25,7 @@ from paceline.check.summaries import Facts
 from paceline.narrative import Wait
 
 LAYERS = ("torch.nn.", "nn.")
+COUNTS = ("any", "all", "sum", "numel", "nonzero", "max", "min")  # of the elements of a tensor
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -34,9 +36,10 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         for test in fn.tests:
             asked = facts.sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
-            layer = _on_one_side(test, fn) if asked else None  # type: ignore[arg-type]
+            why = asked[0].why if asked else _counts_input(test, fn) if isinstance(test, ast.If) else ""
+            layer = _on_one_side(test, fn) if why else None  # type: ignore[arg-type]
             if layer is not None and average is not None:
-                yield _report(fn, test, layer, asked[0].why, average)  # type: ignore[arg-type]
+                yield _report(fn, test, layer, why, average)  # type: ignore[arg-type]
                 break
 
 
@@ -52,6 +55,17 @@ def _averaged(facts: Facts) -> ast.Call | None:
             if found is not None and found.name == "all_reduce" and "grad is not None" in ast.unparse(around.test):  # type: ignore[union-attr]
                 return call
     return None
+
+
+def _counts_input(test: ast.If, fn: Function) -> str:
+    """Why a test of a batch differs from rank to rank: it counts elements of what `forward` was given."""
+    for call in (n for n in ast.walk(test.test) if isinstance(n, ast.Call)):
+        counted = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in COUNTS else None
+        while isinstance(counted, ast.Subscript | ast.Attribute | ast.Compare):
+            counted = counted.left if isinstance(counted, ast.Compare) else counted.value
+        if isinstance(counted, ast.Name) and counted.id in fn.parameters and counted.id != fn.self_name:
+            return DATA
+    return ""
 
 
 def _on_one_side(test: ast.If, fn: Function) -> ast.Call | None:

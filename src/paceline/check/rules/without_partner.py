@@ -115,6 +115,8 @@ def _report(fn: Function, stuck: Stuck, size: int, sure: bool) -> Finding:
     peer = f"rank {operation.peer}" if operation.peer != ANY else "every other rank"
     if operation.peer == stuck.rank:
         does = "which is the rank itself"
+    elif operation.peer == size:
+        does = "which does not exist"
     elif other is None:
         does = f"and {peer} has come to its end"
     else:

@@ -36,6 +36,7 @@ from paceline.engines.servers.open_ports import put_version_0, restore, version_
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
 from paceline.gradients.coded_frame import CodedFrame
 from paceline.gradients.payload import Payload
+from paceline.kernels.stream import stream_copy, stream_tensor
 from paceline.links import Link
 from paceline.links.doorbell import Doorbell
 from paceline.links.double_buffer import DoubleBuffer
@@ -196,9 +197,12 @@ class Arena:
         """Return a lock of the arena that a worker waits for by its own waiter."""
         return RecordLock(self.locks, number, waiter, what, shared)
 
-    def link(self, vectors: SharedVectors, number: int, waiter: Waiter) -> Link:
-        """Return one worker's end of a link to all others."""
-        return SharedMemoryLink(vectors, number, self.doorbells, waiter)
+    def link(self, vectors: SharedVectors, number: int, waiter: Waiter, changes: bool = False) -> Link:
+        """Return one worker's end of a link to all others.
+
+        Where a worker `changes` its vector in the course of a collective, it does so in memory of its own.
+        """
+        return SharedMemoryLink(vectors, number, self.doorbells, waiter, stream_copy() if changes else None)
 
     def drain(self) -> list[Columns]:
         """Take the rows that each worker has written since the last call."""
@@ -270,7 +274,7 @@ class Arena:
         versions = [ShardVersion(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(slots.count)]
         heights, count = shape.heights, slots.count
         journal = Journal(heights, count, memory.tensor(Journal.size(heights, count), torch.int64))
-        return ShardMemory(machine, slots, integers, versions, journal)
+        return ShardMemory(machine, slots, integers, versions, journal, stream_tensor)
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:

@@ -56,6 +56,9 @@ class Move(NamedTuple):
     """One step of a table over this worker's vectors, for generated code: -1 stands for no worker."""
 
     to: int
+    #: What has changed of the part that is offered, since it was offered before; empty if nothing has.
+    first: int
+    last: int
     peer: int
     start: int
     stop: int
@@ -80,7 +83,7 @@ class Reduction:
         length, size = length or len(link.vectors[0]), link.vectors[0].element_size()
         cuts = segments.cuts if segments else segment_cuts(length, collective.segments(workers), size)
         self._steps, self._cuts = steps, cuts
-        self._walks = [[self._move(step, turn, cuts) for step in steps] for turn in range(TURNS)]
+        self._walks = [[self._move(step, turn) for step in steps] for turn in range(TURNS)]
         self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in steps if s.send)
 
     def sum(self, number: int) -> int:
@@ -96,18 +99,26 @@ class Reduction:
 
     def table(self) -> list[Move]:
         """Return what `sum` does, step by step; the same over both vectors."""
-        found = []
+        found, offered = [], set[int]()
         for send, receive, reduce in self._steps:
             to, peer = send.other if send else -1, receive.other if receive else -1
-            start, stop = (self._cuts[receive.first], self._cuts[receive.stop]) if receive else (0, 0)
-            found.append(Move(to, peer, start, stop, reduce))
+            first, last = self._between(send)
+            if send and offered.issuperset(range(send.first, send.stop)):
+                first = last
+            offered.update(range(send.first, send.stop) if send else ())
+            offered.difference_update(range(receive.first, receive.stop) if receive else ())
+            found.append(Move(to, first, last, peer, *self._between(receive), reduce))
         return found
 
-    def _move(self, step: Step, turn: int, cuts: list[int]) -> _Move:
+    def _between(self, part: Part | None) -> tuple[int, int]:
+        """Return where a part begins and ends."""
+        return (self._cuts[part.first], self._cuts[part.stop]) if part else (0, 0)
+
+    def _move(self, step: Step, turn: int) -> _Move:
         """Resolve a step of the table to spans of this worker's vectors."""
 
         def span(part: Part | None) -> Span:
-            return Span(turn, cuts[part.first], cuts[part.stop]) if part else Span(turn, 0, 0)
+            return Span(turn, *self._between(part))
 
         send, receive = step.send, step.receive
         into = span(receive)

@@ -87,7 +87,7 @@ class FixedGroup:
 
             assert self.device is not None
             return FragmentSums.of([GroupReduction(workers, layout, self.device) for layout in fragments.each])
-        link = self.arena.link(self.arena.payloads, self.number, self.waiter)
+        link = self.arena.link(self.arena.payloads, self.number, self.waiter, changes=True)
         if encoder is not None:
             made = frames_of(link.vectors, encoder, fragments)
             return FragmentSums.of([CodedSums(link, collective, workers, frames, encoder) for frames in made])
@@ -96,7 +96,7 @@ class FixedGroup:
 
     def mixing(self, graph: Neighbours) -> NeighbourMixing:
         workers, layout = self.arena.shape.workers, self.arena.shape.layout
-        link = self.arena.link(self.arena.payloads, self.number, self.waiter)
+        link = self.arena.link(self.arena.payloads, self.number, self.waiter, changes=True)
         return NeighbourMixing(link, graph, workers, layout, payloads_of(link.vectors, layout))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from paceline.engines.local.collectives import PayloadReduction, Sums
@@ -67,8 +68,9 @@ class NativeSum:
             row["offered"], row["awaited"] = futex.address_of(shared.offered), futex.address_of(shared.awaited)
             row["doorbell"] = shared.doorbell.address
             row["vectors"] = [vector.data_ptr() for vector in shared.vectors]
-        self.exchange = Exchange.of(places, moves, self._peers, link.vectors, tail, waits)
-        self._alive = (places, moves)  # the exchange has only their addresses
+        own, offered = torch.zeros_like(link.vectors[0]), link.shared_with(link.rank).vectors
+        self.exchange = Exchange.of(places, moves, self._peers, own, offered, tail, waits)
+        self._alive = (places, moves, own)  # the exchange has only their addresses
         self._first = 0
 
     def begin(self, number: int, weight: float, stop_on_nan: bool) -> None:

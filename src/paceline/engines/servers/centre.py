@@ -46,7 +46,7 @@ class CentreExchange:
 
     def make(self, draft: State, version: int) -> None:
         versions, (source, target) = self.memory.versions, self.memory.slots.move(draft, self.side.number)
-        versions[target].raw.copy_(versions[source].raw)
+        self.memory.copy(versions[target].raw, versions[source].raw)
         self.replica.exchange(versions[target])
         self.side.write_state(version, self.worker_state)
 

@@ -38,12 +38,12 @@ class ShardUpdates:
         if number == 0:
             side.at_server = optimizer
         rows = RowCopier(memory.versions, memory.journal) if memory.versions[0].shape.tables else None
-        self.store = ShardStore(mine, optimizer, side.schedule, memory.versions, rows)
+        self.store = ShardStore(mine, optimizer, side.schedule, memory.versions, rows, memory.copy)
         assert isinstance(memory.slots, VersionSlots)
         self.slots = memory.slots
         self.store.look(self.slots.of(memory.integers.current, side.number))
         #: Makes a version in one pass; None where the rule and the optimizer make it by PyTorch.
-        self.native = native_versions(self.store, rule) if side.plan.pull is None else None
+        self.native = native_versions(self.store, rule, side.plan.workers > 1) if side.plan.pull is None else None
         #: What this worker has under coded pulls, and computes with; None: the version itself.
         self.pulled: PulledView | None = None
         if (pull := side.plan.pull) is not None:

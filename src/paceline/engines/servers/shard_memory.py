@@ -10,12 +10,13 @@ to one process that computes all workers, where a change is valid at once.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from paceline.core.server.actions import Action
 from paceline.core.server.desk import Desk
@@ -87,6 +88,8 @@ class ShardMemory:
     integers: Integers
     versions: list[ShardVersion]
     journal: Journal
+    #: Copies the bytes of a version to those of another slot: (to, from).
+    copy: Callable[[Tensor, Tensor], object] = Tensor.copy_
 
     def init(self, version: int = 0) -> None:
         """Give every worker this version."""

@@ -48,7 +48,7 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
     lines.append(f"static void (*const STEPS[])(Group&) = {{{', '.join(step.name for step in plan.steps())}}};")
     lines += [*_chunk_begin(plan), *_chunk_end(plan)]
     lines += rule.lines()
-    lines += [part("exchange"), part("team")]
+    lines += [part("stream"), part("exchange"), part("team")]
     return "\n".join(lines)
 
 

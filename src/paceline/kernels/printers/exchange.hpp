@@ -10,9 +10,9 @@ struct Place {
     int64_t to, from, rows, width, stride;
 };
 
-// A step of the table: whom to offer to, whom to take from (-1: nobody), and what is taken.
+// A step of the table: whom to offer to (-1: nobody) and what has changed of it, whom to take from and what.
 struct Move {
-    int64_t to, from, start, stop, add;
+    int64_t to, first, last, from, start, stop, add;
 };
 
 struct Peer {
@@ -29,7 +29,8 @@ struct Exchange {
     const Place* places;
     const Move* moves;
     Peer* peers;
-    R* vectors[2];
+    R* own;        // the vector while it changes: in memory of this worker
+    R* vectors[2]; // where its peers read what it offers
     int64_t* doorbell;
     const int64_t *cancelled, *called_off;
     int64_t parameters, steps;
@@ -112,17 +113,19 @@ static void combine(R* __restrict mine, const R* __restrict theirs, const Move& 
 static bool exchange(Exchange& e, R* gradient, Note& note) {
     if (e.finite && !std::isfinite(note.loss)) return e.ended = NOT_FINITE, false;
     const int64_t turn = e.number % 2;
-    R* vector = e.vectors[turn];
-    write_vector(e, gradient, vector, note.loss);
+    write_vector(e, gradient, e.own, note.loss);
     note.waited = 0;
     for (const Move* move = e.moves; move < e.moves + e.steps; move++) {
-        if (move->to >= 0) offer(e.peers[move->to]);
+        if (move->to >= 0) {
+            stream(e.vectors[turn] + move->first, e.own + move->first, move->last - move->first);
+            offer(e.peers[move->to]);
+        }
         if (move->from < 0) continue;
         if (!await(e, move->from, note.waited)) return false;
-        combine(vector, e.peers[move->from].vectors[turn], *move);
+        combine(e.own, e.peers[move->from].vectors[turn], *move);
     }
-    read_vector(e, gradient, vector);
-    note.mean = (double)vector[e.tail + e.parameters] / (double)vector[e.tail + e.parameters + 1];
+    read_vector(e, gradient, e.own);
+    note.mean = (double)e.own[e.tail + e.parameters] / (double)e.own[e.tail + e.parameters + 1];
     note.summed = now();
     e.number++;
     return true;

@@ -135,13 +135,15 @@ static const double* settings_after(Server& s, int64_t updates) {
     return s.settings + (updates - s.since) * s.pace;
 }
 
-static Numbers numbers_of(const Call& c, const Span& span, const char* from, char* to) {
+static Numbers numbers_of(const Call& c, const Server& s, const Span& span, const char* from, char* to) {
     Numbers n = {};
     n.old = (const R*)(from + span.value), n.fresh = (R*)(to + span.value);
     n.gradient = (const R*)c.gradients + span.place, n.pulled = n.own = (R*)c.weights + span.place;
     n.rows = span.rows, n.width = span.width, n.stride = span.stride;
 #if IN_PLACE
-    from = to = nullptr;
+    from = to = nullptr; // what is remembered is this worker's own
+#else
+    n.shared = s.workers > 1;
 #endif
     for (int k = 0; k < STATES; k++) n.remembered[k] = (const R*)(from + span.state[k]), n.kept[k] = (R*)(to + span.state[k]);
     n.counted = (const float*)(from + span.count), n.counting = (float*)(to + span.count);
@@ -159,7 +161,7 @@ static bool push(const Call& c, Server& s, int64_t number) {
     const double* settings = settings_after(s, s.batch);
     if (!settings) return false;
     for (const Span* span = shard.spans; span < shard.spans + shard.parameters; span++) {
-        Numbers n = numbers_of(c, *span, memory, memory);
+        Numbers n = numbers_of(c, s, *span, memory, memory);
         n.present = true;
         step(settings + span->group * SETTINGS, R(s.scale), n);
     }
@@ -174,7 +176,7 @@ static void make_version(
     const Call& c, const Server& s, const Shard& shard, const double* settings, const char* from, char* to
 ) {
     for (const Span* span = shard.spans; span < shard.spans + shard.parameters; span++) {
-        Numbers n = numbers_of(c, *span, from, to);
+        Numbers n = numbers_of(c, s, *span, from, to);
         n.present = *(const int64_t*)(from + span->present);
         *(int64_t*)(to + span->present) = REMEMBERS;
         step(settings + span->group * SETTINGS, R(s.scale), n);

@@ -17,6 +17,7 @@ struct Numbers {
     R* own; // where a worker computes with the new values; null where that is `fresh`
     int64_t rows, width, stride;
     int64_t group, present;
+    int64_t shared; // whether other cores read the new values and what is remembered of them
 };
 
 // PyTorch's own square root, which on some processors is not the correctly rounded one; null where it is.

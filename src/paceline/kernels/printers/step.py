@@ -14,6 +14,13 @@ from paceline.kernels.printers.cpp import part
 from paceline.kernels.served_steps import ServedRule, ServedStep
 
 
+class Place(NamedTuple):
+    """Where new numbers go: at once, or a block at a time where other cores read them."""
+
+    name: str
+    at: str
+
+
 class Pass(NamedTuple):
     """Lines for each number, and whose root is taken after them."""
 
@@ -25,21 +32,29 @@ def step_text(step: ServedStep, rule: ServedRule) -> str:
     """The C++ of `step(settings, scale, numbers)`, where gradients are multiplied by `scale` first."""
     names = [*(f"    const double {name} = settings[{n}];" for n, name in enumerate(step.settings))]
     names += [f"    const R {name} = R(settings[{len(step.settings) + n}]);" for n, name in enumerate(rule.settings)]
+    places = [
+        Place("new_values", "n.fresh"), *(Place(f"new_state{k}", f"n.kept[{k}]") for k in range(len(step.states))),
+        *([Place("new_memory", "n.noting")] if rule.memory is not None else []),
+    ]  # fmt: skip
     return "\n".join([
         f"#define SETTINGS {len(step.settings) + len(rule.settings)}",
         f"#define REMEMBERS {int(bool(step.remembered))}", f"#define STATES {len(step.states)}",
-        part("rows"), part("step"),
+        part("rows"), part("stream"), part("step"),
         "static void step(const double* settings, R scale, const Numbers& n) {", *names,
         "    const bool present = n.present;",
         f"    const double t = {'present ? *n.counted + 1.0f : 1.0f' if step.counts else '0'};",
         "    (void)settings, (void)present, (void)t;", *(f"    {line}" for line in step.once),
         "    R bent[BLOCK], roots[BLOCK], from_here[BLOCK];",
+        f"    R {', '.join(f'{place.name}_block[BLOCK]' for place in places)};",
         "    for (int64_t from = 0; from < n.rows * n.width; from += BLOCK) {",
         "        const int64_t left = n.rows * n.width - from, size = left < BLOCK ? left : BLOCK;",
-        "        (void)roots, (void)from_here;", "        gather(n, n.gradient, scale, from, size, bent);",
+        "        (void)roots, (void)from_here;",
+        *(f"        R* const {p.name} = n.shared ? {p.name}_block : {p.at} + from;" for p in places),
+        "        gather(n, n.gradient, scale, from, size, bent);",
         *(["        gather(n, n.pulled, R(1), from, size, from_here);"] if rule.looks_back else []),
         *(f"        {line}" for line in _passes(step, rule)),
-        "        if (n.own) scatter(n, n.fresh + from, from, size);", "    }",
+        "        if (n.own) scatter(n, new_values, from, size);",
+        *(f"        if (n.shared) stream({p.at} + from, {p.name}, size);" for p in places), "    }",
         *(["    *n.counting = (float)t;"] if step.counts else []), "}", "",
     ])  # fmt: skip
 
@@ -64,7 +79,7 @@ def _passes(step: ServedStep, rule: ServedRule) -> Iterator[str]:
             yield f"    roots[q] = {each.root_of};"
             yield "    bent[q] = g;"
         else:
-            yield "    n.fresh[from + q] = w;"
+            yield "    new_values[q] = w;"
         yield "}"
         if each.root_of is not None:
             yield "take_roots(roots, size);"
@@ -72,20 +87,20 @@ def _passes(step: ServedStep, rule: ServedRule) -> Iterator[str]:
 
 def _remembered(step: ServedStep, rule: ServedRule, earlier: Sequence[str], lines: Sequence[str]) -> Iterator[str]:
     """The lines of a pass between what they read of things remembered and what they write there."""
-    states = [(f"r{n}", f"s{n}", f"n.remembered[{n}]", f"n.kept[{n}]", step.start) for n in range(len(step.states))]
+    states = [(f"r{n}", f"s{n}", f"n.remembered[{n}]", f"new_state{n}", step.start) for n in range(len(step.states))]
     written = []
     for before, after, old, new, start in states:
         if _sets(after, lines):
             yield f"const R {before} = present ? {old}[from + q] : R({start});"
             yield f"R {after};"
             yield f"(void){before};"
-            written.append(f"{new}[from + q] = {after};")
+            written.append(f"{new}[q] = {after};")
         elif _sets(after, earlier):
-            yield f"const R {after} = {new}[from + q];"
+            yield f"const R {after} = {new}[q];"
     if rule.memory is not None:
-        yield f"R m = {'n.noting' if _sets('m', earlier) else 'n.noted'}[from + q];"
+        yield f"R m = {'new_memory[q]' if _sets('m', earlier) else 'n.noted[from + q]'};"
         if _sets("m", lines):
-            written.append("n.noting[from + q] = m;")
+            written.append("new_memory[q] = m;")
     yield from (*lines, *written)
 
 

@@ -201,7 +201,7 @@ class ShardState:
         self.store = ShardStore(mine, own, job.lr_scheduler, [self.version])
         self.store.look(0)
         #: Makes a version in one pass of generated code; None where PyTorch makes it.
-        self.native = None if rule.looks_back or self._is_large() else native_versions(self.store, rule)
+        self.native = None if rule.looks_back or self._is_large() else native_versions(self.store, rule, shared=False)
         self.vectors = vector_pool(shard, layout, rule.looks_back, codec, job.seed, gathers)
         #: The whole version as bytes, with the optimizer's state, the rule's memory and what is held; and of it the
         #: parameters and moving buffers.

@@ -45,7 +45,7 @@ class CoordinatorClient:
         number, workers, collective = runner.number, runner.plan.workers, method.collective
         self.slice = VectorSlice(runner.learner, runner.layout, method.coordinator, number, workers)
         self.executor = CommandExecutor(method.coordinator, [self.slice], self)
-        link = arena.link(arena.payloads, number, runner.waiter)
+        link = arena.link(arena.payloads, number, runner.waiter, changes=True)
         self.whole = PayloadReduction(Reduction(link, collective, workers), payloads_of(link.vectors, runner.layout))
         numbers = arena.link(arena.numbers, number, runner.waiter)
         self.numbers, self.single = numbers.vectors, Reduction(numbers, collective, workers)
