@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
 
@@ -106,3 +106,35 @@ def test_a_sample_that_cannot_be_read_fails_where_it_is_asked_for() -> None:
         reader.batch(chunks[2])
         with pytest.raises(ValueError, match="torn"):
             reader.batch(chunks[1])
+
+
+def _noted(function: Callable[[], Chunk | None], found: list[Chunk | None]) -> Callable[[], Chunk | None]:
+    """Return the function, which from now on appends what it returns."""
+
+    def call() -> Chunk | None:
+        found.append(function())
+        return found[-1]
+
+    return call
+
+
+def test_chunks_that_a_survivor_takes_over_are_soon_read_ahead_again() -> None:
+    """The loaders are at later updates by then; a chunk of these that was dropped would be missing in its turn."""
+    agenda, read, taken_over = Agenda(60, batch_size=4, epochs=80, parts=2), list[Chunk | None](), 50
+
+    def coming() -> Iterator[Chunk]:
+        for update in range(agenda.updates):
+            yield from agenda.mine(update, 0)
+            if update >= taken_over and requested >= taken_over:
+                yield from agenda.mine(update, 1)
+
+    with _reader(2) as reader:
+        reader._next = _noted(reader._next, read)  # type: ignore[method-assign]
+        reader.announce(coming())
+        for requested in range(agenda.updates):
+            for chunk in agenda.filled(requested)[: 1 + (requested >= taken_over)]:
+                numbers, _, _ = reader.batch(chunk)
+                assert torch.equal(numbers, reader.order.indices(chunk))
+    wanted = agenda.updates + (agenda.updates - taken_over)
+    assert sum(chunk is not None for chunk in read) == len({*read} - {None}) <= wanted
+    assert read.count(None) < 50

@@ -45,6 +45,9 @@ def test_only_a_run_of_this_process_with_workers_is_watched(tmp_path: Path) -> N
     live(tmp_path / "other", ProcessRecord.of(1), workers=2)
     live(tmp_path / "alone", this, workers=0)
     (tmp_path / "ended").mkdir()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / LIVE).write_text("{")
     assert run_of_this_process(tmp_path, 0.0) is None
     live(tmp_path / "mine", this, workers=2)
     assert run_of_this_process(tmp_path, 0.0) == tmp_path / "mine"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -175,7 +174,8 @@ class Reader:
         loaders            b c d e            being read, in this order
         ready                                 read before it was requested, since another chunk was
 
-    So a wrong forecast only costs time, and batches that are not requested are dropped when newer ones have been read.
+    So a wrong forecast only costs time: a chunk that was not announced is read next, the loaders pause while enough is
+    ready, and what is ready is dropped when a later update is requested.
     With `repeats` a batch may be requested again, until one of another update is.
     """
 
@@ -190,6 +190,9 @@ class Reader:
         self.source, self.order, self.repeats = source, order, repeats
         self.ahead = num_workers * 2 if source.traits.reads_ahead else 0
         self._announced: Iterator[Chunk] = iter(())
+        #: A chunk that is requested and was not announced; and those of which that was so, if they are announced later.
+        self._urgent: Chunk | None = None
+        self._hurried: set[Chunk] = set()
         self._under_way: deque[Chunk | None] = deque()
         self._ready: deque[tuple[Chunk, _Read]] = deque(maxlen=2 * self.ahead)
         self._cached: dict[Chunk, Batch] = {}
@@ -230,13 +233,23 @@ class Reader:
 
     def _read(self, chunk: Chunk) -> Batch:
         """Return a batch that a loader has read, or raise its exception."""
+        self._drop_before(chunk.update)
         if chunk not in self._under_way and all(chunk != other for other, _ in self._ready):
-            self.announce(itertools.chain([chunk], _without(Counter([chunk]), self._announced)))
+            self._urgent = chunk
+            self._hurried.add(chunk)
+            if self._found is None:
+                self._found = iter(self._loader)
         while (found := self._take(chunk)) is None:
             self._advance()
         if isinstance(found, _ReadError):
             found.wrapper.reraise()
         return found
+
+    def _drop_before(self, update: int) -> None:
+        """Forget what was read for earlier updates, which others have made."""
+        if any(chunk.update < update for chunk, _ in self._ready):
+            self._ready = deque((each for each in self._ready if each[0].update >= update), self._ready.maxlen)
+        self._hurried = {chunk for chunk in self._hurried if chunk.update >= update}
 
     def _take(self, chunk: Chunk) -> _Read:
         for position, (other, found) in enumerate(self._ready):
@@ -253,11 +266,24 @@ class Reader:
             self._ready.append((chunk, found))
 
     def _keys(self) -> Iterator[list[tuple[int, int]]]:
-        """Yield the keys of the chunks that the loaders read next; none if no more are announced."""
+        """Yield the keys of the chunks that the loaders read next."""
         while True:
-            chunk = next(self._announced, None)
+            chunk = self._next()
             self._under_way.append(chunk)
             yield [(index, chunk.epoch) for index in self.order.indices(chunk).tolist()] if chunk else []
+
+    def _next(self) -> Chunk | None:
+        """Return the chunk to read next; None if enough are ready, or no more are announced."""
+        if self._urgent is not None:
+            chunk, self._urgent = self._urgent, None
+            return chunk
+        if len(self._ready) >= self.ahead:
+            return None
+        for chunk in self._announced:
+            if chunk not in self._hurried:
+                return chunk
+            self._hurried.discard(chunk)
+        return None
 
 
 def _both(first: Callable[[int], None], second: Callable[[int], Any] | None) -> Callable[[int], None]:

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from paceline.errors import RunFolderError
 from paceline.runs.live import read_live
 
 #: Seconds after which a run is watched: shorter ones have no use for it, and starting a process has a price.
@@ -47,7 +48,9 @@ def watched_run(runs: Path, after: float = AFTER) -> Iterator[None]:
 def run_of_this_process(runs: Path, begun: float) -> Path | None:
     """Return the folder of the run that this process makes; None while there is none with workers."""
     for folder in runs.iterdir() if runs.is_dir() else ():
-        live = read_live(folder) if folder.stat().st_mtime >= begun - 1 else None
+        live = None
+        with suppress(OSError, RunFolderError):  # it may be a file, damaged, or gone by now: none is this run
+            live = read_live(folder) if folder.stat().st_mtime >= begun - 1 else None
         if live is not None and live.process.pid == os.getpid() and live.workers:
             return folder
     return None

@@ -279,8 +279,9 @@ def test_a_machine_whose_raylet_has_ended_does_not_answer() -> None:
     assert has_ended(machine)
 
 
-def test_a_driver_whose_own_raylet_is_killed_says_how_to_go_on(tmp_path: Path) -> None:
-    """Ray ends a process at its next call after that, without a message."""
+@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
+def test_a_driver_whose_own_ray_is_killed_says_how_to_go_on_and_leaves_none_of_it(tmp_path: Path, part: str) -> None:
+    """Ray ends a process at its next call without its raylet, silently; prints its state; and would live on itself."""
     program = tmp_path / "driver.py"
     program.write_text(
         "import sys\nfrom pathlib import Path\nimport paceline as pl\nfrom tests.engines.cluster.held import job\n"
@@ -289,17 +290,22 @@ def test_a_driver_whose_own_raylet_is_killed_says_how_to_go_on(tmp_path: Path) -
     )
     (tmp_path / "hold").write_text("checkpoint")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPO / "src"), str(REPO)])}
-    driver = psutil.Popen([sys.executable, str(program), str(tmp_path)], env=environment, stderr=subprocess.PIPE)
+    driver = psutil.Popen(
+        [sys.executable, str(program), str(tmp_path)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     until = time.monotonic() + DEADLINE
     while not list(tmp_path.glob("held-*")):
         assert time.monotonic() < until, driver.poll()
         time.sleep(0.05)
-    (raylet,) = [each for each in driver.children(recursive=True) if each.name() == "raylet"]
-    raylet.kill()
-    _, said = driver.communicate(timeout=DEADLINE)
+    all_of_it = driver.children(recursive=True)
+    (killed,) = [each for each in all_of_it if each.name() == part]
+    killed.kill()
+    printed, said = driver.communicate(timeout=DEADLINE)
+    assert printed == b""
     (run,) = (tmp_path / "my runs").iterdir()
     assert driver.returncode == 1
     assert f"start Ray again, then the run\n  resume  paceline train --resume '{run}'" in said.decode()
+    assert not psutil.wait_procs(all_of_it, timeout=10)[1]
 
 
 def test_neighbours_are_on_different_machines() -> None:

@@ -47,10 +47,10 @@ def test_parameters_that_arrived_elsewhere_are_copied_and_the_room_for_the_other
 @pytest.mark.parametrize("strided", [False, True])
 def test_a_large_gradient_is_sent_from_where_it_was_computed(strided: bool) -> None:
     """The same bytes travel, copied or not: a weight whose numbers do not lie side by side is copied."""
-    layout = layout_of(small_job(inputs=400, outputs=30))
+    layout = layout_of(small_job(inputs=10_000, outputs=30))
     vector = vector_pool(layout.shards[0], layout, False, None, 0).take()
     assert isinstance(vector, GradientVector)
-    weight = torch.randn(400, 30).T if strided else torch.randn(30, 400)
+    weight = torch.randn(10_000, 30).T if strided else torch.randn(30, 10_000)
     for gradients in ([weight, torch.randn(30)], [weight, None], [weight, torch.randn(30)]):
         vector.write(gradients, [], [7])
         sent = b"".join(vector.parts)

@@ -170,7 +170,7 @@ class Head:
         outputs: list[Output] = []
         for rank in sorted(self.alive - set(self.reports)) if self.forming and self.epoch else ():
             if now - self.since >= self.patience * (ONCE_MORE if rank == self._silent else 1):
-                outputs += self.gone(now, rank, f"has not answered for {self.patience:g} s")
+                outputs += self.gone(now, rank, f"has not answered for {round(self.patience, 1):g} s")
         return outputs
 
     def _call_off(self, now: float, silent: int = NO_RANK) -> list[Output]:

@@ -229,8 +229,9 @@ class Head:
             raise RunFailed(f"rank {rank} {excluded.why}, and no other is left to finish the run")
         update = self.far.doing[rank]
         where = f"in update {update}" if update >= 0 else "before its first update"
-        others = f"rank{'s' * (len(alive) > 1)} {', '.join(map(str, sorted(alive)))}"
-        what = f"rank {rank} {excluded.why}. It was {where}; {others} go on and compute its part of each batch"
+        others = ", ".join(map(str, sorted(alive)))
+        go_on = f"ranks {others} go on and compute" if len(alive) > 1 else f"rank {others} goes on and computes"
+        what = f"rank {rank} {excluded.why}. It was {where}; {go_on} its part of each batch"
         warnings.warn(what, DeathWarning, stacklevel=2)
         self._want()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -63,11 +64,13 @@ def _follow(
     part: NodePart, welcome: Welcome, head: Peer, agent: Agent, asked: Noted, events: list[Event]
 ) -> memoryview:
     """Pass messages between the head and the worker until the result arrives."""
-    told, looked = False, time.monotonic()
+    told, looked, silence = False, time.monotonic(), part.timing.silence
+    woke = -math.inf  # when this process could go on, after it had been stopped for too long
     while True:
         slept, looked = time.monotonic() - looked, time.monotonic()
+        woke = looked if slept > silence else woke
         for event in events:
-            found = _take(part, welcome, agent, event, slept > part.timing.silence, asked)
+            found = _take(part, welcome, agent, event, looked - woke < silence, asked)
             if found is not None:
                 return found
         agent.look()

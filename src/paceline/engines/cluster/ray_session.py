@@ -93,7 +93,7 @@ def session(address: str | None, cpus: int, job_bytes: int) -> Iterator[RaySessi
             refuse_open(where.head)
             yield where
         return
-    with _own(ray, cpus, job_bytes) if address is None else _joined(ray, address) as where:
+    with _unprinted(), _own(ray, cpus, job_bytes) if address is None else _joined(ray, address) as where:
         yield where
 
 
@@ -103,6 +103,20 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextlib.contextmanager
+def _unprinted() -> Iterator[None]:
+    """Keep from standard output, where a result belongs, what Ray prints there of processes that have died."""
+    import ray._private.worker
+
+    module: Any = ray._private.worker
+    printed = module.print_to_stdstream
+    module.print_to_stdstream = lambda data, ignore_prefix=False: None
+    try:
+        yield
+    finally:
+        module.print_to_stdstream = printed
 
 
 @contextlib.contextmanager
@@ -185,19 +199,19 @@ def _own(ray: Any, cpus: int, job_bytes: int) -> Iterator[RaySession]:
         _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}),
     ):
         try:
-            _start(ray, cpus, job_bytes, folder, token)
+            _start(ray, cpus, job_bytes, folder)
             with _connected(ray, own=True) as where:
                 try:
                     yield where
                 finally:
                     if where.watch.lost_since is not None:  # then Ray would wait for its head
-                        _end_processes(folder, token)
+                        _end_processes(folder)
         finally:
             shut_down(ray)
-            _end_processes(folder, token)
+            _end_processes(folder)
 
 
-def _start(ray: Any, cpus: int, job_bytes: int, folder: str, token: str) -> None:
+def _start(ray: Any, cpus: int, job_bytes: int, folder: str) -> None:
     """Start a cluster on this machine, at the second attempt if it is too busy for Ray's own deadline of 30 s."""
     for attempt in range(2):
         try:
@@ -210,7 +224,7 @@ def _start(ray: Any, cpus: int, job_bytes: int, folder: str, token: str) -> None
             return
         except Exception as error:  # Ray has no class for it
             shut_down(ray)
-            _end_processes(folder, token)
+            _end_processes(folder)
             if attempt:
                 why = str(error).strip().splitlines()[0]
                 raise MachineError(f"Ray cannot start on this machine: {why} See whether `ray.init()` can") from error
@@ -248,26 +262,31 @@ def shut_down(ray: Any) -> None:
     thread.join(PATIENCE)
 
 
-def _end_processes(folder: str, token: str) -> None:
+def _end_processes(folder: str) -> None:
     """End the processes of a cluster of this process's own that still run."""
     end = time.monotonic() + PATIENCE
-    while (left := _processes(folder.encode(), token.encode())) and time.monotonic() < end:
+    while (left := _processes(folder)) and time.monotonic() < end:
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.05)
 
 
-def _processes(folder: bytes, token: bytes) -> list[int]:
-    """Return the processes of a cluster: their command names its folder, or is one that Ray has renamed."""
+def _processes(folder: str) -> list[int]:
+    """Return the processes of a cluster: their command names its folder, or Ray has renamed it and they log there."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (entry / "cmdline").read_bytes()
-            renamed = command.startswith(b"ray::") and token in (entry / "environ").read_bytes()
-            if (folder in command or renamed) and int(entry.name) != os.getpid():
+            mine = folder.encode() in command or (command.startswith(b"ray::") and _holds(entry / "fd", folder))
+            if mine and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
     return found
+
+
+def _holds(files: Path, folder: str) -> bool:
+    """Whether a process has a file of a folder open."""
+    return any(os.readlink(file).startswith(os.path.realpath(folder)) for file in files.iterdir())
 
 
 # --- unauthenticated access ---

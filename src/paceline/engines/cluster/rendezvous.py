@@ -10,6 +10,7 @@ begins <------------------------------- the name of the run, when every rank is 
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections import deque
@@ -130,9 +131,10 @@ def _listening(roster: Roster) -> tuple[Roster, socket.socket]:
     try:
         listener = listen(roster.head, roster.credentials)
     except OSError as error:
+        why = os.strerror(error.errno) if error.errno else error  # its own text repeats the address
         raise MachineError(
-            f"rank 0 cannot listen at {roster.head}: {error.strerror or error}; set PACELINE_HEAD=host:port, alike "
-            "for all ranks, to an address of the machine of rank 0 and a port that is free"
+            f"rank 0 cannot listen at {roster.head}: {why}; set PACELINE_HEAD=host:port, alike for all ranks, to an "
+            "address of the machine of rank 0 and a port that is free"
         ) from error
     try:
         return roster.listening(listener.getsockname()[1]), listener

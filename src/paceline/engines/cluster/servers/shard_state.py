@@ -33,7 +33,7 @@ from paceline.parameters.worker_state import copy_into
 #: Numbers of a shard from which on PyTorch is faster where the optimizer remembers something; measured on x86.
 LARGE = 1 << 18
 #: Bytes of a gradient from which on it is sent from where it lies: to copy it takes longer than one more buffer does.
-APART = 1 << 15
+APART = 1 << 20
 
 
 class GradientVector:
