@@ -8,6 +8,7 @@ printers/      C++ in lanes, of one sample, as a study published it; CUDA C; Num
 build.py       a library from the text, cached
 fused.py       `fuse`: the object that trains; resident.py lets module and optimizer lie in its memory
 serve.py       the updates of a worker at a server; served_steps.py has the optimizers' steps there
+stream.py      copies into memory that other processes read
 weights.py     whose parameters it trains; replicas.py has several models at once
 cpu.py  cuda/  the processors that it trains on
 runner.py      the processes that train together; ranks.py has the ranks of an MPI program
