@@ -51,6 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Run a command in this process and folder."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
+    monkeypatch.setattr(sys, "path", sys.path[:])  # a job file's folder is put first
     monkeypatch.setattr("paceline.cli.output.reserve_stdout", lambda: None)  # it would take this process's for good
 
     def run(*words: str) -> Done:

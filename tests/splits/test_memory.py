@@ -38,7 +38,7 @@ def derived(made: Job, plan: Plan) -> list[int]:
 def test_processes_take_what_is_derived(plan: str) -> None:
     parsed = Plan.parse(f"{plan},memory=512")
     run, wanted = train(job(), parsed, folder=None), derived(job(), parsed)
-    assert run.summary()["peak_memory"] == pytest.approx(wanted, rel=0.12)
+    assert run.summary()["peak_memory"] == pytest.approx(wanted, rel=0.15)
 
 
 def test_more_workers_and_higher_stages_take_less() -> None:
