@@ -271,7 +271,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("plan", ["downpour:workers=3,shards=2", "ssp:workers=3,bound=3"])
-def test_workers_are_killed_in_the_middle_of_legs(plan: str, seed: int) -> None:
+def test_workers_are_killed_in_the_middle_of_pushes(plan: str, seed: int) -> None:
     """No batch is lost, none is applied twice, and a replay has the same bits."""
     run = with_two_killed(plan, seed)
     no_update_lost(run)
@@ -280,6 +280,6 @@ def test_workers_are_killed_in_the_middle_of_legs(plan: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_workers_of_hogwild_are_killed_in_the_middle_of_legs(seed: int) -> None:
+def test_workers_of_hogwild_are_killed_in_the_middle_of_pushes(seed: int) -> None:
     run = with_two_killed("hogwild:workers=3", seed)
     assert set(run.trace.of_kind(Kind.APPLY)["update"].tolist()) == set(range(30 * 42))

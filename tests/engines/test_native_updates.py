@@ -145,7 +145,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> 
     assert bits(pl.train(resume=run)) == bits(pl.train(long, "sequential", folder=None))
 
 
-def test_a_signal_is_seen_between_two_legs(tmp_path: Path) -> None:
+def test_a_signal_is_seen_between_two_calls(tmp_path: Path) -> None:
     """A checkpoint is written where the worker is by then, and the run ends there."""
 
     def ask(state: Progress) -> None:

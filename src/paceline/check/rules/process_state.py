@@ -135,7 +135,7 @@ def _meets(fn: Function, facts: Facts) -> bool:
         return True
     tasks = any(other.asynchronous for other in facts.module.functions)
     if fn.decorated("contextmanager") and (tasks or of_threads(fn.cls, facts, fn.line) >= IMPORTS):
-        return True  # for whoever enters it
+        return True  # for all that enter it
     return not fn.asynchronous and of_threads(fn.cls, facts, fn.line) >= STARTS
 
 

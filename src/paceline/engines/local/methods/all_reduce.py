@@ -10,7 +10,7 @@ worker                                            its peers
 6 divide by the weight, clip, take the buffers
 7 the user's optimizer makes the step             the same step, bit for bit
 
-Where generated code computes, it does all of this for many updates in one call (`native`).
+Where generated code computes, it does all of this for many updates in one call (`native_updates`).
 """
 
 from __future__ import annotations
