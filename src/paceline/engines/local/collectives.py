@@ -102,10 +102,11 @@ class Reduction:
         found, offered = [], set[int]()
         for send, receive, reduce in self._steps:
             to, peer = send.other if send else -1, receive.other if receive else -1
+            sent = range(send.first, send.stop) if send else range(0)
             first, last = self._between(send)
-            if send and offered.issuperset(range(send.first, send.stop)):
+            if offered.issuperset(sent):
                 first = last
-            offered.update(range(send.first, send.stop) if send else ())
+            offered.update(sent)
             offered.difference_update(range(receive.first, receive.stop) if receive else ())
             found.append(Move(to, first, last, peer, *self._between(receive), reduce))
         return found
