@@ -371,6 +371,24 @@ def test_no_cut_is_made_where_none_can_be() -> None:
     assert balanced([1, 1, 1, 1], 3, closed) == ()
 
 
+def test_every_stage_has_a_piece_that_is_wanted() -> None:
+    draw = random.Random(2)
+    for _ in range(100):
+        pieces = [draw.randint(1, 9) for _ in range(draw.randint(2, 8))]
+        wanted = [draw.random() < 0.5 for _ in pieces]
+        stages = draw.randint(1, len(pieces))
+        able = [
+            cuts for cuts in _all(len(pieces), stages)
+            if all(any(wanted[a:b]) for a, b in pairwise([0, *cuts, len(pieces)]))
+        ]  # fmt: skip
+        found = balanced(pieces, stages, [0.0] * len(pieces), wanted)
+        assert bool(found) <= (found in able)
+        if able:
+            assert max(_costs(pieces, found)) == min(max(_costs(pieces, cuts)) for cuts in able)
+        else:
+            assert found == ()
+
+
 def _costs(pieces: list[int], cuts: tuple[int, ...]) -> list[int]:
     bounds = [0, *cuts, len(pieces)]
     return [sum(pieces[a:b]) for a, b in pairwise(bounds)]

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from paceline.api.train import train
 from paceline.engines.setup import set_up
 from paceline.errors import PlanError, WorkerDied
 from paceline.plans.plan import Plan, make
+from paceline.stages.segment import Blueprint
 from paceline.testing.conformance import difference, no_update_lost, replays, same_numbers
 from paceline.testing.jobs import DEEP_JOBS, JOBS, SAMPLES
 from paceline.testing.killing import kill_one
@@ -72,6 +74,18 @@ def test_another_replica_finishes_the_work_of_a_dead_one() -> None:
     assert {3} <= set(run.summary()["deaths"]) <= {2, 3}
     no_update_lost(run)
     replays(run)
+
+
+def test_every_stage_that_a_server_holds_has_parameters() -> None:
+    tail = [nn.ReLU() for _ in range(12)]  # heavier than the layers, as calls are counted
+    job = JOBS["mlp"]().with_(
+        model=lambda: nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5), *tail).double()
+    )
+    setup = set_up(job, Plan.parse("distbelief:workers=2,data=1,balance=operations"), "virtual")
+    assert isinstance(setup.blueprint, Blueprint)
+    assert setup.blueprint.names == ("2",)
+    with pytest.raises(PlanError, match="at most 2 stages with parameters, and the plan wants 3"):
+        set_up(job, Plan.parse("distbelief:workers=3,data=1,balance=operations"), "virtual")
 
 
 def test_a_killed_worker_is_named() -> None:

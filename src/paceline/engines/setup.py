@@ -48,7 +48,7 @@ from paceline.splits.optimizers import check_parts
 from paceline.splits.planning import split_blueprint
 from paceline.splits.stage_planning import with_parts
 from paceline.splits.weighing import peaks_of_parts
-from paceline.stages.planning import agrees, blueprint
+from paceline.stages.planning import CutRequest, agrees, blueprint
 from paceline.stages.rehearsal import examples_of
 from paceline.stages.segment import Blueprint
 
@@ -276,12 +276,14 @@ def _cut(
         table = pipeline.table(plan.workers, counts)
         prove_table(table.agreeing() if agrees(job) else table)
     examples = examples_of(job, source, agenda)
-    cuts = pipeline.cuts.split("+") if pipeline.cuts else []
+    cuts = CutRequest(
+        tuple(pipeline.cuts.split("+") if pipeline.cuts else ()), table.stages, pipeline.balance, found.moving,
+        parameters=pipeline.spread.server is not None,
+    )  # fmt: skip
     with threads(plan.threads):
         made = blueprint(
-            job, module, examples, table, found.moving, cuts, pipeline.balance,
-            pipeline.recomputing(plan.workers), flushes=pipeline.flushes,
-        )  # fmt: skip
+            job, module, examples, table, cuts, pipeline.recomputing(plan.workers), flushes=pipeline.flushes
+        )
         spread = pipeline.spread
         if spread.inside > 1:
             made = with_parts(job, module, made, examples, spread.recipe, spread.inside)

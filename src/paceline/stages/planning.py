@@ -36,17 +36,14 @@ CHANCE = torch.get_rng_state().nbytes
 
 
 def blueprint(
-    job: Job, module: nn.Module, examples: Sequence[Example], table: Table, moving: tuple[str, ...],
-    cuts: Sequence[str], by: str, recompute: Sequence[int], flushes: bool,
+    job: Job, module: nn.Module, examples: Sequence[Example], table: Table, wanted: CutRequest,
+    recompute: Sequence[int], flushes: bool,
 ) -> Blueprint:  # fmt: skip
-    """Return the blueprint of a pipeline.
-
-    `examples` are micro-batches of every size, the largest first; `by` is what is balanced where no cuts are given.
-    """
+    """Return the blueprint of a pipeline; `examples` are micro-batches of every size, the largest first."""
     twin = copy.deepcopy(module).train()
     replica = Replica(job, twin, ())
     call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
-    traced, places = _traced_and_cut(twin, call, tensors, CutRequest(tuple(cuts), table.stages, by, moving))
+    traced, places = _traced_and_cut(twin, call, tensors, wanted)
     travels = rehearse(job, module, traced, places, examples)
     names = tuple(name_of(traced, place) for place in places)
     carries = traced.draws
@@ -54,7 +51,7 @@ def blueprint(
     return Blueprint(
         call, traced.exported, tuple(sorted(traced.numbers)), places, names,
         needs=tuple(tuple(t.requires_grad for t in values) for values in travels),
-        carries_chance=carries, moving=moving,
+        carries_chance=carries, moving=wanted.moving,
         stage_to_worker=table.stage_to_worker, versions=table.versions, predicts=table.predicts, slots=table.slots,
         flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)), agrees=agrees(job),
         splits=splits(table),
@@ -71,6 +68,7 @@ class CutRequest:
     stages: int
     by: str  # a key of MEASURES
     moving: tuple[str, ...]  # buffers that training changes
+    parameters: bool = False  # every stage must have some, as a server is to hold them
 
 
 def _traced_and_cut(
@@ -129,15 +127,37 @@ def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tu
     price = 1.0 if wanted.by == "memory" else CARRIED
     prices = [price * size if fine else math.inf for size, fine in zip(message_bytes(traced), able, strict=True)]
     pieces = MEASURES[wanted.by](traced, tensors)
-    places = balanced(pieces, wanted.stages, prices) if wanted.stages <= count else ()
+    brings = _bring_parameters(traced) if wanted.parameters else [True] * count
+    places = balanced(pieces, wanted.stages, prices, brings) if wanted.stages <= count else ()
     if len(places) + 1 == wanted.stages:
         return places
-    most = 1 + sum(able)
+    most = _most_stages(able, brings)
     why = "".join(f"; {path} stays whole: {why}" for path, why in traced.whole.items())
+    kind = " with parameters" * wanted.parameters
     raise PlanError(
-        f"{type(traced.module).__name__} can be cut into at most {most} stage{'s' * (most != 1)}, and the plan wants "
-        f"{wanted.stages}; take fewer workers{why}"
+        f"{type(traced.module).__name__} can be cut into at most {most} stage{'s' * (most != 1)}{kind}, and the plan "
+        f"wants {wanted.stages}; take fewer workers{why}"
     )
+
+
+def _bring_parameters(traced: Traced) -> list[bool]:
+    """Return whether each piece is the first that uses some trainable parameter."""
+    found, known = list[bool](), set[nn.Parameter]()
+    for node in traced.pieces:
+        new = {p for p in traced.parameters(node) if p.requires_grad} - known
+        known |= new
+        found.append(bool(new))
+    return found
+
+
+def _most_stages(able: Sequence[bool], brings: Sequence[bool]) -> int:
+    """Return the most stages of pieces that can be cut where they are `able`, each with one of `brings`."""
+    most, has = 1, False
+    for place, (can, new) in enumerate(zip(able, brings, strict=True)):
+        if can and has and any(brings[place:]):
+            most, has = most + 1, False
+        has = has or new
+    return most
 
 
 def _apart(values: Any, changing: bool) -> Any:

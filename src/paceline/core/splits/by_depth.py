@@ -12,23 +12,27 @@ from functools import cache
 from itertools import accumulate
 
 
-def balanced(pieces: Sequence[float], stages: int, cut: Sequence[float]) -> tuple[int, ...]:
+def balanced(
+    pieces: Sequence[float], stages: int, cut: Sequence[float], wanted: Sequence[bool] = ()
+) -> tuple[int, ...]:
     """Return where stages begin, except the first; () where the pieces cannot make so many stages.
 
-    `cut` is the cost of a cut before each piece, infinite where there cannot be one.
+    `cut` is the cost of a cut before each piece, infinite where there cannot be one. Every stage has at least one of
+    the `wanted` pieces; by default any will do.
     """
     sums = [0.0, *accumulate(pieces)]
     count = len(pieces)
+    met = [0, *accumulate(wanted or [True] * count)]
 
     @cache
     def best(first: int, left: int) -> tuple[float, tuple[int, ...]]:
         """Return the cost of the most expensive of `left` stages from `first` on, and where the later ones begin."""
         enters = cut[first] if first else 0.0
         if left == 1:
-            return sums[count] - sums[first] + enters, ()
+            return (sums[count] - sums[first] + enters if met[count] > met[first] else math.inf), ()
         found: tuple[float, tuple[int, ...]] = (math.inf, ())
         for place in range(first + 1, count - left + 2):
-            if math.isinf(cut[place]):
+            if math.isinf(cut[place]) or met[place] == met[first]:
                 continue
             mine = sums[place] - sums[first] + enters
             if mine >= found[0]:
