@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.engines.local import worker_pool
 from paceline.errors import RunFailed, WorkerDied, WorkerFailed
 from paceline.runs.progress import Progress
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
@@ -109,6 +110,13 @@ def test_a_plan_that_keeps_step_ends_at_once_and_names_the_dead(plan: str) -> No
         pl.train(job(epochs=10**4), plan, workers=3, folder=None, progress=kill)
     assert caught.value.worker == 1
     assert time.monotonic() - killed_at[0] < 60, "it was the deadline that ended it"
+
+
+def test_a_run_ends_well_although_its_workers_are_slow_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine so busy that a process which was killed gets no core for seconds."""
+    monkeypatch.setattr(worker_pool, "GONE", 0.0)
+    run = pl.train(job(), "downpour", workers=2, folder=None, max_updates=4)
+    assert run.summary()["updates"] == 4
 
 
 def test_every_worker_dead_is_said() -> None:

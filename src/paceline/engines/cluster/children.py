@@ -13,11 +13,10 @@ from queue import Empty, SimpleQueue
 from time import perf_counter_ns as now
 from typing import Any, NamedTuple
 
+from paceline.engines.local.diagnosis import GONE
 from paceline.engines.local.forkserver import interrupts_wait, nameless_main, prepare
 from paceline.engines.local.messages import Died
 from paceline.runs.events import ProcessKind
-
-PATIENCE = 2.0  # seconds that a killed process may take to end
 
 
 class ProcessName(NamedTuple):
@@ -90,10 +89,11 @@ class Children:
         for child in self._all:
             child.process.kill()
         for child in self._all:
-            child.process.join(PATIENCE)
-            child.listener.join(PATIENCE)
+            child.process.join(GONE)
+            child.listener.join(GONE)
             child.pipe.close()
-            child.process.close()
+            if child.process.exitcode is not None:
+                child.process.close()
         self._all.clear()
 
     def _listen(self, child: Child) -> None:

@@ -20,6 +20,8 @@ from paceline.errors import NotFinite, RunFailed, WorkerDied, WorkerFailed, Work
 from paceline.errors.failure import Failure, Position, few
 
 OTHER_WORKER = re.compile(r"worker (\d+)")
+#: Seconds in which a process that was killed, or has closed its pipe at its end, is gone even on a busy machine.
+GONE = 60.0
 
 
 class Ending(NamedTuple):
@@ -32,7 +34,7 @@ class Ending(NamedTuple):
     @staticmethod
     def of(process: BaseProcess, oom_kills_before: int) -> Ending:
         """Describe the end of a child."""
-        process.join(1)
+        process.join(GONE)
         code = process.exitcode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         return Ending(how, how == "SIGKILL" and oom_kills() > oom_kills_before)

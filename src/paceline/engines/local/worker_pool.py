@@ -21,7 +21,7 @@ from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.checkpointing import CheckpointCoordinator
-from paceline.engines.local.diagnosis import Diagnosis, Ending, process_state
+from paceline.engines.local.diagnosis import GONE, Diagnosis, Ending, process_state
 from paceline.engines.local.forkserver import interrupts_wait, nameless_main, prepare, short_folder, too_long
 from paceline.engines.local.messages import Died, Failed, Finished, Message
 from paceline.engines.local.observer import Observer
@@ -231,8 +231,9 @@ class WorkerPool:
             if process.is_alive():
                 process.kill()
         for process in self.processes:
-            process.join(2)
-            process.close()
+            process.join(GONE)
+            if process.exitcode is not None:
+                process.close()
         for pipe in self.pipes:
             pipe.close()
 
