@@ -19,7 +19,7 @@ from paceline.watcher.layouts import LAYOUTS
 from paceline.watcher.samples import Snapshot
 
 PROGRAM = """
-import asyncio, threading, time
+import asyncio, threading
 
 class Account:
     def __init__(self):
@@ -27,7 +27,7 @@ class Account:
 
 def move(source, target):
     with source.lock:
-        time.sleep(0.05)
+        both.wait()
         with target.lock:  # line 11
             pass
 
@@ -45,7 +45,7 @@ def loop():
 
     asyncio.run(main())
 
-a, b = Account(), Account()
+a, b, both = Account(), Account(), threading.Barrier(2)
 threads = [threading.Thread(target=move, args=each) for each in ((a, b), (b, a))] + [threading.Thread(target=loop)]
 for thread in threads:
     thread.start()
