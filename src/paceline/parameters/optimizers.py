@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,28 @@ from torch import nn
 
 Optimizer = torch.optim.Optimizer
 LRSchedule = Callable[[Optimizer], Any]
+
+
+def _without_the_compiler(method: Any) -> None:
+    """Let a method of optimizers that is kept out of compiled code run without importing the compiler of PyTorch.
+
+    The import takes a second. It is made only to switch off a compiler that is under way, and none is before something
+    else has imported it. PyTorch keeps what it calls instead of the method in `__dynamo_disable`.
+    """
+    function = method.__wrapped__
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        if "torch._dynamo" in sys.modules:
+            function.__dict__.pop("__dynamo_disable", None)  # which PyTorch sets again
+            return method(*args, **keywords)
+        return function(*args, **keywords)
+
+    function.__dynamo_disable = call
+
+
+for _method in vars(Optimizer).values():
+    if getattr(getattr(_method, "__code__", None), "co_filename", "") == torch._compile.__file__:
+        _without_the_compiler(_method)
 #: Older versions of PyTorch create Adagrad's state in its constructor, newer ones in its first step.
 EAGER_ADAGRAD = bool(torch.optim.Adagrad([nn.Parameter(torch.zeros(1))]).state)
 
