@@ -55,7 +55,8 @@ def lines() -> list[Line]:
 
 @pytest.mark.parametrize("words", LAPSES)
 def test_a_lapse_does_not_come_back(words: str, lines: list[Line]) -> None:
-    found = [each for each in lines if pattern(words).search(each.text)]
+    lapse = pattern(words)
+    found = [each for each in lines if lapse.search(each.text)]
     shown = "\n".join(f"{x.file.relative_to(ROOT)}:{x.number}: {x.text.strip()}" for x in found)
     assert not found, f"write '{LAPSES[words]}' (docs/style.md):\n{shown}"
 
