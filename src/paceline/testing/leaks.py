@@ -9,9 +9,32 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 PATIENCE = 30.0  # seconds in which what is about to end may end, on a busy machine
+
+
+@dataclass(frozen=True)
+class Before:
+    """What there was before a block."""
+
+    newest: str
+    children: set[int]
+    threads: set[threading.Thread]
+    descriptors: set[str]
+    scratch: set[Path]
+
+
+@dataclass
+class _Read:
+    """The children that were read last, which takes milliseconds, and the newest process at that time."""
+
+    newest: str = ""
+    children: set[int] = field(default_factory=set)
+
+
+_read = _Read()
 
 
 def _children() -> set[int]:
@@ -30,6 +53,11 @@ def _children() -> set[int]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def _newest() -> str:
+    """The number of the process or thread that was started last on this machine; no child is new while it stays."""
+    return Path("/proc/loadavg").read_text(encoding="utf-8").split()[-1]
 
 
 def _descriptors() -> set[str]:
@@ -51,14 +79,12 @@ def _scratch() -> set[Path]:
 @contextmanager
 def nothing_left_behind() -> Iterator[None]:
     """Fail when the block leaves something that was not there before."""
-    children, threads, descriptors, scratch = (
-        _children(),
-        set(threading.enumerate()),
-        _descriptors(),
-        _scratch(),
-    )
+    newest = _newest()
+    if newest != _read.newest:
+        _read.newest, _read.children = newest, _children()
+    before = Before(newest, _read.children, set(threading.enumerate()), _descriptors(), _scratch())
     yield
-    left = _left(children, threads, descriptors, scratch)
+    left = _left(before)
     if left:
         # Memory is freed with the last object that refers to it, and that may be part of a reference cycle. Collecting
         # looks at every object that PyTorch and its imports made, so it is done only where something is left.
@@ -66,14 +92,15 @@ def nothing_left_behind() -> Iterator[None]:
     end = time.monotonic() + PATIENCE
     while left and time.monotonic() < end:
         time.sleep(0.01)
-        left = _left(children, threads, descriptors, scratch)
+        left = _left(before)
     assert not left, f"left behind: {left}"
 
 
-def _left(children: set[int], threads: set[threading.Thread], descriptors: set[str], scratch: set[Path]) -> list[str]:
+def _left(before: Before) -> list[str]:
+    children = set() if _newest() == before.newest else _children() - before.children
     return [
-        *(f"process {pid}" for pid in _children() - children),
-        *(f"thread {t.name}" for t in set(threading.enumerate()) - threads),
-        *(f"descriptor {d}" for d in _descriptors() - descriptors),
-        *(f"file {f}" for f in _scratch() - scratch),
+        *(f"process {pid}" for pid in children),
+        *(f"thread {t.name}" for t in set(threading.enumerate()) - before.threads),
+        *(f"descriptor {d}" for d in _descriptors() - before.descriptors),
+        *(f"file {f}" for f in _scratch() - before.scratch),
     ]
