@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 QUICK := tests/core tests/plans tests/parameters tests/check tests/engines/test_each_engine.py tests/test_face.py
 # Most tests wait for processes, or keep one core busy; on two cores four at a time take longer than three.
 PARALLEL := -n 3 --dist worksteal
+# Without bytecode each of the hundred processes that tests start would compile a thousand files.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test quick oldest soak check style docs release bench clean
 

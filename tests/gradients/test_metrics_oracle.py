@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.metrics as oracle
 import torch
-import torchmetrics.classification as tm
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.regression import MeanSquaredError
-from torchmetrics.text import Perplexity
 
 import paceline as pl
 
@@ -24,6 +20,12 @@ PLANS = ("sequential", *(pytest.param(plan, marks=pytest.mark.soak) for plan in 
 CHANCE = torch.Generator().manual_seed(0)
 X = torch.randn(453, 6, generator=CHANCE)  # a number that no batch size divides
 ADAM = partial(torch.optim.Adam, lr=0.02)
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Any:
+    """The module of scikit-learn, which takes a second to import, as torchmetrics does: only where tests use it."""
+    return pytest.importorskip("sklearn.metrics")
 
 
 def loaders(y: Tensor) -> dict[str, Any]:
@@ -43,7 +45,9 @@ def trained(y: Tensor, outputs: int, loss: Any, metrics: Any, plan: str) -> tupl
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_accuracy_f1_and_auroc(plan: str) -> None:
+def test_accuracy_f1_and_auroc(plan: str, oracle: Any) -> None:
+    import torchmetrics.classification as tm
+
     y = (X[:, :3] + 0.5 * torch.randn(453, 3, generator=torch.Generator().manual_seed(1))).argmax(1)
     metrics = {"f1": tm.MulticlassF1Score(3, average="macro"), "auroc": tm.MulticlassAUROC(3)}
     found, scores = trained(y, 3, nn.CrossEntropyLoss(), metrics, plan)
@@ -56,7 +60,9 @@ def test_accuracy_f1_and_auroc(plan: str) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_root_mean_squared_error(plan: str) -> None:
+def test_root_mean_squared_error(plan: str, oracle: Any) -> None:
+    from torchmetrics.regression import MeanSquaredError
+
     y = X[:, :2].sum(1, keepdim=True) + 0.1 * X[:, 2:3] ** 2
     metrics = {
         "rmse": lambda output, target: nn.functional.mse_loss(output, target).sqrt(),
@@ -79,7 +85,9 @@ class Words(nn.Module):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_perplexity(plan: str) -> None:
+def test_perplexity(plan: str, oracle: Any) -> None:
+    from torchmetrics.text import Perplexity
+
     text = (torch.arange(7 * 61 + 1) * 5 + torch.randint(2, (7 * 61 + 1,), generator=CHANCE)) % 12
     words, following = text[:-1].view(61, 7), text[1:].view(61, 7)
     data = DataLoader(TensorDataset(words, following), batch_size=10)
