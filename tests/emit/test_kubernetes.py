@@ -197,7 +197,7 @@ def test_a_pod_that_is_done_waits_and_does_not_train_again(stage: Stage) -> None
         assert process.stdout is not None
         assert DONE in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
+        process.communicate(timeout=300)
         assert process.returncode == -signal.SIGTERM
         assert stage.words("paceline")[:1] == calls
         (stage.calls / "paceline").unlink(missing_ok=True)
@@ -210,7 +210,7 @@ def test_rank_0_whose_run_is_done_waits(stage: Stage) -> None:
     assert process.stdout.readline() == f"{path} is done\n"
     assert DONE in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert stage.words("paceline") == []
 
 
@@ -220,6 +220,6 @@ def test_sigterm_reaches_the_training(stage: Stage) -> None:
     process = stage.start("sh", here(stage, "environment"), HOSTNAME="job-0")
     stage.until((stage.calls / "ready").exists, process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert process.returncode == 143
     assert not (stage.folder / "runs/done").exists()

@@ -148,6 +148,6 @@ def test_the_signal_before_the_time_limit_reaches_the_training_alone(stage: Stag
     process = stage.start("bash", script("ray"), **JOB)
     stage.until((stage.calls / "ready").exists, process)
     process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == 143, printed
     assert "The training ended with 143" in printed

@@ -38,7 +38,7 @@ def start(folder: Path, plan: str) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str], family: list[psutil.Process]) -> str:
     try:
-        said = process.communicate(timeout=100)[1]
+        said = process.communicate(timeout=300)[1]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         said = process.communicate()[1]

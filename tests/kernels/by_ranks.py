@@ -46,7 +46,7 @@ def mpiexec(ranks: int, folder: Path, *words: str) -> subprocess.CompletedProces
     """Runs Python with these words by so many ranks."""
     command = [MPIEXEC, "-n", str(ranks), sys.executable, *words]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=220)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
 
 
 def computed(folder: Path, cases: list[Case]) -> Found:
