@@ -26,7 +26,7 @@ BY_COUNT = ",balance=operations"
 #: One of each kind of arithmetic: the rest belongs to `make soak`.
 SOME = (
     "ring:workers=2", "local_sgd:workers=2,every=4", "downpour:workers=2", "hogwild:workers=2",
-    "gpipe:workers=2" + BY_COUNT,
+    "gpipe:workers=2" + BY_COUNT, "distbelief:workers=2" + BY_COUNT,
     "interleaved:workers=2", "pipedream:workers=2", "zero:workers=2", "zero:workers=2,stage=1",
     "tensor:workers=4,data=2",
 )  # fmt: skip

@@ -216,7 +216,8 @@ class PipelineWorker(WorkerContext):
         if number == len(self.blueprint.stage_to_worker) - 1 and not self.place:
             row = (lease.batch, -1, lease.port.base, -1, start, start, 0, share.samples, 0, share.mean)
             self.record(Kind.COMPUTE, *row)
-        lease.push(share)
+        lease.push(share, self.sent)
+        self.sent = 0
 
     def _driven(self, moves: Moves[GradientSum | None]) -> GradientSum | None:
         """Compute together with the workers that share the stage's layers, if there are any."""

@@ -43,10 +43,11 @@ class ReplicaLease:
         self.shard_locks = [arena.lock(n + 1, worker.waiter, f"shard {n}") for n in range(size)]
         memory, lock = arena.shards[self.place], self.shard_locks[self.place]
         self.port = open_stage_port(
-            segment, worker.plan, self.replica, self.place, memory, lock, worker.ensure_trace_space, worker.record
+            segment, worker.plan, self.replica, self.place, memory, lock, worker.ensure_trace_space, self._record
         )
         self.lease = arena.leases[4 * self.replica : 4 * self.replica + 4]
         self.count, self.batch, self.again = 0, -1, False
+        self.sent = 0  # bytes of messages since the last row
 
     def take(self) -> bool:
         """Wait for the replica's next batch; return whether there is one."""
@@ -59,10 +60,19 @@ class ReplicaLease:
         self.count, self.batch, self.again = self.count + 1, self.lease[BATCH], bool(self.lease[AGAIN])
         return True
 
-    def push(self, share: GradientSum) -> None:
-        """Push the gradient of this worker's stage; it computes with the newest version from now on."""
+    def push(self, share: GradientSum, sent: int) -> None:
+        """Push the gradient of this worker's stage; it computes with the newest version from now on.
+
+        The bytes of the messages before it, sent to the stage before, are counted in the row of the push.
+        """
+        self.sent = sent
         gradients = self.port.settle(self.batch, share)
         self.port.push(Push(self.replica, self.place, self.batch, self.again), gradients)
+
+    def _record(self, kind: Kind, *row: float) -> None:
+        *first, pushed, value = row
+        self.worker.record(kind, *first, pushed + self.sent, value)
+        self.sent = 0
 
     def pushed(self) -> None:
         """Count this worker's push, which the replica's first worker waits for."""
