@@ -10,12 +10,15 @@ PARALLEL := -n 3 --dist worksteal
 # Without bytecode each of the hundred processes that tests start would compile a thousand files.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick oldest soak check style docs release bench clean
+.PHONY: demo test tests quick oldest soak check style lint types docs release bench clean
 
 demo: $(VENV)/.ready          ## environment, then a comparison ending in a table and a page
 	$(BIN)/paceline compare digits --plans sequential,ddp,ring,downpour --workers 2
 
-test: style                   ## everything CI runs: ten minutes on two cores
+test: lint                    ## everything CI runs: ten minutes on two cores
+	$(MAKE) --no-print-directory -j2 types tests  # side by side: mypy keeps one core busy
+
+tests: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "not soak" $(PARALLEL)
 
 quick: $(VENV)/.ready         ## what to run while working: a minute
@@ -34,10 +37,14 @@ soak: $(VENV)/.ready          ## exhaustive sweeps, soaks and rare cases: what `
 check: style                  ## style, types, architecture
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-style: $(VENV)/.ready
+style: lint types
+
+lint: $(VENV)/.ready
 	$(BIN)/ruff check src tests examples benchmarks docs
 	$(BIN)/ruff check --preview --select PLW1514 src  # an encoding for every file, whatever the locale
 	$(BIN)/ruff format --check src tests examples benchmarks docs
+
+types: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/paceline check src
 
