@@ -150,7 +150,7 @@ def _works(scene: Scene, rank: int) -> bool:
 
 
 def _apart(scene: Scene, shard: int, lost: int) -> bool:
-    members = scene.picture.views[shard]
+    members = scene.picture.views.get(shard, ())  # none before its first view was written
     return len(members) == 2 and all(number % 3 != lost for number in members)
 
 
