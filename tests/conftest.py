@@ -10,9 +10,14 @@ from multiprocessing.util import Finalize
 
 import pytest
 import torch
-import torch._dynamo  # which every optimizer imports
+import torch._dynamo  # which every optimizer's step imports
+from hypothesis import HealthCheck, settings
 
 from paceline.testing.leaks import nothing_left_behind
+
+# The same examples in every run, however long a busy machine takes for one.
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -52,7 +52,7 @@ def test_the_schemas_refuse_what_does_not_belong() -> None:
             SCHEMA.validate({**job, **broken})
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.text(min_size=1, max_size=60), st.sampled_from(ROSTERS))
 def test_any_job_makes_a_valid_manifest_or_is_refused(job: str, roster: str) -> None:
     """The job's path comes out of the file as it went in."""

@@ -13,7 +13,7 @@ from paceline.errors import UsageError
 ODD = st.one_of(st.text("aZ09-_. /:'\"\\é\u202e", max_size=90), st.text(max_size=20))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(ODD)
 def test_any_text_has_a_label(text: str) -> None:
     """Names of pods, Services and volumes are made of it, each with something appended."""

@@ -31,7 +31,7 @@ def test_a_text_comes_back_as_it_was(text: str) -> None:
     assert yaml.safe_load(documents([value])) == value
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(VALUES, min_size=1, max_size=3))
 def test_anything_comes_back_as_it_was(values: list[Any]) -> None:
     assert list(yaml.safe_load_all(documents(values, ["a comment"]))) == values

@@ -290,7 +290,7 @@ def operations(draw: st.DrawFn) -> Case:
 
 def examples(count: int) -> settings:
     """So many examples, the same ones each time."""
-    suppressed = [HealthCheck.function_scoped_fixture]
+    suppressed = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     return settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=suppressed)
 
 

@@ -41,14 +41,14 @@ def data(shape: Shape, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.randn(shape.k, shape.c, shape.r, shape.s, generator=chance)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(shape=shapes(), threads=st.integers(1, 3))
 def test_every_way_to_convolve_gives_what_torch_gives(shape: Shape, threads: int) -> None:
     check_ways(shape, threads)
 
 
 @pytest.mark.soak
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(shape=shapes(), threads=st.integers(1, 3))
 def test_many_shapes_by_every_way_to_convolve(shape: Shape, threads: int) -> None:
     check_ways(shape, threads)
@@ -63,7 +63,7 @@ def check_ways(shape: Shape, threads: int) -> None:
             assert error <= TOLERANCE[name] * max(1.0, float(exact.abs().max())), (name, error)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(shape=shapes(), algorithm=st.sampled_from(["direct", "unrolled", "fft"]))
 def test_gradients_are_convolutions_too(shape: Shape, algorithm: str) -> None:
     x, filters = (t.requires_grad_() for t in data(shape))
@@ -183,7 +183,7 @@ def test_fixed_point_is_the_sum_of_whole_numbers() -> None:
         assert float((made(x) - expected).detach().abs().max()) < 1e-5 * (1 + depth**0.5)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(shapes(), st.integers(1, 6), st.integers(1, 3))
 def test_fixed_convolutions_are_sums_of_whole_numbers(shape: Shape, stride: int, threads: int) -> None:
     """What lies beyond an image must be the byte that stands for nought, and every lane must see its own pixels."""

@@ -50,7 +50,7 @@ pl.train(job, sys.argv[1], workers=2, folder=pathlib.Path(sys.argv[2], "runs"), 
 def test_a_killed_run_leaves_what_each_worker_was_at(plan: str, tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", SCRIPT, plan, str(tmp_path)])
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while not (tmp_path / "ready").exists():
             assert parent.poll() is None
             assert time.monotonic() < end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.cluster.launchers import HEAD_PORT, PORTS, Launched, first_host, from_environment, from_mpiexec
@@ -157,7 +157,6 @@ def test_what_is_no_list_of_hosts(nodelist: str) -> None:
 HOSTS = st.lists(st.tuples(st.sampled_from(["node", "n-", "gpu.x"]), st.integers(0, 1000)), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(HOSTS, st.booleans())
 def test_a_list_in_short_form_begins_as_the_list_written_out(hosts: list[tuple[str, int]], padded: bool) -> None:
     """Slurm writes hosts of one prefix that follow each other in one bracket."""
@@ -178,7 +177,6 @@ TEXTS = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(VARIABLES, TEXTS))
 def test_any_environment_is_understood_or_refused(environ: dict[str, str]) -> None:
     """What is refused is refused by the name of a variable that is set."""
