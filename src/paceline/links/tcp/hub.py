@@ -253,6 +253,8 @@ class Hub:
         self._next_round = now + int(self._timing.heartbeat * SECOND / 2)
         if not self._accepting and self._listener is not None:
             self._accept_again()
+        for member in [each for each in self._members.values() if each.connection.partial]:
+            self._serve(member)  # what has come of a body that is not complete shows that its sender lives
         for member in list(self._members.values()):
             silence = now - max(member.connection.heard, self._listening)
             most = int(self._timing.silence * SECOND) + DELAYS * member.connection.delay
