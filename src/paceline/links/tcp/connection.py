@@ -14,8 +14,7 @@ from paceline.links.tcp.frame import HEARTBEAT, LIMITS, Decoder, Encoder, Frame,
 from paceline.links.tcp.stream import Stream
 
 FRAMES, READS = 64, 256  # of one connection before others have their turn
-#: Bytes of a body that are waited for at once. For fewer it is as well to be woken twice, and the kernel need not keep all
-#: of more.
+#: Bytes of a body that are waited for at once: the least for which that pays, and the most that the kernel is to keep.
 SEVERAL, MOST = 1 << 16, 1 << 22
 LONGEST_DELAY = 2_500_000_000  # nanoseconds that a peer may claim
 #: What can be sent: bytes, an array, a memoryview.
