@@ -112,12 +112,11 @@ class Connection:
             PeerLost: the connection has ended, or too much waits already. Only in the second case `lost` is set: what
                 the other end has sent before it ended can still be read.
         """
-        views = [view for view in (memoryview(body) for body in bodies) if view.nbytes]
+        views = [memoryview(body).cast("B") for body in bodies if len(body)]
         with self._sending:
             if self.queued > self._encoder.limits.queue:
                 raise self._lose(f"does not read: {self.queued} bytes wait for it")
-            head = self._encoder.head(kind, ints, sum(view.nbytes for view in views))
-            unsent = [memoryview(head), *(view.cast("B") for view in views)]
+            unsent = [memoryview(self._encoder.head(kind, ints, sum(map(len, views)))), *views]
             if not self._queue:
                 unsent = self._send(unsent)
             for view in unsent:
