@@ -37,6 +37,8 @@ class Settings:
         self._form = form_of(optimizer)
         self._seen: list[Any] = []
         self._rows: np.ndarray | None = None
+        #: Where the rows lie.
+        self.address = 0
 
     def rows(self) -> np.ndarray | None:
         """Return a row for each group as the settings are now; None where they no longer fit the text."""
@@ -46,6 +48,7 @@ class Settings:
             fits = form_of(self.optimizer) == self._form
             rows = [[*self.step.row(group), *self._constants] for group in groups] if fits else []
             self._seen, self._rows = seen, np.array(rows) if fits else None
+            self.address = self._rows.ctypes.data if self._rows is not None else 0
         return self._rows
 
 
@@ -57,13 +60,13 @@ class NativeStep:
         self._settings, self._bare = Settings(optimizer, step), bare_step(optimizer)
         self._groups = [(p, number) for number, group in enumerate(optimizer.param_groups) for p in group["params"]]
         self._spans = spans_for([p.numel() for p, _ in self._groups])
+        self._address = self._spans.ctypes.data
 
     @torch.no_grad()
     def __call__(self) -> None:
         """Make the step."""
         moved = [(p, g, number) for p, number in self._groups if (g := p.grad) is not None]
-        rows = self._settings.rows()
-        if rows is None or not all(fits(p, self._dtype) and fits(g, self._dtype) for p, g, _ in moved):
+        if self._settings.rows() is None or not all(fits(p, self._dtype) and fits(g, self._dtype) for p, g, _ in moved):
             self._bare()
             return
         spans = self._spans[: len(moved)]
@@ -74,7 +77,7 @@ class NativeStep:
         if self.step.remembered and not self._recall(spans, [p for p, _, _ in moved]):
             self._bare()
             return
-        self._run(rows, spans)
+        self._run(self._settings.address, self._address, len(spans))
 
     def _recall(self, spans: np.ndarray, parameters: Sequence[nn.Parameter]) -> bool:
         """Find what the optimizer remembers; False where it has another form, as before the first step."""
@@ -152,7 +155,7 @@ def _agrees(
             if step.counts and number:
                 mine["t"] += skipped
                 tried.skip(skipped)
-            run(rows, spans)
+            run(rows.ctypes.data, spans.ctypes.data, len(spans))
             rule.update(tried, Arrival([gradient], [pulled]))
             if not tried.equal(mine, step, text):
                 return False

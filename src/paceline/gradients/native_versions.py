@@ -127,7 +127,7 @@ class NativeVersions:
         self._slots = [_Slot.of(version, step, text.memory) for version in store.versions]
         self._spans = spans_for([p.numel() for p in store.parameters])
         groups = {id(p): n for n, group in enumerate(store.optimizer.param_groups) for p in group["params"]}
-        self._spans["shared"] = shared
+        self._address, self._spans["shared"] = self._spans.ctypes.data, shared
         self._spans["group"] = [groups[id(p)] for p in store.parameters]
         #: The slots that the spans are of: where the newest version is, where the next is made, what was pulled.
         self._move = (-1, -1, -1)
@@ -147,14 +147,14 @@ class NativeVersions:
         if source != target:
             for mine, newest in zip(store.versions[target].buffers, store.versions[source].buffers, strict=True):
                 mine.copy_(newest)
-        self._run(rows, spans)
+        self._run(self._settings.address, self._address, len(spans))
         if self._remembers:
             self._slots[target].present[:] = True
         if target != store.slot:
             store.look(target)
         return True
 
-    def _addresses(self, gradients: Sequence[Tensor | None]) -> list[int] | None:
+    def _addresses(self, gradients: Sequence[Tensor | None]) -> np.ndarray | list[int] | None:
         """Return where the gradients lie; None where generated code cannot read them."""
         if isinstance(gradients, FlatViews):  # to ask each of them takes longer than to step a small model
             return gradients.addresses

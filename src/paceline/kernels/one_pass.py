@@ -34,7 +34,8 @@ SPAN = np.dtype([
 #: What PyTorch rounds twice is not contracted.
 FLAGS = ("-ffp-contract=off",)
 
-Pass = Callable[[np.ndarray, np.ndarray], None]
+#: Called with the addresses of settings and spans, and how many spans: to ask an array for its address takes long.
+Pass = Callable[[int, int, int], None]
 
 HEAD = "#include <cmath>\n#include <cstdint>\n#include <cstring>"
 ALL = """
@@ -46,7 +47,7 @@ extern "C" void paceline_one_pass(const double* settings, const Numbers* numbers
 
 @cache
 def one_pass(dtype: torch.dtype, step: ServedStep, rule: ServedRule) -> Pass | None:
-    """Return the pass over settings and spans; None without a compiler, or for numbers that it does not know."""
+    """Return the pass; None without a compiler, or for numbers that it does not know."""
     if dtype not in REALS:
         return None
     try:
@@ -54,9 +55,10 @@ def one_pass(dtype: torch.dtype, step: ServedStep, rule: ServedRule) -> Pass | N
     except (NoCompiler, CannotCompile):
         return None
     use_torchs_roots(made, dtype)
-    run = made.paceline_one_pass
-    run.argtypes, run.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
-    return lambda settings, spans: run(settings.ctypes.data, spans.ctypes.data, len(spans))
+    run: Pass = made.paceline_one_pass
+    made.paceline_one_pass.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    made.paceline_one_pass.restype = None
+    return run
 
 
 def spans_for(counts: list[int]) -> np.ndarray:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,7 +43,7 @@ class FlatViews(list[Tensor]):
         #: The vector as far as parameters reach, with the gaps between them.
         self.flat = flat
         #: Where each of the views lies. The vector stays where it is.
-        self.addresses = [view.data_ptr() for view in views]
+        self.addresses = np.array([view.data_ptr() for view in views], np.int64)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.errors import PeerLost, WaitedTooLong
 from paceline.links.tcp.blocking import BlockingConnection
+from paceline.links.tcp.frame import Encoder
 from paceline.links.tcp.leaving import leave
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import CallOff, SocketWaiter
@@ -98,6 +99,20 @@ def test_a_silent_peer_is_lost_before_the_deadline(body: bytes, make_pair: MakeP
     line = BlockingConnection(first, waiter(called_off, silence=0.05))
     with pytest.raises(PeerLost, match=r"the other has been silent for 0\.05 s"):
         line.send(16, (), [body]) if body else line.receive()
+
+
+def test_a_peer_that_sends_a_large_body_slowly_is_not_silent(make_pair: MakePair, called_off: CallOff) -> None:
+    """Poll reports none of its pieces, so they are looked for before it is taken for lost."""
+    first, second = make_pair()
+    line, body = BlockingConnection(first, waiter(called_off, silence=0.05)), memoryview(bytes(300_000))
+    second.stream.send([memoryview(Encoder().head(16, (), len(body))), body[:100_000]])
+    while not first.partial:
+        assert first.next() is None
+    second.stream.send([body[:10]])
+    heard = first.heard
+    with pytest.raises(PeerLost, match=r"the other has been silent for 0\.05 s"):
+        line.receive()
+    assert first.heard > heard
 
 
 def test_the_pump_of_a_peer_that_computes_sends_heartbeats(make_pair: MakePair, called_off: CallOff) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import select
+
 import pytest
 
 from paceline.errors import FrameError, PeerLost
 from paceline.links.tcp.connection import LONGEST_DELAY, Connection
-from paceline.links.tcp.frame import HEARTBEAT, LEAVE, Frame, Limits
+from paceline.links.tcp.frame import HEARTBEAT, LEAVE, Encoder, Frame, Limits
 from paceline.links.tcp.leaving import leave
 from tests.links.tcp.conftest import PATIENCE, MakePair, next_frame
 
@@ -145,3 +147,40 @@ def test_what_is_no_frame_ends_the_reading(make_pair: MakePair) -> None:
     first.stream.send([memoryview(b"GET / HTTP/1.1\r\n\r\n and more")])
     with pytest.raises(FrameError):
         next_frame(second)
+
+
+def test_poll_reports_a_large_body_once_it_is_complete(make_pair: MakePair) -> None:
+    sender, receiver = make_pair()
+    body, size = memoryview(bytes(1_000_000)), 300_000
+    poller = select.poll()
+    poller.register(receiver, select.POLLIN)
+
+    def send(piece: memoryview) -> None:
+        assert sender.stream.send([piece]) == len(piece)
+
+    send(memoryview(Encoder().head(16, (), size)))
+    send(body[:100_000])
+    while not receiver.partial:
+        assert receiver.next() is None
+    while receiver.next() is not None or poller.poll(0):
+        pass  # what was under way when it was asked for
+    send(body[:100_000])
+    assert not poller.poll(20)
+    send(body[:100_000])
+    assert poller.poll(1000 * PATIENCE)
+    assert len(next_frame(receiver).body) == size
+    sender.post(17)  # and the next frame is reported however small it is
+    assert poller.poll(1000 * PATIENCE)
+
+
+def test_the_end_of_a_connection_is_reported_in_the_middle_of_a_body(make_pair: MakePair) -> None:
+    sender, receiver = make_pair()
+    sender.stream.send([memoryview(Encoder().head(16, (), 300_000)), memoryview(bytes(100_000))])
+    while not receiver.partial:
+        assert receiver.next() is None
+    sender.close()
+    poller = select.poll()
+    poller.register(receiver, select.POLLIN)
+    assert poller.poll(1000 * PATIENCE)
+    with pytest.raises(PeerLost, match="in the middle of a message"):
+        next_frame(receiver)

@@ -263,6 +263,20 @@ def test_bodies_are_received_where_their_place_is(hubs: list[Hub]) -> None:
     assert all(isinstance(event, Received) and event.body.obj is slots[event.ints[0]] for event in got)
 
 
+def test_what_has_come_of_a_large_body_shows_that_its_sender_lives(hubs: list[Hub]) -> None:
+    """Poll reports a body when it is complete; until then the hub looks for its pieces itself."""
+    hubs += [desk := listening_hub(PATIENT), worker := dialling_hub(desk.address, timing=PATIENT)]
+    until(hubs, lambda events: len(events) == 2)
+    sender, receiver = worker._members[DESK].connection, desk._members[WORKER].connection
+    sender.stream.send([memoryview(sender._encoder.head(PING, (), 300_000)), memoryview(bytes(100_000))])
+    while not receiver.partial:
+        assert not desk.poll(0.01)
+    sender.stream.send([memoryview(bytes(10))])
+    heard = receiver.heard
+    while receiver.heard == heard:
+        assert not desk.poll(0.01)
+
+
 def test_a_connection_is_handed_over_with_what_has_arrived(hubs: list[Hub]) -> None:
     listener = listen(Address("127.0.0.1", 0), LOOPBACK)
     desk = Hub(Identity(DESK, RUN, JOB), listener=listener, handed_over=(WORKER.role,))

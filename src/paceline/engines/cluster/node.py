@@ -23,7 +23,7 @@ from paceline.links.tcp.waiting import Timing
 from paceline.parameters.layout import sha256, state_tensors
 from paceline.parameters.worker_state import WorkerState
 
-POLL = 0.05  # seconds between two looks at the worker, at most
+POLL = 0.1  # seconds between two looks at the worker, at most
 
 
 @dataclass(frozen=True)

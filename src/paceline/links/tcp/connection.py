@@ -14,6 +14,8 @@ from paceline.links.tcp.frame import HEARTBEAT, LIMITS, Decoder, Encoder, Frame,
 from paceline.links.tcp.stream import Stream
 
 FRAMES, READS = 64, 256  # of one connection before others have their turn
+#: Bytes of a body that are waited for at once: the least for which that pays, and the most that the kernel is to keep.
+SEVERAL, MOST = 1 << 16, 1 << 22
 LONGEST_DELAY = 2_500_000_000  # nanoseconds that a peer may claim
 #: What can be sent: bytes, an array, a memoryview.
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -52,6 +54,8 @@ class Connection:
         self.unread = False
         #: Whether the last `receive` has taken all that had arrived, or the kernel says so if it has not.
         self._empty = False
+        #: How many bytes have to arrive until poll reports them: more than one in the middle of a large body.
+        self._due = 1
         #: Bytes that wait in the queue.
         self.queued = 0
         #: Called when a frame could not be sent at once, by the thread that posted it.
@@ -108,12 +112,11 @@ class Connection:
             PeerLost: the connection has ended, or too much waits already. Only in the second case `lost` is set: what
                 the other end has sent before it ended can still be read.
         """
-        views = [view for view in (memoryview(body) for body in bodies) if view.nbytes]
+        views = [memoryview(body).cast("B") for body in bodies if len(body)]
         with self._sending:
             if self.queued > self._encoder.limits.queue:
                 raise self._lose(f"does not read: {self.queued} bytes wait for it")
-            head = self._encoder.head(kind, ints, sum(view.nbytes for view in views))
-            unsent = [memoryview(head), *(view.cast("B") for view in views)]
+            unsent = [memoryview(self._encoder.head(kind, ints, sum(map(len, views)))), *views]
             if not self._queue:
                 unsent = self._send(unsent)
             for view in unsent:
@@ -234,7 +237,28 @@ class Connection:
         # After a body seldom anything follows at once: to ask for it costs a system call and an exception.
         self._empty = self.stream.short_is_all and (count < len(target) or self._decoder.body_complete)
         self.heard = monotonic_ns()
+        if self._due > 1 or self._decoder.missing >= SEVERAL:
+            self._wake_at(min(max(1, self._decoder.missing), MOST))
         return True
+
+    @property
+    def partial(self) -> bool:
+        """Whether bytes may have arrived that poll does not report, since more of the same body are due."""
+        return self._due > 1
+
+    def hurry(self) -> bool:
+        """Let poll report whatever arrives next; whether it did not before."""
+        partial = self.partial
+        self._wake_at(1)
+        return partial
+
+    def _wake_at(self, count: int) -> None:
+        """Let poll report what arrives from so many bytes on: to be woken for each segment of a body costs more than
+        to receive it.
+        """
+        if count != self._due:
+            self._due = count
+            self.stream.wake_at(count)
 
     # --- the end ---
 

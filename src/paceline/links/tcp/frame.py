@@ -125,6 +125,11 @@ class Decoder:
         """Whether the last bytes of a body were received straight into its place; then nothing else has been read."""
         return self._announced is not None and self._body is not None and self._got == self._announced.size
 
+    @property
+    def missing(self) -> int:
+        """The bytes of the body under way that have not come yet; 0 if none is."""
+        return 0 if self._body is None else len(self._body) - self._got
+
     def target(self) -> memoryview:
         """Return where the next bytes belong. It is never empty, if `next` returned None before."""
         if self._body is not None:

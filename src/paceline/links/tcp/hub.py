@@ -232,13 +232,13 @@ class Hub:
         for member in [self._members[peer] for peer in self._unread]:
             self._serve(member)
         for descriptor, events in ready:
-            if descriptor == self._wake:
+            if (owner := self._by_descriptor.get(descriptor)) is not None:
+                self._handle(owner, events)
+            elif descriptor == self._wake:
                 os.eventfd_read(self._wake)
                 woken = True
             elif self._listener is not None and descriptor == self._listener.fileno():
                 self._accept(self._listener)
-            else:
-                self._handle(self._by_descriptor.get(descriptor), events)
         return woken
 
     def _round(self) -> None:
@@ -253,6 +253,8 @@ class Hub:
         self._next_round = now + int(self._timing.heartbeat * SECOND / 2)
         if not self._accepting and self._listener is not None:
             self._accept_again()
+        for member in [each for each in self._members.values() if each.connection.partial]:
+            self._serve(member)  # what has come of a body that is not complete shows that its sender lives
         for member in list(self._members.values()):
             silence = now - max(member.connection.heard, self._listening)
             most = int(self._timing.silence * SECOND) + DELAYS * member.connection.delay
@@ -263,15 +265,15 @@ class Hub:
                 delay = self._pump.delay if self._pump is not None else 0
                 member.connection.beat(now, int(self._timing.heartbeat * SECOND), delay)
 
-    def _handle(self, owner: _Member | Candidate | None, events: int) -> None:
+    def _handle(self, owner: _Member | Candidate, events: int) -> None:
         if isinstance(owner, Candidate):
             if owner.fileno() >= 0:  # it may have been closed since the kernel reported it
                 self._advance(owner)
-        elif owner is not None:
-            if events & select.EPOLLOUT:
-                self._flush(owner)
-            if events & ~select.EPOLLOUT and owner.peer in self._members:
-                self._serve(owner)
+            return
+        if events & select.EPOLLOUT:
+            self._flush(owner)
+        if events & ~select.EPOLLOUT:
+            self._serve(owner)
 
     # --- candidates ---
 

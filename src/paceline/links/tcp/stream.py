@@ -33,6 +33,9 @@ class Stream(Protocol):
     def receive(self, into: memoryview) -> int | None:
         """Receive some bytes, and return how many; 0 at the end."""
 
+    def wake_at(self, count: int) -> None:
+        """Let poll report what arrives only from so many bytes on, as far as the socket can; its end at once."""
+
     def undelivered(self) -> int:
         """Return how many of the bytes that were sent the other end's kernel has not confirmed."""
 
@@ -69,6 +72,9 @@ class PlainStream:
             return self._receive(into)
         except BlockingIOError:
             return None
+
+    def wake_at(self, count: int) -> None:
+        self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def undelivered(self) -> int:
         return undelivered(self._raw)

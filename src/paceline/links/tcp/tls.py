@@ -114,6 +114,9 @@ class TlsStream:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
 
+    def wake_at(self, count: int) -> None:
+        """Do nothing: what the socket has received is decrypted record by record."""
+
     def undelivered(self) -> int:
         return undelivered(self._raw)
 

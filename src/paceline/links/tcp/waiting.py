@@ -95,6 +95,8 @@ class Wait:
         now = monotonic_ns()
         if now > until + silence // 2:  # this process was stopped itself: what came meanwhile was not looked at yet
             self._listening = now - int((1 - GRACE) * silence)
+        if not ready and self._connection.hurry():
+            ready = poller.poll(0)
         if ready:
             return ready
         if now >= self._end:

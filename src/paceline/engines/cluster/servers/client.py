@@ -46,7 +46,7 @@ class Side(Protocol):
         """Return what is pushed to a shard, the same until the answer is adopted."""
 
     def room(self, shard: int, size: int) -> memoryview:
-        """Return memory to receive so many bytes of an answer in, with which the module does not compute."""
+        """Return memory to receive so many bytes of an answer in: the module does not compute until it is adopted."""
 
     def give_up_room(self, shard: int) -> None:
         """Return other memory from now on: another answer may still be arriving in that which was returned."""
@@ -80,8 +80,8 @@ class ServerClient:
         self.gathers = gathered_by(runner.plan.method)
         self.side = side_of(runner)
         self.machine = WorkerMachine(number, len(runner.layout.shards), timing, pulls=bool(self.gathers))
-        #: Where the answer of a shard is being received: a module never computes with memory that a frame may still be
-        #: received in.
+        #: Where the answer of a shard is being received. If another one is adopted first, the module computes elsewhere
+        #: from then on, since the first may still arrive there.
         self._arriving: dict[int, memoryview] = {}
         self.batch: int | None = None
         self.finished = self._began = False

@@ -32,16 +32,13 @@ class ShardValues:
 class ShardReplica:
     """A worker's copy of one shard, and the vector that it pushes.
 
-    Parameters arrive in spare memory, which the module computes with from then on, so they are not copied.
+    Parameters arrive in the memory that the module computes with: it computes nothing until they are complete.
     """
 
     def __init__(self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], vector: Vector) -> None:
         self._layout, self._dtype, self._parameters = layout, dtype, parameters
-        #: What the module computes with, and where the next parameters arrive.
-        self.values, self.spare = ShardValues(layout, dtype), ShardValues(layout, dtype)
-        for parameter, view in zip(parameters, self.values.views, strict=True):
-            view.copy_(parameter.detach())
-        self._use(self.values)
+        #: What the module computes with.
+        self.values = self._moved_to(ShardValues(layout, dtype))
         self.vector = vector
         #: Reads answers that are coded; None where they are the parameters.
         self.reader: PulledReader | None = None
@@ -50,19 +47,19 @@ class ShardReplica:
 
     def take(self, body: memoryview) -> None:
         """Compute with these parameters from now on."""
-        if body.obj is self.spare.raw.obj:
-            self.values, self.spare = self.spare, self.values
-            self._use(self.values)
-        else:
+        if body.obj is not self.values.raw.obj:
             self.values.raw[:] = body
 
-    def _use(self, values: ShardValues) -> None:
+    def _moved_to(self, values: ShardValues) -> ShardValues:
+        """Let the module compute with its parameters in this memory."""
         for parameter, view in zip(self._parameters, values.views, strict=True):
+            view.copy_(parameter.detach())
             parameter.data = view
+        return values
 
-    def give_up_spare(self) -> None:
-        """Let the next parameters arrive elsewhere: others may still be arriving in the spare memory."""
-        self.spare = ShardValues(self._layout, self._dtype)
+    def move(self) -> None:
+        """Compute in other memory: parameters that are not wanted may still be arriving in this one."""
+        self.values = self._moved_to(ShardValues(self._layout, self._dtype))
 
     def look_back(self) -> None:
         """Write what the gradient was computed from, if the rule wants it."""
@@ -121,11 +118,12 @@ class GradientSide:
         return vector.parts if isinstance(vector, GradientVector) else (vector.bytes,)
 
     def room(self, shard: int, size: int) -> memoryview:
-        spare = self.shards[shard].spare.raw
-        return spare if len(spare) == size else memoryview(bytearray(size))
+        mine = self.shards[shard]
+        own = mine.reader is None and len(mine.values.raw) == size
+        return mine.values.raw if own else memoryview(bytearray(size))
 
     def give_up_room(self, shard: int) -> None:
-        self.shards[shard].give_up_spare()
+        self.shards[shard].move()
 
     def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
         """Continue with these parameters, and with the moving buffers of the first shard."""

@@ -194,11 +194,13 @@ class ShardProcess:
         """Let vectors be used again that nothing needs any longer."""
         assert self.state is not None
         start = self.machine.log_start
-        if any(version < start for version in self.kept):  # a server that was given up may not have read them
-            self.hub.copy_queues(SERVERS)
+        if next(iter(self.kept), start) < start:
+            self.hub.copy_queues(SERVERS)  # a server that was given up may not have read them
             self.kept = {version: vector for version, vector in self.kept.items() if version >= start}
-        unmade, arriving = (vector for _, vector in self._unmade), (vector for _, vector in self._arriving)
-        self.state.vectors.keep((*self.kept.values(), *unmade, *arriving))
+        needed = list(self.kept.values())
+        for _, vector in (*self._unmade, *self._arriving):
+            needed.append(vector)
+        self.state.vectors.keep(needed)
 
     def _place(self, peer: Peer, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
         """Receive gradients in vectors whose views are made already."""
