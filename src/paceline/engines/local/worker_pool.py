@@ -48,6 +48,7 @@ from paceline.splits.slicing import sliced
 from paceline.stages.segment import skeleton
 
 POLL = 0.1  # seconds between two looks at the workers, at most
+DYING = 60.0  # seconds that a killed process may take to be gone: the kernel and the forkserver need a core for it
 
 
 @contextlib.contextmanager
@@ -231,7 +232,7 @@ class WorkerPool:
             if process.is_alive():
                 process.kill()
         for process in self.processes:
-            process.join(2)
+            process.join(DYING)
             process.close()
         for pipe in self.pipes:
             pipe.close()
