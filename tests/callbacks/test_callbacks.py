@@ -225,7 +225,11 @@ def test_loggers_write_what_happens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("loggers", "says"),
-    [(["tensorbord"], "did you mean 'tensorboard'"), ("csv", r"give a list, as in loggers=\['csv'\]")],
+    [
+        (["tensorbord"], "did you mean 'tensorboard'"),
+        (["csv:file=a"], "has no option 'file'; allowed: none"),
+        ("csv", r"give a list, as in loggers=\['csv'\]"),
+    ],
 )
 def test_a_wrong_logger_is_refused(loggers: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.check.cache import FOLDER
+from paceline.check.options import Options
 from paceline.cli.check import check
 from paceline.errors import UsageError
 
@@ -63,6 +64,10 @@ def test_text_is_a_line_and_a_story() -> None:
 def test_nothing_found_ends_with_0(here: Path) -> None:
     (here / "good.py").write_text("x = 1\n")
     assert run("good.py").exit_code == 0
+
+
+def test_the_least_confidence_of_the_help_is_that_of_the_checker() -> None:
+    assert f"[default: ({Options().min_confidence})]" in " ".join(run("--help").stdout.replace("│", " ").split())
 
 
 def test_json_has_what_other_programs_need() -> None:

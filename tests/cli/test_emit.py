@@ -42,6 +42,11 @@ def test_a_file_is_replaced_only_on_request(folder: Path, command: Command) -> N
     assert "ring:workers=3" in (folder / "job.sh").read_text()
 
 
+def test_nodes_with_gpus_are_asked_for(folder: Path, command: Command) -> None:
+    done = command("emit", "slurm", "job.py", "--plan", "ring", "--gpus", "2")
+    assert (done.code, "#SBATCH --gpus-per-node=2\n" in done.out) == (0, True), done.err
+
+
 def test_nothing_of_pytorch_is_imported(folder: Path) -> None:
     """A file for a cluster may be written on a machine that cannot train."""
     program = (

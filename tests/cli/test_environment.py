@@ -39,6 +39,14 @@ def test_nonsense_is_refused_with_the_variables_name(
     assert (done.code, says in said) == (2, True), said
 
 
+def test_a_folder_without_the_files_of_a_job_is_refused(
+    folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_DATA", str(folder))
+    done = command("train", "mnist-cnn", "--max-updates", "1")
+    assert (done.code, f"PACELINE_DATA={folder} holds no train-images-idx3-ubyte" in done.err) == (2, True), done.err
+
+
 def test_a_wrong_number_of_ranks_is_refused_where_it_is_read(
     folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +259,19 @@ def test_killing_the_parent_ends_everything(plan: str, seconds: float, tmp_path:
     with _started(plan, tmp_path, 10**6, 1) as family:
         family[0].kill()
         _nothing_is_left(family, seconds)
+
+
+def test_workers_whose_end_is_told_late_are_waited_for() -> None:
+    """The forkserver, which tells how a worker has ended, may find no core for seconds on a busy machine."""
+    stopped: list[threading.Timer] = []
+
+    def stop(progress: Progress) -> None:
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if progress.updates == 80 and not stopped:
+            os.kill(server, signal.SIGSTOP)
+            stopped.append(threading.Timer(4.0, os.kill, (server, signal.SIGCONT)))
+            stopped[0].start()
+
+    run = pl.train(job(), "ring", workers=2, folder=None, progress=stop)
+    stopped[0].join()
+    assert run.summary()["updates"] == 80

@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from paceline import Job, train
-from paceline.errors import JobError, JobWarning
+from paceline.errors import JobError, JobWarning, PlanError
 from paceline.plans.plan import make
 from paceline.testing.conformance import same_numbers
 
@@ -116,6 +116,19 @@ def test_an_average_that_the_model_keeps_in_frozen_parameters_is_that_of_all_upd
         mse(model(X[at : at + 12]), Y[at : at + 12]).backward()
         optimizer.step()
     assert torch.allclose(run.model.mean.module.weight, model.mean.module.weight, rtol=1e-12)
+
+
+def test_an_average_in_trained_parameters_is_refused_with_the_way_out() -> None:
+    job = job_of(lambda: Averaging().requires_grad_(), plain)
+    with pytest.raises(PlanError, match=r"changes parameter mean\.module\.weight .*requires_grad_\(False\)"):
+        train(job, "ring", workers=2, engine="virtual", folder=None)
+
+
+def test_a_sum_is_noted_with_the_mean_as_the_remedy() -> None:
+    total = partial(nn.functional.mse_loss, reduction="sum")
+    job = Job(chain, (X, Y), total, optimizer=partial(torch.optim.SGD, lr=0.01), batch_size=12)
+    with pytest.warns(JobWarning, match=r"50\.0%.*of a sum, the mean \(reduction='mean'\)"):
+        train(job, "ring:workers=2", engine="virtual", folder=None, max_updates=1)
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,15 @@ def test_a_run_of_it_is_replayed(folder: Path) -> None:
 def test_what_is_wrong_is_said(folder: Path, text: str, says: str) -> None:
     with pytest.raises(JobError, match=says):
         load(folder, text)
+
+
+def test_the_best_job_of_its_tuning_is_found_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "job.toml").write_text('[job]\nfrom = "mine.py"\n')
+    monkeypatch.chdir(folder)
+    found = paceline.tune("job.toml", {"lr": [0.1, 0.2]}, "grid", executor="here", folder=folder / "runs")
+    monkeypatch.chdir(folder.parent)
+    assert found.path is not None
+    assert found.best is not None
+    module = nn.Linear(3, 2)
+    optimizer = load_job(str(found.path / "best.py")).make_optimizer(module, list(module.parameters()))
+    assert optimizer.param_groups[0]["lr"] == found.best.configuration["lr"]

@@ -66,7 +66,7 @@ def test_the_commands_own_code_and_words_are_handed_on() -> None:
 
 
 def test_a_hang_is_named_saved_handed_over_and_ended(tmp_path: Path) -> None:
-    script, told, saved = tmp_path / "twice.py", tmp_path / "told.json", tmp_path / "saved"
+    script, told, saved = tmp_path / "twice.py", tmp_path / "told.json", tmp_path / "what hung"
     script.write_text(TWICE)
     done = watch("--json", "--kill-after", 0, "--save", saved, "--exec", f"cat > {told}", "--", sys.executable, script)
     assert done.returncode == 1
@@ -75,6 +75,7 @@ def test_a_hang_is_named_saved_handed_over_and_ended(tmp_path: Path) -> None:
     assert (found["hung"], found["verdict"], report["processes"][0]["role"]) == (True, "deadlocked", "cause")
     assert report["processes"][0]["at"] == {"file": str(script), "line": 4, "function": "<module>"}
     assert f"{script}:4" in done.stderr
+    assert f"`paceline watch --open '{saved}'` shows it again" in done.stderr
     assert json.loads(told.read_text()) == report
     again = watch("--open", saved)
     assert again.returncode == 1

@@ -255,8 +255,9 @@ def plan_of(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
     """Return the plan that is named, one process if none is; PlanError for one that the engine does not run."""
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
     if workers not in (None, chosen.workers):
-        says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
-        what = f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
+        own = f"has {chosen.workers}; leave out one of the two"
+        says = own if "workers" in chosen.options else "is one process; plans of several are ring, downpour, ..."
+        what = f"{workers} workers were asked for, and plan {chosen} {says}"
         warnings.warn(what, JobWarning, stacklevel=3)
     if chosen.traits.local_only and engine not in ("local", "cluster", "ray"):
         raise PlanError(f"plan {chosen.name!r} {chosen.traits.local_only}: engine='local'")

@@ -44,7 +44,7 @@ def functions(
         return None, objective, ""
     origin = ""
     if isinstance(make_job, str):
-        origin = make_job if not make_job.partition(":")[0].endswith(".py") else _absolute(make_job)
+        origin = _absolute(make_job) if make_job.partition(":")[0].endswith((".py", ".toml")) else make_job
         make_job = load_maker(make_job, data_dir)
     if isinstance(make_job, Job):
         origin = origin or make_job.origin

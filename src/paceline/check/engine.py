@@ -26,8 +26,7 @@ from paceline.check.together.places import divided, place
 UNREADABLE = "PC001"
 DEPTH = 6_000  # recursion limit for nested syntax; the parser itself gives up before
 
-# A file with none of these words has nothing to do with threads, processes or ranks, and is not parsed at all.
-#: A file without any of these words has nothing to do with threads, tasks, processes or ranks.
+#: A file without any of these words has nothing to do with threads, tasks, processes or ranks, and is not parsed.
 RELEVANT = (
     "thread", "Thread", "async ", "lock", "Lock", "queue", "Queue", "multiprocess", "asyncio", "concurrent", "mutex",
     "fork", "Popen", "signal", "__del__", "weakref", "gc.callbacks", "torch", "mpi4py", "MPI", "dist.", "accelerat",

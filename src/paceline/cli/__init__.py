@@ -17,6 +17,7 @@ from functools import cache
 from importlib import import_module
 
 import typer
+from typer.main import get_command
 
 from paceline.cli.console import console
 from paceline.cli.environment import check_environment
@@ -152,12 +153,20 @@ def _by_new_names(words: list[str]) -> list[str]:
     renamed = OPTIONS | COMMAND_OPTIONS.get(next(iter(words), ""), {})
     for word in words:
         option, equals, value = word.partition("=")
-        if option in FAMILIAR_OPTIONS:
+        if option in FAMILIAR_OPTIONS and option not in _options(words):
             raise UsageError(f"there is no option {option}; {FAMILIAR_OPTIONS[option]}")
         if option in renamed:
             console.print(f"note: {option} is called {renamed[option]} now", style="yellow", markup=False)
         found.append(renamed.get(option, option) + equals + value)
     return found
+
+
+def _options(words: list[str]) -> set[str]:
+    """Return the options of the command that a command line names."""
+    command = get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    return {option for each in command.params for option in each.opts}
 
 
 def _print_warning(message: Warning | str, category: type[Warning], *_: object) -> None:

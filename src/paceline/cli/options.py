@@ -139,7 +139,7 @@ CheckpointEvery = Annotated[
 Resume = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder from its newest checkpoint.")
 ]
-DataDir = Annotated[str | None, typer.Option(help="Folder with MNIST-format IDX files.")]
+DataDir = Annotated[str | None, typer.Option(help="Folder with MNIST-format IDX files, for the mnist jobs.")]
 Runs = Annotated[Path, typer.Option(envvar="PACELINE_RUNS", help="Folder in which run folders are created.")]
 TimedSeconds = Annotated[
     float | None, typer.Option(help="Seconds to time each plan, divided over interleaved rounds of about three.")
@@ -202,7 +202,7 @@ CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", "--output-fo
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
 Ignore = Annotated[str | None, typer.Option(help="Rules to skip, by prefixes of their codes.")]
 Confidence = Annotated[
-    float | None, typer.Option(help="Report no finding below this confidence; 0 reports all.", show_default="0.1")
+    float | None, typer.Option(help="Report no finding below this confidence; 0 reports all.", show_default="0.2")
 ]
 Baseline = Annotated[str | None, typer.Option(help="Report only findings that are not in this baseline file.")]
 WriteBaseline = Annotated[
@@ -254,10 +254,9 @@ def open_job_or_none(where: str | None, data_dir: str | None, **changes: Any) ->
 
 def open_job(where: str, data_dir: str | None, **changes: Any) -> Job:
     """The job, with the settings given on the command line."""
-    from paceline.jobs.built_ins import BUILT_IN, built_in
     from paceline.jobs.loading import load_job
 
-    job = built_in(where, data_dir) if where in BUILT_IN else load_job(where)
+    job = load_job(where, data_dir)
     given = {key: value for key, value in changes.items() if value is not None}
     return job.with_(**given) if given else job
 

@@ -32,7 +32,7 @@ def show_stream(folder: Path, sealed: SealedList) -> None:
     account = sealed.account
     console.print(f"{folder}: {equation(account)}", highlight=False, markup=False, soft_wrap=True)
     show_rules(account, folder / "rejected")
-    console.print(f"{len(sealed.shards):>12,}  shards, from")
+    console.print(f"{len(sealed.shards):>12,}  shard{'s' * (len(sealed.shards) != 1)}, from")
     notes = {note.source: note.what for note in sealed.notes}
     rows = Counter[str]()
     for shard in sealed.shards:

@@ -355,8 +355,9 @@ def _refuse_changes(plan: Plan, module: nn.Module, found: Probe) -> None:
     """Raise for parameters that the model itself changes, where the plan cannot follow it."""
     if found.restless and plan.traits.shares_parameters:
         raise PlanError(
-            f"the model itself changes parameter {found.restless[0]} while it computes (an embedding with max_norm=?), "
-            f"and under plan {plan.name} others read it meanwhile, or hold another; do without, or use sequential"
+            f"the model itself changes parameter {found.restless[0]} while it computes, and under plan {plan.name} "
+            "others read it meanwhile, or hold another; use sequential, or: of averaged weights, say that they are not "
+            "trained, as by AveragedModel(net).requires_grad_(False); of an embedding, leave max_norm= out"
         )
     frozen = [name for name in found.moving if name not in dict(module.named_buffers())]
     if frozen and isinstance(plan.method, Pipeline | SplitLayers | Dataflow):

@@ -47,7 +47,7 @@ def suggest(given: object, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     word, lower = str(given).lower(), {name.lower(): name for name in names}
     near = difflib.get_close_matches(word, lower, n=1) or [name for name in lower if word and name.startswith(word)]
-    return f"{f'did you mean {lower[near[0]]!r}? Allowed' if near else 'allowed'}: {', '.join(names)}"
+    return f"{f'did you mean {lower[near[0]]!r}? Allowed' if near else 'allowed'}: {', '.join(names) or 'none'}"
 
 
 def meant(unknown: str, known: Collection[str]) -> str:

@@ -125,8 +125,9 @@ def _of_the_loss(
     return [
         f"the loss is not a mean over samples: {how} (class weights, ignore_index, a sum, or pairs of samples?). Plans "
         "that split batches train something else than one process. Remedy: loss_denominator=f(batch), the number that "
-        "your loss divides by, as in `lambda batch: (batch['labels'] != -100).sum()`; for pairs, as in contrastive "
-        "losses, a plan whose workers take whole batches, such as downpour."
+        "your loss divides by, as in `lambda batch: (batch['labels'] != -100).sum()`; of a sum, the mean "
+        "(reduction='mean'); for pairs, as in contrastive losses, a plan whose workers take whole batches, such as "
+        "downpour."
     ]
 
 

@@ -29,6 +29,7 @@ from paceline.jobs.job import Job
 from paceline.jobs.modules import Residual, Subsampling
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+IMAGES = "train-images-idx3-ubyte"
 Pair = tuple[Tensor, Tensor]
 
 
@@ -64,17 +65,19 @@ def digits(size: int, copies: int) -> tuple[Pair, Pair]:
 
 
 def idx_folder(given: str | None) -> Path | None:
-    """Return the first folder with MNIST-format files, or None."""
-    folders = [given, os.environ.get("PACELINE_DATA"), DEBIAN]
-    return next((Path(p) for p in folders if p and _idx_file(Path(p), "train-images-idx3-ubyte")), None)
+    """Return the folder with MNIST-format files, or None. Raise `JobError` if the one that is named has none."""
+    for name, folder in {"--data-dir ": given, "PACELINE_DATA=": os.environ.get("PACELINE_DATA")}.items():
+        if folder and not _idx_file(Path(folder), IMAGES):
+            raise JobError(f"{name}{folder} holds no {IMAGES}[.gz]; name the folder that does, or leave it out")
+        if folder:
+            return Path(folder)
+    return DEBIAN if _idx_file(DEBIAN, IMAGES) else None
 
 
 def mnist(given: str | None) -> tuple[Pair, Pair]:
     """Return (train, test) as 28x28 images from 0 to 1 and labels."""
     folder = idx_folder(given)
     if folder is None:
-        if given:
-            raise JobError(f"--data-dir {given} holds no train-images-idx3-ubyte[.gz]")
         warnings.warn(
             "no MNIST-format files in --data-dir, in $PACELINE_DATA or in Debian's package dataset-fashion-mnist "
             f"({DEBIAN}); training on scikit-learn's digits at 28x28 instead",
@@ -207,4 +210,12 @@ BUILT_IN: dict[str, Callable[[str | None], Job]] = {
 
 
 def built_in(name: str, data_dir: str | None = None) -> Job:
+    """Return the built-in job of this name."""
+    if data_dir is not None and "mnist" not in name:
+        raise not_read(name, data_dir)
     return BUILT_IN[name](data_dir)
+
+
+def not_read(job: str, data_dir: str) -> JobError:
+    """Return the error for a folder of data that the job does not read."""
+    return JobError(f"--data-dir {data_dir} is read by mnist-dnn and mnist-cnn alone, and not by {job}; leave it out")

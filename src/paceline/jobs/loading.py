@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import cloudpickle
 
 from paceline.errors import JobError, PacelineError, suggest
-from paceline.jobs.built_ins import BUILT_IN, built_in
+from paceline.jobs.built_ins import BUILT_IN, built_in, not_read
 from paceline.jobs.job import Job
 from paceline.jobs.toml_file import load_toml
 
@@ -31,7 +32,7 @@ def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., A
     """Load a job as `load_job` does, or a function that makes a job for each trial of a tuning."""
     path, _, name = where.partition(":")
     if path.endswith(".toml"):
-        return load_toml(path, load_job)
+        return load_toml(path, partial(load_job, data_dir=data_dir))
     if not path.endswith(".py"):
         if path not in BUILT_IN:
             if os.path.exists(path):
@@ -41,7 +42,11 @@ def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., A
             raise JobError(
                 f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python or TOML file'}"
             )
+        if name:
+            raise JobError(f"{path} is a built-in job, in which there is no {name!r}; give {path} alone")
         return built_in(path, data_dir)
+    if data_dir is not None:
+        raise not_read(path, data_dir)
     file = Path(path).resolve()
     module, name = _module(path, file), name or "job"
     job = getattr(module, name, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -213,7 +214,8 @@ def _act(report: Report, watch: Watch, actions: Actions) -> None:
         (actions.save / BLOCK).write_text(report.text() + "\n", encoding="utf-8")
         watch.trace.save(actions.save)
         save_findings(report, actions.save)
-        actions.tell(f"saved to {actions.save}: `paceline watch --open {actions.save}` shows it again")
+        again = f"paceline watch --open {shlex.quote(str(actions.save))}"
+        actions.tell(f"saved to {actions.save}: `{again}` shows it again")
     if actions.command is not None:
         done = subprocess.run(actions.command, shell=True, input=json.dumps(report.to_dict()), text=True)
         if done.returncode:

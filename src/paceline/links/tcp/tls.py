@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 import socket
 import ssl
 import stat
@@ -187,8 +188,8 @@ def _folder_of_this_machine(folder: Path) -> Path:
         if (candidate / CERTIFICATE).exists():
             return candidate
     raise SecurityError(
-        f"there is no {CERTIFICATE} in {', '.join(map(str, candidates))}; make keys with `paceline keys {folder}`, and "
-        "copy the folder in it that is this machine's"
+        f"there is no {CERTIFICATE} in {', '.join(map(str, candidates))}; make keys with "
+        f"`paceline keys {shlex.quote(str(folder))}`, and copy the folder in it that is this machine's"
     )
 
 
