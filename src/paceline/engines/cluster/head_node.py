@@ -115,7 +115,7 @@ class HeadNode:
         every, updates = request.interval.updates if request else 0, start.updates if start else 0
         return Agent(
             part.setup,
-            part.ticket(self.run, part.roster.head.host),
+            part.rank_config(self.run, part.roster.head.host),
             Children(part.hub.wake),
             self._to_head,
             self.snapshots,

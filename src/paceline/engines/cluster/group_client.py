@@ -1,4 +1,4 @@
-"""A worker's seat in the group: it hears the head through its agent, and is connected to the other ranks.
+"""A worker's side of its group: it hears the head through its agent, and is connected to the other ranks.
 
     agent            listening thread                     main thread
     -----            ----------------                     -----------
@@ -40,7 +40,7 @@ from paceline.links.waiting import Cancelled
 
 
 @dataclass(frozen=True)
-class Ticket:
+class RankConfig:
     """What a worker needs to meet the other ranks."""
 
     rank: int
@@ -62,12 +62,12 @@ class Released:
     """The run is done: the worker may end. The agent says it."""
 
 
-class Seat:
+class GroupClient:
     """One worker's side of the group."""
 
-    def __init__(self, ticket: Ticket, member: Member, pipe: Pipe, where: Callable[[], str]) -> None:
-        self.ticket, self.member, self._pipe, self._where = ticket, member, pipe, where
-        self.shares = Membership(ticket.parts)
+    def __init__(self, config: RankConfig, member: Member, pipe: Pipe, where: Callable[[], str]) -> None:
+        self.config, self.member, self._pipe, self._where = config, member, pipe, where
+        self.shares = Membership(config.parts)
         #: This rank's vectors, which outlast its links: the last sum lies in one of them.
         self.vectors: Sequence[Tensor] = ()
         #: The epoch that the link belongs to.
@@ -85,8 +85,8 @@ class Seat:
         self._call_off = waiting.CallOff()
         self._addresses: tuple[Address, ...] = ()
         self._listener: socket.socket | None = None
-        self._pump = Pump(ticket.timing.heartbeat)
-        threading.Thread(target=self._listen, name="paceline-seat", daemon=True).start()
+        self._pump = Pump(config.timing.heartbeat)
+        threading.Thread(target=self._listen, name="paceline-group", daemon=True).start()
 
     def ready(self) -> None:
         """Tell the head that this worker is ready for its first group."""
@@ -98,12 +98,12 @@ class Seat:
     def leads(self, update: int) -> bool:
         """Whether this rank is the first of those that share out an update."""
         with self._changed:
-            return self.shares.ranks(update)[0] == self.ticket.rank
+            return self.shares.ranks(update)[0] == self.config.rank
 
     def parts(self, update: int) -> list[int]:
         """Return the parts of an update that this rank computes."""
         with self._changed:
-            return self.shares.parts_of(self.ticket.rank, update)
+            return self.shares.parts_of(self.config.rank, update)
 
     def begin(self, update: int) -> list[int]:
         """Return the parts of an update that this rank computes now: they do not change any longer.
@@ -111,15 +111,15 @@ class Seat:
         A rank that has told the head which update it can still share out differently waits for what comes of it.
         """
         with self._changed:
-            end = monotonic() + self.ticket.deadline
+            end = monotonic() + self.config.deadline
             while self.member.reported and not self.released:
                 if self.member.dismissed:
-                    raise RunFailed(_dismissed(self.ticket.rank))
+                    raise RunFailed(_dismissed(self.config.rank))
                 if monotonic() >= end:
-                    raise WaitedTooLong(self.ticket.rank, "the next group", self.ticket.deadline, self._where())
+                    raise WaitedTooLong(self.config.rank, "the next group", self.config.deadline, self._where())
                 self._changed.wait(0.5)
             self.member.begun = max(self.member.begun, update + 1)
-            return self.shares.parts_of(self.ticket.rank, update)
+            return self.shares.parts_of(self.config.rank, update)
 
     # --- exchanges ---
 
@@ -150,7 +150,7 @@ class Seat:
             WaitedTooLong: no group was formed before the deadline, or a rank of it did not come.
         """
         start = now()
-        while (group := self._next_group(deadline or self.ticket.deadline)) is not None:
+        while (group := self._next_group(deadline or self.config.deadline)) is not None:
             try:
                 self._connect(group)
                 self._level(group)
@@ -171,9 +171,9 @@ class Seat:
         with self._changed:
             while not self.released and not member.enter(max(member.epoch, self.epoch + 1)):
                 if member.dismissed:
-                    raise RunFailed(_dismissed(self.ticket.rank))
+                    raise RunFailed(_dismissed(self.config.rank))
                 if monotonic() >= end:
-                    raise WaitedTooLong(self.ticket.rank, "the next group", deadline, self._where())
+                    raise WaitedTooLong(self.config.rank, "the next group", deadline, self._where())
                 self._changed.wait(0.5)
             if self.released:
                 return None
@@ -183,15 +183,15 @@ class Seat:
 
     def _connect(self, group: Regroup) -> None:
         """Connect to every rank of a group."""
-        ticket, listener = self.ticket, self._listener
-        index = group.ranks.index(ticket.rank)
-        waiter = waiting.SocketWaiter(ticket.rank, ticket.deadline, self._where, self._call_off, ticket.timing.silence)
+        config, listener = self.config, self._listener
+        index = group.ranks.index(config.rank)
+        waiter = waiting.SocketWaiter(config.rank, config.deadline, self._where, self._call_off, config.timing.silence)
         assert listener is not None, "a report opens it"
         self._listener = None  # `meet` closes it
-        me = Identity(Peer(RANK, index, group.epoch), ticket.run, ticket.job)
+        me = Identity(Peer(RANK, index, group.epoch), config.run, config.job)
         names = [f"worker {rank}" for rank in group.ranks]
         ends = meet(
-            me, listener, self._addresses, ticket.credentials, waiter, self._pump, timing=ticket.timing,
+            me, listener, self._addresses, config.credentials, waiter, self._pump, timing=config.timing,
             describe=lambda peer: names[peer.number],
         )  # fmt: skip
         for other, connection in ends.items():
@@ -200,7 +200,7 @@ class Seat:
 
     def _level(self, group: Regroup) -> None:
         """Give the last sum to the ranks that lack it, or take it."""
-        rank, link, before = self.ticket.rank, self.link, group.number - 1
+        rank, link, before = self.config.rank, self.link, group.number - 1
         assert link is not None
         turn = before % TURNS
         whole = Span(turn, 0, len(self.vectors[turn])) if self.vectors else Span(0, 0, 0)
@@ -244,7 +244,7 @@ class Seat:
         """Send a message to the head, if there is one; with a report, where this rank listens for its next group."""
         if isinstance(message, Report):
             if self._listener is None:
-                self._listener = listen(Address(self.ticket.host, 0), self.ticket.credentials)
+                self._listener = listen(Address(self.config.host, 0), self.config.credentials)
             here = Address(*self._listener.getsockname()[:2])
             self.send(Reported(message, here))
         elif message is not None:
