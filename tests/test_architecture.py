@@ -102,7 +102,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         },
         {"multiprocessing", "socket", "subprocess", "threading", "torch.distributed"},
     ),
-    ("api.gloo_shim", {"backend"}, set()),
+    ("api.comparing.gloo_shim", {"backend"}, set()),
     (
         "api",
         {

@@ -11,14 +11,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import kind_of
-from paceline.check.declarations import Class, Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import keyword, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.join_before_drain import arguments
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import is_container
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import keyword, short_name
+from paceline.check.threads.accesses import kind_of
+from paceline.check.threads.shared_state import is_container
 
 OF_THREADS = {"Event": "threading.Event", "Queue": "queue.Queue", "SimpleQueue": "queue.SimpleQueue"}
 

@@ -12,15 +12,15 @@ import ast
 import re
 from collections.abc import Container, Iterator
 
-from paceline.check.catalogue import QUEUES
-from paceline.check.declarations import Function
-from paceline.check.duties import Duty, Skipped
-from paceline.check.effects import has_timeout
-from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, entered_around, is_constant, short_name
-from paceline.check.roots import in_loop
+from paceline.check.flow.duties import Duty, Skipped
+from paceline.check.flow.effects import has_timeout
+from paceline.check.libraries.catalogue import QUEUES
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of, resource_of
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import enclosing, entered_around, is_constant, short_name
+from paceline.check.threads.roots import in_loop
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
 MEETS = ("wait", "abort")

@@ -11,21 +11,21 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, iterates
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant, parent, short_name
-from paceline.check.roots import in_loop
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import (
+from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, is_constant, parent, short_name
+from paceline.check.threads.accesses import Access, iterates
+from paceline.check.threads.roots import in_loop
+from paceline.check.threads.shared_state import (
     accesses_of_class,
     accesses_of_elements,
     accesses_of_globals,
     is_caught,
     is_teardown,
 )
-from paceline.check.sharing import checked, may_be_alone
-from paceline.check.summaries import Facts
+from paceline.check.threads.sharing import checked, may_be_alone
 
 Pause = ast.Await | ast.YieldFrom | ast.AsyncFor | ast.AsyncWith
 
