@@ -82,9 +82,9 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     (
         "tuner",
         {
-            "tuner", "core", "data", "engines.local.forkserver", "engines.local.process", "engines.local.process_main",
-            "errors", "gradients", "jobs", "kernels", "links.memory", "links.tcp", "parameters", "report", "runs",
-            "text_table",
+            "tuner", "core", "data", "engines.workers.forkserver", "engines.workers.process",
+            "engines.workers.process_main", "errors", "gradients", "jobs", "kernels", "links.memory", "links.tcp",
+            "parameters", "report", "runs", "text_table",
         },
         {"torch.distributed", "ray"},
     ),

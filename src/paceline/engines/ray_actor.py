@@ -12,7 +12,7 @@ import select
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.engines.local.forkserver import prepare
+from paceline.engines.workers.forkserver import prepare
 
 if TYPE_CHECKING:
     from paceline.engines.cluster.ray_agent import AgentEnd

@@ -24,8 +24,8 @@ from paceline.core.rules.plain import Plain
 from paceline.data.opening import open_source
 from paceline.data.order import Order
 from paceline.data.source import Reader
-from paceline.engines.local.forkserver import interrupts_wait, nameless_main, prepare
-from paceline.engines.local.process import become_worker
+from paceline.engines.workers.forkserver import interrupts_wait, nameless_main, prepare
+from paceline.engines.workers.process import become_worker
 from paceline.errors import RunFailed
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import Replica

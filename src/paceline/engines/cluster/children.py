@@ -13,8 +13,8 @@ from queue import Empty, SimpleQueue
 from time import perf_counter_ns as now
 from typing import Any, NamedTuple
 
-from paceline.engines.local.forkserver import interrupts_wait, nameless_main, prepare
-from paceline.engines.local.messages import Died
+from paceline.engines.workers.forkserver import interrupts_wait, nameless_main, prepare
+from paceline.engines.workers.messages import Died
 from paceline.runs.events import ProcessKind
 
 PATIENCE = 2.0  # seconds that a killed process may take to end

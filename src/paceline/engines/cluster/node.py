@@ -15,8 +15,8 @@ from torch import Tensor
 from paceline.engines.cluster.group_client import RankConfig
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.terms import Terms
-from paceline.engines.local.state_buffers import ResumePoint, StateBuffer
 from paceline.engines.setup import Setup
+from paceline.engines.workers.state_buffers import ResumePoint, StateBuffer
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.hub import Hub
 from paceline.links.tcp.waiting import Timing

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from paceline.engines.cluster import engine
 from paceline.engines.cluster.roster import Roster
-from paceline.engines.local.forkserver import short_folder
 from paceline.engines.setup import set_up
+from paceline.engines.workers.forkserver import short_folder
 from paceline.errors import RunFailed, RunOver
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job

@@ -14,8 +14,8 @@ from paceline.core.codecs import Codec
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.engines.cluster.group_client import GroupClient
-from paceline.engines.local.coded_sums import CodedSums, frames_of
-from paceline.engines.local.collectives import FragmentSums, Means, NeighbourMixing, Sums, payloads_of, reduction_of
+from paceline.engines.workers.coded_sums import CodedSums, frames_of
+from paceline.engines.workers.collectives import FragmentSums, Means, NeighbourMixing, Sums, payloads_of, reduction_of
 from paceline.errors import PeerLost
 from paceline.gradients.coded_frame import CodedFrame
 from paceline.gradients.encoder import GradientEncoder
@@ -27,7 +27,7 @@ from paceline.parameters.fragments import Fragments
 from paceline.parameters.layout import Layout
 
 if TYPE_CHECKING:
-    from paceline.engines.local.group import Group
+    from paceline.engines.workers.group import Group
 
 #: Computes the gradient of an update again, where other chunks of it are this rank's now; returns the old one if not.
 Again = Callable[[int, GradientSum], GradientSum]

@@ -13,16 +13,16 @@ from paceline.core.cluster.group import Member
 from paceline.data.source import Source
 from paceline.engines.cluster.group_client import GroupClient, RankConfig
 from paceline.engines.cluster.surviving import SurvivingGroup
-from paceline.engines.local.arena import Arena
-from paceline.engines.local.assignment import Assignment
-from paceline.engines.local.messages import StateLeft
-from paceline.engines.local.methods import WALKS
-from paceline.engines.local.read_ahead import ReadAhead
-from paceline.engines.local.replica_worker import ReplicaWorker
-from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.state_buffers import StateBuffer
-from paceline.engines.local.worker import WorkerProcess
-from paceline.engines.local.worker_context import WorkerContext
+from paceline.engines.workers.arena import Arena
+from paceline.engines.workers.assignment import Assignment
+from paceline.engines.workers.messages import StateLeft
+from paceline.engines.workers.methods import WALKS
+from paceline.engines.workers.read_ahead import ReadAhead
+from paceline.engines.workers.replica_worker import ReplicaWorker
+from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.state_buffers import StateBuffer
+from paceline.engines.workers.worker import WorkerProcess
+from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors.failure import Position
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import Waiter

@@ -13,12 +13,12 @@ import torch
 from paceline.data.source import TensorSource
 from paceline.engines.cluster.group_client import RankConfig
 from paceline.engines.cluster.worker import ClusterWorker
-from paceline.engines.local.arena import Arena
-from paceline.engines.local.assignment import Assignment
-from paceline.engines.local.messages import Failed, FailureReport, Finished
-from paceline.engines.local.process import become_worker, core_wait, memory, trim_heap
-from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.state_buffers import StateBuffer
+from paceline.engines.workers.arena import Arena
+from paceline.engines.workers.assignment import Assignment
+from paceline.engines.workers.messages import Failed, FailureReport, Finished
+from paceline.engines.workers.process import become_worker, core_wait, memory, trim_heap
+from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.errors.failure import Position
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Cancelled

@@ -41,8 +41,8 @@ from paceline.engines.cluster.servers.placement import Placement
 from paceline.engines.cluster.servers.processes import ServerConfig
 from paceline.engines.local.diagnosis import Diagnosis
 from paceline.engines.local.observer import Observer
-from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
+from paceline.engines.workers.snapshots import SnapshotFile
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import listen

@@ -30,15 +30,15 @@ from paceline.engines.cluster.servers.shard_process import ShardProcess, State
 from paceline.engines.cluster.servers.shard_state import ShardState
 from paceline.engines.cluster.servers.team import TeamLeader, TeamMemory
 from paceline.engines.cluster.servers.wire import peer_of
-from paceline.engines.local.arena import Arena
-from paceline.engines.local.assignment import Assignment
-from paceline.engines.local.collectives import Means, Sums
-from paceline.engines.local.messages import Failed, FailureReport, Finished, StateLeft
-from paceline.engines.local.process import become_worker, core_wait, memory, trim_heap
-from paceline.engines.local.read_ahead import ReadAhead
-from paceline.engines.local.replica_worker import ReplicaWorker
-from paceline.engines.local.state_buffers import StateBuffer
-from paceline.engines.local.worker import WorkerProcess
+from paceline.engines.workers.arena import Arena
+from paceline.engines.workers.assignment import Assignment
+from paceline.engines.workers.collectives import Means, Sums
+from paceline.engines.workers.messages import Failed, FailureReport, Finished, StateLeft
+from paceline.engines.workers.process import become_worker, core_wait, memory, trim_heap
+from paceline.engines.workers.read_ahead import ReadAhead
+from paceline.engines.workers.replica_worker import ReplicaWorker
+from paceline.engines.workers.state_buffers import StateBuffer
+from paceline.engines.workers.worker import WorkerProcess
 from paceline.errors.failure import Position
 from paceline.gradients.encoder import GradientEncoder
 from paceline.links.memory import SharedTensors
