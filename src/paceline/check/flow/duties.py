@@ -59,6 +59,8 @@ class Duty:
                 yield Skipped(node, False)
             elif id(node) in meets and node.raises is not None and id(node.raises) in fails:
                 yield Skipped(node, True, id(node.raises) in goes_on)
+            elif met and node.kind == "raise" and id(node) in fails and id(node) not in goes_on:
+                yield Skipped(node, True)
             todo += [(after, id(node) in meets) for after in node.following()]
 
     def failed_in(self, starts: list[Node], calls: list[ast.Call]) -> Iterator[Skipped]:
@@ -86,6 +88,20 @@ class Duty:
             if node.raises is not None and id(node.raises) in fails:
                 yield Skipped(node, True, id(node.raises) in ends)
             if node.kind == "return" and id(node) in ends:
+                yield Skipped(node, False)
+            todo += node.following()
+
+    def returns_without(self) -> Iterator[Skipped]:
+        """The returns that are reached from the beginning without having met the duty, where other ways meet it."""
+        if self.graph is None or not self._met:
+            return
+        todo, seen = [self.graph.entry], set[int]()
+        while todo:
+            node = todo.pop()
+            if id(node) in seen or id(node) in self._met:
+                continue
+            seen.add(id(node))
+            if node.kind == "return":
                 yield Skipped(node, False)
             todo += node.following()
 

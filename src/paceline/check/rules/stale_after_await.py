@@ -121,7 +121,10 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
 
 
 def _limits(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
-    """`if self.used >= self.limit: raise`, an await, and then `self.used += 1`: other tasks pass the check too."""
+    """A check of a limit, an await, and then `self.used += 1`: other tasks pass the check, too.
+
+    The check refuses (`if self.used >= self.limit: raise`), waits in a loop until there is room, or waits once (`if`).
+    """
     for change in accesses:
         fn, statement = change.fn, parent(change.node)
         counts = isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add)
@@ -130,13 +133,18 @@ def _limits(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             continue
         pauses = [p for p in _pauses(fn) if _same_path(p, change.node)]
         for test in fn.tests:
-            if not isinstance(test, ast.If) or not _compares_size(test.test, change.node, counts):
+            if not isinstance(test, ast.If | ast.While) or not _compares_size(test.test, change.node, counts):
                 continue
-            inside = test.lineno <= change.line <= (test.end_lineno or 0)
-            leaves = isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue) and not inside
-            start = test.lineno if inside else test.end_lineno or 0
+            end = test.end_lineno or 0
+            inside = test.lineno <= change.line <= end
+            loops = isinstance(test, ast.While)
+            leaves = (loops or isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue)) and not inside
+            waits = not loops and not leaves and not inside and any(_within(p, test.body) for p in pauses)
+            start = test.lineno if inside or waits else end
             between = any(start < p.lineno and _end(p) <= change.line for p in pauses)
-            if between and (inside or (leaves and start < change.line)):
+            if inside and loops:
+                continue  # the next round asks again
+            if between and (inside or ((leaves or waits) and end < change.line)):
                 so = "both are counted: more than the limit"
                 yield _report_late(change, test.lineno, f"increases {change.thing}", so)
                 return

@@ -2,7 +2,8 @@
 
 `with self.lock: with other.lock:` takes the locks in the order of the arguments, and `forks[i]` before
 `forks[(i + 1) % n]` goes round in a circle. `sorted`, `min`, `max`, a comparison around the locks or a swap keeps an
-order. A chain of attributes (`node.lock`, then `node.next.lock`) has one by itself.
+order. A chain of attributes (`node.lock`, then `node.next.lock`) has one by itself, unless two objects are linked to
+each other (`a.peer = b` and `b.peer = a`) or all of them in a circle.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import ast
 from typing import NamedTuple
 
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import enclosing, short_name
+from paceline.check.syntax.names import dotted, enclosing, short_name
 from paceline.check.values.module import Module
 from paceline.check.values.substitution import bound_pairs, names_in, resolved, taken_in_turn
 
@@ -23,7 +24,7 @@ _HIERARCHY = {"parent", "child", "root", "owner", "next", "prev", "base", "inner
 class Place(NamedTuple):
     """Which instance or element an expression stands for."""
 
-    kind: str  # self, parameter, element
+    kind: str  # self, parameter, element, attribute of self
     text: str
     names: frozenset[str]  # the variables that decide it
     ring: bool = False  # an index that goes round: `(i + 1) % n`, `i - 1`
@@ -71,7 +72,26 @@ def _as_written(first: ast.expr, second: ast.expr, fn: Function, module: Module)
         return 0.7 if all(_given(p, fn) for p in (one, two)) else 0.0
     if kinds <= {"self", "parameter"} and not (one.names | two.names) & _HIERARCHY:
         return 0.7
+    if kinds == {"self", "attribute"}:
+        return _linked(next(p.text for p in (one, two) if p.kind == "attribute"), module)
     return 0.0
+
+
+def _linked(attribute: str, module: Module) -> float:
+    """How likely an attribute leads from one object to another, and from there back: it is assigned both ways."""
+    pairs = {
+        (id(fn), dotted(target.value), ast.unparse(value))
+        for fn in module.functions
+        for target, value in fn.assigns
+        if isinstance(target, ast.Attribute) and target.attr == attribute
+    }
+    if any((fn, value, owner) in pairs and owner != value for fn, owner, value in pairs):
+        return 0.8
+    rings = (
+        value for fn in module.functions for target, value in fn.assigns
+        if isinstance(target, ast.Attribute) and target.attr == attribute and isinstance(value, ast.Subscript)
+    )  # fmt: skip
+    return 0.8 if any(_goes_round(value) for value in rings) else 0.0
 
 
 def place(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> Place | None:
@@ -99,6 +119,8 @@ def _owner(node: ast.expr, fn: Function, module: Module, depth: int) -> Place | 
         if isinstance(value, ast.Name) and depth < ALIASES:
             return _owner(value, fn, module, depth + 1)
         return _element(value, fn) if isinstance(value, ast.Subscript) else None
+    if isinstance(node, ast.Attribute) and fn.cls is not None and dotted(node.value) == fn.self_name:
+        return Place("attribute", node.attr, frozenset([node.attr]))
     return _element(node, fn) if isinstance(node, ast.Subscript) else None
 
 
