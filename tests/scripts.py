@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.engines.local.forkserver import interrupts_wait, prepare
+from paceline.engines.workers.forkserver import interrupts_wait, prepare
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,9 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     (
         "tuner",
         {
-            "tuner", "core", "data", "engines.local.forkserver", "engines.local.process", "engines.local.process_main",
-            "errors", "gradients", "jobs", "kernels", "links.memory", "links.tcp", "parameters", "report", "runs",
-            "text_table",
+            "tuner", "core", "data", "engines.workers.forkserver", "engines.workers.process",
+            "engines.workers.process_main", "errors", "gradients", "jobs", "kernels", "links.memory", "links.tcp",
+            "parameters", "report", "runs", "text_table",
         },
         {"torch.distributed", "ray"},
     ),
@@ -103,7 +103,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         },
         {"multiprocessing", "socket", "subprocess", "threading", "torch.distributed"},
     ),
-    ("api.gloo_shim", {"backend"}, set()),
+    ("api.comparing.gloo_shim", {"backend"}, set()),
     (
         "api",
         {

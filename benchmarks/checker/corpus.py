@@ -28,8 +28,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from paceline.check.findings import Finding
 from paceline.check.options import Options
+from paceline.check.reporting.findings import Finding
 from paceline.check.run import check_paths
 
 HERE = Path(__file__).parent

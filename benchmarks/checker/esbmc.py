@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from paceline.check.engine import check_text
-from paceline.check.source import read
+from paceline.check.syntax.source import read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 from record import write  # noqa: E402

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.check.engine import check_text, is_relevant
-from paceline.check.source import Unreadable, read
+from paceline.check.syntax.source import Unreadable, read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 from record import write  # noqa: E402

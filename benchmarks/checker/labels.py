@@ -11,7 +11,7 @@ have findings whose file was not at hand when the signs around a finding were ad
 
 Every tenth of the packages is predicted by a fit to the others. AUC: the chance that a finding worth a look gets a
 higher probability than one that is not. Calibration error: the mean distance of predicted and observed share over
-eight bins, by their size. `--write` fits all labels and writes src/paceline/check/weights.json.
+eight bins, by their size. `--write` fits all labels and writes src/paceline/check/ranking/weights.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.check.engine import check_text
-from paceline.check.ranker import features, fit, probability
+from paceline.check.ranking.ranker import features, fit, probability
 from paceline.check.rules import RULES
 
 HERE = Path(__file__).parent
@@ -39,7 +39,7 @@ FOLDS = 10
 FIXED = "its fix took the finding away"
 CHOSEN = "chosen for being true"
 UNKNOWN = "its signs are not known"
-WEIGHTS = HERE.parents[1] / "src/paceline/check/weights.json"
+WEIGHTS = HERE.parents[1] / "src/paceline/check/ranking/weights.json"
 
 Row = dict[str, float]
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.check.engine import check_text, is_relevant
-from paceline.check.findings import Finding
-from paceline.check.names import dotted
+from paceline.check.reporting.findings import Finding
+from paceline.check.syntax.names import dotted
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]

@@ -21,8 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.check.findings import Finding
 from paceline.check.options import Options
+from paceline.check.reporting.findings import Finding
 from paceline.check.run import check_paths
 
 HERE = Path(__file__).parent

@@ -21,8 +21,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from paceline.check.engine import check_text
-from paceline.check.findings import Finding
-from paceline.check.source import read
+from paceline.check.reporting.findings import Finding
+from paceline.check.syntax.source import read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 from record import write  # noqa: E402

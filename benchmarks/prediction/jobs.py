@@ -1,4 +1,4 @@
-"""The jobs that predictions are judged on. The card was fitted on other ones (`paceline.api.calibration_jobs`)."""
+"""The jobs that predictions are judged on; the card was fitted on others (`paceline.api.planning.calibration_jobs`)."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from jobs import JOBS
-from paceline.api.calibration_jobs import calibration_job
-from paceline.api.dividing import Divider
-from paceline.api.measuring import measure
+from paceline.api.planning.calibration_jobs import calibration_job
+from paceline.api.planning.dividing import Divider
+from paceline.api.planning.measuring import measure
 from paceline.errors import PacelineError
 from paceline.jobs.job import Job
 from paceline.planner import heap, memory

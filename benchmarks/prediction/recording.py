@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from jobs import SETS
-from paceline.api.choose import can_fuse, facts_of, open_card
-from paceline.api.dividing import Divider
-from paceline.api.measuring import Measured, measure_for
+from paceline.api.planning.choose import can_fuse, facts_of, open_card
+from paceline.api.planning.dividing import Divider
+from paceline.api.planning.measuring import Measured, measure_for
 from paceline.errors import PacelineError
 from paceline.jobs.job import Job
 from paceline.planner.candidates import Candidate

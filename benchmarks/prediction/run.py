@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import FITTED, SETS
-from paceline.api.choose import facts_of
+from paceline.api.planning.choose import facts_of
 from paceline.errors import PacelineError
 from paceline.planner.anchoring import learn
 from paceline.planner.candidates import same_learning

@@ -17,8 +17,8 @@ import numpy as np
 from scipy.stats import ks_2samp
 
 from jobs import SETS
-from paceline.api.choose import open_card, planner_for
-from paceline.api.measuring import traced
+from paceline.api.planning.choose import open_card, planner_for
+from paceline.api.planning.measuring import traced
 from paceline.planner.simulating import timeline
 from paceline.plans.plan import make
 from paceline.runs.machine import this_machine

@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE))
 from programs import MPIEXEC, STOPPED, TORCHRUN, VERDICT  # noqa: E402
 
 from paceline.watcher import proc  # noqa: E402
-from paceline.watcher.stacks import environment  # noqa: E402
+from paceline.watcher.processes.stacks import environment  # noqa: E402
 from paceline.watcher.trace import FILE  # noqa: E402
 from paceline.watcher.watch import Watch, pace  # noqa: E402
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from paceline.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from paceline.api.calibrate import calibrate as calibrate
-    from paceline.api.choose import choose as choose
-    from paceline.api.compare import compare as compare
+    from paceline.api.comparing.compare import compare as compare
     from paceline.api.compress import compress as compress
     from paceline.api.parallel import parallel as parallel
+    from paceline.api.planning.calibrate import calibrate as calibrate
+    from paceline.api.planning.choose import choose as choose
+    from paceline.api.planning.validate import validate as validate
     from paceline.api.simulate import simulate as simulate
     from paceline.api.train import train as train
-    from paceline.api.tune import tune as tune
-    from paceline.api.validate import validate as validate
+    from paceline.api.tuning.tune import tune as tune
     from paceline.callbacks import Callback as Callback
     from paceline.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
     from paceline.callbacks.early_stopping import EarlyStopping as EarlyStopping
@@ -69,12 +69,12 @@ _FACE = {
     "RunStopped": "paceline.errors",
     "UsageError": "paceline.errors",
     "train": "paceline.api.train",
-    "compare": "paceline.api.compare",
+    "compare": "paceline.api.comparing.compare",
     "compress": "paceline.api.compress",
-    "calibrate": "paceline.api.calibrate",
-    "choose": "paceline.api.choose",
+    "calibrate": "paceline.api.planning.calibrate",
+    "choose": "paceline.api.planning.choose",
     "simulate": "paceline.api.simulate",
-    "validate": "paceline.api.validate",
+    "validate": "paceline.api.planning.validate",
     "Callback": "paceline.callbacks",
     "EarlyStopping": "paceline.callbacks.early_stopping",
     "BestCheckpoint": "paceline.callbacks.best_checkpoint",
@@ -83,7 +83,7 @@ _FACE = {
     "parallel": "paceline.api.parallel",
     "World": "paceline.engines.virtual",
     "ThroughTime": "paceline.stages.through_time",
-    "tune": "paceline.api.tune",
+    "tune": "paceline.api.tuning.tune",
     "Space": "paceline.tuner.space",
     "Float": "paceline.tuner.space",
     "Int": "paceline.tuner.space",

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.api.choose import choose
+from paceline.api.planning.choose import choose
+from paceline.api.planning.validate import validate
 from paceline.api.simulate import simulate
-from paceline.api.validate import validate
 from paceline.errors import PlanError, UsageError
 from paceline.jobs.job import Job
 from paceline.planner import history

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.api import compare_link
-from paceline.api.compare import Comparison, compare
-from paceline.api.measuring import Measured
+from paceline.api.comparing import compare_link
+from paceline.api.comparing.compare import Comparison, compare
+from paceline.api.planning.measuring import Measured
 from paceline.core.codecs.sizes import most_gathered
 from paceline.engines.virtual import World, simulate
 from paceline.errors import PlanError, UsageError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.api.compare_scripts import Entrant, ScriptRow, answer_of, compare_script
+from paceline.api.comparing.compare_scripts import Entrant, ScriptRow, answer_of, compare_script
 from paceline.errors import RunFailed, UsageError
 
 DDP = """
@@ -98,7 +98,7 @@ def test_a_script_that_needs_two_is_reported_and_one_that_fails_is_quoted(
         entrant.steps = 20
 
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.api.compare_scripts._run", run)
+        patch.setattr("paceline.api.comparing.compare_scripts._run", run)
         found = compare_script("train.py", rounds=1)
     assert len(found.rows) == 2
     assert [note.endswith("ValueError: lonely") for note in found.notes] == [True]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.api.choose import Planner, facts_of
-from paceline.api.dividing import Divider
-from paceline.api.measuring import measure
+from paceline.api.planning.choose import Planner, facts_of
+from paceline.api.planning.dividing import Divider
+from paceline.api.planning.measuring import measure
 from paceline.jobs.job import Job
 from paceline.planner.candidates import Candidate
 from paceline.planner.costs import Calibrated

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from paceline.api import null_model
-from paceline.api.null_model import CASES, FLOAT, ROWS, WIDTH, NullModel, NullStep, Refused, bench, null_job
+from paceline.api.planning import null_model
+from paceline.api.planning.null_model import CASES, FLOAT, ROWS, WIDTH, NullModel, NullStep, Refused, bench, null_job
 from paceline.cli.null_table import table
 
 

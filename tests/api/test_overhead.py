@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from paceline.api.overhead import Case, Step, step, verdict
+from paceline.api.comparing.overhead import Case, Step, step, verdict
 from paceline.runs.trace import Kind, Row, Trace
 
 

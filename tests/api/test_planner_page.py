@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from paceline.api.planner_page import choice_page, validation_page
+from paceline.api.planning.planner_page import choice_page, validation_page
 from paceline.engines.virtual import World, simulate
 from paceline.planner.choosing import Layer, choose
 from paceline.planner.facts import Facts

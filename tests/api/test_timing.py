@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.api.timing import LEAST, MOST, Entrant, Schedule, time_plans
+from paceline.api.comparing.timing import LEAST, MOST, Entrant, Schedule, time_plans
 from paceline.plans.plan import Plan
 
 X = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))

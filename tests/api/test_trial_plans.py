@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.api.trial_plans import PlannedObjective
-from paceline.api.tuning_setup import objective_of
+from paceline.api.tuning.setup import objective_of
+from paceline.api.tuning.trial_plans import PlannedObjective
 from paceline.engines.stepping import SteppedTraining
 from paceline.errors import TuningError
 from paceline.jobs.job import Job

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import paceline.backend
-from paceline.engines.local.forkserver import PRELOAD
+from paceline.engines.workers.forkserver import PRELOAD
 
 SECONDS = 60.0
 context = multiprocessing.get_context("forkserver")

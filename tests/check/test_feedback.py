@@ -9,10 +9,10 @@ import textwrap
 import pytest
 
 from paceline.check.engine import check_text
-from paceline.check.feedback import Verdict, weigh
-from paceline.check.findings import Finding, Step
 from paceline.check.options import Options
-from paceline.check.ranker import features, fit, probability, shipped
+from paceline.check.ranking.feedback import Verdict, weigh
+from paceline.check.ranking.ranker import features, fit, probability, shipped
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules import RULES
 
 

@@ -12,9 +12,9 @@ import pytest
 from paceline.check import parallel
 from paceline.check.engine import Examined
 from paceline.check.files import LARGEST, choose_files
-from paceline.check.findings import Finding
-from paceline.check.formats import FORMATS
 from paceline.check.options import Options
+from paceline.check.reporting.findings import Finding
+from paceline.check.reporting.formats import FORMATS
 from paceline.check.rules import RULES
 from paceline.check.run import Report, check_paths
 

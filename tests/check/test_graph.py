@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.check.graph import Node, build
+from paceline.check.syntax.graph import Node, build
 
 PROGRAMS = {
     "finally on every way out": """

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.check.baseline import write_baseline
-from paceline.check.findings import Finding
-from paceline.check.formats import FORMATS
-from paceline.check.mistakes import one_each
 from paceline.check.options import Options
+from paceline.check.reporting.baseline import write_baseline
+from paceline.check.reporting.findings import Finding
+from paceline.check.reporting.formats import FORMATS
+from paceline.check.reporting.mistakes import one_each
 from paceline.check.run import Report, check_paths
 
 METHOD = """

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.check import order
-from paceline.check.feedback import Verdict
 from paceline.check.options import Options
 from paceline.check.parallel import Source
+from paceline.check.ranking import order
+from paceline.check.ranking.feedback import Verdict
 from paceline.check.rules import RULES
 from paceline.check.run import Report, check_paths
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.check.engine import check_text
-from paceline.check.page import documentation, page
+from paceline.check.reporting.page import documentation, page
 from paceline.check.rules import RULES
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def test_a_rule_says_what_it_finds_and_why(code: str) -> None:
 
 def test_the_page_is_the_one_that_the_rules_make() -> None:
     made = (ROOT / "docs" / "checker-rules.md").read_text()
-    assert made == page(), "run `python -m paceline.check.page > docs/checker-rules.md`"
+    assert made == page(), "run `python -m paceline.check.reporting.page > docs/checker-rules.md`"
 
 
 def test_a_deadlock_reads_as_everywhere_else() -> None:
@@ -55,7 +55,7 @@ def test_it_brings_no_torch() -> None:
         "from paceline.cli import check\n"
         "from paceline.check.run import check_paths\n"
         "from paceline.check.options import Options\n"
-        "from paceline.check.formats import FORMATS\n"
+        "from paceline.check.reporting.formats import FORMATS\n"
         "from pathlib import Path\n"
         "report = check_paths([Path('paceline/check')], Options(cache=False))\n"
         "[say(report) for say in FORMATS.values()]\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 SCRIPT = """
 import multiprocessing, os, sys
 from multiprocessing import forkserver as server
-from paceline.engines.local import forkserver
+from paceline.engines.workers import forkserver
 
 def modules(pipe):
     pipe.send({name for name in ("torch", "paceline.tuner.trials.worker") if name in sys.modules})

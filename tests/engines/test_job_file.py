@@ -38,3 +38,11 @@ def test_modules_beside_the_job_file_are_found(known: bool, tmp_path: Path, monk
         monkeypatch.chdir(tmp_path)
     assert run.path is not None
     assert pl.replay(str(run.path)).matches
+
+
+def test_a_function_without_parameters_makes_the_job(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from paceline.testing.jobs import JOBS\ndef job():\n    return JOBS['mlp']()\n")
+    job = load_job(str(file))
+    assert isinstance(job, pl.Job)
+    assert isinstance(load_job(job.origin), pl.Job)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.engines.local import meter
+from paceline.engines.workers import meter
 from paceline.runs.trace import Kind
 
 G = torch.Generator().manual_seed(0)

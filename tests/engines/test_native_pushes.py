@@ -20,10 +20,10 @@ from paceline.core.agenda import Chunk
 from paceline.core.server.events import Push
 from paceline.data.order import Order
 from paceline.engines.arithmetic.servers import ServerArithmetic
-from paceline.engines.local.methods import native_pushes
-from paceline.engines.local.worker_context import WorkerContext
 from paceline.engines.servers.port import ShardPort
 from paceline.engines.setup import set_up
+from paceline.engines.workers.methods import native_pushes
+from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors import RunFailed
 from paceline.gradients.fused_replica import FusedGradients
 from paceline.runs.progress import Progress

@@ -21,8 +21,8 @@ from paceline.core.server.gates.backup import Backup
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
 from paceline.core.server.shard import Shard
 from paceline.core.server.version_slots import VersionSlots
-from paceline.engines.local.native_server import bound_of, desk_in_memory, shard_in_memory
 from paceline.engines.servers.shard_memory import ShardMemory
+from paceline.engines.workers.native_server import bound_of, desk_in_memory, shard_in_memory
 from paceline.errors import ProtocolError
 from paceline.gradients.native_step import PLAIN
 from paceline.kernels.build import library

@@ -17,8 +17,8 @@ from paceline.core.collectives.halving_doubling import HalvingDoubling
 from paceline.core.collectives.hierarchical import Hierarchical
 from paceline.core.collectives.ring import Ring
 from paceline.core.collectives.tree import Tree
-from paceline.engines.local.collectives import PayloadReduction, Reduction, payloads_of
-from paceline.engines.local.native_sum import NativeSum, native_sum
+from paceline.engines.workers.collectives import PayloadReduction, Reduction, payloads_of
+from paceline.engines.workers.native_sum import NativeSum, native_sum
 from paceline.errors import WaitedTooLong
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.kernels.build import library

@@ -14,7 +14,7 @@ from torch import nn
 import paceline as pl
 from paceline.core.agenda import Chunk
 from paceline.data.order import Order
-from paceline.engines.local.methods import native_updates
+from paceline.engines.workers.methods import native_updates
 from paceline.errors import RunFailed, RunStopped
 from paceline.runs.progress import Progress
 from paceline.runs.run import Run

@@ -25,7 +25,7 @@ import sys, time, types
 from paceline.engines import ray_actor
 
 ray_actor.LINGER = 0.1
-sys.modules["paceline.engines.cluster.ray_agent"] = types.SimpleNamespace(run=lambda mission, roster: "done")
+sys.modules["paceline.engines.cluster.ray_agent"] = types.SimpleNamespace(run=lambda spec, roster: "done")
 cluster = types.ModuleType("paceline.engines.cluster")
 cluster.ray_agent = sys.modules["paceline.engines.cluster.ray_agent"]
 sys.modules["paceline.engines.cluster"] = cluster

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from paceline.data.opening import open_source
 from paceline.errors import RunFailed
-from paceline.gradients import evaluated_members
 from paceline.gradients.evaluate import evaluate
-from paceline.gradients.evaluated_members import Evaluation
+from paceline.gradients.stacks import evaluated_members
+from paceline.gradients.stacks.evaluated_members import Evaluation
 from paceline.jobs.job import Job
 
 

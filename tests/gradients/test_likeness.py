@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.gradients.likeness import of_module, said
-from paceline.gradients.stacking import shape_of
+from paceline.gradients.stacks.stacking import shape_of
 from paceline.jobs.job import Job
 
 

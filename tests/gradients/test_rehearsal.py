@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import paceline as pl
-from paceline.api.choose import facts_of
+from paceline.api.planning.choose import facts_of
 from paceline.data.opening import open_source
 from paceline.errors import JobError, TuningError, UsageError
 from paceline.gradients.evaluate import rehearse

@@ -10,7 +10,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.backend import group
-from paceline.engines.local.arena import Arena, ArenaShape
+from paceline.engines.workers.arena import Arena, ArenaShape
 from paceline.errors import MachineError
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import lay_out

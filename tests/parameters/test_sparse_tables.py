@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.api import compare
+from paceline.api.comparing import compare
 from paceline.engines.setup import set_up
 from paceline.errors import JobError, JobWarning, PlanError
 from paceline.plans.methods.pipeline import Pipeline

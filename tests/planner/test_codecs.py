@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from paceline.api.coding import coding
+from paceline.api.planning.coding import coding
 from paceline.core.codecs.catalogue import CODECS
 from paceline.errors import UsageError
 from paceline.gradients.message import MessageShape

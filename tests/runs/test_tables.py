@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from paceline.api.compare import Comparison
+from paceline.api.comparing.compare import Comparison
 from paceline.api.simulate import Simulation
-from paceline.api.tune import tune
+from paceline.api.tuning.tune import tune
 from paceline.engines.replay.replay import Replay
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan

@@ -14,7 +14,7 @@ optuna = pytest.importorskip("optuna")
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler  # noqa: E402
 from optuna.testing.pytest_samplers import BasicSamplerTestCase, RelativeSamplerTestCase  # noqa: E402
 
-from paceline.api.tune import tune  # noqa: E402
+from paceline.api.tuning.tune import tune  # noqa: E402
 from paceline.core.tuning.fifo import Fifo  # noqa: E402
 from paceline.tuner.drive import drive  # noqa: E402
 from paceline.tuner.journal import Journal  # noqa: E402

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.api.tuning_ranks import ADDRESS, Where, meet
+from paceline.api.tuning.ranks import ADDRESS, Where, meet
 from paceline.errors import RunFailed, TuningError
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import LOOPBACK

@@ -12,10 +12,10 @@ from torch import nn
 
 from paceline.core.agenda import Agenda
 from paceline.engines.stepping import SteppedTraining
-from paceline.gradients.core_stack import CoreStack
-from paceline.gradients.fastest_stack import Forms
-from paceline.gradients.lane_stack import LaneStack
-from paceline.gradients.stacking import CannotStack, shape_of
+from paceline.gradients.stacks.core_stack import CoreStack
+from paceline.gradients.stacks.fastest_stack import Forms
+from paceline.gradients.stacks.lane_stack import LaneStack
+from paceline.gradients.stacks.stacking import CannotStack, shape_of
 from paceline.jobs.job import Job
 from paceline.tuner.drive import drive
 from paceline.tuner.journal import Journal

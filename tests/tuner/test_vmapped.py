@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from paceline.core.agenda import Agenda
 from paceline.engines.stepping import SteppedTraining
-from paceline.gradients.stacking import CannotStack, shape_of
-from paceline.gradients.vmap_stack import VmapStack
+from paceline.gradients.stacks.stacking import CannotStack, shape_of
+from paceline.gradients.stacks.vmap_stack import VmapStack
 from paceline.jobs.job import Job
 
 EPOCHS = 3

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from paceline.watcher.holders import Holders
+from paceline.watcher.processes.holders import Holders
 
 
 @pytest.fixture(autouse=True)

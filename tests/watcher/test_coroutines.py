@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.watcher import proc
 from paceline.watcher.graph import find_knot
-from paceline.watcher.layouts import LAYOUTS
+from paceline.watcher.processes import proc
+from paceline.watcher.processes.layouts import LAYOUTS
 from paceline.watcher.samples import Snapshot, Thread
 
 pytestmark = pytest.mark.skipif(sys.version_info[:2] not in LAYOUTS, reason="an unknown version of CPython")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.watcher import proc
-from paceline.watcher.attach import ask, parse, with_java_stacks
 from paceline.watcher.graph import find_knot
-from paceline.watcher.hotspot import is_java, read_java
+from paceline.watcher.processes import proc
+from paceline.watcher.processes.attach import ask, parse, with_java_stacks
+from paceline.watcher.processes.hotspot import is_java, read_java
 from paceline.watcher.samples import MAIN_OF_JAVA, Frame, Process, Snapshot, Thread, Wait
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
@@ -69,8 +69,8 @@ def test_a_dump_says_where_threads_are_and_who_holds_locks(monkeypatch: pytest.M
     assert (one.tid, two.tid, one.parks) == (12, 13, "0x000000062c0")
     assert one.stack[-1] == Frame("Main.java", 5, "Main.lambda$main$0")
     assert one.stack[0].file.startswith("<")
-    monkeypatch.setattr("paceline.watcher.attach.is_java", lambda pid: True)
-    monkeypatch.setattr("paceline.watcher.attach.ask", lambda pid: DUMP)
+    monkeypatch.setattr("paceline.watcher.processes.attach.is_java", lambda pid: True)
+    monkeypatch.setattr("paceline.watcher.processes.attach.ask", lambda pid: DUMP)
     threads = tuple(Thread(tid, lock()) for tid in (11, 12, 13))
     told = with_java_stacks(Snapshot(0.0, (Process(10, 1, "java", threads),)), [10])
     assert [thread.wait.owners for _, thread in told.threads()] == [(), (13,), (12,)]

@@ -18,12 +18,12 @@ from pathlib import Path
 import filelock
 import pytest
 
-from paceline.watcher import interpreter, proc, stacks
 from paceline.watcher.graph import find_knot
-from paceline.watcher.layouts import LAYOUTS
+from paceline.watcher.processes import interpreter, proc, stacks
+from paceline.watcher.processes.layouts import LAYOUTS
+from paceline.watcher.processes.sockets import peers, private_listeners
+from paceline.watcher.processes.syscalls import parse_call
 from paceline.watcher.samples import ENDED, EVENT, Frame, Wait
-from paceline.watcher.sockets import peers, private_listeners
-from paceline.watcher.syscalls import parse_call
 
 
 def until(found: Callable[[], bool]) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.watcher import proc
-from paceline.watcher.interpreter import _LIBRARY
-from paceline.watcher.layouts import LAYOUTS
+from paceline.watcher.processes import proc
+from paceline.watcher.processes.interpreter import _LIBRARY
+from paceline.watcher.processes.layouts import LAYOUTS
 from paceline.watcher.samples import Snapshot
 
 PROGRAM = """

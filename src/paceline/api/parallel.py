@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.api.parallel_world import meet, plan_here, refuse
-from paceline.engines.local.arena import Arena, ArenaShape
-from paceline.engines.local.loop_worker import LoopWorker, copy_values, statistics, tables
-from paceline.engines.local.process import tune_for_speed
+from paceline.engines.workers.arena import Arena, ArenaShape
+from paceline.engines.workers.loop_worker import LoopWorker, copy_values, statistics, tables
+from paceline.engines.workers.process import tune_for_speed
 from paceline.errors import UsageError, is_positive
 from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names

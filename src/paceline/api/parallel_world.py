@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.core.cluster.variables import value
-from paceline.engines.local.loop_worker import tables
+from paceline.engines.workers.loop_worker import tables
 from paceline.errors import PlanError, UsageError
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.codecs import refuse_tables

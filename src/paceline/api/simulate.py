@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.api.choose import cluster_of, facts_of, open_card
-from paceline.api.measuring import Say
+from paceline.api.planning.choose import cluster_of, facts_of, open_card
+from paceline.api.planning.measuring import Say
 from paceline.api.train import train
 from paceline.engines.virtual import World
 from paceline.errors import UsageError

@@ -138,7 +138,7 @@ def _settled(
         return job, plan, workers
     if engine != "local":
         raise UsageError(f"plan 'auto' chooses for the processes of this machine, and not for engine={engine!r}")
-    from paceline.api.choose import choose
+    from paceline.api.planning.choose import choose
 
     choice = choose(job, workers=workers)
     warnings.warn(f"plan auto: {choice.best.name}. {choice.sentences[0]}", PlanWarning, stacklevel=3)

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.check.across.interface import read_interface
 from paceline.check.engine import Examined
-from paceline.check.findings import Finding, Step
+from paceline.check.reporting.findings import Finding, Step
 from paceline.narrative import Wait
 
 FOLDER = ".paceline_cache"

@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 from paceline.check import libraries
 from paceline.check.across.interface import Interface, interface_of
-from paceline.check.comments import with_comments
-from paceline.check.findings import Finding
-from paceline.check.mistakes import subject_of
-from paceline.check.module import Module
+from paceline.check.ranking.signs import Signs
+from paceline.check.reporting.comments import with_comments
+from paceline.check.reporting.findings import Finding
+from paceline.check.reporting.mistakes import subject_of
 from paceline.check.rules import RULES
 from paceline.check.rules.rule import Rule
-from paceline.check.signs import Signs
-from paceline.check.source import OLD, Unreadable, parse
 from paceline.check.summaries import Facts
+from paceline.check.syntax.source import OLD, Unreadable, parse
 from paceline.check.together.merging import merge
 from paceline.check.together.places import divided, place
+from paceline.check.values.module import Module
 
 UNREADABLE = "PC001"
 DEPTH = 6_000  # recursion limit for nested syntax; the parser itself gives up before

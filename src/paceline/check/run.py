@@ -9,18 +9,18 @@ from pathlib import Path
 from paceline.check import libraries
 from paceline.check.across.interface import Interface
 from paceline.check.across.rules import findings_across
-from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
-from paceline.check.comments import UNUSED, with_comments
 from paceline.check.engine import UNREADABLE, Examined, is_relevant
-from paceline.check.feedback import Verdict, marked, read_verdicts, weigh
 from paceline.check.files import Skipped, choose_files
-from paceline.check.findings import Finding
-from paceline.check.mistakes import one_each
 from paceline.check.options import Options
-from paceline.check.order import within
 from paceline.check.parallel import Program, Source, check_programs
-from paceline.check.source import Unreadable, read
+from paceline.check.ranking.feedback import Verdict, marked, read_verdicts, weigh
+from paceline.check.ranking.order import within
+from paceline.check.reporting.baseline import read_baseline
+from paceline.check.reporting.comments import UNUSED, with_comments
+from paceline.check.reporting.findings import Finding
+from paceline.check.reporting.mistakes import one_each
+from paceline.check.syntax.source import Unreadable, read
 from paceline.check.together.programs import programs
 
 #: A finding to which its own rule gives less is reported only where everything is, with a least confidence of 0.

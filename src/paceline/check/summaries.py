@@ -11,17 +11,17 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.check import libraries
-from paceline.check.accesses import Access
-from paceline.check.declarations import Class, Function, Resource
-from paceline.check.effects import Effect, runs_now, text_of
-from paceline.check.findings import Step
-from paceline.check.library_types import method_name
-from paceline.check.module import Module
-from paceline.check.names import dotted, is_constant, keyword, parent
-from paceline.check.propagation import Propagated, reached
-from paceline.check.roots import Root, Roots
-from paceline.check.sequences import Sequences
-from paceline.check.walk import Event, Walk, Walker
+from paceline.check.flow.effects import Effect, runs_now, text_of
+from paceline.check.flow.propagation import Propagated, reached
+from paceline.check.flow.walk import Event, Walk, Walker
+from paceline.check.ranks.sequences import Sequences
+from paceline.check.reporting.findings import Step
+from paceline.check.syntax.declarations import Class, Function, Resource
+from paceline.check.syntax.names import dotted, is_constant, keyword, parent
+from paceline.check.threads.accesses import Access
+from paceline.check.threads.roots import Root, Roots
+from paceline.check.values.library_types import method_name
+from paceline.check.values.module import Module
 
 
 class Take(NamedTuple):

@@ -68,7 +68,7 @@ def _kernels(
 def _null(
     parts: str | None, seconds: float, workers: Sequence[int], picture: Path | None, quiet: bool, json: bool
 ) -> None:
-    from paceline.api import null_model
+    from paceline.api.planning import null_model
     from paceline.cli.null_table import table
 
     if picture is not None:

@@ -34,11 +34,11 @@ def check(
     wait for each other, and what to change. Exits with 0 when nothing was found, 1 when something was, 3
     when the checker itself failed in a file.
     """
-    from paceline.check import baseline as known
-    from paceline.check.formats import FORMATS
-    from paceline.check.formats.objects import as_object
     from paceline.check.options import parse_codes, read_options
-    from paceline.check.page import explain_rule
+    from paceline.check.reporting import baseline as known
+    from paceline.check.reporting.formats import FORMATS
+    from paceline.check.reporting.formats.objects import as_object
+    from paceline.check.reporting.page import explain_rule
     from paceline.check.run import check_paths
 
     if explain is not None:
@@ -56,7 +56,7 @@ def check(
         jobs=jobs,
     )
     if lsp:
-        from paceline.check.lsp import serve
+        from paceline.check.reporting.lsp import serve
 
         raise typer.Exit(serve(sys.stdin.buffer, sys.stdout.buffer, chosen))
     report = check_paths(paths or [Path()], chosen)

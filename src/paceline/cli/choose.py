@@ -29,8 +29,8 @@ def choose(
     calibrated the machine's card decides alone. Both give the seconds of an update with a 90% interval. The page has
     speed-up against workers, cost against time and the roofline of the model's layers.
     """
-    from paceline.api.choose import choose as run_choice
-    from paceline.api.planner_page import choice_page
+    from paceline.api.planning.choose import choose as run_choice
+    from paceline.api.planning.planner_page import choice_page
     from paceline.cli.planning import show_choice
 
     chosen = options.open_job(job, data_dir, batch_size=batch_size)

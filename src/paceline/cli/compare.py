@@ -45,7 +45,7 @@ def compare(
         compare_scripts(script, workers or 2, quiet, json)
         return
     assert job is not None
-    from paceline.api.compare import compare as run_comparison
+    from paceline.api.comparing.compare import compare as run_comparison
     from paceline.cli.comparison import show_comparison
 
     chosen = options.open_job(
@@ -72,7 +72,7 @@ def compare(
 
 def compare_scripts(script: str, workers: int, quiet: bool, json: bool) -> None:
     """Run a script on gloo and on Paceline's backend, and show how long a step takes on each."""
-    from paceline.api.compare_scripts import compare_script
+    from paceline.api.comparing.compare_scripts import compare_script
     from paceline.cli.tables import show_scripts
 
     found = compare_script(script, workers, say=_say(quiet))

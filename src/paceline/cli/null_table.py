@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.api.null_model import NullModel, NullStep
+    from paceline.api.planning.null_model import NullModel, NullStep
 
 
 def table(found: NullModel) -> str:
     """Write one row for each case and number of workers, then what could not be trained, then the paper's figures."""
-    from paceline.api.null_model import PLANS, PUBLISHED
+    from paceline.api.planning.null_model import PLANS, PUBLISHED
 
     lines = [
         f"A null step of one worker in ms (least to most of the rounds), on {found.cores} cores:",

@@ -12,7 +12,7 @@ from paceline.runs.tables import summary_lines
 from paceline.text_table import TextList, TextTable
 
 if TYPE_CHECKING:
-    from paceline.api.compare_scripts import ScriptComparison
+    from paceline.api.comparing.compare_scripts import ScriptComparison
 
 
 def rich_table(shown: TextTable) -> Table:

@@ -45,8 +45,8 @@ def tune(
     The folder holds the journal, a page and best.py, which `paceline train` takes. A tuning that was ended or killed
     continues with --resume FOLDER, each configuration evaluated exactly once.
     """
-    from paceline.api.tune import tune_from_files
-    from paceline.api.tuning_ranks import engine_of
+    from paceline.api.tuning.ranks import engine_of
+    from paceline.api.tuning.tune import tune_from_files
     from paceline.cli.tuning import TuningDisplay, show_tuning
 
     display = TuningDisplay(quiet)

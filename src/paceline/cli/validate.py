@@ -31,7 +31,7 @@ def validate(
     card, and intervals of later predictions follow them. The page also has the predicted and the measured timeline of
     the fastest plans, one above the other.
     """
-    from paceline.api.validate import validate as run_validation
+    from paceline.api.planning.validate import validate as run_validation
     from paceline.cli.planning import show_validation
 
     chosen = options.open_job(job, data_dir, batch_size=batch_size)

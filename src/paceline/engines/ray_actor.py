@@ -12,7 +12,7 @@ import select
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.engines.local.forkserver import prepare
+from paceline.engines.workers.forkserver import prepare
 
 if TYPE_CHECKING:
     from paceline.engines.cluster.ray_agent import AgentEnd
@@ -52,14 +52,14 @@ class RayAgent:
         """Return the machine that the agent is on."""
         return this_machine()
 
-    def run(self, mission: bytes, roster: Roster) -> AgentEnd:
+    def run(self, spec: bytes, roster: Roster) -> AgentEnd:
         """Train this node's part, and return how that has ended.
 
         Ray keeps the process of an actor for a minute if its driver or the head of the cluster has ended.
         """
         from paceline.engines.cluster import ray_agent
 
-        end = ray_agent.run(mission, roster)
+        end = ray_agent.run(spec, roster)
         timer = threading.Timer(LINGER, os._exit, [0])
         timer.daemon = True
         timer.start()

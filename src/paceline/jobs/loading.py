@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -25,7 +26,7 @@ def load_job(where: str, data_dir: str | None = None) -> Job:
     found = load_maker(where, data_dir)
     if isinstance(found, Job):
         return found
-    raise JobError(f"{where} is a function of a trial, which `paceline tune` takes; a training needs a Job")
+    raise JobError(f"{where} is a function with parameters, which `paceline tune` calls; a training needs a Job")
 
 
 def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., Any]:
@@ -50,6 +51,8 @@ def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., A
     file = Path(path).resolve()
     module, name = _module(path, file), name or "job"
     job = getattr(module, name, None)
+    if inspect.isfunction(job) and not inspect.signature(job).parameters:
+        job = _made(path, name, job)
     if isinstance(job, Job):
         return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")
     if callable(job):
@@ -59,6 +62,19 @@ def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., A
         guarded = ", outside `if __name__`, as the file is imported" * ("__main__" in file.read_text(encoding="utf-8"))
         raise JobError(f"{path} defines no job; a job file has a variable, as in job = paceline.Job(...){guarded}")
     raise JobError(f"{path} has no job called {name!r}; it has {', '.join(found)}")
+
+
+def _made(path: str, name: str, function: Callable[[], Any]) -> Job:
+    """Return the job that a function without parameters makes."""
+    try:
+        found = function()
+    except PacelineError as error:
+        raise JobError(f"{path}: {name}() failed: {error}") from error
+    except Exception as error:
+        raise JobError(f"{path}: {name}() failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Job):
+        raise JobError(f"{path}: {name}() returns {type(found).__name__}, and has to return a paceline.Job")
+    return found
 
 
 def package_of(file: Path) -> tuple[Path, str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from paceline.api.tune import tune
+from paceline.api.tuning.tune import tune
 from paceline.tuner.journal import Journal, Row, read
 from paceline.tuner.searches import Search
 from paceline.tuner.space import Configuration, Float, Int, Space

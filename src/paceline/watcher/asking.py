@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from paceline.watcher.coroutines import Task
-from paceline.watcher.holders import file_of
-from paceline.watcher.interpreter import Interpreter
 from paceline.watcher.polling import loop_of
+from paceline.watcher.processes.coroutines import Task
+from paceline.watcher.processes.holders import file_of
+from paceline.watcher.processes.interpreter import Interpreter
+from paceline.watcher.processes.syscalls import SLEEPS, Call
 from paceline.watcher.samples import AGAIN, CLOSED, OF_A_WORKER, OPEN_FILE_LOCK, Stack, Thread, Wait
-from paceline.watcher.syscalls import SLEEPS, Call
 from paceline.watcher.waits import Waits, call_of
 
 _EVENT = ["wait", "wait"]  # the innermost functions of a thread that uses an event as a clock: `while not stop.wait(9)`

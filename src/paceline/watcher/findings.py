@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from paceline.check.findings import Finding
 from paceline.check.options import Options
+from paceline.check.reporting.findings import Finding
 from paceline.check.run import check_paths
 from paceline.watcher.report import Confirmed, Report
 from paceline.watcher.samples import Frame

@@ -19,10 +19,10 @@ from paceline.errors import UsageError
 from paceline.runs.events import Event, EventKind, EventLog
 from paceline.runs.live import HANG, read_live
 from paceline.watcher.findings import add_verdicts, save_findings, with_findings, with_saved_findings
-from paceline.watcher.proc import may_be_read
+from paceline.watcher.processes.proc import may_be_read
+from paceline.watcher.processes.stacks import environment
 from paceline.watcher.report import Report
 from paceline.watcher.share import Share
-from paceline.watcher.stacks import environment
 from paceline.watcher.trace import BLOCK, Trace
 from paceline.watcher.watch import Watch, pace
 

@@ -14,13 +14,13 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from paceline.watcher.holders import Holders, file_of
-from paceline.watcher.hotspot import JavaThreads, read_java
-from paceline.watcher.interpreter import Interpreter, read_interpreter
-from paceline.watcher.memory import peek
-from paceline.watcher.mutex import owner_of_mutex
+from paceline.watcher.processes.holders import Holders, file_of
+from paceline.watcher.processes.hotspot import JavaThreads, read_java
+from paceline.watcher.processes.interpreter import Interpreter, read_interpreter
+from paceline.watcher.processes.memory import peek
+from paceline.watcher.processes.mutex import owner_of_mutex
+from paceline.watcher.processes.syscalls import ACCEPTS, F_OFD_SETLKW, F_SETLKW, OPENS, READS, WRITES, Call, parse_call
 from paceline.watcher.samples import A_RESULT, ASKED_AT_ONCE, CLOSED, EVENT, MAIN_OF_JAVA, Wait
-from paceline.watcher.syscalls import ACCEPTS, F_OFD_SETLKW, F_SETLKW, OPENS, READS, WRITES, Call, parse_call
 
 #: How Python's `mkdtemp` and the shell's `mktemp -d` name a folder that only their program knows.
 _RANDOM = re.compile(r"tmp[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{10}")

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.watcher import proc, stacks
-from paceline.watcher.attach import with_java_stacks
 from paceline.watcher.classifier import probabilities
 from paceline.watcher.footprint import footprint
 from paceline.watcher.history import History
 from paceline.watcher.judge import Schedule, judge, suspected
+from paceline.watcher.processes import proc, stacks
+from paceline.watcher.processes.attach import with_java_stacks
 from paceline.watcher.report import Report
 from paceline.watcher.samples import Snapshot
 from paceline.watcher.screen import screen

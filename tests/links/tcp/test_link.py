@@ -19,7 +19,7 @@ from paceline.core.collectives.hierarchical import Hierarchical
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.core.collectives.ring import Ring
 from paceline.core.collectives.tree import Tree
-from paceline.engines.local.collectives import Reduction
+from paceline.engines.workers.collectives import Reduction
 from paceline.errors import PeerLost, ProtocolError, WaitedTooLong
 from paceline.links import TURNS, Link, Span
 from paceline.links.doorbell import Doorbell

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from paceline.check.catalogue import LOCKS, RANK_DECORATORS
-from paceline.check.declarations import Function, Resource
-from paceline.check.effects import text_of
-from paceline.check.module import Module
-from paceline.check.names import parent
+from paceline.check.flow.effects import text_of
+from paceline.check.flow.walk import State
+from paceline.check.libraries.catalogue import LOCKS, RANK_DECORATORS
 from paceline.check.summaries import Facts
-from paceline.check.walk import State
+from paceline.check.syntax.declarations import Function, Resource
+from paceline.check.syntax.names import parent
+from paceline.check.values.module import Module
 
 
 class Call(NamedTuple):

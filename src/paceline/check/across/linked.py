@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.check.across.interface import Behaviour, Call, Interface
-from paceline.check.project_modules import ProjectModules
+from paceline.check.syntax.project_modules import ProjectModules
 
 REEXPORTS = 6  # imports through which a name is followed
 Node = tuple[str, str]  # path and qualified name of a function

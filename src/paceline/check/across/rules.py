@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from paceline.check.across.interface import Interface
 from paceline.check.across.linked import Linked, Node, Path, Step
-from paceline.check.components import shortest_circles
-from paceline.check.findings import Finding
-from paceline.check.findings import Step as Told
+from paceline.check.flow.components import shortest_circles
+from paceline.check.reporting.findings import Finding
+from paceline.check.reporting.findings import Step as Told
 from paceline.narrative import Wait
 
 WITNESSES = 4  # paths kept per pair of locks

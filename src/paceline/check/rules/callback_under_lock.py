@@ -11,14 +11,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.catalogue import CALLBACK_WORDS
-from paceline.check.declarations import Function
-from paceline.check.effects import Effect, text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, short_name
+from paceline.check.flow.effects import Effect, text_of
+from paceline.check.flow.walk import Held
+from paceline.check.libraries.catalogue import CALLBACK_WORDS
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
-from paceline.check.walk import Held
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, short_name
 from paceline.narrative import Wait
 
 COMPLETES = ("set_result", "set_exception", "set_running_or_notify_cancel")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import is_constant, keyword, short_name
-from paceline.check.roots import STARTS, STARTS_IN_MODULE
+from paceline.check.flow.effects import text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import is_constant, keyword, short_name
+from paceline.check.threads.roots import STARTS, STARTS_IN_MODULE
 
 #: Further calls that take a function -> its name and position.
 TAKES = {"add_done_callback": ("fn", 0), "call_soon_threadsafe": ("callback", 0), "call_later": ("callback", 1)}

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, parent, short_name
 
 CATCHES = ("CancelledError", "BaseException")
 #: Calls that a handler may make besides those of a logger.

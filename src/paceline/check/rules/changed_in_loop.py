@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import VIEWS, Access, iterates
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class, is_caught
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.threads.accesses import VIEWS, Access, iterates
+from paceline.check.threads.shared_state import accesses_of_class, is_caught
 
 LEAVES = (ast.Break, ast.Return, ast.Raise)
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access
-from paceline.check.catalogue import ASYNC_LOCKS
-from paceline.check.declarations import Class, Function
-from paceline.check.evidence import CLAIMS, IMPORTS, of_all_objects, of_threads
-from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, parent, short_name
+from paceline.check.libraries.catalogue import ASYNC_LOCKS
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import (
+from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import enclosing, parent, short_name
+from paceline.check.threads.accesses import Access
+from paceline.check.threads.evidence import CLAIMS, IMPORTS, of_all_objects, of_threads
+from paceline.check.threads.shared_state import (
     accesses_of_arguments,
     accesses_of_class,
     accesses_of_globals,
@@ -25,7 +26,7 @@ from paceline.check.shared_state import (
     is_shared,
     own_locks,
 )
-from paceline.check.sharing import (
+from paceline.check.threads.sharing import (
     claimed_at_once,
     emptied_at_once,
     filled_if_missing,
@@ -33,7 +34,6 @@ from paceline.check.sharing import (
     meet,
     removed_at_once,
 )
-from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -11,14 +11,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.check.accesses import SHRINKS
-from paceline.check.catalogue import ASYNC_LOCKS, LOCKS
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, parent, short_name
+from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.sharing import absent
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.threads.accesses import SHRINKS
+from paceline.check.threads.sharing import absent
 
 _ASKS_FOR_FILES = {"exists", "isfile", "isdir", "is_file", "is_dir"}
 _MAKES = re.compile(

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from paceline.check.catalogue import QUEUES
-from paceline.check.components import shortest_circles
-from paceline.check.declarations import Formal, Function, Resource
-from paceline.check.effects import has_timeout, runs_now
-from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, parent
+from paceline.check.flow.components import shortest_circles
+from paceline.check.flow.effects import has_timeout, runs_now
+from paceline.check.libraries.catalogue import QUEUES
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Formal, Function, Resource
+from paceline.check.syntax.names import enclosing, parent
 from paceline.narrative import Wait
 
 DEPTH = 3  # calls through which a thread's use of queues is followed

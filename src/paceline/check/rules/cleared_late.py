@@ -13,13 +13,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.check.declarations import Class, Function
-from paceline.check.effects import has_timeout, text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant, keyword, parent, short_name
-from paceline.check.roots import STARTS
+from paceline.check.flow.effects import has_timeout, text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, parent, short_name
+from paceline.check.threads.roots import STARTS
 
 EVENTS = ("Event", "ProcessEvent", "AsyncEvent")
 AT_ONCE = ("run_coroutine_threadsafe", "start_new_thread", "submit", "run_in_executor", "Thread", "Timer", "Process")

@@ -11,13 +11,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import short_name
-from paceline.check.roots import Root
+from paceline.check.flow.walk import Event
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
-from paceline.check.walk import Event
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import short_name
+from paceline.check.threads.roots import Root
 
 RUNS = {"del": "a destructor or callback of a weak reference", "gc": "a callback of the garbage collector"}
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import short_name
-from paceline.check.reduced import SPREADS
+from paceline.check.flow.effects import text_of
+from paceline.check.ranks.sequences import SKIPS
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
-from paceline.check.sequences import SKIPS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import short_name
+from paceline.check.values.reduced import SPREADS
 from paceline.narrative import Wait
 
 MESSAGES = {"Sendrecv", "sendrecv", "isend", "irecv", "Isend", "Irecv", "send", "recv", "Send", "Recv",

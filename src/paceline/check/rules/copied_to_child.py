@@ -2,8 +2,8 @@
 
 A child process has its own memory. `threading.Event` and `queue.Queue` that are given to it are copies (or cannot be
 given to it at all): an event that the parent sets is never set in the child, and an item that the child puts never
-arrives. A list or dictionary that the child fills stays empty in the parent. The events and queues of multiprocessing
-are shared; results come back through a queue, a pipe or a `Manager`.
+arrives. A list or dictionary that the child fills stays empty in the parent, and a global that it assigns unchanged.
+The events and queues of multiprocessing are shared; results come back through a queue, a pipe or a `Manager`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,23 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import kind_of
-from paceline.check.declarations import Class, Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import keyword, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.join_before_drain import arguments
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import is_container
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import keyword, short_name
+from paceline.check.threads.accesses import kind_of
+from paceline.check.threads.shared_state import is_container
 
+#: Methods of a pool that have its processes run a function, and what makes such pools.
+TASKS = {
+    "map", "imap", "imap_unordered", "starmap", "apply", "map_async", "starmap_async", "apply_async", "submit",
+}  # fmt: skip
+POOLS = {
+    "multiprocessing.Pool", "multiprocessing.pool.Pool", "concurrent.futures.ProcessPoolExecutor",
+    "concurrent.futures.process.ProcessPoolExecutor",
+}  # fmt: skip
 OF_THREADS = {"Event": "threading.Event", "Queue": "queue.Queue", "SimpleQueue": "queue.SimpleQueue"}
 
 
@@ -29,9 +37,37 @@ def find(facts: Facts) -> Iterator[Finding]:
         for call in fn.calls:
             if facts.module.constructed_kind(call, fn) == "Process":
                 yield from _given(call, fn, facts)
+            runs = _run_in_child(call, fn, facts)
+            if runs is not None:
+                yield from _assigned(runs, call, fn, facts)
     for cls in facts.module.classes.values():
         if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
             yield from _kept(cls, facts)
+
+
+def _run_in_child(call: ast.Call, fn: Function, facts: Facts) -> Function | None:
+    """The function that a call has a child process run: a `Process`, or a task of a pool of processes."""
+    module = facts.module
+    if module.constructed_kind(call, fn) == "Process":
+        target = keyword(call, "target", 1)
+        return module.function_named(target, fn) if target is not None else None
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in TASKS or not call.args:
+        return None
+    pool = call.func.value
+    made = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else pool
+    name = module.canonical(made.func) if isinstance(made, ast.Call) else ""
+    return module.function_named(call.args[0], fn) if name in POOLS else None
+
+
+def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """The globals that a child process assigns, and that the function which starts it reads afterwards."""
+    own = {n.id for n in fn.stores} - fn.globals if fn is not facts.module.top else set()
+    after = [n for n in fn.names if isinstance(n.ctx, ast.Load) and n.lineno > start.lineno and n.id not in own]
+    for store in (n for n in runs.stores if n.id in runs.globals):
+        read = next((n for n in after if n.id == store.id), None)
+        if read is not None:
+            yield _report_assigned(store, runs, read, fn)
+            return
 
 
 def _given(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -96,6 +132,22 @@ def _report(at: ast.expr, fn: Function, what: str, kind: str) -> Finding:
     )
 
 
+def _report_assigned(store: ast.Name, runs: Function, read: ast.Name, fn: Function) -> Finding:
+    return finding(
+        store,
+        runs,
+        f"{store.id} is assigned by {runs.qualname} in a child process, which has a copy of it: {fn.qualname} reads "
+        f"the parent's, which stays as it was (line {read.lineno})",
+        [
+            Step("the child", store.lineno, f"{runs.qualname} assigns to its copy of {store.id}"),
+            Step("the parent", read.lineno, f"{fn.qualname} reads {store.id}, which has not changed"),
+        ],
+        "return the result, send it through a queue or pipe, or use multiprocessing.Value",
+        store.id,
+        0.75,
+    )
+
+
 def _report_filled(at: ast.Name, fn: Function, runs: Function) -> Finding:
     return finding(
         at,
@@ -147,5 +199,5 @@ RULE = Rule(
             stop.set()
             child.join()
     """,
-    needs=("Process",),
+    needs=("Process", "Pool"),
 )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.catalogue import PUT_ITEM
-from paceline.check.declarations import Function
-from paceline.check.effects import Effect, text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, short_name
+from paceline.check.flow.effects import Effect, text_of
+from paceline.check.libraries.catalogue import PUT_ITEM
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
-from paceline.check.shared_state import BEGINNINGS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import enclosing, short_name
+from paceline.check.threads.shared_state import BEGINNINGS
 
 
 def find(facts: Facts) -> Iterator[Finding]:

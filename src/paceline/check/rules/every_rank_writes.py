@@ -10,15 +10,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.catalogue import RANK_CALLS, RANK_DECORATORS, RANK_NAMES
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
-from paceline.check.ranks import condition
+from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_CALLS, RANK_DECORATORS, RANK_NAMES
+from paceline.check.ranks.branches import condition
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, short_name
 
 SAVES = {"torch.save": 1, "pickle.dump": 1, "json.dump": 1, "numpy.save": 0, "numpy.savez": 0}
 FETCHES = ("urlretrieve", "snapshot_download", "extractall")

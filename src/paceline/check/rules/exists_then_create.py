@@ -16,15 +16,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.check.catalogue import RANK_CALLS, RANK_ZERO_FIRST
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.evidence import IMPORTS, of_threads
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant, keyword, parent, short_name
-from paceline.check.ranks import condition
+from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_CALLS, RANK_ZERO_FIRST
+from paceline.check.ranks.branches import condition
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, parent, short_name
+from paceline.check.threads.evidence import IMPORTS, of_threads
 
 ASKS = ("exists", "lexists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink")
 MAKES = ("makedirs", "mkdir")

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted
-from paceline.check.roots import Root, in_loop
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted
+from paceline.check.threads.roots import Root, in_loop
 from paceline.narrative import Wait
 
 PUTS = ("put", "put_nowait")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.effects import has_timeout
-from paceline.check.findings import Finding, Step
-from paceline.check.names import short_name
-from paceline.check.roots import in_loop
+from paceline.check.flow.effects import has_timeout
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import short_name
+from paceline.check.threads.roots import in_loop
 from paceline.narrative import Wait
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.evidence import IMPORTS, OWNS_OTHER, of_threads
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, is_constant
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.sharing import absent
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, is_constant
+from paceline.check.threads.evidence import IMPORTS, OWNS_OTHER, of_threads
+from paceline.check.threads.sharing import absent
 
 WORDS = ("init", "ready", "done", "loaded", "setup", "set_up", "attempted", "started", "checked", "created", "cached",
          "registered", "configured", "patched", "complete", "populated", "imported", "finalized")  # fmt: skip

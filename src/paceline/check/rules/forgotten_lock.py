@@ -11,14 +11,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access
-from paceline.check.declarations import Class, Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, parent, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import BEGINNINGS, accesses_of_class, own_locks
-from paceline.check.sharing import filled_if_missing, fills_a_gap, may_be_alone
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import enclosing, parent, short_name
+from paceline.check.threads.accesses import Access
+from paceline.check.threads.shared_state import BEGINNINGS, accesses_of_class, own_locks
+from paceline.check.threads.sharing import filled_if_missing, fills_a_gap, may_be_alone
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Class, Function, Resource
-from paceline.check.effects import runs_now
-from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, keyword
+from paceline.check.flow.effects import runs_now
+from paceline.check.flow.walk import Held
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
+from paceline.check.syntax.declarations import Class, Function, Resource
+from paceline.check.syntax.names import enclosing, keyword
 from paceline.check.together.places import same_file
-from paceline.check.walk import Held
 from paceline.narrative import Wait
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.library_types import type_name
-from paceline.check.names import enclosing, is_constant, keyword, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import enclosing, is_constant, keyword, short_name
 from paceline.check.together.places import same_file
+from paceline.check.values.library_types import type_name
 
 #: Functions that start a child and wait for it.
 RUNS = tuple(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))

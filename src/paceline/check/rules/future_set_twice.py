@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, keyword, short_name
+from paceline.check.flow.effects import text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import is_caught
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, keyword, short_name
+from paceline.check.threads.shared_state import is_caught
 
 SETS = ("set_result", "set_exception")
 ASKS = ("done", "cancelled")

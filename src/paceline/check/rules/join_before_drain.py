@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.effects import has_timeout
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, keyword, short_name
+from paceline.check.flow.effects import has_timeout
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, keyword, short_name
 from paceline.narrative import Wait
 
 READS = ("get", "get_nowait", "recv", "recv_bytes")

@@ -10,16 +10,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.catalogue import PUT_ITEM
-from paceline.check.declarations import Function
-from paceline.check.effects import has_timeout, text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, keyword, parent, short_name
-from paceline.check.roots import STARTS, in_loop
+from paceline.check.flow.effects import has_timeout, text_of
+from paceline.check.libraries.catalogue import PUT_ITEM
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.join_before_drain import arguments
 from paceline.check.rules.never_set import is_end_mark
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, keyword, parent, short_name
+from paceline.check.threads.roots import STARTS, in_loop
 from paceline.narrative import Wait
 
 TELLS = ("set", "cancel", "notify", "notify_all")

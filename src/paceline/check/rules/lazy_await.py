@@ -11,16 +11,16 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access
-from paceline.check.catalogue import ASYNC_LOCKS
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, entered_around, is_constant, parent, short_name
+from paceline.check.libraries.catalogue import ASYNC_LOCKS
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.lazy_start import is_plain
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_teardown
-from paceline.check.sharing import absent, asked_before, filled_if_missing
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, entered_around, is_constant, parent, short_name
+from paceline.check.threads.accesses import Access
+from paceline.check.threads.shared_state import accesses_of_class, accesses_of_globals, is_teardown
+from paceline.check.threads.sharing import absent, asked_before, filled_if_missing
 
 
 def find(facts: Facts) -> Iterator[Finding]:

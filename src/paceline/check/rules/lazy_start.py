@@ -10,14 +10,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant, parent, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
-from paceline.check.shared_state import BEGINNINGS, is_shared, is_teardown
-from paceline.check.sharing import THREAD_WORDS, absent, overlap
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, is_constant, parent, short_name
+from paceline.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
+from paceline.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown
+from paceline.check.threads.sharing import THREAD_WORDS, absent, overlap
 
 PLAIN = (
     "start",

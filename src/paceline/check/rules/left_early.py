@@ -10,16 +10,16 @@ import ast
 from collections.abc import Iterator
 from typing import TypeGuard
 
-from paceline.check.deciding import DATA, FILES, HOST, RANK
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.items import Item, flattened
-from paceline.check.names import enclosing, is_constant, short_name
-from paceline.check.ranks import MAKES_FILES
+from paceline.check.flow.effects import text_of
+from paceline.check.ranks.branches import MAKES_FILES
+from paceline.check.ranks.items import Item, flattened
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import enclosing, is_constant, short_name
+from paceline.check.values.deciding import DATA, FILES, HOST, RANK
 from paceline.narrative import Wait
 
 # Exceptions of the program or its surroundings, which every rank sees alike; any other may be raised on one rank alone.

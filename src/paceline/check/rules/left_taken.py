@@ -12,17 +12,17 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.check.catalogue import LOCKS
-from paceline.check.declarations import Function
-from paceline.check.duties import Duty, Skipped
-from paceline.check.effects import text_of
-from paceline.check.evidence import IMPORTS, of_threads
-from paceline.check.findings import Finding, Step
-from paceline.check.graph import may_raise
-from paceline.check.names import dotted, is_constant, parent, short_name, user_of
+from paceline.check.flow.duties import Duty, Skipped
+from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import LOCKS
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import BEGINNINGS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.graph import may_raise
+from paceline.check.syntax.names import dotted, is_constant, parent, short_name, user_of
+from paceline.check.threads.evidence import IMPORTS, of_threads
+from paceline.check.threads.shared_state import BEGINNINGS
 
 #: How a call takes something -> how another one releases it; both are beginnings of names.
 PAIRS = (

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.effects import Effect
-from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, entered_around
+from paceline.check.flow.effects import Effect
+from paceline.check.flow.walk import Leak
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
-from paceline.check.walk import Leak
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import enclosing, entered_around
 
 HANDS_ON = ("acquire", "lock", "enter", "aenter", "release_save")
 

@@ -12,12 +12,12 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.check.components import shortest_circles
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.orders import WITNESSES, Edge, edges, of_instances
+from paceline.check.flow.components import shortest_circles
+from paceline.check.flow.effects import text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
+from paceline.check.threads.lock_orders import WITNESSES, Edge, edges, of_instances
 from paceline.narrative import Wait
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Class, Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted
+from paceline.check.flow.effects import text_of
+from paceline.check.flow.walk import Held
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, Take, call_steps
-from paceline.check.walk import Held
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import dotted
 from paceline.narrative import Wait
 
 LEVELS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")

@@ -11,16 +11,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access
-from paceline.check.declarations import Class, Function
-from paceline.check.evidence import claims_safety, owns_lock
-from paceline.check.findings import Finding, Step
-from paceline.check.library_types import type_name
-from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import BEGINNINGS, accesses_of_class, accesses_of_globals, accesses_of_locals
-from paceline.check.sharing import THREAD_WORDS, absent, filled_at_once, of_class
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.threads.accesses import Access
+from paceline.check.threads.evidence import claims_safety, owns_lock
+from paceline.check.threads.shared_state import BEGINNINGS, accesses_of_class, accesses_of_globals, accesses_of_locals
+from paceline.check.threads.sharing import THREAD_WORDS, absent, filled_at_once, of_class
+from paceline.check.values.library_types import type_name
 
 
 def find(facts: Facts) -> Iterator[Finding]:

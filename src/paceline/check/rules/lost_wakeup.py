@@ -11,12 +11,12 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.check.declarations import Function
-from paceline.check.effects import has_timeout, text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import awaited, dotted
+from paceline.check.flow.effects import has_timeout, text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import awaited, dotted
 
 DEPTH = 2
 

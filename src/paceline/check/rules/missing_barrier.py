@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, short_name
-from paceline.check.ranks import condition
+from paceline.check.flow.effects import text_of
+from paceline.check.ranks.branches import condition
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, short_name
 
 MAKES = ("save", "makedirs", "mkdir", "download", "dump", "write", "rmtree", "remove", "unlink", "extract", "touch",
          "extractall", "to_csv", "to_parquet", "to_disk", "copy", "copyfile", "copytree", "move", "rename", "replace",

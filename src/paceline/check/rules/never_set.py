@@ -12,15 +12,15 @@ import ast
 import re
 from collections.abc import Container, Iterator
 
-from paceline.check.catalogue import QUEUES
-from paceline.check.declarations import Function
-from paceline.check.duties import Duty, Skipped
-from paceline.check.effects import has_timeout
-from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing, entered_around, is_constant, short_name
-from paceline.check.roots import in_loop
+from paceline.check.flow.duties import Duty, Skipped
+from paceline.check.flow.effects import has_timeout
+from paceline.check.libraries.catalogue import QUEUES
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of, resource_of
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import enclosing, entered_around, is_constant, short_name
+from paceline.check.threads.roots import in_loop
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
 MEETS = ("wait", "abort")
@@ -120,6 +120,16 @@ def _barriers(fn: Function, facts: Facts) -> Iterator[Finding]:
         duty = Duty(fn, lambda call, of=barrier: _subject(call, MEETS, ("Barrier",), fn, facts) == of)  # type: ignore[misc]
         for skipped in [s for s in duty.skipped_by_exceptions() if s.caught][:1]:
             yield _left(fn, skipped, barrier)
+        returns = sorted(duty.returns_without(), key=lambda skipped: skipped.node.line)
+        for skipped in [s for s in returns if not _all_return(s, fn)][:1]:
+            yield _left(fn, skipped, barrier)
+
+
+def _all_return(skipped: Skipped, fn: Function) -> bool:
+    """Whether every thread takes a return, or none: nothing that it depends on differs between them."""
+    tests = [t for t in fn.tests if t.lineno <= skipped.node.line <= (t.end_lineno or 0)]
+    names = {n.id for t in tests for n in ast.walk(t.test) if isinstance(n, ast.Name)}
+    return not names & ({*fn.parameters, *fn.bound, *fn.looped} - {fn.self_name})
 
 
 def _subject(call: ast.Call, methods: tuple[str, ...], kinds: Container[str], fn: Function, facts: Facts) -> str:
@@ -160,12 +170,14 @@ def _left(fn: Function, skipped: Skipped, barrier: str) -> Finding:
     return finding(
         skipped.node.syntax or fn.node,
         fn,
-        f"if line {line} raises, {fn.qualname} returns without reaching {barrier}: the others wait there for ever",
+        f"{f'if line {line} raises, ' * skipped.raised}{fn.qualname} returns without reaching {barrier}: the others "
+        "wait there for ever",
         [
-            Step("thread B", line, f"{fn.qualname} raises, catches that, and returns"),
+            Step("thread B", line, f"{fn.qualname} {'raises, catches that, and ' * skipped.raised}returns"),
             Step("thread A", fn.line, f"waits at {barrier}, where one party is missing"),
         ],
-        f"call {barrier.rpartition('.')[2]}.abort() in the handler, or wait with a timeout",
+        f"call {barrier.rpartition('.')[2]}.abort() {'in the handler' if skipped.raised else 'before'}, or wait with a "
+        "timeout",
         barrier,
         0.7,
     )

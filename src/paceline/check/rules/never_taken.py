@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.effects import Effect, text_of
-from paceline.check.findings import Finding, Step
+from paceline.check.flow.effects import Effect, text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
 
 
 def find(facts: Facts) -> Iterator[Finding]:

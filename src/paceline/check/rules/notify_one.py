@@ -1,7 +1,8 @@
 """A notification that wakes one waiter where all of them have to see the change.
 
 `close()` sets a flag that every waiter of a condition asks for, and calls `notify()`: one thread wakes up and leaves,
-and the others wait for ever, since nothing changes any more. A change that concerns all needs `notify_all()`.
+and the others wait for ever, since nothing changes any more. So does any method that sets a flag which stays set. A
+change that concerns all needs `notify_all()`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.effects import has_timeout, text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, short_name
+from paceline.check.flow.effects import has_timeout, text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
-from paceline.check.shared_state import is_teardown
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, short_name
+from paceline.check.threads.shared_state import is_teardown
 
 CONDITIONS = ("Condition", "AsyncCondition")
 
@@ -23,15 +24,26 @@ CONDITIONS = ("Condition", "AsyncCondition")
 def find(facts: Facts) -> Iterator[Finding]:
     """Report functions that end something and notify one waiter, where the waiters are several."""
     for fn in facts.module.functions:
-        for call in fn.calls if is_teardown(fn) else ():
+        for call in fn.calls:
             found = resource_of(call, ("notify",), fn, facts)
             if found is None or found.kind not in CONDITIONS or call.args or call.keywords:
                 continue
             flags = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Constant) and t.lineno <= call.lineno}
+            if not is_teardown(fn):
+                flags = {flag for flag in flags if _stays(flag, fn, facts)}
             waits = list(_waits(found.id, facts))
             asking = [(f, w) for f, w in waits if _asks(w, flags, fn, f)]
             if asking and (len({id(f) for f, _ in waits}) > 1 or _in_several(asking[0][0], facts)):
                 yield _report(call, fn, found.id, *asking[0])
+
+
+def _stays(flag: str, fn: Function, facts: Facts) -> bool:
+    """Whether a flag that a method sets is never assigned again, besides where the object is made."""
+    name = flag.removeprefix(f"{fn.self_name}.")
+    if fn.cls is None or name == flag:
+        return False
+    others = (other for other in facts.module.functions if other is not fn and other.name != "__init__")
+    return not any(isinstance(t, ast.Attribute) and t.attr == name for other in others for t, _ in other.assigns)
 
 
 def _waits(condition: str, facts: Facts) -> Iterator[tuple[Function, ast.Call]]:
@@ -44,9 +56,9 @@ def _waits(condition: str, facts: Facts) -> Iterator[tuple[Function, ast.Call]]:
 
 
 def _asks(wait: ast.Call, flags: set[str], ends: Function, fn: Function) -> bool:
-    """Whether a waiter asks for one of the flags, in the test of its loop or in its predicate."""
-    loop = enclosing(wait, ast.While)
-    asked: list[ast.AST] = [*wait.args] + ([loop] if loop is not None else [])
+    """Whether a waiter asks for one of the flags, in a test around the wait or in its predicate."""
+    around = (enclosing(wait, ast.While), enclosing(wait, ast.If))
+    asked: list[ast.AST] = [*wait.args, *(test for test in around if test is not None)]
     own = {f"{fn.self_name}.{flag.removeprefix(ends.self_name + '.')}" for flag in flags}
     return any(dotted(n) in own for part in asked for n in ast.walk(part))
 

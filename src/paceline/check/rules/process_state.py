@@ -12,15 +12,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access
-from paceline.check.declarations import Function
-from paceline.check.evidence import IMPORTS, STARTS, of_threads
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, is_constant, parent
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_globals
-from paceline.check.sharing import overlap
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, is_constant, parent
+from paceline.check.threads.accesses import Access
+from paceline.check.threads.evidence import IMPORTS, STARTS, of_threads
+from paceline.check.threads.shared_state import accesses_of_globals
+from paceline.check.threads.sharing import overlap
 
 #: Functions that set such state, and what that is.
 SETTERS = {

@@ -11,14 +11,14 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.check.declarations import Class, Function
-from paceline.check.effects import text_of
-from paceline.check.evidence import OWNS_OTHER, of_threads
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, parent, short_name
-from paceline.check.roots import STARTS
+from paceline.check.flow.effects import text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.threads.evidence import OWNS_OTHER, of_threads
+from paceline.check.threads.roots import STARTS
 
 RUNS = ("start_new_thread", "submit", "run_in_executor", "call_soon_threadsafe")  # a task begins only after an await
 #: What calls back into an object that it is given may be called like this.

@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access
-from paceline.check.declarations import Class
-from paceline.check.evidence import OWNS_LOCK, OWNS_OTHER, of_threads
-from paceline.check.findings import Finding, Step
-from paceline.check.names import parent, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_teardown
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class
+from paceline.check.syntax.names import parent, short_name
+from paceline.check.threads.accesses import Access
+from paceline.check.threads.evidence import OWNS_LOCK, OWNS_OTHER, of_threads
+from paceline.check.threads.shared_state import accesses_of_class, accesses_of_globals, is_teardown
 
 ADDS = ("append", "extend", "appendleft", "add", "update", "setdefault", "insert")
 HOLDS = ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "StringIO", "BytesIO", "bytearray")

@@ -10,15 +10,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access
-from paceline.check.declarations import Class, Function
-from paceline.check.effects import text_of
-from paceline.check.evidence import IMPORTS, STARTS, of_threads
-from paceline.check.findings import Finding, Step
-from paceline.check.names import apart, awaited, dotted, enclosing, parent, short_name
+from paceline.check.flow.effects import text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
-from paceline.check.shared_state import accesses_of_class, is_caught
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import apart, awaited, dotted, enclosing, parent, short_name
+from paceline.check.threads.accesses import Access
+from paceline.check.threads.evidence import IMPORTS, STARTS, of_threads
+from paceline.check.threads.shared_state import accesses_of_class, is_caught
 
 SENDS = ("send", "request", "publish", "submit", "write", "transmit", "dispatch", "emit", "post", "enqueue", "start",
          "spawn", "worker", "call_async", "put")  # fmt: skip

@@ -12,13 +12,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, keyword, parent, short_name
+from paceline.check.flow.effects import text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.exists_then_create import ASKS, foreseen
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, keyword, parent, short_name
 
 #: What puts a file in the place of another one.
 MOVES = ("rename", "renames", "move", "symlink", "link", "symlink_to", "hardlink_to")

@@ -11,17 +11,17 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.check.collectives import Collective
-from paceline.check.deciding import RANK
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.items import flattened
-from paceline.check.names import enclosing, keyword, parent
-from paceline.check.ranks import of_rank
+from paceline.check.flow.effects import text_of
+from paceline.check.ranks.branches import of_rank
+from paceline.check.ranks.collectives import Collective
+from paceline.check.ranks.items import flattened
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import enclosing, keyword, parent
+from paceline.check.values.deciding import RANK
 
 ROOTED = (
     "broadcast",

@@ -9,10 +9,10 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from paceline.check.catalogue import QUEUES
-from paceline.check.declarations import Function, Resource
-from paceline.check.findings import Finding, Step
+from paceline.check.libraries.catalogue import QUEUES
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function, Resource
 from paceline.narrative import Wait
 
 

@@ -10,13 +10,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.check.catalogue import ASYNC_LOCKS, LOCKS
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import keyword, short_name
+from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import keyword, short_name
 
 #: Method -> the position at which it expects whether to wait.
 FLAGS = {"get": 0, "put": 1, "acquire": 0}

@@ -11,16 +11,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.catalogue import RANK_DECORATORS
-from paceline.check.deciding import DATA
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.items import Item
-from paceline.check.names import enclosing
+from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_DECORATORS
+from paceline.check.ranks.items import Item
+from paceline.check.ranks.sequences import Difference
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.sequences import Difference
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import enclosing
+from paceline.check.values.deciding import DATA
 from paceline.narrative import Wait
 
 RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed", "dist.", "distributed", "fabric",

@@ -11,21 +11,21 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, iterates
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant, parent, short_name
-from paceline.check.roots import in_loop
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import (
+from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, is_constant, parent, short_name
+from paceline.check.threads.accesses import Access, iterates
+from paceline.check.threads.roots import in_loop
+from paceline.check.threads.shared_state import (
     accesses_of_class,
     accesses_of_elements,
     accesses_of_globals,
     is_caught,
     is_teardown,
 )
-from paceline.check.sharing import checked, may_be_alone
-from paceline.check.summaries import Facts
+from paceline.check.threads.sharing import checked, may_be_alone
 
 Pause = ast.Await | ast.YieldFrom | ast.AsyncFor | ast.AsyncWith
 
@@ -121,7 +121,10 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
 
 
 def _limits(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
-    """`if self.used >= self.limit: raise`, an await, and then `self.used += 1`: other tasks pass the check too."""
+    """A check of a limit, an await, and then `self.used += 1`: other tasks pass the check, too.
+
+    The check refuses (`if self.used >= self.limit: raise`), waits in a loop until there is room, or waits once (`if`).
+    """
     for change in accesses:
         fn, statement = change.fn, parent(change.node)
         counts = isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add)
@@ -130,13 +133,18 @@ def _limits(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             continue
         pauses = [p for p in _pauses(fn) if _same_path(p, change.node)]
         for test in fn.tests:
-            if not isinstance(test, ast.If) or not _compares_size(test.test, change.node, counts):
+            if not isinstance(test, ast.If | ast.While) or not _compares_size(test.test, change.node, counts):
                 continue
-            inside = test.lineno <= change.line <= (test.end_lineno or 0)
-            leaves = isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue) and not inside
-            start = test.lineno if inside else test.end_lineno or 0
+            end = test.end_lineno or 0
+            inside = test.lineno <= change.line <= end
+            loops = isinstance(test, ast.While)
+            leaves = (loops or isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue)) and not inside
+            waits = not loops and not leaves and not inside and any(_within(p, test.body) for p in pauses)
+            start = test.lineno if inside or waits else end
             between = any(start < p.lineno and _end(p) <= change.line for p in pauses)
-            if between and (inside or (leaves and start < change.line)):
+            if inside and loops:
+                continue  # the next round asks again
+            if between and (inside or ((leaves or waits) and end < change.line)):
                 so = "both are counted: more than the limit"
                 yield _report_late(change, test.lineno, f"increases {change.thing}", so)
                 return

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant
-from paceline.check.roots import Root
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
-from paceline.check.shared_state import BEGINNINGS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, is_constant
+from paceline.check.threads.roots import Root
+from paceline.check.threads.shared_state import BEGINNINGS
 
 EVENTS = ("Event", "ProcessEvent", "AsyncEvent")
 

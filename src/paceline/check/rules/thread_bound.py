@@ -11,15 +11,15 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check import libraries
-from paceline.check.accesses import Access
-from paceline.check.declarations import Class
-from paceline.check.findings import Finding, Step
-from paceline.check.library_types import type_name
-from paceline.check.names import keyword, parent
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class, is_teardown
-from paceline.check.sharing import meet
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class
+from paceline.check.syntax.names import keyword, parent
+from paceline.check.threads.accesses import Access
+from paceline.check.threads.shared_state import accesses_of_class, is_teardown
+from paceline.check.threads.sharing import meet
+from paceline.check.values.library_types import type_name
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.duties import Duty, Skipped
-from paceline.check.effects import has_timeout, text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import awaited, dotted, parent, short_name, user_of
-from paceline.check.roots import in_loop
+from paceline.check.flow.duties import Duty, Skipped
+from paceline.check.flow.effects import has_timeout, text_of
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import awaited, dotted, parent, short_name, user_of
+from paceline.check.threads.roots import in_loop
 
 TAKES = ("get", "get_nowait", "popleft", "pop", "recv")
 ANSWERS = ("set", "set_result")

@@ -14,13 +14,14 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check import libraries
-from paceline.check.accesses import SHRINKS, VIEWS, Access, iterates
-from paceline.check.declarations import Class, Function
-from paceline.check.evidence import IMPORTS, STARTS, of_threads
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import (
+from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.threads.accesses import SHRINKS, VIEWS, Access, iterates
+from paceline.check.threads.evidence import IMPORTS, STARTS, of_threads
+from paceline.check.threads.shared_state import (
     accesses_of_class,
     accesses_of_elements,
     accesses_of_globals,
@@ -29,8 +30,7 @@ from paceline.check.shared_state import (
     is_teardown,
     own_locks,
 )
-from paceline.check.sharing import may_be_alone, meet
-from paceline.check.summaries import Facts
+from paceline.check.threads.sharing import may_be_alone, meet
 
 #: Functions that make a task of a coroutine.
 TASKS = ("create_task", "ensure_future", "run_coroutine_threadsafe")

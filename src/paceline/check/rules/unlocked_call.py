@@ -10,17 +10,17 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.check.accesses import GROWS, SHRINKS, VIEWS
-from paceline.check.catalogue import ASYNC_LOCKS, LOCKS
-from paceline.check.declarations import Class, Function
-from paceline.check.effects import text_of
-from paceline.check.evidence import owns_lock
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, parent
+from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import BEGINNINGS, own_locks
-from paceline.check.sharing import may_be_alone
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import dotted, parent
+from paceline.check.threads.accesses import GROWS, SHRINKS, VIEWS
+from paceline.check.threads.evidence import owns_lock
+from paceline.check.threads.shared_state import BEGINNINGS, own_locks
+from paceline.check.threads.sharing import may_be_alone
 
 MOST = 2  # functions at least that hold the lock
 NOT_STATE = ("log", "event", "lock", "queue", "thread", "cond", "sock")

@@ -10,15 +10,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.deciding import CHANCE, DATA
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.items import Item, flattened
-from paceline.check.names import dotted, is_constant, parent, short_name
+from paceline.check.flow.effects import text_of
+from paceline.check.ranks.items import Item, flattened
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, is_constant, parent, short_name
+from paceline.check.values.deciding import CHANCE, DATA
 
 #: Collectives that carry nothing, so that those of any two elements match.
 ALIKE = ("barrier", "monitored_barrier", "wait_for_everyone")

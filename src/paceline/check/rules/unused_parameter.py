@@ -12,16 +12,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.catalogue import WRAPPERS
-from paceline.check.deciding import DATA
-from paceline.check.declarations import Class, Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
+from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import WRAPPERS
+from paceline.check.ranks.sequences import SKIPS
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
-from paceline.check.sequences import SKIPS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, short_name
+from paceline.check.values.deciding import DATA
 from paceline.narrative import Wait
 
 LAYERS = ("torch.nn.", "nn.")

@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.catalogue import NOTIFY
-from paceline.check.declarations import Function
-from paceline.check.effects import text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import enclosing
-from paceline.check.roots import in_loop
+from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import NOTIFY
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import enclosing
+from paceline.check.threads.roots import in_loop
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access
-from paceline.check.catalogue import TAKE_ITEM
-from paceline.check.declarations import Function
-from paceline.check.effects import Effect, runs_now, text_of
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
+from paceline.check.flow.effects import Effect, runs_now, text_of
+from paceline.check.flow.walk import Held
+from paceline.check.libraries.catalogue import TAKE_ITEM
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import accesses_of_class
 from paceline.check.summaries import Facts, call_steps
-from paceline.check.walk import Held
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, short_name
+from paceline.check.threads.accesses import Access
+from paceline.check.threads.shared_state import accesses_of_class
 from paceline.narrative import Wait
 
 Steps = tuple[tuple[Function, ast.expr], ...]

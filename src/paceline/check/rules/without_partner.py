@@ -11,15 +11,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.exchanges import Exchanges, is_message
-from paceline.check.findings import Finding, Step
-from paceline.check.messages import ANY, WORLDS, Operation, Stuck, World
-from paceline.check.names import enclosing
+from paceline.check.ranks.exchanges import Exchanges, is_message
+from paceline.check.ranks.messages import ANY, WORLDS, Operation, Stuck, World
+from paceline.check.ranks.traces import Impossible, Trace, Undecided
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules import send_receive
 from paceline.check.rules.rule import Rule
 from paceline.check.summaries import Facts
-from paceline.check.traces import Impossible, Trace, Undecided
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import enclosing
 from paceline.narrative import Wait
 
 

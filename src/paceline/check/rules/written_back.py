@@ -12,12 +12,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.check.declarations import Function
-from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, entered_around, short_name
+from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.shared_state import BEGINNINGS
 from paceline.check.summaries import Facts
+from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import dotted, entered_around, short_name
+from paceline.check.threads.shared_state import BEGINNINGS
 
 READ = re.compile(r"_*(get|load|read|retrieve|fetch)(_\w+)?$")
 WRITTEN = re.compile(r"_*(set|save|write|store|put)(_\w+)?$")

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.check.names import dotted, imported
-from paceline.check.project_modules import ProjectModules
+from paceline.check.syntax.names import dotted, imported
+from paceline.check.syntax.project_modules import ProjectModules
 from paceline.check.together.places import STRIDE, marked
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from paceline.check.findings import Finding, Step
+from paceline.check.reporting.findings import Finding, Step
 
 STRIDE = 1_000_000  # more lines than a file has
 _MARK = re.compile(r"ˑ\d+ˑ")

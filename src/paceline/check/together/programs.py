@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from paceline.check.components import strongly_connected
-from paceline.check.project_modules import ProjectModules
+from paceline.check.flow.components import strongly_connected
+from paceline.check.syntax.project_modules import ProjectModules
 
 LARGEST = 8_000  # lines of a program that is read as one tree
 

@@ -18,7 +18,7 @@ from enum import IntEnum
 from functools import partial
 
 from paceline.core.cluster.applied import common
-from paceline.core.cluster.leases import Leases, Seat
+from paceline.core.cluster.leases import Leases, Registration
 from paceline.core.cluster.messages import (
     NONE,
     AllDone,
@@ -71,7 +71,7 @@ class DeskMachine:
         self.leases = Leases(slots, batches, gate, block)
         self.views = [ShardViews(shard, copies, now) for shard in range(len(members))]
         self.phase = Phase.REBUILDING if epoch == 1 else Phase.RECOVERING
-        self.seats: dict[Process, Seat] = {}
+        self.registered: dict[Process, Registration] = {}
         #: The last status of every server.
         self.statuses: dict[int, Status] = {}
         #: When each process was heard of last, and those whose connection ended since.
@@ -195,7 +195,7 @@ class DeskMachine:
     def _look(self, now: float) -> list[Output]:
         """Look at everyone, and at what follows from what has changed."""
         outputs: list[Output] = []
-        for process in [p for p in self.seats if not self._alive(now, p)]:
+        for process in [p for p in self.registered if not self._alive(now, p)]:
             outputs += self._leave(process)
         if self.phase == Phase.RECOVERING:
             return outputs + self._recover(now)
@@ -214,7 +214,7 @@ class DeskMachine:
             outputs += [Send(_server(member), Poll(self.epoch)) for view in self.views for member in view.view.members]
         settled = [view.settle() for view in self.views]
         if any(settled):
-            outputs += [Send(worker, self.valid_views()) for worker in self.seats]
+            outputs += [Send(worker, self.valid_views()) for worker in self.registered]
         self._copying = any(self._is_being_copied(now, view) for view in self.views)
         if self.phase == Phase.REBUILDING and all(view.fresh(self.rebuilding_since) for view in self.views):
             outputs += self._rebuild()
@@ -271,17 +271,17 @@ class DeskMachine:
     def _rebuild(self) -> Iterator[Output]:
         """Rebuild the leases from what the shards have."""
         durable = common(view.durable for view in self.views)
-        held = {seat.holding for seat in self.seats.values()} - {NONE}
+        held = {registration.holding for registration in self.registered.values()} - {NONE}
         leases = self.leases
         begun = [-(-view.end // leases.block) for view in self.views]
         given_out = max(leases.given_out, *begun, *(block + 1 for block in held))
         orphans = [block for block in range(given_out) if not all(b in durable for b in leases.of(block))]
         leases.ready(given_out, orphans)
-        for seat in self.seats.values():
+        for registration in self.registered.values():
             if not isinstance(
-                seat.answer, AllDone
+                registration.answer, AllDone
             ):  # a worker that has ended asks for nothing more: no gate waits for it
-                leases.sit(seat)
+                leases.join(registration)
         # After a loss a worker may have pushed what is lost of the block that it still holds.
         leased = [block for block in orphans if self._lossy or block not in held]
         again = tuple(b for block in leased for b in leases.of(block) if b not in durable)
@@ -306,82 +306,86 @@ class DeskMachine:
     # Workers
 
     def _enter(self, worker: Process, message: Enter) -> Iterator[Output]:
-        seat = self.seats.get(worker)
-        if seat is None:
-            taken = {other.slot for other in self.seats.values()}
+        registration = self.registered.get(worker)
+        if registration is None:
+            taken = {other.slot for other in self.registered.values()}
             free = [slot for slot in (worker.number, *range(self.slots)) if slot < self.slots and slot not in taken]
             if not free:
                 return  # the worker asks again
             holding = message.holding // self.leases.block if message.holding != NONE else NONE
-            seat = self.seats[worker] = Seat(worker, free[0], holding)
+            registration = self.registered[worker] = Registration(worker, free[0], holding)
             if self.phase == Phase.SERVING:
-                self.leases.sit(seat)
-        yield Send(worker, Entered(self.epoch, seat.slot))
+                self.leases.join(registration)
+        yield Send(worker, Entered(self.epoch, registration.slot))
         yield Send(worker, self.valid_views())
 
     def _leave(self, worker: Process) -> Iterator[Output]:
         """Let a worker's block be computed by another one."""
-        seat = self.seats.pop(worker)
+        registration = self.registered.pop(worker)
         if self.phase == Phase.SERVING:
-            self.leases.leave(seat)
+            self.leases.leave(registration)
             yield from self._answer_all()
 
     def _next(self, worker: Process, request: NextBatch) -> Iterator[Output]:
-        seat = self.seats.get(worker)
-        if seat is None or request.epoch != self.epoch:
+        registration = self.registered.get(worker)
+        if registration is None or request.epoch != self.epoch:
             yield Send(worker, Unknown(self.epoch))
             return
-        before = seat.request
+        before = registration.request
         if before is not None and request.sequence <= before.sequence:
-            if request.sequence == before.sequence and seat.answer is not None:
-                yield Send(worker, seat.answer)
+            if request.sequence == before.sequence and registration.answer is not None:
+                yield Send(worker, registration.answer)
             return
-        seat.request, seat.answer = request, None
+        registration.request, registration.answer = request, None
         if self.phase == Phase.SERVING:
             yield from self._answer_all()
 
-    def _finish(self, seat: Seat, request: NextBatch) -> Iterator[Output]:
+    def _finish(self, registration: Registration, request: NextBatch) -> Iterator[Output]:
         """Count a worker's block as finished, if all acknowledgements of it still hold; else lease it again."""
-        held = self.leases.of_seat(seat)
+        held = self.leases.leased_to(registration)
         if held == NONE:
             if request.finished >= self.leases.given_out * self.leases.block:
                 # An earlier desk gave it out, and its shards, but none of this desk's, have had it.
-                seat.request = request._replace(finished=NONE)
+                registration.request = request._replace(finished=NONE)
                 yield Again(tuple(self.leases.of(request.finished // self.leases.block)))
             return
-        seat.holding = NONE
+        registration.holding = NONE
         by_all = {shard for shard, _ in request.acknowledged} == set(range(len(self.views)))
         valid = by_all and all(self.views[shard].trust.holds(view) for shard, view in request.acknowledged)
         if held * self.leases.block == request.finished and valid:
-            yield from self._give(seat, self.leases.finish(seat, held))
+            yield from self._give(registration, self.leases.finish(registration, held))
         else:
-            self.leases.return_block(seat)
+            self.leases.return_block(registration)
             yield Again(tuple(self.leases.of(held)))
 
     def _answer_all(self) -> Iterator[Output]:
         """Answer every request that can be answered now: what is finished opens the gate for others."""
-        for seat in self._waiting():
-            assert seat.request is not None
-            yield from self._finish(seat, seat.request)
-        for seat in self._waiting():
-            yield from self._give(seat, self.leases.ask(seat))
+        for registration in self._waiting():
+            assert registration.request is not None
+            yield from self._finish(registration, registration.request)
+        for registration in self._waiting():
+            yield from self._give(registration, self.leases.ask(registration))
         if self.leases.done and not self._copying and not self._finished:
             self._finished = True
             yield Finished()
 
-    def _waiting(self) -> list[Seat]:
-        return [seat for seat in self.seats.values() if seat.request is not None and seat.answer is None]
+    def _waiting(self) -> list[Registration]:
+        return [
+            registration
+            for registration in self.registered.values()
+            if registration.request is not None and registration.answer is None
+        ]
 
-    def _give(self, seat: Seat, action: Action) -> Iterator[Output]:
+    def _give(self, registration: Registration, action: Action) -> Iterator[Output]:
         """Answer a worker's request, unless it has to wait."""
-        assert seat.request is not None
+        assert registration.request is not None
         if isinstance(action, Lease):
-            seat.holding, batches = action.batch, self.leases.of(action.batch)
-            seat.answer = Leased(self.epoch, seat.request.sequence, batches.start, len(batches))
+            registration.holding, batches = action.batch, self.leases.of(action.batch)
+            registration.answer = Leased(self.epoch, registration.request.sequence, batches.start, len(batches))
         elif isinstance(action, Done) and not self._copying:
-            seat.answer = AllDone(self.epoch, seat.request.sequence)
-        if seat.answer is not None:
-            yield Send(seat.worker, seat.answer)
+            registration.answer = AllDone(self.epoch, registration.request.sequence)
+        if registration.answer is not None:
+            yield Send(registration.worker, registration.answer)
 
 
 def _position(status: Status) -> tuple[object, ...]:

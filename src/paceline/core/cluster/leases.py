@@ -11,8 +11,8 @@ from paceline.core.server.events import Ask, Death, Finish, Join
 from paceline.core.server.gates import Gate
 
 
-class Seat:
-    """A worker that the desk knows."""
+class Registration:
+    """A worker that has registered with the desk."""
 
     def __init__(self, worker: Process, slot: int, holding: int) -> None:
         #: `slot` is its number in the plan.
@@ -73,29 +73,29 @@ class Leases:
         """Whether every block is finished."""
         return self.desk.finished(self.state) == self.blocks
 
-    def sit(self, seat: Seat) -> None:
+    def join(self, registration: Registration) -> None:
         """Let a worker take its slot, with the block that it already works on."""
-        self.desk.handle(self.state, Join(seat.slot))
-        if seat.holding != NONE and not self.desk.retain(self.state, seat.slot, seat.holding):
-            seat.holding = NONE
+        self.desk.handle(self.state, Join(registration.slot))
+        if registration.holding != NONE and not self.desk.retain(self.state, registration.slot, registration.holding):
+            registration.holding = NONE
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, registration: Registration) -> None:
         """Let another worker have what this one has leased."""
-        self.desk.handle(self.state, Death(seat.slot))
+        self.desk.handle(self.state, Death(registration.slot))
 
-    def return_block(self, seat: Seat) -> None:
+    def return_block(self, registration: Registration) -> None:
         """Let anyone have what this worker has leased; it stays."""
-        self.leave(seat)
-        self.desk.handle(self.state, Join(seat.slot))
+        self.leave(registration)
+        self.desk.handle(self.state, Join(registration.slot))
 
-    def of_seat(self, seat: Seat) -> int:
+    def leased_to(self, registration: Registration) -> int:
         """Return the block that a worker has leased, or NONE."""
-        return self.desk.leased(self.state)[seat.slot]
+        return self.desk.leased(self.state)[registration.slot]
 
-    def finish(self, seat: Seat, block: int) -> Action:
+    def finish(self, registration: Registration, block: int) -> Action:
         """Count a worker's block as finished, and ask for the next one."""
-        return self.desk.handle(self.state, Finish(seat.slot, block))
+        return self.desk.handle(self.state, Finish(registration.slot, block))
 
-    def ask(self, seat: Seat) -> Action:
+    def ask(self, registration: Registration) -> Action:
         """Ask for a block."""
-        return self.desk.handle(self.state, Ask(seat.slot))
+        return self.desk.handle(self.state, Ask(registration.slot))

@@ -7,7 +7,7 @@
     head.py         the agent of rank 0: the group, the trace, the result
     checkpointing.py  the head's checkpoints, of the states that agents send
     control.py      the messages between agents and the head
-    seat.py         a worker's seat in the group; surviving.py, collectives that are made again when the group changes
+    group_client.py a worker's side of its group; surviving.py, collectives that are made again when the group changes
     ray_nodes.py    the roster `ray`; ray_actors.py starts and ends its actors, in which ray_agent.py runs;
                     ray_session.py and ray_watch.py, the connection to Ray
     worker.py       a worker: the replica and the walks of the local engine; worker_main.py, its process

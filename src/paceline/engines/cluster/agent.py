@@ -37,21 +37,21 @@ from paceline.engines.cluster.control import (
     Wanted,
     state_message,
 )
-from paceline.engines.cluster.seat import Ticket
+from paceline.engines.cluster.group_client import RankConfig
 from paceline.engines.cluster.servers.helpers import HelperKeeper
 from paceline.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers, parted
-from paceline.engines.cluster.servers.processes import ServerTicket, run_worker
+from paceline.engines.cluster.servers.processes import ServerConfig, run_worker
 from paceline.engines.cluster.servers.team import TeamMemory, TeamShape
 from paceline.engines.cluster.worker_main import main
-from paceline.engines.local import messages
-from paceline.engines.local.arena import TAKEN, WANTED, Arena, ArenaShape
-from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.diagnosis import Ending
-from paceline.engines.local.forkserver import short_folder
-from paceline.engines.local.process import oom_kills
-from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.state_buffers import ResumePoint
 from paceline.engines.setup import Setup
+from paceline.engines.workers import messages
+from paceline.engines.workers.arena import TAKEN, WANTED, Arena, ArenaShape
+from paceline.engines.workers.assignment import Assignment
+from paceline.engines.workers.forkserver import short_folder
+from paceline.engines.workers.process import oom_kills
+from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.state_buffers import ResumePoint
 from paceline.links.memory import SharedTensors
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.link import raw
@@ -81,7 +81,7 @@ class Agent:
     """The agent of one node."""
 
     setup: Setup
-    ticket: Ticket
+    config: RankConfig
     children: Children
     to_head: ToHead
     snapshots: SnapshotFile | None
@@ -109,7 +109,7 @@ class Agent:
         self._doing = -1
         self.arena.control[TAKEN] = self.resume.updates
         #: What processes need to reach the servers; None under other plans.
-        self._servers: ServerTicket | None = None
+        self._server_config: ServerConfig | None = None
         self._node_servers: NodeServers | None = None
         #: What the worker shares with its helpers; None where it computes alone.
         self._team: TeamMemory | None = None
@@ -123,20 +123,20 @@ class Agent:
         if not isinstance(self.setup.plan.method, Server):
             given, buffer = [self.assignment()], self.resume.state_buffer
             self.worker = self.children.start(
-                ProcessName(ProcessKind.WORKER, self.ticket.rank), main,
-                (given, self.ticket, self.arena, self.tensors, self.snapshots, buffer),
+                ProcessName(ProcessKind.WORKER, self.config.rank), main,
+                (given, self.config, self.arena, self.tensors, self.snapshots, buffer),
             )  # fmt: skip
 
     def serve(self, message: Serve, content: memoryview) -> None:
         """Start this node's servers, and a worker that pushes to servers."""
-        seat, layout = self.ticket, self.setup.layout
-        ticket = ServerTicket(seat.run, seat.job, seat.host, seat.credentials, message.desk)
+        config, layout = self.config, self.setup.layout
+        server_config = ServerConfig(config.run, config.job, config.host, config.credentials, message.desk)
         self._node_servers = servers = NodeServers(
-            self.children, ticket, seat.rank, seat.parts, self.assignment, layout, message.life
+            self.children, server_config, config.rank, config.parts, self.assignment, layout, message.life
         )
         self.keepers.append(servers)
         servers.start(message.shards, message.spares, parted(message.starts, content))
-        self._servers, self._life = ticket, message.life
+        self._server_config, self._life = server_config, message.life
         if (shape := TeamShape.of(self.setup, len(os.sched_getaffinity(0)))) is not None:
             self._team = TeamMemory(shape)
             helpers = HelperKeeper(self.children, self._team, self._number, self.assignment, self.tensors)
@@ -146,20 +146,20 @@ class Agent:
 
     def _start_worker(self) -> None:
         """Start a worker that pushes to servers. One that takes the place of a dead one has a number of its own."""
-        assert self._servers is not None
+        assert self._server_config is not None
         number = self._number(self._workers)
         self._workers += 1
         self.worker = self.children.start(
             ProcessName(ProcessKind.WORKER, number), run_worker,
             (
-                self._servers, number, [self.assignment()], self.arena, self.setup.layout, self.tensors,
+                self._server_config, number, [self.assignment()], self.arena, self.setup.layout, self.tensors,
                 self.resume.state_buffer, self._team,
             ),
         )  # fmt: skip
 
     def _number(self, started: int) -> int:
         """Return the number of the process of its kind that this node starts after so many: no other has it."""
-        return (self._life * LIFE + started) * self.ticket.parts + self.ticket.rank
+        return (self._life * LIFE + started) * self.config.parts + self.config.rank
 
     def hear(self, message: Message, content: memoryview = NOTHING) -> None:
         """Take a message of the head, and the bytes that follow it."""
@@ -220,7 +220,7 @@ class Agent:
             assert self.worker is not None
             ending = Ending.of(self.worker.process, self.oom_kills)
             self.worker, self.ending = None, f"died ({ending.how}) in update {self.arena.doing[0]}"
-            again = self._servers is not None and not self._finished and self._workers < ATTEMPTS
+            again = self._server_config is not None and not self._finished and self._workers < ATTEMPTS
             self.to_head(Ended(ending.how, ending.out_of_memory, self.arena.doing[0], again))
             if again:
                 self._start_worker()
@@ -256,9 +256,9 @@ class Agent:
         """Pickle what a process of this node has to know of the job."""
         setup, job = self.setup, self.setup.job
         given = Assignment(
-            self.ticket.rank, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving,
+            self.config.rank, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving,
             setup.placement, job.data if self.tensors is None else None, len(setup.source), setup.initial_sha256,
-            Path(self.scratch.name) if self.scratch else None, self.ticket.deadline,
+            Path(self.scratch.name) if self.scratch else None, self.config.deadline,
             replace(self.resume, state_buffer=None),
         )  # fmt: skip
         return given.pack()

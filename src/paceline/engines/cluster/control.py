@@ -119,7 +119,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Failed:
-    """An exception ended a worker; the fields are those of `engines.local.messages.FailureReport`."""
+    """An exception ended a worker; the fields are those of `engines.workers.messages.FailureReport`."""
 
     what: str
     update: int

@@ -36,10 +36,10 @@ from paceline.engines.cluster.control import (
 )
 from paceline.engines.cluster.rendezvous import Node
 from paceline.engines.local.diagnosis import Diagnosis
-from paceline.engines.local.messages import FailureReport
 from paceline.engines.local.observer import Observer
-from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
+from paceline.engines.workers.messages import FailureReport
+from paceline.engines.workers.snapshots import SnapshotFile
 from paceline.errors import DeathWarning, RunFailed
 from paceline.errors.failure import Position
 from paceline.links.tcp.address import Address

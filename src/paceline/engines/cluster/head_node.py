@@ -36,9 +36,9 @@ from paceline.engines.cluster.history import History
 from paceline.engines.cluster.node import POLL, NodePart, Nodes, joined, resume_line, resume_point
 from paceline.engines.cluster.rendezvous import Node, Registry
 from paceline.engines.cluster.servers.head import ServerHead
-from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.worker_pool import snapshot_file
 from paceline.engines.outcome import Outcome, Snapshot
+from paceline.engines.workers.snapshots import SnapshotFile
 from paceline.errors import PacelineError, RunFailed, UsageError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.events import Gone, Received
@@ -115,7 +115,7 @@ class HeadNode:
         every, updates = request.interval.updates if request else 0, start.updates if start else 0
         return Agent(
             part.setup,
-            part.ticket(self.run, part.roster.head.host),
+            part.rank_config(self.run, part.roster.head.host),
             Children(part.hub.wake),
             self._to_head,
             self.snapshots,

@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.engines.cluster.group_client import RankConfig
 from paceline.engines.cluster.roster import Roster
-from paceline.engines.cluster.seat import Ticket
 from paceline.engines.cluster.terms import Terms
-from paceline.engines.local.state_buffers import ResumePoint, StateBuffer
 from paceline.engines.setup import Setup
+from paceline.engines.workers.state_buffers import ResumePoint, StateBuffer
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.hub import Hub
 from paceline.links.tcp.waiting import Timing
@@ -48,10 +48,10 @@ class NodePart:
         setup = replace(self.setup, job=self.setup.job.with_(model=module), module=module, initial_sha256=found)
         return replace(self, setup=setup, terms=replace(self.terms, initial_sha256=found))
 
-    def ticket(self, run: bytes, host: str) -> Ticket:
+    def rank_config(self, run: bytes, host: str) -> RankConfig:
         """Return what this node's worker needs to meet the other ranks."""
         parts, job = self.setup.plan.workers, self.terms.sha256
-        return Ticket(self.roster.rank, parts, run, job, host, self.roster.credentials, self.deadline, self.timing)
+        return RankConfig(self.roster.rank, parts, run, job, host, self.roster.credentials, self.deadline, self.timing)
 
 
 class Nodes(Protocol):

@@ -40,7 +40,7 @@ def follow(part: NodePart) -> Outcome:
     snapshots = snapshot_file(setup, None, welcome.snapshots_every)
     agent = Agent(
         setup,
-        part.ticket(bytes.fromhex(welcome.run), rendezvous.own_host(part.roster.head)),
+        part.rank_config(bytes.fromhex(welcome.run), rendezvous.own_host(part.roster.head)),
         Children(hub.wake),
         partial(rendezvous.send, hub, head),
         snapshots,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from paceline.engines.cluster import engine
 from paceline.engines.cluster.roster import Roster
-from paceline.engines.local.forkserver import short_folder
 from paceline.engines.setup import set_up
+from paceline.engines.workers.forkserver import short_folder
 from paceline.errors import RunFailed, RunOver
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
@@ -25,7 +25,7 @@ from paceline.runs.live import Heartbeat
 
 
 @dataclass(frozen=True)
-class Mission:
+class RunSpec:
     """What is trained, and where the head is. It travels through Ray's channel."""
 
     job: Job
@@ -38,7 +38,7 @@ class Mission:
     keys: dict[str, bytes]
 
     def pack(self) -> bytes:
-        """Pickle the mission with the user's functions and classes by value."""
+        """Pickle the spec with the user's functions and classes by value."""
         return pack(self)
 
 
@@ -62,12 +62,12 @@ class AgentEnd:
     why: str = ""
 
 
-def run(mission: bytes, roster: Roster) -> AgentEnd:
+def run(spec: bytes, roster: Roster) -> AgentEnd:
     """Train this node's part, and return how that has ended."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the driver says it
-            _train(pickle.loads(mission), roster)
+            _train(pickle.loads(spec), roster)
     except RunOver as error:
         return AgentEnd(How.DONE, str(error))
     except RunFailed as error:
@@ -77,12 +77,12 @@ def run(mission: bytes, roster: Roster) -> AgentEnd:
     return AgentEnd(How.DONE)
 
 
-def _train(mission: Mission, roster: Roster) -> None:
-    setup = set_up(mission.job, mission.plan, "ray", mission.limit)
+def _train(spec: RunSpec, roster: Roster) -> None:
+    setup = set_up(spec.job, spec.plan, "ray", spec.limit)
     heartbeat = Heartbeat(None, setup.agenda.updates)
     with (
-        with_keys(roster, mission.keys) as placed,
-        engine.train(setup, placed, None, heartbeat, None, mission.deadline),
+        with_keys(roster, spec.keys) as placed,
+        engine.train(setup, placed, None, heartbeat, None, spec.deadline),
     ):
         pass
 

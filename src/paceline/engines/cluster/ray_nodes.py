@@ -28,7 +28,7 @@ from typing import Any
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import engine
 from paceline.engines.cluster.ray_actors import RayActor, RayActors, answers, has_ended
-from paceline.engines.cluster.ray_agent import KEY_FILES, AgentEnd, How, Mission, with_keys
+from paceline.engines.cluster.ray_agent import KEY_FILES, AgentEnd, How, RunSpec, with_keys
 from paceline.engines.cluster.ray_session import PATIENCE, RayOptions, RaySession, package, session
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.outcome import Outcome
@@ -74,12 +74,12 @@ def train(
     workers = setup.plan.workers
     head, meeting = Address("127.0.0.1", 0), secrets.token_bytes(RUN_BYTES)
     roster = Roster(workers, workers, head, 0, "ray", meeting, LOOPBACK, head_rank=workers)
-    mission = Mission(setup.job, setup.plan, setup.limit, roster, deadline, {})
-    with session(options.address, workers * _cpus(setup.plan), len(mission.pack())) as where:
+    spec = RunSpec(setup.job, setup.plan, setup.limit, roster, deadline, {})
+    with session(options.address, workers * _cpus(setup.plan), len(spec.pack())) as where:
         credentials = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
         keys = {} if where.own or options.trusted_network else make_run_keys()
         roster = replace(roster, head=Address(where.host, 0), credentials=credentials)
-        nodes = RayNodes(where, replace(mission, roster=roster, keys=keys), _gpus(setup))
+        nodes = RayNodes(where, replace(spec, roster=roster, keys=keys), _gpus(setup))
         settings = (run, heartbeat, progress, deadline, request, backups, nodes)
         try:
             with with_keys(roster, keys) as placed, engine.train(setup, placed, *settings) as outcome:
@@ -104,7 +104,7 @@ def _gpus(setup: Setup) -> int:
 
 
 @dataclass
-class _Seat:
+class _RankAgent:
     """Who is the agent of a rank."""
 
     actor: RayActor
@@ -117,15 +117,15 @@ class _Seat:
 class RayNodes:
     """`node.Nodes` that are actors."""
 
-    def __init__(self, where: RaySession, mission: Mission, gpus: int) -> None:
+    def __init__(self, where: RaySession, spec: RunSpec, gpus: int) -> None:
         self._ray: Any = package()
-        self._where, self._mission, self._gpus = where, mission, gpus
+        self._where, self._spec, self._gpus = where, spec, gpus
         #: Under synchronous plans the survivors continue, and no node joins them.
-        self.replaces = isinstance(mission.plan.method, Server)
-        self._actors = RayActors(_cpus(mission.plan), gpus)
+        self.replaces = isinstance(spec.plan.method, Server)
+        self._actors = RayActors(_cpus(spec.plan), gpus)
         #: Actors that have no rank yet.
         self._unplaced: list[RayActor] = []
-        self._seats: dict[int, _Seat] = {}
+        self._agents: dict[int, _RankAgent] = {}
         #: What each agent will return, with its rank.
         self._ends: dict[Any, tuple[int, RayActor]] = {}
         #: Machines of agents that were lost.
@@ -135,21 +135,21 @@ class RayNodes:
 
     def start(self, head: Address) -> None:
         self._since = time.monotonic()
-        self._mission = replace(self._mission, roster=replace(self._mission.roster, head=head))
+        self._spec = replace(self._spec, roster=replace(self._spec.roster, head=head))
         self._warn_if_scarce()
-        self._unplaced = [self._actors.start() for _ in range(self._mission.plan.workers)]
+        self._unplaced = [self._actors.start() for _ in range(self._spec.plan.workers)]
 
     def started(self) -> None:
         self._begun = True
-        for seat in self._seats.values():
-            seat.joined = True
+        for agent in self._agents.values():
+            agent.joined = True
 
     def joined(self, rank: int) -> None:
-        self._seats[rank].joined = True
+        self._agents[rank].joined = True
 
     def lost(self, rank: int) -> None:
         self._require_ray()
-        if self.replaces and self._seats[rank].joined:
+        if self.replaces and self._agents[rank].joined:
             self._replace(rank, "its node cannot be reached")
 
     def look(self) -> None:
@@ -179,12 +179,12 @@ class RayNodes:
     # --- placing ---
 
     def _warn_if_scarce(self) -> None:
-        plan = self._mission.plan
+        plan = self._spec.plan
         needed, there = plan.workers * _cpus(plan), self._ray.cluster_resources().get("CPU", 0)
         if needed > there:
             warnings.warn(
                 f"the Ray cluster has {there:g} CPUs, and {plan.workers} workers need {needed}: the run begins if more "
-                f"nodes come within {self._mission.deadline:g} s (timeout=..., --timeout)",
+                f"nodes come within {self._spec.deadline:g} s (timeout=..., --timeout)",
                 JobWarning,
                 stacklevel=2,
             )
@@ -194,7 +194,7 @@ class RayNodes:
         machines = [actor.where for actor in self._unplaced]
         ready, waiting = self._ray.wait(machines, num_returns=len(machines), timeout=0)
         if waiting:
-            if now - self._since > self._mission.deadline:
+            if now - self._since > self._spec.deadline:
                 raise RunFailed(self._not_placed(len(ready)))
             return
         try:
@@ -202,31 +202,31 @@ class RayNodes:
         except self._ray.exceptions.RayError as error:
             raise RunFailed(f"an agent could not start on a node of Ray: {_first(error)}") from error
         actors, self._unplaced = self._unplaced, []
-        job = self._ray.put(self._mission.pack())
+        job = self._ray.put(self._spec.pack())
         for rank, index in enumerate(alternating(names)):
-            self._ask(rank, _Seat(actors[index]), job)
+            self._ask(rank, _RankAgent(actors[index]), job)
 
     def _not_placed(self, placed: int) -> str:
-        plan = self._mission.plan
+        plan = self._spec.plan
         everything, free = self._ray.cluster_resources(), self._ray.available_resources()
         gpus = f", of {everything.get('GPU', 0):g} GPUs {free.get('GPU', 0):g}" if self._gpus else ""
         return (
-            f"Ray has placed {placed} of {plan.workers} workers within {self._mission.deadline:g} s: of the cluster's "
+            f"Ray has placed {placed} of {plan.workers} workers within {self._spec.deadline:g} s: of the cluster's "
             f"{everything.get('CPU', 0):g} CPUs {free.get('CPU', 0):g} are free{gpus}. Each worker needs "
             f"{_cpus(plan)} CPU{'s' * (_cpus(plan) > 1)}: give fewer workers, or add nodes to the cluster"
         )
 
-    def _ask(self, rank: int, seat: _Seat, job: Any) -> None:
+    def _ask(self, rank: int, agent: _RankAgent, job: Any) -> None:
         """Ask the agent of a rank to dial the head, and to train what this object of Ray says."""
-        self._seats[rank] = seat
-        roster = replace(self._mission.roster, rank=rank, attempt=seat.attempt)
-        self._ends[seat.actor.handle.run.remote(job, roster)] = rank, seat.actor
+        self._agents[rank] = agent
+        roster = replace(self._spec.roster, rank=rank, attempt=agent.attempt)
+        self._ends[agent.actor.handle.run.remote(job, roster)] = rank, agent.actor
 
     # --- what ends ---
 
     def _replace(self, rank: int, why: str) -> None:
         """Let another actor take the place of one that is lost, on a machine that answers."""
-        before = self._seats[rank]
+        before = self._agents[rank]
         if before.attempt >= ATTEMPTS:
             warnings.warn(f"rank {rank} does not come back: {why}", DeathWarning, stacklevel=2)
             return
@@ -235,13 +235,13 @@ class RayNodes:
             self._suspects.add(before.actor.machine)
         self._suspects = {machine for machine in self._suspects if not answers(machine)}
         # An object that no other machine has: Ray may ask one that has ended for it, twice, for 10 and 20 seconds.
-        job = self._ray.put(self._mission.pack())
-        self._ask(rank, _Seat(self._actors.start(avoid=self._suspects), before.attempt + 1), job)
+        job = self._ray.put(self._spec.pack())
+        self._ask(rank, _RankAgent(self._actors.start(avoid=self._suspects), before.attempt + 1), job)
 
     def _look_at_ends(self) -> None:
         for ref in self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)[0] if self._ends else ():
             rank, actor = self._ends.pop(ref)
-            if actor is not self._seats[rank].actor:
+            if actor is not self._agents[rank].actor:
                 continue  # another one has taken its place
             try:
                 end: AgentEnd = self._ray.get(ref)

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.engines.cluster.ray_watch import RayWatch
-from paceline.engines.local.forkserver import short_folder
 from paceline.engines.ray_actor import Machine, this_machine
+from paceline.engines.workers.forkserver import short_folder
 from paceline.errors import MachineError, SecurityError, UsageError
 from paceline.links.tcp.address import Address, is_loopback
 

@@ -13,9 +13,9 @@ from paceline.core.cluster.shares import fitting
 from paceline.core.codecs import Codec
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
-from paceline.engines.cluster.seat import Seat
-from paceline.engines.local.coded_sums import CodedSums, frames_of
-from paceline.engines.local.collectives import FragmentSums, Means, NeighbourMixing, Sums, payloads_of, reduction_of
+from paceline.engines.cluster.group_client import GroupClient
+from paceline.engines.workers.coded_sums import CodedSums, frames_of
+from paceline.engines.workers.collectives import FragmentSums, Means, NeighbourMixing, Sums, payloads_of, reduction_of
 from paceline.errors import PeerLost
 from paceline.gradients.coded_frame import CodedFrame
 from paceline.gradients.encoder import GradientEncoder
@@ -27,7 +27,7 @@ from paceline.parameters.fragments import Fragments
 from paceline.parameters.layout import Layout
 
 if TYPE_CHECKING:
-    from paceline.engines.local.group import Group
+    from paceline.engines.workers.group import Group
 
 #: Computes the gradient of an update again, where other chunks of it are this rank's now; returns the old one if not.
 Again = Callable[[int, GradientSum], GradientSum]
@@ -37,39 +37,39 @@ class SurvivingGroup:
     """`Group` of ranks over TCP."""
 
     def __init__(
-        self, seat: Seat, agenda: Agenda, layout: Layout, codec: Codec | None = None, fragments: int = 1
+        self, client: GroupClient, agenda: Agenda, layout: Layout, codec: Codec | None = None, fragments: int = 1
     ) -> None:
-        self.seat, self.agenda, self.layout, self.fragments = seat, agenda, layout, Fragments.of(layout, fragments)
+        self.client, self.agenda, self.layout, self.fragments = client, agenda, layout, Fragments.of(layout, fragments)
         self.encoder: GradientEncoder | None = None
         #: How a gradient is computed again; replicas that are averaged are what they are.
         self.again: Again = lambda update, computed: computed
         length, dtype = max(map(Payload.length, self.fragments.each)), layout.dtype
         if codec is not None:
             length, dtype = CodedFrame.largest(codec, self.fragments), torch.uint8
-        seat.vectors = [torch.zeros(length, dtype=dtype) for _ in range(TURNS)]
+        client.vectors = [torch.zeros(length, dtype=dtype) for _ in range(TURNS)]
         #: Of each fragment, over both vectors: its payloads and, under a codec, its frames.
         self.payloads: list[list[Payload]] = []
         self.frames: list[list[CodedFrame]] = []
         if codec is None:
-            self.payloads = [payloads_of(seat.vectors, each) for each in self.fragments.each]
+            self.payloads = [payloads_of(client.vectors, each) for each in self.fragments.each]
 
     @property
     def leads(self) -> bool:
-        return self.seat.leads(max(0, self.seat.member.begun - 1))
+        return self.client.leads(max(0, self.client.member.begun - 1))
 
     @property
     def part(self) -> None:
         return None
 
     def chunks(self, update: int) -> list[Chunk]:
-        return [chunk for part in self.seat.begin(update) for chunk in self.agenda.mine(update, part)]
+        return [chunk for part in self.client.begin(update) for chunk in self.agenda.mine(update, part)]
 
     def coming(self, update: int) -> list[Chunk]:
-        return [chunk for part in self.seat.parts(update) for chunk in self.agenda.mine(update, part)]
+        return [chunk for part in self.client.parts(update) for chunk in self.agenda.mine(update, part)]
 
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> SurvivingSums:
         if encoder is not None:
-            self.encoder, self.frames = encoder, frames_of(self.seat.vectors, encoder, self.fragments)
+            self.encoder, self.frames = encoder, frames_of(self.client.vectors, encoder, self.fragments)
             self.payloads = [[frame.payload for frame in frames] for frames in self.frames]
         return SurvivingSums(self, lambda link, ranks: self._reduction(link, collective, ranks), self.again)
 
@@ -104,16 +104,16 @@ class SurvivingSums(Sums):
     """`Sums` that are made again when the group changes."""
 
     def __init__(self, group: SurvivingGroup, over: Callable[[TcpLink, int], Sums], again: Again) -> None:
-        self.group, self.seat, self._over, self._again = group, group.seat, over, again
+        self.group, self.client, self._over, self._again = group, group.client, over, again
         #: The collective over the current link.
-        self._sums = over(*current(group.seat))
+        self._sums = over(*current(group.client))
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number; return (the sum of all ranks, nanoseconds waited, bytes sent)."""
         waited = 0
-        while (found := attempt(self.seat, number, computed, self._sums.all_reduce)) is None:
-            group, more = joined(self.seat)
-            self._sums, waited = self._over(*current(self.seat)), waited + more
+        while (found := attempt(self.client, number, computed, self._sums.all_reduce)) is None:
+            group, more = joined(self.client)
+            self._sums, waited = self._over(*current(self.client)), waited + more
             if group.number > number:
                 return self.group.taken(number).read(computed.samples), waited, 0
             computed = self._again(number, computed)
@@ -128,8 +128,8 @@ class SurvivingMeans:
     """
 
     def __init__(self, group: SurvivingGroup, over: Callable[[TcpLink, int], NeighbourMixing]) -> None:
-        self.seat, self._over = group.seat, over
-        self._mixing = over(*current(group.seat))
+        self.client, self._over = group.client, over
+        self._mixing = over(*current(group.client))
         #: The first exchange of the current group.
         self._first = 0
 
@@ -137,40 +137,42 @@ class SurvivingMeans:
         """Run the exchange of this number; return (the mixture, nanoseconds waited, bytes sent)."""
         waited = 0
         while number >= self._first:
-            found = attempt(self.seat, number, computed, self._mixing.mean)
+            found = attempt(self.client, number, computed, self._mixing.mean)
             if found is not None:
                 return found[0], waited + found[1], found[2]
-            group, more = joined(self.seat)
-            self._mixing, self._first, waited = self._over(*current(self.seat)), group.number, waited + more
+            group, more = joined(self.client)
+            self._mixing, self._first, waited = self._over(*current(self.client)), group.number, waited + more
         return computed, waited, 0
 
 
-def attempt(seat: Seat, number: int, computed: GradientSum, exchange: _Exchange) -> tuple[GradientSum, int, int] | None:
+def attempt(
+    client: GroupClient, number: int, computed: GradientSum, exchange: _Exchange
+) -> tuple[GradientSum, int, int] | None:
     """Run a collective in the current group; None if the group has changed."""
-    if not seat.enter():
+    if not client.enter():
         return None
     try:
         found = exchange(number, computed)
     except (Cancelled, PeerLost) as error:
-        seat.fail(error)
+        client.fail(error)
         return None
-    seat.leave(number)
+    client.leave(number)
     return found
 
 
-def joined(seat: Seat) -> tuple[Regroup, int]:
+def joined(client: GroupClient) -> tuple[Regroup, int]:
     """Join the next group; return it with the nanoseconds that it was waited for."""
-    before, group = seat.waited, seat.rejoin()
+    before, group = client.waited, client.rejoin()
     if group is None:
         raise Cancelled  # the run is over
-    return group, seat.waited - before
+    return group, client.waited - before
 
 
-def current(seat: Seat) -> tuple[TcpLink, int]:
+def current(client: GroupClient) -> tuple[TcpLink, int]:
     """Return the link of the current group, and how many ranks it has."""
-    assert seat.link is not None
-    assert seat.group is not None
-    return seat.link, len(seat.group.ranks)
+    assert client.link is not None
+    assert client.group is not None
+    return client.link, len(client.group.ranks)
 
 
 if TYPE_CHECKING:

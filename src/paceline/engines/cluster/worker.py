@@ -11,18 +11,18 @@ from torch import Tensor
 from paceline.core.agenda import Chunk
 from paceline.core.cluster.group import Member
 from paceline.data.source import Source
-from paceline.engines.cluster.seat import Seat, Ticket
+from paceline.engines.cluster.group_client import GroupClient, RankConfig
 from paceline.engines.cluster.surviving import SurvivingGroup
-from paceline.engines.local.arena import Arena
-from paceline.engines.local.assignment import Assignment
-from paceline.engines.local.messages import StateLeft
-from paceline.engines.local.methods import WALKS
-from paceline.engines.local.read_ahead import ReadAhead
-from paceline.engines.local.replica_worker import ReplicaWorker
-from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.state_buffers import StateBuffer
-from paceline.engines.local.worker import WorkerProcess
-from paceline.engines.local.worker_context import WorkerContext
+from paceline.engines.workers.arena import Arena
+from paceline.engines.workers.assignment import Assignment
+from paceline.engines.workers.messages import StateLeft
+from paceline.engines.workers.methods import WALKS
+from paceline.engines.workers.read_ahead import ReadAhead
+from paceline.engines.workers.replica_worker import ReplicaWorker
+from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.state_buffers import StateBuffer
+from paceline.engines.workers.worker import WorkerProcess
+from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors.failure import Position
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import Waiter
@@ -34,7 +34,7 @@ class ClusterWorker:
     """A worker process that keeps step with those of other nodes."""
 
     def __init__(
-        self, given: Assignment, ticket: Ticket, arena: Arena, source: Source, snapshots: SnapshotFile | None,
+        self, given: Assignment, config: RankConfig, arena: Arena, source: Source, snapshots: SnapshotFile | None,
         state_buffer: StateBuffer | None, pipe: Connection,
     ) -> None:  # fmt: skip
         host, shared, layout = WorkerProcess(arena, snapshots), arena.of_worker(0), arena.shape.layout
@@ -45,9 +45,9 @@ class ClusterWorker:
         held = start - 1
         if isinstance(method, LocalSteps | Gossip):
             held = method.streaming.before(start, given.agenda.updates) - 1
-        self.seat = Seat(ticket, Member(held, repeats=sums, begun=start), pipe, self._where)
-        self.group = SurvivingGroup(self.seat, given.agenda, layout, given.plan.codec, given.plan.fragments)
-        resume = replace(given.resume_point, state_buffer=state_buffer, notify=lambda: self.seat.send(StateLeft()))
+        self.client = GroupClient(config, Member(held, repeats=sums, begun=start), pipe, self._where)
+        self.group = SurvivingGroup(self.client, given.agenda, layout, given.plan.codec, given.plan.fragments)
+        resume = replace(given.resume_point, state_buffer=state_buffer, notify=lambda: self.client.send(StateLeft()))
         self.replica = ReplicaWorker(given, source, layout, shared, waiter, host, self.group, resume, repeats=sums)
         if sums:
             self.group.again = self._again
@@ -66,14 +66,14 @@ class ClusterWorker:
     def train(self) -> None:
         """Follow the walk of the plan's method, then stay for ranks that lack the last sum until the run is done."""
         ahead = ReadAhead(self.replica.reader, self.replica.runner)
-        self.seat.ready()
-        if self.seat.rejoin() is not None:
+        self.client.ready()
+        if self.client.rejoin() is not None:
             walk = WALKS[type(self._method)](self.replica.runner, self._method)  # which exchanges over the group's link
             self.replica.follow(walk, lambda update: self._computing(update, ahead))
 
     def stay(self) -> None:
         """Keep the last sum for ranks that lack it, until the run is done."""
-        while self.seat.rejoin(math.inf) is not None:
+        while self.client.rejoin(math.inf) is not None:
             pass
 
     def _computing(self, update: int, ahead: ReadAhead) -> None:

@@ -11,14 +11,14 @@ from time import perf_counter_ns as now
 import torch
 
 from paceline.data.source import TensorSource
-from paceline.engines.cluster.seat import Ticket
+from paceline.engines.cluster.group_client import RankConfig
 from paceline.engines.cluster.worker import ClusterWorker
-from paceline.engines.local.arena import Arena
-from paceline.engines.local.assignment import Assignment
-from paceline.engines.local.messages import Failed, FailureReport, Finished
-from paceline.engines.local.process import become_worker, core_wait, memory, trim_heap
-from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.state_buffers import StateBuffer
+from paceline.engines.workers.arena import Arena
+from paceline.engines.workers.assignment import Assignment
+from paceline.engines.workers.messages import Failed, FailureReport, Finished
+from paceline.engines.workers.process import become_worker, core_wait, memory, trim_heap
+from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.errors.failure import Position
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Cancelled
@@ -26,7 +26,7 @@ from paceline.links.waiting import Cancelled
 
 def main(
     box: list[bytes],  # holds the pickled assignment; popped here, since multiprocessing keeps the arguments alive
-    ticket: Ticket,
+    config: RankConfig,
     arena: Arena,
     tensors: SharedTensors | None,
     snapshots: SnapshotFile | None,
@@ -41,18 +41,18 @@ def main(
         given: Assignment = pickle.loads(box.pop())
         torch.set_num_threads(given.plan.threads)
         source = TensorSource(tensors.open()) if tensors else given.open_data()
-        worker = ClusterWorker(given, ticket, arena, source, snapshots, state_buffer, pipe)
+        worker = ClusterWorker(given, config, arena, source, snapshots, state_buffer, pipe)
         trim_heap()  # from here on the peak of memory is that of the training
         waited = core_wait()
         worker.train()
         arena.ended[0] = now()
-        worker.seat.send(Finished(core_wait() - waited, worker.context.peak - before))
+        worker.client.send(Finished(core_wait() - waited, worker.context.peak - before))
         worker.stay()
     except Cancelled:
         pass
     except BaseException as error:
         update = arena.doing[0]
-        send = worker.seat.send if worker else pipe.send
+        send = worker.client.send if worker else pipe.send
         send(Failed(FailureReport.of(error, worker.position(update) if worker else Position(update))))
     finally:
         sys.stdout.flush()

@@ -21,11 +21,11 @@ from paceline.core.server.checkpoint_cut import take_cut
 from paceline.core.server.version_slots import ReplicaSlots
 from paceline.engines import checkpoints
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
-from paceline.engines.local.arena import DESK_LOCK, TAKEN, WANTED, Arena
-from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.servers.shard_memory import DeskMemory
 from paceline.engines.setup import Setup
 from paceline.engines.signals import Signals
+from paceline.engines.workers.arena import DESK_LOCK, TAKEN, WANTED, Arena
+from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.errors import CheckpointWarning, RunFolderError
 from paceline.links.locks import RecordLock
 from paceline.links.waiting import Waiter

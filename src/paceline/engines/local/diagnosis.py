@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from paceline.data.source import Source
-from paceline.engines.local.messages import FailureReport
-from paceline.engines.local.process import oom_kills, state_of
+from paceline.engines.workers.messages import FailureReport
+from paceline.engines.workers.process import oom_kills, state_of
 from paceline.errors import NotFinite, RunFailed, WorkerDied, WorkerFailed, WorkerSilent
 from paceline.errors.failure import Failure, Position, few
 

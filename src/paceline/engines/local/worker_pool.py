@@ -18,20 +18,20 @@ from torch import Tensor
 from paceline.core.server.events import Death
 from paceline.data.source import TensorSource
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
-from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
-from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.checkpointing import CheckpointCoordinator
 from paceline.engines.local.diagnosis import GONE, Diagnosis, Ending, process_state
-from paceline.engines.local.forkserver import interrupts_wait, nameless_main, prepare, short_folder, too_long
-from paceline.engines.local.messages import Died, Failed, Finished, Message
 from paceline.engines.local.observer import Observer
-from paceline.engines.local.process import oom_kills
-from paceline.engines.local.process_main import main
-from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.state_buffers import ResumePoint
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.servers.stage_shards import stage_shards, whole_values
 from paceline.engines.setup import Setup
+from paceline.engines.workers.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
+from paceline.engines.workers.assignment import Assignment
+from paceline.engines.workers.forkserver import interrupts_wait, nameless_main, prepare, short_folder, too_long
+from paceline.engines.workers.messages import Died, Failed, Finished, Message
+from paceline.engines.workers.process import oom_kills
+from paceline.engines.workers.process_main import main
+from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.state_buffers import ResumePoint
 from paceline.errors import RunFailed, RunStopped
 from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors

@@ -315,15 +315,15 @@ class Hub:
             connection.admit(f"{self._describe(peer)} at {candidate.host}", self._limits, None)
             self._ready[peer] = connection
         else:
-            seat = self._before(peer)
-            if seat is not None and seat.incarnation > peer.incarnation:
+            earlier = self._before(peer)
+            if earlier is not None and earlier.incarnation > peer.incarnation:
                 self._handshakes.refusals.add(
                     candidate.host, f"is {self._describe(peer)}, which was replaced by a later one"
                 )
                 connection.close()
                 return
-            if seat is not None:
-                self._gone(self._members[seat], "has connected again")
+            if earlier is not None:
+                self._gone(self._members[earlier], "has connected again")
             self._join(_Member(peer, connection), candidate.host)
         self._events.append(Arrived(peer, candidate.dialled))
 

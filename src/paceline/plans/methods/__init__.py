@@ -17,7 +17,7 @@
     NativeDdp         what PyTorch decides                      every worker                  ddp
 
 A method is pure data: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the
-protocol `Method`. Code that acts on a method selects by its class, in one place per activity: `engines.local.methods`
+protocol `Method`. Code that acts on a method selects by its class, in one place per activity: `engines.workers.methods`
 runs it on processes, `engines.arithmetic` computes it in one process, `engines.virtual` times it, `explain` draws and
 proves it.
 """

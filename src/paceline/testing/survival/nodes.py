@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.api.train import train
-from paceline.engines.local.forkserver import interrupts_wait, nameless_main, prepare
+from paceline.engines.workers.forkserver import interrupts_wait, nameless_main, prepare
 from paceline.jobs.job import Job
 from paceline.testing.survival.hosts import Host
 

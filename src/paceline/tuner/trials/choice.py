@@ -8,9 +8,9 @@ from functools import partial
 from typing import NamedTuple
 
 from paceline.data.source import TensorSource
-from paceline.gradients.evaluated_members import one_thread
-from paceline.gradients.fastest_stack import Forms
-from paceline.gradients.stacking import CannotStack, shape_of
+from paceline.gradients.stacks.evaluated_members import one_thread
+from paceline.gradients.stacks.fastest_stack import Forms
+from paceline.gradients.stacks.stacking import CannotStack, shape_of
 from paceline.jobs.job import Job
 from paceline.tuner.study import Study
 from paceline.tuner.training import JobObjective

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from paceline.gradients.evaluated_members import one_thread
+from paceline.gradients.stacks.evaluated_members import one_thread
 from paceline.tuner.study import Assignment
 from paceline.tuner.trials import Ended, Objective, Report, Terms, run_leg
 from paceline.tuner.trials.limit import LIMIT, limited

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from paceline.engines.local import forkserver
-from paceline.engines.local.process import oom_kills
+from paceline.engines.workers import forkserver
+from paceline.engines.workers.process import oom_kills
 from paceline.errors import TuningError
 from paceline.gradients.pickling import pack
 from paceline.links.memory import SharedTensors

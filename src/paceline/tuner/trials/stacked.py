@@ -17,8 +17,8 @@ import torch
 
 from paceline.data.source import TensorSource
 from paceline.errors import TrialFailed
-from paceline.gradients.evaluated_members import Evaluation, Figures
-from paceline.gradients.stacking import CannotStack, shape_of
+from paceline.gradients.stacks.evaluated_members import Evaluation, Figures
+from paceline.gradients.stacks.stacking import CannotStack, shape_of
 from paceline.jobs.job import Job
 from paceline.tuner.study import Assignment
 from paceline.tuner.training import JobObjective

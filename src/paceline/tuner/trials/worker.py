@@ -12,7 +12,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Never
 
-from paceline.engines.local.process import become_worker
+from paceline.engines.workers.process import become_worker
 from paceline.tuner.study import Assignment
 from paceline.tuner.trials import Ended, Objective, Terms, run_leg
 

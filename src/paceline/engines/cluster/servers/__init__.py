@@ -4,7 +4,7 @@
     loop        hands a machine what arrives, and does what it asks for
     shard_state the tensors of a shard: versions are made in place, since one process holds them
     desk_process, shard_process
-    client      a worker's side: the walk of `engines.local.methods` over sockets
+    client      a worker's side: the walk of `engines.workers.methods` over sockets
     collector   the head's side: progress, parameters and the trace of pushes
 
     worker                          shard server (primary)                 backup

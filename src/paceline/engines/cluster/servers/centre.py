@@ -27,7 +27,7 @@ from torch import Tensor
 from paceline.core.cluster.outputs import Apply
 from paceline.core.rules import Exchanging, Memory
 from paceline.engines.cluster.servers.vector_pool import VectorPool
-from paceline.engines.local.methods.runner import PlanRunner
+from paceline.engines.workers.methods.runner import PlanRunner
 from paceline.errors import FrameError
 from paceline.gradients.message import up
 from paceline.gradients.payload import GradientSum

@@ -18,8 +18,8 @@ from paceline.engines.cluster.servers.centre import CentreSide
 from paceline.engines.cluster.servers.gradient_side import GradientSide
 from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.wire import kind_of
-from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
-from paceline.engines.local.worker_context import REQUESTED
+from paceline.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.engines.workers.worker_context import REQUESTED
 from paceline.errors import WaitedTooLong
 from paceline.gradients.payload import GradientSum
 from paceline.links.tcp.address import Address

@@ -133,7 +133,7 @@ class DeskProcess:
 
     def _progress(self) -> None:
         """Tell the head how far the training is."""
-        finished, workers = self.machine.leases.finished, len(self.machine.seats)
+        finished, workers = self.machine.leases.finished, len(self.machine.registered)
         drained = int(self.machine.drained)
         self._tell_heads(Other.PROGRESS, (finished, workers, int(self.finished), self.lost, drained), b"")
 

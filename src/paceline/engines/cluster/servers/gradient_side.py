@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.engines.cluster.servers.gathered import SumVector
 from paceline.engines.cluster.servers.shard_state import CodedVector, GradientVector, Vector, vector_pool
-from paceline.engines.local.methods.runner import PlanRunner
+from paceline.engines.workers.methods.runner import PlanRunner
 from paceline.gradients.message import MessageShape
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.pulled import PulledReader

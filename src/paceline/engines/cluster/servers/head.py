@@ -38,11 +38,11 @@ from paceline.engines.cluster.servers.checkpointing import ServedCheckpoints, st
 from paceline.engines.cluster.servers.collector import Collector
 from paceline.engines.cluster.servers.node_servers import DeskKeeper
 from paceline.engines.cluster.servers.placement import Placement
-from paceline.engines.cluster.servers.processes import ServerTicket
+from paceline.engines.cluster.servers.processes import ServerConfig
 from paceline.engines.local.diagnosis import Diagnosis
 from paceline.engines.local.observer import Observer
-from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
+from paceline.engines.workers.snapshots import SnapshotFile
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import listen
@@ -83,23 +83,27 @@ class ServerHead:
         #: Shards whose first view was heard of.
         self._viewed: set[int] = set()
         self._snapshot_at = setup.snapshots_every
-        seat, shards = agent.ticket, len(setup.layout.shards)
-        listener = listen(Address(seat.host, 0), seat.credentials)
-        ticket = ServerTicket(
-            seat.run, seat.job, seat.host, seat.credentials, Address(seat.host, listener.getsockname()[1])
+        rank_config, shards = agent.config, len(setup.layout.shards)
+        listener = listen(Address(rank_config.host, 0), rank_config.credentials)
+        config = ServerConfig(
+            rank_config.run,
+            rank_config.job,
+            rank_config.host,
+            rank_config.credentials,
+            Address(rank_config.host, listener.getsockname()[1]),
         )
         self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
         self.collector = Collector(
-            ticket.hub(Process(Role.HEAD, 0)),
-            ticket.desk,
-            ticket.timing,
+            config.hub(Process(Role.HEAD, 0)),
+            config.desk,
+            config.timing,
             setup.layout,
             self._event,
             gathered_by(setup.plan.method),
             isinstance(setup.plan.method, CentreServer),
         )
         self.keeper = DeskKeeper(
-            agent.children, ticket, listener, agent.assignment, placement.members(), placement.copies,
+            agent.children, config, listener, agent.assignment, placement.members(), placement.copies,
             lambda: self.collector.loop.addresses, block_of(setup),
         )  # fmt: skip
         agent.keepers.append(self.keeper)
@@ -107,7 +111,7 @@ class ServerHead:
         #: The epoch of the desk that is connected, or was last.
         self._epoch = 0
         self._servers = [tuple(shard for _, shard in placement.on(rank)) for rank in range(self.nodes)]
-        self._desk = ticket.desk
+        self._desk = config.desk
         self.collector.meanwhile = agent.look
         self.checkpoints = ServedCheckpoints(written, self.collector, READ_SECONDS) if written is not None else None
         if self.checkpoints is not None:

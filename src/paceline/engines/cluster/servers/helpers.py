@@ -15,9 +15,9 @@ from paceline.data.source import TensorSource
 from paceline.engines.cluster.children import Child, Children, ProcessName
 from paceline.engines.cluster.servers.node_servers import ATTEMPTS
 from paceline.engines.cluster.servers.team import TeamMemory, serve
-from paceline.engines.local.assignment import Assignment
-from paceline.engines.local.process import become_worker, trim_heap
-from paceline.engines.local.replica_worker import learner_of
+from paceline.engines.workers.assignment import Assignment
+from paceline.engines.workers.process import become_worker, trim_heap
+from paceline.engines.workers.replica_worker import learner_of
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.runs.events import ProcessKind

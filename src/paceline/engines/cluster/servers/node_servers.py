@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from paceline.core.cluster.messages import NONE
 from paceline.engines.cluster.children import Child, Children, ProcessName
 from paceline.engines.cluster.control import ShardStart
-from paceline.engines.cluster.servers.processes import ServerTicket, run_desk, run_server
+from paceline.engines.cluster.servers.processes import ServerConfig, run_desk, run_server
 from paceline.parameters.layout import Layout
 from paceline.runs.events import ProcessKind
 
@@ -20,11 +20,11 @@ class NodeServers:
     """The shard servers of one node."""
 
     def __init__(
-        self, children: Children, ticket: ServerTicket, rank: int, nodes: int, assignment: Callable[[], bytes],
+        self, children: Children, config: ServerConfig, rank: int, nodes: int, assignment: Callable[[], bytes],
         layout: Layout, life: int = 0,
     ) -> None:  # fmt: skip
         """`life` is how many nodes have had this rank before: their servers' numbers are not given out again."""
-        self.children, self.ticket, self.rank, self.nodes = children, ticket, rank, nodes
+        self.children, self.config, self.rank, self.nodes = children, config, rank, nodes
         self.assignment, self.layout = assignment, layout
         #: The servers that run, by their numbers.
         self.running: dict[int, Child] = {}
@@ -48,7 +48,7 @@ class NodeServers:
     def _start(self, shard: int, start: tuple[ShardStart, bytes] | None = None) -> None:
         number = self._started * self.nodes + self.rank
         self._started += 1
-        arguments = (self.ticket, number, shard, [self.assignment()], self.layout, [start])
+        arguments = (self.config, number, shard, [self.assignment()], self.layout, [start])
         self.running[number] = self.children.start(
             ProcessName(ProcessKind.SERVER, number, shard), run_server, arguments
         )
@@ -67,13 +67,13 @@ class DeskKeeper:
     """Starts the desk at a socket that outlasts it, and the next one when it ends."""
 
     def __init__(
-        self, children: Children, ticket: ServerTicket, listener: socket.socket, assignment: Callable[[], bytes],
+        self, children: Children, config: ServerConfig, listener: socket.socket, assignment: Callable[[], bytes],
         members: Sequence[tuple[int, ...]], copies: int, alive: Callable[[], Collection[int]], block: int,
     ) -> None:  # fmt: skip
         """`alive` returns the servers that are believed to be alive, for a desk that has to ask them; `block` is how
         many batches are leased at once.
         """
-        self.children, self.ticket, self.listener, self.assignment = children, ticket, listener, assignment
+        self.children, self.config, self.listener, self.assignment = children, config, listener, assignment
         self.members, self.copies, self.alive, self.block = members, copies, alive, block
         self.epoch = 0
         self.child: Child | None = None
@@ -85,7 +85,7 @@ class DeskKeeper:
         members = self.members if self.epoch == 1 else [()] * len(self.members)
         expected = frozenset(self.alive()) if self.epoch > 1 else frozenset()
         given = [self.assignment()]
-        arguments = (self.ticket, self.listener, self.epoch, given, self.copies, members, expected, self.block)
+        arguments = (self.config, self.listener, self.epoch, given, self.copies, members, expected, self.block)
         self.child = self.children.start(ProcessName(ProcessKind.DESK, self.epoch), run_desk, arguments)
 
     def replace(self) -> None:

@@ -30,15 +30,15 @@ from paceline.engines.cluster.servers.shard_process import ShardProcess, State
 from paceline.engines.cluster.servers.shard_state import ShardState
 from paceline.engines.cluster.servers.team import TeamLeader, TeamMemory
 from paceline.engines.cluster.servers.wire import peer_of
-from paceline.engines.local.arena import Arena
-from paceline.engines.local.assignment import Assignment
-from paceline.engines.local.collectives import Means, Sums
-from paceline.engines.local.messages import Failed, FailureReport, Finished, StateLeft
-from paceline.engines.local.process import become_worker, core_wait, memory, trim_heap
-from paceline.engines.local.read_ahead import ReadAhead
-from paceline.engines.local.replica_worker import ReplicaWorker
-from paceline.engines.local.state_buffers import StateBuffer
-from paceline.engines.local.worker import WorkerProcess
+from paceline.engines.workers.arena import Arena
+from paceline.engines.workers.assignment import Assignment
+from paceline.engines.workers.collectives import Means, Sums
+from paceline.engines.workers.messages import Failed, FailureReport, Finished, StateLeft
+from paceline.engines.workers.process import become_worker, core_wait, memory, trim_heap
+from paceline.engines.workers.read_ahead import ReadAhead
+from paceline.engines.workers.replica_worker import ReplicaWorker
+from paceline.engines.workers.state_buffers import StateBuffer
+from paceline.engines.workers.worker import WorkerProcess
 from paceline.errors.failure import Position
 from paceline.gradients.encoder import GradientEncoder
 from paceline.links.memory import SharedTensors
@@ -72,7 +72,7 @@ class NoGroup:
 
 
 @dataclass(frozen=True)
-class ServerTicket:
+class ServerConfig:
     """What every process of a plan with servers needs to reach the others."""
 
     run: bytes
@@ -89,7 +89,7 @@ class ServerTicket:
 
 
 def run_desk(
-    ticket: ServerTicket, listener: socket.socket, epoch: int, box: list[bytes], copies: int,
+    config: ServerConfig, listener: socket.socket, epoch: int, box: list[bytes], copies: int,
     members: Sequence[tuple[int, ...]], expected: frozenset[int], block: int, pipe: Pipe,
 ) -> None:  # fmt: skip
     """Run the desk of an epoch at a socket that listens already, until the agent ends this process."""
@@ -103,7 +103,7 @@ def run_desk(
         given.agenda.leases,
         method.gate,
         copies,
-        ticket.timing,
+        config.timing,
         members,
         monotonic(),
         expected,
@@ -111,11 +111,11 @@ def run_desk(
         block,
     )
     first = [number for each in members for number in each]
-    DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first, given.deadline).run()
+    DeskProcess(machine, config.hub(Process(Role.DESK, 0), listener=listener), first, given.deadline).run()
 
 
 def run_server(
-    ticket: ServerTicket, number: int, shard: int, box: list[bytes], layout: Layout,
+    config: ServerConfig, number: int, shard: int, box: list[bytes], layout: Layout,
     begin: list[tuple[ShardStart, bytes] | None], pipe: Pipe,
 ) -> None:  # fmt: skip
     """Run a shard server until the agent ends this process. It begins with version 0, or with what is in `begin`."""
@@ -123,7 +123,7 @@ def run_server(
     try:
         given: Assignment = pickle.loads(box.pop())
         torch.set_num_threads(1)
-        _serve(ticket, given, number, shard, layout, begin.pop())
+        _serve(config, given, number, shard, layout, begin.pop())
     except BaseException as error:
         pipe.send(Failed(FailureReport.of(error, Position())))
     finally:
@@ -132,14 +132,14 @@ def run_server(
 
 
 def _serve(
-    ticket: ServerTicket, given: Assignment, number: int, shard: int, layout: Layout,
+    config: ServerConfig, given: Assignment, number: int, shard: int, layout: Layout,
     begin: tuple[ShardStart, bytes] | None,
 ) -> None:  # fmt: skip
     method = given.plan.method
     assert isinstance(method, Served)
     gathers = gathered_by(method)
-    listener = listen(Address(ticket.host, 0), ticket.credentials)
-    open_hub: Callable[[PeerPlace], Hub] = lambda place: ticket.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
+    listener = listen(Address(config.host, 0), config.credentials)
+    open_hub: Callable[[PeerPlace], Hub] = lambda place: config.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
 
     def make(which: int) -> State:
         if isinstance(method, CentreServer):
@@ -149,14 +149,14 @@ def _serve(
         )
 
     shards = len(layout.shards)
-    server = ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make, shards, gathers)
+    server = ShardProcess(number, shard, config.timing, open_hub, config.desk, config.host, make, shards, gathers)
     if begin is not None:
         server.resume(*begin)
     server.run()
 
 
 def run_worker(
-    ticket: ServerTicket, number: int, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None,
+    config: ServerConfig, number: int, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None,
     state_buffer: StateBuffer | None, team: TeamMemory | None, pipe: Pipe,
 ) -> None:  # fmt: skip
     """Run one worker: prepare, train, and say how it ended. Never returns.
@@ -179,8 +179,8 @@ def run_worker(
             at_team = Waiter(given.number, team.doorbells[0], host.cancelled, given.deadline, lambda: "in its team")
             replica.sums = TeamLeader(team, replica.runner.learner, at_team).compute
         client = ServerClient(
-            number, replica.runner, ticket.timing, ticket.desk, given.deadline,
-            lambda place: ticket.hub(Process(Role.WORKER, number), place),
+            number, replica.runner, config.timing, config.desk, given.deadline,
+            lambda place: config.hub(Process(Role.WORKER, number), place),
         )  # fmt: skip
         ahead = ReadAhead(replica.reader, replica.runner, given_out=0)
         trim_heap()

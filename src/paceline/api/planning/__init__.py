@@ -1,0 +1,1 @@
+"""What the planner is handed, and what follows from its predictions: calibrate, choose, validate."""

@@ -1,0 +1,66 @@
+"""Collectives in their order, blocks of them included, and how two orders are compared."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from paceline.check.ranks.branches import Condition
+from paceline.check.ranks.collectives import NEIGHBOURS
+
+LEAVES = ("break", "return", "exit")  # how a loop is left for good
+MARKS = ("else", *LEAVES)  # items that are no collectives
+
+
+class Item(NamedTuple):
+    """A collective, or a block of collectives that every rank decides alike."""
+
+    name: str
+    at: ast.AST
+    inner: tuple[Item, ...] = ()
+    group: str = ""
+    root: str = ""
+
+    @property
+    def key(self) -> object:
+        """What two sides are compared by."""
+        return (self.name, tuple(item.key for item in self.inner))
+
+
+def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
+    """The collectives whose group may contain ranks on both sides of the condition."""
+    found = []
+    for item in items:
+        if item.inner:
+            inner = relevant(item.inner, at)
+            if any(i.name != "else" for i in inner):
+                found.append(item._replace(inner=inner))
+        elif at.local or (at.alone and item.group != NEIGHBOURS) or item.group in ("", at.group) or item.name in MARKS:
+            found.append(item)
+    return tuple(found)
+
+
+def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]:
+    """The collectives of `mine` that `other` lacks; all of `mine` if it lacks none."""
+    rest = [i.key for i in other]
+    found = []
+    for item in mine:
+        if item.key in rest:
+            rest.remove(item.key)
+        else:
+            found.append(item)
+    return tuple(i for item in found for i in flattened(item)) or tuple(i for item in mine for i in flattened(item))
+
+
+def moved(item: Item, to: ast.AST) -> Item:
+    """An item of a callee as one of the call."""
+    return item._replace(at=to, inner=tuple(moved(i, to) for i in item.inner))
+
+
+def flattened(item: Item) -> Iterator[Item]:
+    """The collectives in an item, without the block structure."""
+    if not item.inner and item.name not in MARKS:
+        yield item
+    for inner in item.inner:
+        yield from flattened(inner)

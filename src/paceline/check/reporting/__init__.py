@@ -1,0 +1,1 @@
+"""Findings, and how people and programs are told of them."""

@@ -1,0 +1,155 @@
+"""Names of expressions as text, and small helpers for syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.libraries.catalogue import MODULE_ALIASES, RETURNS_MODEL, WRAPPERS
+
+
+def dotted(node: ast.AST) -> str:
+    """`self.pool.lock` as text, with calls and subscripts as `()` and `[]`; empty when it is not a name."""
+    parts: list[str] = []
+    while True:
+        if isinstance(node, ast.Attribute):
+            parts.append("." + node.attr)
+            node = node.value
+        elif isinstance(node, ast.Name):
+            parts.append(node.id)
+            return "".join(reversed(parts))
+        elif isinstance(node, ast.Call):
+            parts.append("()")
+            node = node.func
+        elif isinstance(node, ast.Subscript):
+            parts.append("[]")
+            node = node.value
+        else:
+            return ""
+
+
+def short_name(node: ast.AST) -> str:
+    """The last part of a name: `wait` of `self.event.wait`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
+    """The local names that an import binds, and their canonical names."""
+    found = {}
+    for alias in node.names:
+        if isinstance(node, ast.ImportFrom):
+            origin = "." * node.level + (node.module or "") + "."
+            found[alias.asname or alias.name] = original(origin.replace("..", ".") + alias.name)
+        elif alias.asname:
+            found[alias.asname] = original(alias.name)
+        else:
+            head = alias.name.split(".")[0]
+            found[head] = MODULE_ALIASES.get(head, head)
+    return found
+
+
+def original(name: str) -> str:
+    """A canonical name with re-exporting modules replaced by the original ones."""
+    name = name.removeprefix(".six.moves.").removeprefix("six.moves.")
+    if name.partition(".")[0] not in _HEADS:
+        return name
+    for other, usual in MODULE_ALIASES.items():
+        if name == other:
+            return usual
+        if name.startswith(other) and name[len(other)] == ".":
+            return usual + name[len(other) :]
+    return name
+
+
+_HEADS = {name.partition(".")[0] for name in MODULE_ALIASES}
+
+
+def model_in(call: ast.Call) -> ast.expr | None:
+    """The model that a call wraps, moves or switches: `net` of `DDP(net)` and of `net.cuda()`."""
+    if short_name(call.func) in WRAPPERS and call.args:
+        return call.args[0]
+    returned = isinstance(call.func, ast.Attribute) and call.func.attr in RETURNS_MODEL
+    return call.func.value if returned else None  # type: ignore[attr-defined]
+
+
+def parent(node: ast.AST) -> ast.AST | None:
+    """The enclosing syntax node, as recorded by the pass over the file."""
+    return getattr(node, "up", None)
+
+
+def user_of(call: ast.Call) -> ast.AST | None:
+    """The syntax node that gets a call's result: its parent, or that of the await around it."""
+    up = parent(call)
+    return parent(up) if isinstance(up, ast.Await) else up
+
+
+def awaited(value: ast.expr | None) -> ast.expr | None:
+    """What an await waits for; another value as it is."""
+    return value.value if isinstance(value, ast.Await) else value
+
+
+def enclosing(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
+    """The nearest enclosing node of these kinds within the same function."""
+    at = parent(node)
+    while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(at, kinds):
+            return at
+        at = parent(at)
+    return None
+
+
+def apart(one: ast.AST, other: ast.AST) -> bool:
+    """Whether two nodes are on different branches of one `if`, so that one run takes only one of them."""
+    around = {id(at): up for at, up in _upwards(other)}
+    for at, up in _upwards(one):
+        if isinstance(up, ast.If):
+            across = up.orelse if at in up.body else up.body if at in up.orelse else []
+            if any(around.get(id(statement)) is up for statement in across):
+                return True
+    return False
+
+
+def _upwards(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """A node and those around it within its function, each with the one around it."""
+    at, up = node, parent(node)
+    while up is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        yield at, up
+        at, up = up, parent(up)
+
+
+def entered_around(node: ast.AST) -> Iterator[ast.expr]:
+    """What the `with` statements around a node within its function enter, the nearest first."""
+    block = enclosing(node, ast.With, ast.AsyncWith)
+    while isinstance(block, ast.With | ast.AsyncWith):
+        yield from (item.context_expr for item in block.items)
+        block = enclosing(block, ast.With, ast.AsyncWith)
+
+
+def asked_before(call: ast.expr) -> ast.expr | None:
+    """What decides within an expression whether a call is made; None when nothing does."""
+    at, up = call, parent(call)
+    while isinstance(up, ast.expr | ast.keyword):
+        if isinstance(up, ast.BoolOp) and at is not up.values[0]:
+            return up.values[0]
+        if isinstance(up, ast.IfExp) and at is not up.test:
+            other = up.orelse if at is up.body else up.body
+            return None if any(isinstance(n, ast.Call) for n in ast.walk(other)) else up.test
+        at, up = up, parent(up)  # type: ignore[assignment]
+    return None
+
+
+def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """An argument of a call, by its name or its position."""
+    for given in call.keywords:
+        if given.arg == name:
+            return given.value
+    if position is not None and position < len(call.args):
+        return call.args[position]
+    return None
+
+
+def is_constant(node: ast.AST | None, value: object) -> bool:
+    """Whether this is a literal of the same type and value."""
+    return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value

@@ -1,0 +1,240 @@
+"""Where other paths of execution begin: threads, processes, tasks, signal handlers, destructors, forks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from paceline.check.flow.walk import Walker
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import dotted, is_constant, keyword, parent, short_name
+from paceline.check.threads.library_threads import started_by_libraries
+from paceline.check.values.module import Module
+from paceline.check.values.owned import brings_own, owned
+from paceline.check.values.targets import functions_of
+
+
+class Root(NamedTuple):
+    """A function in which another path of execution begins."""
+
+    kind: str  # thread, process, task, signal, del, gc, fork, exit
+    function: Function
+    line: int
+    several: bool  # started in a loop, or more than once
+    alone: bool = False  # joined before another thread is started
+    own: bool = False  # each of several has an object of its own
+
+
+class Roots:
+    """The roots of one file, and which functions they reach."""
+
+    def __init__(self, module: Module, walker: Walker) -> None:
+        self.module, self.walker = module, walker
+
+    @cached_property
+    def all(self) -> list[Root]:
+        """The functions in which threads, processes, tasks, handlers and destructors begin."""
+        return list(self._roots())
+
+    def _roots(self) -> Iterator[Root]:
+        """Every root of the file, in no particular order."""
+        module = self.module
+        for begun in started_by_libraries(module):
+            yield Root("thread", *begun)
+        for fn in module.functions:
+            if self._serves(fn):
+                yield Root("thread", fn, fn.line, True)
+            if self._said_to_run_in_threads(fn):
+                yield Root("thread", fn, fn.line, True)
+            if fn.name == "__del__":
+                yield Root("del", fn, fn.line, True)
+            for call in fn.calls:
+                yield from self._started_by(call, fn)
+            for target, value in fn.assigns:
+                if isinstance(target, ast.Subscript) and short_name(target.value) == "signals":
+                    handler = module.function_named(value, fn)
+                    if handler is not None:
+                        yield Root("signal", handler, value.lineno, False)
+        for cls in module.classes.values():
+            if self._handles_requests(cls):
+                yield from (
+                    Root("thread", m, m.line, True, own=True) for m in cls.methods.values() if HANDLES.match(m.name)
+                )
+            if "run" in cls.methods and cls.is_thread:
+                made = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) == cls.name]
+                several = any(in_loop(c, f) for f, c in made) or (
+                    len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
+                )
+                alone = bool(made) and all(joined_at_once(c, f) for f, c in made)
+                yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone, True)
+            if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
+                yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
+            if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
+                yield Root("process", cls.methods["run"], cls.node.lineno, False)
+
+    def _said_to_run_in_threads(self, fn: Function) -> bool:
+        """Whether its name or its documentation says that other threads call this function: `call_from_thread`."""
+        if fn.asynchronous or fn.cls is None or fn.name.startswith(("__", "test")):
+            return False
+        told = ast.get_docstring(fn.node, clean=False) if isinstance(fn.node, ast.FunctionDef) else None
+        return FROM_THREADS.search(fn.name) is not None or (told is not None and CALLED.search(told) is not None)
+
+    @cached_property
+    def _serves_in_threads(self) -> bool:
+        """Whether the file has to do with a server of the standard library that runs each request in a thread."""
+        names = {short for origin in self.module.imports.values() if (short := origin.rpartition(".")[2])}
+        names |= {a.attr for fn in self.module.functions for a in fn.attributes}
+        return any(name.startswith("Threading") for name in names)
+
+    def _handles_requests(self, cls: Class) -> bool:
+        """Whether a server of the standard library makes objects of this class in the threads of its requests."""
+        return any(base.endswith("RequestHandler") for base in cls.bases) and self._serves_in_threads
+
+    def _serves(self, fn: Function) -> bool:
+        """Whether a server of web pages runs this function, each request in a thread."""
+        if fn.asynchronous or fn.cls is not None or not getattr(fn.node, "decorator_list", ()):
+            return False
+        calls = [d.func for d in fn.node.decorator_list if isinstance(d, ast.Call)]  # type: ignore[union-attr]
+        routed = any(isinstance(f, ast.Attribute) and f.attr in ROUTES for f in calls)
+        return routed and any(origin.split(".")[0] in SERVERS for origin in self.module.imports.values())
+
+    def _started_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
+        """The root that a call starts, if any."""
+        name = short_name(call.func)
+        if name not in STARTS:
+            if name == "append" and "gc.callbacks" in self.module.canonical(call.func) and call.args:
+                found = self.module.function_named(call.args[0], fn)
+                if found is not None:
+                    yield Root("gc", found, call.lineno, True)
+            return
+        kind, argument, position = STARTS[name]
+        if name == "map" and not self._is_executor(call, fn):
+            return
+        if name in STARTS_IN_MODULE and STARTS_IN_MODULE[name] not in self.module.canonical(call.func).split("."):
+            return
+        if kind == "thread" and isinstance(call.func, ast.Attribute) and self._of_processes(call.func.value, fn):
+            kind = "process"
+        value = keyword(call, argument, position)
+        if kind == "task" and isinstance(value, ast.Call):
+            value = value.func
+        if kind == "fork":
+            value = call.keywords[0].value if call.keywords else None
+        for found in [] if value is None else functions_of(value, fn, self.module):
+            many = name in ("submit", "map", "apply_async") and not self._one_worker
+            several = many or (in_loop(call, fn) and name not in ("submit", "map"))
+            own = brings_own(value, call, fn)  # type: ignore[arg-type]
+            yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn), own)
+
+    def _of_processes(self, node: ast.expr, fn: Function) -> bool:
+        """Whether an executor runs its tasks in processes, which share nothing."""
+        made = [scope.bound[node.id] for scope in fn.scopes() if isinstance(node, ast.Name) and node.id in scope.bound]
+        if isinstance(node, ast.Attribute) and (owner := self.module.type_of(node.value, fn)) is not None:
+            made = [value for cls in owner.ancestry for value, _ in cls.values.get(node.attr, ())]
+        calls = [value for value in made[:1] if isinstance(value, ast.Call)]
+        return any(short_name(call.func) == "ProcessPoolExecutor" for call in calls)
+
+    def _is_executor(self, call: ast.Call, fn: Function) -> bool:
+        """Whether `map` is called on an executor."""
+        found = self.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
+        return found is not None and found.kind == "Executor"
+
+    @cached_property
+    def _one_worker(self) -> bool:
+        """Whether all executors have one thread, and so run one task at a time."""
+        pools = [c for fn in self.module.functions for c in fn.calls if short_name(c.func) == "ThreadPoolExecutor"]
+        return bool(pools) and all(is_constant(keyword(c, "max_workers", 0), 1) for c in pools)
+
+    @cached_property
+    def reached(self) -> dict[int, set[str]]:
+        """Function -> the roots that reach it, each as `kind:name`."""
+        found: dict[int, set[str]] = {}
+        for root in self.all:
+            tag = f"{root.kind}:{root.function.qualname}"
+            todo = [root.function]
+            while todo:
+                fn = todo.pop()
+                tags = found.setdefault(id(fn), set())
+                if tag not in tags:
+                    tags.add(tag)
+                    todo += [m.callee for m in self.walker.effects(fn) if m.callee is not None]
+        return found
+
+    def threads_of(self, fn: Function) -> set[str]:
+        """The threads that reach a function."""
+        return {t for t in self.reached.get(id(fn), ()) if t.startswith("thread:")}
+
+    @cached_property
+    def own(self) -> set[int]:
+        """The functions that each thread runs on an object of its own, as far as this file can tell."""
+        starts = ((root.function, root.own) for root in self.all if root.kind == "thread")
+        return owned(starts, self.walker.effects, self.module)
+
+    @cached_property
+    def has_threads(self) -> bool:
+        """Whether the file starts any thread."""
+        return any(root.kind == "thread" for root in self.all)
+
+
+def in_loop(node: ast.AST, fn: Function) -> bool:
+    """Whether this is inside a loop or comprehension of the function."""
+    at = parent(node)
+    while at is not None and at is not fn.node:
+        if isinstance(at, _LOOPS):
+            return True
+        at = parent(at)
+    return False
+
+
+def joined_at_once(made: ast.Call, fn: Function) -> bool:
+    """A thread whose `start()` is followed by its `join()`, with no other start in between."""
+    name = next((dotted(target) for target, value in fn.assigns if value is made), "")
+    if not name or in_loop(made, fn):
+        return False
+    own = [c for c in fn.calls if dotted(c.func) in (f"{name}.start", f"{name}.join") and c.lineno >= made.lineno]
+    if len(own) < 2 or short_name(own[0].func) != "start" or short_name(own[1].func) != "join":
+        return False
+    return not any(short_name(c.func) == "start" and own[0].lineno < c.lineno < own[1].lineno for c in fn.calls)
+
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+
+# Calls that start another path of execution -> its kind, and the name and position of the argument that it runs.
+STARTS: dict[str, tuple[str, str, int]] = {
+    "Thread": ("thread", "target", 1),
+    "Timer": ("thread", "function", 1),
+    "start_new_thread": ("thread", "function", 0),
+    "submit": ("thread", "fn", 0),
+    "map": ("thread", "fn", 0),
+    "run_in_executor": ("thread", "func", 1),
+    "to_thread": ("thread", "func", 0),
+    "Process": ("process", "target", 1),
+    "apply_async": ("process", "func", 0),
+    "create_task": ("task", "coro", 0),
+    "ensure_future": ("task", "coro", 0),
+    "signal": ("signal", "handler", 1),
+    "finalize": ("del", "func", 1),
+    "ref": ("del", "callback", 1),
+    "register": ("exit", "func", 0),
+    "register_at_fork": ("fork", "after_in_child", 0),
+}
+# Web frameworks that run each request in a thread, and the decorators of their functions.
+SERVERS = {"flask", "fastapi", "starlette", "bottle"}
+ROUTES = {"route", "get", "post", "put", "patch", "delete"}
+#: How functions are called, or are said to be called, that other threads run.
+FROM_THREADS = re.compile(r"from_(an?other_|any_|worker_)?(thread|executor)$|(?<!un)(?<!not_)thread_?safe$")
+CALLED = re.compile(
+    r"(?<!not )(?<!never )(?<!only )\b(?:called|invoked|executed)\s+(?:from|by|in|on)\s+"
+    r"(?:an?|another|other|different|any|many|several|multiple|arbitrary|worker)\b[^.,;:]{0,30}\bthreads?\b"
+)
+#: The methods of a request handler of the standard library that a request runs.
+HANDLES = re.compile("handle$|do_[A-Z]+$")
+STARTS_IN_MODULE = {
+    "register": "atexit",
+    "register_at_fork": "os",
+    "finalize": "weakref",
+    "ref": "weakref",
+    "signal": "signal",
+}

@@ -1,0 +1,400 @@
+"""Resolves names within a file: which of them are locks, queues and threads, and which function a call runs.
+
+A resource is known by identity: `Pool._lock` is the attribute of a class, `LOCK` a global, `run.lock` a local of `run`.
+A lock whose creation was not seen, and which is only named like one, is not `sure`.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from functools import cached_property
+
+from paceline.check.libraries import catalogue
+from paceline.check.syntax.declarations import Class, Declarations, Formal, Function, Resource
+from paceline.check.syntax.names import dotted, is_constant, keyword, model_in, short_name
+from paceline.check.values.containers import Containers
+from paceline.check.values.lock_names import guessed, lock_class
+from paceline.check.values.outside import adopt
+from paceline.check.values.passing import Passing
+from paceline.check.values.varying import Varying
+
+ALIASES = 4  # assignments through which a name is followed
+
+
+class Module(Declarations):
+    """The declarations of a file, with names resolved."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        super().__init__(tree)
+        #: Expression -> its class, by identity; the node is kept so that its identity is not used again.
+        self._types: dict[int, tuple[ast.expr, Class | None]] = {}
+        adopt(self.functions, self.type_of)
+        self._types.clear()
+
+    @cached_property
+    def passing(self) -> Passing:
+        """What is passed for each parameter."""
+        return Passing(self.functions, self.function_named, self.callee, self._types.clear)
+
+    @cached_property
+    def containers(self) -> Containers:
+        """What each container is filled with."""
+        return Containers(self, self.passing, self.type_of)
+
+    @cached_property
+    def varying(self) -> Varying:
+        """Return the expressions that differ from rank to rank."""
+        return Varying(self, self.passing, self.callee, self.type_of)
+
+    @cached_property
+    def wraps_models(self) -> bool:
+        """Whether this file wraps a model so that `backward()` averages its gradients over all ranks."""
+        called = (c.func for fn in self.functions for c in fn.calls)
+        told = (each for fn in self.functions for each in fn.parameters.values() if each is not None)
+        return any(short_name(name) in catalogue.WRAPPERS for name in (*called, *told))
+
+    @cached_property
+    def shards_models(self) -> bool:
+        """Whether this file spreads the parameters of a model over the ranks."""
+        return any(origin.endswith((".FullyShardedDataParallel", ".fully_shard")) for origin in self.imports.values())
+
+    @cached_property
+    def normalises_batches(self) -> bool:
+        """Whether a model of this file keeps running means, which DistributedDataParallel makes those of rank 0."""
+        return any(a.attr.startswith(("BatchNorm", "SyncBatchNorm")) for fn in self.functions for a in fn.attributes)
+
+    # -- resources
+
+    def constructed(self, value: ast.expr, fn: Function) -> tuple[str, ast.Call] | None:
+        """The kind of resource that this expression creates, and the call that creates it."""
+        if isinstance(value, ast.IfExp):
+            return self.constructed(value.body, fn) or self.constructed(value.orelse, fn)
+        if isinstance(value, ast.BoolOp):
+            return next((m for v in value.values if (m := self.constructed(v, fn))), None)
+        if not isinstance(value, ast.Call):
+            return None
+        kind = self.constructed_kind(value, fn)
+        return None if kind is None else (kind, value)
+
+    def constructed_kind(self, call: ast.Call, fn: Function) -> str | None:
+        """The kind of resource that this call creates; None when it creates none."""
+        name = self.canonical(call.func)
+        if (kind := catalogue.CONSTRUCTORS.get(name)) is not None:
+            return kind
+        words = name.split(".")
+        if (own := self.classes.get(name)) is not None:
+            return _derived(own) or lock_class(own, self.attribute)
+        if words[-1] == "field":  # dataclasses
+            factory = keyword(call, "default_factory")
+            return None if factory is None else catalogue.CONSTRUCTORS.get(self.canonical(factory))
+        if words[-1] == "submit" and len(words) > 1:
+            return "Future"
+        if words[-1] not in _CONTEXT_MAKES or len(words) < 2:
+            short = ".".join(words[-2:])
+            return catalogue.CONSTRUCTORS.get(short) if len(words) > 2 else None
+        if words[-2] == "get_context()" or (len(words) == 2 and self._is_context(words[0], fn)):
+            return catalogue.CONSTRUCTORS.get("multiprocessing." + words[-1])
+        return catalogue.CONSTRUCTORS.get(".".join(words[-2:]))
+
+    def _is_context(self, name: str, fn: Function) -> bool:
+        """Whether a name is bound to `multiprocessing.get_context(...)`."""
+        made = next((v for scope in fn.scopes() if isinstance(v := scope.bound.get(name), ast.Call)), None)
+        return made is not None and short_name(made.func) == "get_context"
+
+    def resource(self, node: ast.expr, fn: Function, depth: int = 0) -> Resource | None:
+        """The lock, queue, thread or other resource that an expression names; None when it names none."""
+        text = dotted(node)
+        if not text or depth > ALIASES:
+            return None
+        if text.endswith("]") or "[]" in text:
+            text = ast.unparse(node)  # elements are distinguished by their index
+        if text in fn.memo:
+            return fn.memo[text]
+        fn.memo[text] = None
+        found = self._resource(node, text, fn, depth)
+        fn.memo[text] = found
+        return found
+
+    def _resource(self, node: ast.expr, text: str, fn: Function, depth: int) -> Resource | None:
+        """The uncached part of `resource`."""
+        if isinstance(node, ast.Name):
+            if fn.cls is not None and node.id == fn.self_name and (kind := _derived(fn.cls)) is not None:
+                return Resource(fn.cls.name, kind, True)
+            return self._of_name(node.id, fn, depth)
+        if isinstance(node, ast.Attribute):
+            owner = self.type_of(node.value, fn)
+            if owner is not None:
+                return self.attribute(owner, node.attr) or guessed(f"{owner.name}.{node.attr}", node.attr)
+            only = self._only_owner(node.attr)
+            if only is not None and not isinstance(node.value, ast.Call):
+                return self.attribute(only, node.attr)
+            scope = fn.cls.name + ":" if fn.cls is not None and text.split(".")[0] == fn.self_name else ""
+            return guessed(scope + self.canonical(node), node.attr)
+        if isinstance(node, ast.Subscript):
+            if (element := self._element(node.value, fn, depth)) is not None:
+                if isinstance(node.slice, ast.Constant):
+                    return element._replace(id=f"{element.id[:-1]}{node.slice.value!r}]", one_of_several=False)
+                return element
+            name = short_name(node.value)
+            found = guessed((fn.cls.name + ":" if fn.cls else "") + text, name)
+            return found and found._replace(one_of_several=True)
+        if isinstance(node, ast.Call):
+            made = self.constructed(node, fn)
+            if made is not None:
+                return Resource(f"{fn.qualname}:{node.lineno}", made[0], True, False, True, node.lineno)
+            if self.callee(node, fn) is None:
+                found = guessed((fn.cls.name + ":" if fn.cls else "") + text, short_name(node.func))
+                return found and found._replace(one_of_several=True)
+        return None
+
+    def _of_name(self, name: str, fn: Function, depth: int) -> Resource | None:
+        """A local, a parameter, a global or an imported name as a resource."""
+        for scope in fn.scopes():
+            value = scope.bound.get(name)
+            if name in fn.globals and scope is not self.top:
+                continue
+            if value is not None:
+                made = self.constructed(value, scope)
+                where = name if scope is self.top else f"{scope.qualname}.{name}"
+                if made is not None:
+                    return self._new(where, made, scope)
+                if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) and dotted(value) != name:
+                    return self.resource(value, scope, depth + 1) or guessed(where, name)
+                return guessed(where, name)
+            if name in scope.looped and (element := self._element(scope.looped[name], scope, depth)) is not None:
+                return element
+            if name in scope.parameters:
+                return self._of_parameter(name, scope, depth)
+        origin = self.imports.get(name)
+        return guessed(origin, name) if origin is not None else None
+
+    def _of_parameter(self, name: str, fn: Function, depth: int) -> Resource | None:
+        """A parameter: the one resource that all callers pass, or one that each call binds anew."""
+        annotation, where = fn.parameters[name], f"{fn.qualname}.{name}"
+        given = [self.resource(a.value, a.caller, depth + 1) for a in self.passing.to(fn, name)]
+        known = [r for r in given if r is not None and r.sure]
+        if known and len(known) == len(given):
+            first = known[0]
+            if all(r.id == first.id for r in known) and not first.one_of_several:
+                return first
+            return Resource(where, first.kind, True, first.non_reentrant, formal=Formal(fn, name))
+        kind = catalogue.CONSTRUCTORS.get(self.canonical(annotation)) if annotation is not None else None
+        if kind is not None:
+            return Resource(where, kind, True, kind in catalogue.NON_REENTRANT, formal=Formal(fn, name))
+        found = guessed(where, name)
+        return found and found._replace(formal=Formal(fn, name))
+
+    def _element(self, node: ast.expr, fn: Function, depth: int) -> Resource | None:
+        """One of the resources that a container holds."""
+        container = self.containers.of(node, fn)
+        for value, scope in container.elements if container is not None else ():
+            made = self.constructed(value, scope)
+            if made is not None and container is not None:
+                return self._new(f"{container.id}[]", made, scope)._replace(one_of_several=True)
+            if isinstance(value, ast.Name | ast.Attribute) and depth < ALIASES:
+                found = self.resource(value, scope, depth + 1)
+                if found is not None and found.sure and container is not None:
+                    return found._replace(id=f"{container.id}[]", one_of_several=True)
+        return None
+
+    def attribute(self, owner: Class, attribute: str) -> Resource | None:
+        """The resource that a class or its bases assign to an attribute."""
+        for cls in owner.ancestry:
+            values = cls.values.get(attribute, ())
+            for value, fn in values:
+                made = self.constructed(value, fn)
+                if made is not None:
+                    return self._new(f"{cls.name}.{attribute}", made, fn)
+            for value, fn in values:
+                if isinstance(value, ast.Attribute | ast.Name) and dotted(value) != f"{fn.self_name}.{attribute}":
+                    found = self.resource(value, fn, 1)
+                    if found is not None and not isinstance(value, ast.Name):
+                        return found
+                    if found is not None:
+                        given = isinstance(value, ast.Name) and found.id != f"{fn.qualname}.{value.id}"
+                        own = not given or not found.sure
+                        return found._replace(id=f"{cls.name}.{attribute}") if own else found
+        return None
+
+    def _new(self, where: str, made: tuple[str, ast.Call], fn: Function) -> Resource:
+        """The resource that a constructor call creates; a Condition shares the identity of its lock."""
+        kind, call = made
+        if kind in ("Condition", "AsyncCondition") and (inner := keyword(call, "lock", 0)) is not None:
+            lock = self.constructed(inner, fn)
+            if lock is not None:
+                alone = lock[0] in catalogue.NON_REENTRANT
+                return Resource(where, kind, True, alone, False, call.lineno)
+            shared = self.resource(inner, fn, 1)
+            if shared is not None:
+                return Resource(shared.id, kind, shared.sure, shared.non_reentrant, shared.one_of_several, shared.line)
+            return Resource(where, kind, True, False, False, call.lineno)
+        size = keyword(call, "maxsize", 0) if kind in catalogue.QUEUES else None
+        bounded = size is not None and not is_constant(size, 0)
+        alone = kind in catalogue.NON_REENTRANT or kind == "AsyncCondition"
+        return Resource(where, kind, True, alone, False, call.lineno, None, bounded)
+
+    @cached_property
+    def _owners(self) -> dict[str, list[Class]]:
+        """Attribute -> the classes that assign a resource to it."""
+        owners: dict[str, list[Class]] = {}
+        for cls in self.classes.values():
+            for attribute, values in cls.values.items():
+                if any(self.constructed(value, fn) for value, fn in values):
+                    owners.setdefault(attribute, []).append(cls)
+        return owners
+
+    def _only_owner(self, attribute: str) -> Class | None:
+        """The class whose attribute of this name is a resource, if there is just one such class."""
+        owners = self._owners.get(attribute, ())
+        return owners[0] if len(owners) == 1 else None
+
+    # -- types and calls
+
+    def type_of(self, node: ast.expr, fn: Function, depth: int = 0) -> Class | None:
+        """The class, of this file, whose instance an expression is."""
+        if id(node) in self._types:
+            return self._types[id(node)][1]
+        if depth > ALIASES:
+            return None
+        self._types[id(node)] = (node, None)  # what a circle of names gets
+        found = self._type_of(node, fn, depth)
+        self._types[id(node)] = (node, found)
+        return found
+
+    def _type_of(self, node: ast.expr, fn: Function, depth: int) -> Class | None:
+        """The unremembered part of `type_of`."""
+        if isinstance(node, ast.Name):
+            if fn.cls is not None and node.id in (fn.self_name, "cls", fn.cls.name):
+                return fn.cls
+            if node.id in self.classes:
+                return self.classes[node.id]
+            for scope in fn.scopes():
+                if node.id in scope.bound:
+                    return self.type_of_value(scope.bound[node.id], scope, depth + 1)
+                if node.id in scope.looped:
+                    return self._element_type(scope.looped[node.id], scope, depth)
+                if node.id in scope.parameters:
+                    found = self.annotated(scope.parameters[node.id])
+                    for given in self.passing.to(scope, node.id) if found is None else ():
+                        found = found or self.type_of_value(given.value, given.caller, depth + 1)
+                    return found
+        if isinstance(node, ast.Attribute):
+            owner = self.type_of(node.value, fn, depth + 1)
+            if owner is not None:
+                for cls in owner.ancestry:
+                    for value, scope in cls.values.get(node.attr, ()):
+                        found = self.type_of_value(value, scope, depth + 1)
+                        if found is not None:
+                            return found
+                    if node.attr in cls.annotations:
+                        return self.annotated(cls.annotations[node.attr])
+        if isinstance(node, ast.Subscript):
+            return self._element_type(node.value, fn, depth)
+        if isinstance(node, ast.Call):
+            return self.type_of_value(node, fn, depth + 1)
+        return None
+
+    def _element_type(self, node: ast.expr, fn: Function, depth: int) -> Class | None:
+        """The class of the elements of a container."""
+        container = self.containers.of(node, fn)
+        for value, scope in container.elements if container is not None else ():
+            found = self.type_of_value(value, scope, depth + 1)
+            if found is not None:
+                return found
+        return None
+
+    def annotated(self, annotation: ast.expr | None) -> Class | None:
+        """The class of this file that an annotation names: `Pool`, `"Pool"`, `Optional[Pool]`, `Pool | None`."""
+        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+            return self.classes.get(annotation.value.partition("|")[0].strip().removeprefix("Optional[").strip("]"))
+        if isinstance(annotation, ast.BinOp):
+            return self.annotated(annotation.left) or self.annotated(annotation.right)
+        if isinstance(annotation, ast.Subscript) and short_name(annotation.value) in ("Optional", "Annotated"):
+            return self.annotated(annotation.slice)
+        return None if annotation is None or self._of_library(annotation) else self.classes.get(short_name(annotation))
+
+    def _of_library(self, node: ast.expr) -> bool:
+        """Whether a name is of the standard library: `sqlite3.Connection`, beside a class `Connection` of this file."""
+        head = self.imports.get(dotted(node).partition(".")[0], "") if isinstance(node, ast.Attribute) else ""
+        return head.partition(".")[0] in sys.stdlib_module_names
+
+    def type_of_value(self, value: ast.expr, fn: Function, depth: int = 0) -> Class | None:
+        """The class of an assigned value: of a constructor call, or of another name."""
+        if isinstance(value, ast.Call):
+            named = isinstance(value.func, ast.Name | ast.Attribute) and not self._of_library(value.func)
+            found = self.classes.get(short_name(value.func)) if named else None
+            found = found or self._returned_type(value, fn, depth)
+            if found is None and depth < ALIASES and (model := model_in(value)) is not None:
+                inner = self.type_of_value(model, fn, depth + 1)
+                return inner if inner is not None and inner.is_model else None
+            return found
+        if isinstance(value, ast.IfExp | ast.BoolOp):
+            either = [value.body, value.orelse] if isinstance(value, ast.IfExp) else value.values
+            return next((c for v in either if (c := self.type_of_value(v, fn, depth + 1))), None)
+        if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
+            return self.type_of(value, fn, depth + 1)
+        return None
+
+    def _returned_type(self, call: ast.Call, fn: Function, depth: int) -> Class | None:
+        """The class of what a function of this file returns."""
+        if depth > ALIASES:
+            return None
+        callee = self.function_named(call.func, fn, depth + 1)
+        if callee is None or callee.asynchronous or callee.generator:
+            return None
+        found = self.annotated(getattr(callee.node, "returns", None))
+        for given in callee.returns if found is None else ():
+            if given.value is not None:
+                found = found or self.type_of_value(given.value, callee, depth + 1)
+        return found
+
+    def callee(self, call: ast.Call, fn: Function) -> Function | None:
+        """The function of this file that a call runs; of an object, its `__call__`."""
+        found = self.function_named(call.func, fn)
+        if found is not None or not isinstance(call.func, ast.Name | ast.Attribute):
+            return found
+        kind = self.type_of(call.func, fn)
+        if kind is None or kind.name == short_name(call.func):
+            return None
+        return kind.method("__call__") or (kind.method("forward") if kind.is_model else None)
+
+    def function_named(self, node: ast.expr, fn: Function, depth: int = 0) -> Function | None:
+        """The function of this file that an expression names, through aliases, `partial` and `super()`."""
+        if isinstance(node, ast.Lambda):
+            return self.function_of(node)
+        if (
+            isinstance(node, ast.Call)
+            and short_name(node.func) in ("partial", "WeakMethod", "ref", "wraps")
+            and node.args
+        ):
+            return self.function_named(node.args[0], fn, depth + 1)
+        if isinstance(node, ast.Name):
+            for scope in fn.scopes():
+                if node.id in scope.nested:
+                    return scope.nested[node.id]
+                if node.id in scope.bound and depth < ALIASES and scope is not self.top:
+                    value = scope.bound[node.id]
+                    alias = isinstance(value, ast.Name | ast.Attribute | ast.Lambda) and dotted(value) != node.id
+                    return self.function_named(value, scope, depth + 1) if alias else None
+                if node.id in scope.parameters or node.id in scope.imported:
+                    return None
+            cls = self.classes.get(node.id)
+            return cls.method("__init__") if cls is not None else None
+        if isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Call) and short_name(node.value.func) == "super" and fn.cls is not None:
+                return next((c.methods[node.attr] for c in fn.cls.ancestry[1:] if node.attr in c.methods), None)
+            owner = self.type_of(node.value, fn)
+            return owner.method(node.attr) if owner is not None else None
+        return None
+
+
+def _derived(cls: Class) -> str | None:
+    """The kind of resource that the instances of a class of this file are."""
+    if cls.is_a("threading.Thread", "threading.Timer"):
+        return "Thread"
+    return "Process" if cls.is_a("multiprocessing.Process", "multiprocessing.context.Process") else None
+
+
+_CONTEXT_MAKES = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Process", "Queue",
+                  "JoinableQueue", "SimpleQueue", "Pool", "Barrier", "Pipe"}  # fmt: skip

@@ -1,0 +1,63 @@
+"""The assignment that a worker process gets from its parent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.agenda import Agenda
+from paceline.data.opening import open_source
+from paceline.data.source import Source
+from paceline.engines.devices import Placement
+from paceline.engines.workers.state_buffers import ResumePoint
+from paceline.errors import JobError
+from paceline.gradients.pickling import pack
+from paceline.jobs.job import Job
+from paceline.operators.planning import OperatorBlueprint
+from paceline.plans.plan import Plan
+from paceline.splits.gradients import SplitBlueprint
+from paceline.stages.segment import Blueprint
+
+
+@dataclass
+class Assignment:
+    """Everything that one worker needs to start. It is pickled by value, so functions of a notebook travel, too."""
+
+    number: int
+    #: Without its data.
+    job: Job
+    plan: Plan
+    agenda: Agenda
+    moving: tuple[str, ...]
+    placement: Placement
+    #: A Dataset or a function that makes one; None if the data are shared tensors.
+    data: object
+    samples: int
+    initial_sha256: str
+    #: A folder that the parent deletes at the end.
+    scratch: Path | None
+    deadline: float
+    resume_point: ResumePoint
+    #: The blueprint of a pipeline; `job.model` is then a skeleton with the parts that this worker holds.
+    blueprint: Blueprint | None = None
+    #: The blueprint of split layers; `job.model` then has this worker's parts in place of its tensors.
+    split: SplitBlueprint | None = None
+    #: Which worker holds which operator of the model.
+    operators: OperatorBlueprint | None = None
+    #: Whether some parameter got no gradient from the first batch.
+    some_unused: bool = False
+
+    def open_data(self) -> Source:
+        """Make the source of the data that are not shared tensors. A stream's samples have been counted before."""
+        return open_source(self.data, self.job.seed, length=self.samples)
+
+    def pack(self) -> bytes:
+        """Pickle the assignment; JobError if something in the job belongs to this process only."""
+        try:
+            pickled: bytes = pack(self)
+        except Exception as error:
+            raise JobError(
+                f"the job cannot be sent to another process: {error}. Something in its model, loss, optimizer or data "
+                "belongs to this process only (an open file, a lock, a generator); make it inside a function"
+            ) from error
+        return pickled

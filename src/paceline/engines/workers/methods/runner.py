@@ -1,0 +1,116 @@
+"""PlanRunner: everything that a method needs of a worker with the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from time import perf_counter_ns as now
+from typing import NamedTuple
+
+from torch import Tensor
+
+from paceline.core.agenda import Agenda, Chunk
+from paceline.core.rules import Averaging, Rule
+from paceline.core.rules.plain import Plain
+from paceline.engines.workers.group import Group
+from paceline.engines.workers.meter import Meter
+from paceline.engines.workers.state_buffers import ResumePoint
+from paceline.engines.workers.state_writer import StateWriter
+from paceline.engines.workers.worker_context import Host, WorkerContext, WorkerMemory
+from paceline.gradients.encoder import encoder_of
+from paceline.gradients.learner import Learner
+from paceline.gradients.payload import GradientSum
+from paceline.links.waiting import Waiter
+from paceline.parameters.fragments import Fragments
+from paceline.parameters.layout import Layout
+from paceline.parameters.optimizers import Optimizer
+from paceline.parameters.store import LocalStore, restore_store, state_of_store
+from paceline.parameters.worker_state import WorkerState
+from paceline.plans.methods.split_layers import SplitLayers
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind
+
+
+class GradientRequest(NamedTuple):
+    """A gradient that a method requests."""
+
+    #: The update, or the task of a lease.
+    update: int
+    chunks: list[Chunk]
+    #: The version of the parameters to compute it from.
+    version: int
+
+
+Walk = Generator[GradientRequest, GradientSum | None, None]
+
+
+class PlanRunner(WorkerContext):
+    """A worker's context with its replica, optimizer and encoder, and the group that it keeps step with."""
+
+    def __init__(
+        self, number: int, shared: WorkerMemory, waiter: Waiter, plan: Plan, agenda: Agenda, resume: ResumePoint,
+        host: Host, learner: Learner, optimizer: Optimizer, layout: Layout, group: Group,
+    ) -> None:  # fmt: skip
+        super().__init__(number, shared, waiter, plan, agenda, resume, host)
+        self.layout, self.group = layout, group
+        self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
+        self.fragments = Fragments.of(layout, plan.fragments)
+        self.encoder = encoder_of(plan.codec, self.fragments.layout, self.replica)
+        self.meter = Meter(self, optimizer)
+        learner.observe = self._measure
+        self.state_writer = StateWriter(self)
+        #: The gradient that is being computed, or was computed last.
+        self.due = GradientRequest(-1, [], -1)
+        #: Nanoseconds that this worker has waited at the gate and not yet written to the trace.
+        self.waited = 0
+
+    def _measure(self, gradients: Sequence[Tensor | None]) -> None:
+        """Measure this worker from time to time; a worker with parts of layers does not know the gradient's norm."""
+        parts = isinstance(self.plan.method, SplitLayers)
+        self.meter.before_step([] if parts else gradients, self.shared.doing[0])
+
+    def updates_ahead(self, first: int = 0, step: int = 1) -> range:
+        """Return the updates that this worker has yet to make: from `first`, every `step`-th."""
+        start = self.resume_point.updates
+        return range(start + (first - start) % step, self.agenda.updates, step)
+
+    def local_store(self, rule: Rule | Averaging | None = None) -> LocalStore:
+        """Return a store of the worker's own parameters, with the user's optimizer."""
+        return self.replica.local_store(self.optimizer, rule or Plain())
+
+    def resume(self, store: LocalStore) -> Callable[[], WorkerState]:
+        """Restore the state of a resumed run; return a function that gives this worker's state for a checkpoint."""
+        if (found := self.state_writer.found) is not None:
+            self.replica.restore(found)
+            restore_store(store, found)
+            if self.encoder is not None:
+                self.encoder.restore(found)
+        agrees, group = self.plan.traits.agrees, self.group
+
+        def state() -> WorkerState:
+            if agrees and not group.leads:
+                return WorkerState()
+            return self.replica.worker_state() | state_of_store(store)
+
+        return state
+
+    def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
+        self.host.snapshot(self, updates, values)
+
+    def applied(self, update: int, base: int, version: int, start: int) -> None:
+        """Write the row of a step of this worker's own parameters."""
+        self.record(Kind.APPLY, update, 0, base, version, start, now(), 0, 0, 0, 0.0)
+
+    def exchanged(self, update: int, start: int, waited: int, sent: int) -> None:
+        """Write the row of a collective."""
+        self.record(Kind.COLLECTIVE, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+
+    def values(self) -> list[Tensor]:
+        return self.replica.values()
+
+    def write_result(self, values: list[Tensor]) -> None:
+        """Write parameters and moving buffers into the shared result."""
+        self.measure_memory()
+        if (result := self.shared.result) is not None:
+            (shard,) = self.layout.shards
+            for view, value in zip((*shard.parameter_views(result), *shard.buffer_views(result)), values, strict=True):
+                view.copy_(value)

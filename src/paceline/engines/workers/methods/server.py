@@ -1,0 +1,137 @@
+"""Every method with a server: the desk leases batches, and gradients or replicas are pushed to shards.
+
+    worker                          desk and shards, in shared memory, each under its lock
+    ──────                          ──────────────────────────────────────────────────────
+    1 ask for a batch ───────────▶  the desk leases the next one, or the gate says wait
+    2 compute its gradient
+    3 push it to every shard ────▶  the shard makes its next version (`engines.servers.port`)
+    4 finish the batch ──────────▶  the desk counts it, and leases the next one
+
+There is no server process: desk and shards are machines whose state lies in shared memory, and the worker that holds
+the lock runs them. Where generated code computes, it does all of this for many batches in one call (`native_pushes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext
+from time import perf_counter_ns as now
+
+from torch import Tensor
+
+from paceline.core.server.actions import Action, Apply, Noted, Wait
+from paceline.core.server.events import Ask, Command, Compute, Finish, Pull, Push
+from paceline.core.server.worker import Worker
+from paceline.engines.servers import WorkerSide
+from paceline.engines.servers.open_ports import open_ports
+from paceline.engines.servers.shard_memory import Locked
+from paceline.engines.workers.arena import DESK_LOCK, Arena
+from paceline.engines.workers.methods.native_pushes import native_pushes
+from paceline.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.gradients.payload import GradientSum
+from paceline.links.waiting import NAP_SECONDS, Cancelled
+from paceline.plans.methods.server import Server
+
+
+def serve(runner: PlanRunner, method: Server, arena: Arena) -> Walk:
+    """Return the walk of a worker of a plan with a server."""
+    # Opened before the run starts: other workers may push as soon as they may start.
+    client = ServerClient(runner, arena, method.traits.gathers)
+    client.resume()
+    return client.walk()
+
+
+class ServerClient:
+    """One worker of a plan with a server: its side of the protocol, its ports to the shards, the desk."""
+
+    def __init__(self, runner: PlanRunner, arena: Arena, gathers: bool) -> None:
+        self.runner, self.arena, self.gathers = runner, arena, gathers
+        side = WorkerSide(
+            runner.number, runner.plan, runner.learner, runner.optimizer, runner.layout, runner.encoder,
+            runner.ensure_trace_space, runner.record, runner.state_writer.at_server,
+        )  # fmt: skip
+        self.ports = open_ports(side, arena.shards, self._shard_lock, arena.slots)
+        runner.meter.optimizer = side.at_server or runner.optimizer
+        self.worker = Worker(runner.number, len(self.ports), gathers)
+        self.desk_lock = arena.lock(DESK_LOCK, runner.waiter, "the desk")
+        self.gradients: list[Tensor | None] = []
+        self.native = native_pushes(runner, arena, self.ports, self.desk_lock)
+
+    def _shard_lock(self, number: int, shared: bool) -> Locked:
+        """Return the lock of a shard; under Hogwild only checkpoints need it, and it is shared."""
+        if shared and self.runner.state_writer.state_buffer is None:
+            return nullcontext(0)
+        what = "a checkpoint" if shared else f"shard {number}"
+        return self.arena.lock(number + 1, self.runner.waiter, what, shared)
+
+    def resume(self) -> None:
+        writer = self.runner.state_writer
+        for port in self.ports:
+            port.resume(self.runner.resume_point.resumed, writer.found)
+
+    def walk(self) -> Walk:
+        """Follow the worker's protocol, command after command."""
+        worker, agenda, leaving = self.worker, self.runner.agenda, False
+        while (command := worker.command()) is not None and not (leaving and isinstance(command, Ask | Compute)):
+            if isinstance(command, Compute):
+                if self.native is not None and self.native.make(worker):
+                    self.gradients = self.native.gradients
+                    continue  # 2, 3, 4 and 1, many times
+                tasks = agenda.tasks(command.batch)
+                done = yield from self._compute(tasks)  # 2
+                leaving = done < len(tasks)
+                if not done:
+                    break
+                worker.answer(Noted())
+            else:
+                worker.answer(self._perform(command))  # 1, 3, 4
+
+    def _compute(self, tasks: Sequence[int]) -> Generator[GradientRequest, GradientSum | None, int]:
+        """Have the gradients of these tasks computed; how many were."""
+        agenda, port = self.runner.agenda, self.ports[0]
+        for done, task in enumerate(tasks):
+            if agenda.begins(task):
+                port.begin_part()
+            computed = yield GradientRequest(task, agenda.task(task), port.base)
+            if computed is None:
+                return done
+            self.gradients = port.settle(task, computed)
+            del computed  # its memory serves the next gradient
+        return len(tasks)
+
+    def _perform(self, command: Command) -> Action:
+        """Push to or pull from a shard, or ask the desk."""
+        if isinstance(command, Push):
+            action = self.ports[command.shard].push(command, self.gradients)
+            if self.gathers and isinstance(action, Apply):
+                self.runner.snapshot(action.version, self.runner.values)
+            return action
+        if isinstance(command, Pull):
+            return self.ports[command.shard].pull(command)
+        assert isinstance(command, Ask | Finish), command
+        self.gradients = []  # before the next ones are made: what a step touches should stay in the cache
+        action = self._ask_desk(command)
+        if isinstance(action, Wait):
+            self._wait()
+        return action
+
+    def _ask_desk(self, command: Ask | Finish) -> Action:
+        """Send a command to the desk; a finished batch may open the gate for others."""
+        runner, desk = self.runner, self.arena.desk
+        assert desk is not None
+        action, finished = desk.handle(command, self.desk_lock)
+        if isinstance(command, Finish):
+            for doorbell in self.arena.doorbells:
+                doorbell.ring()  # a worker that waits at the gate may ask again
+            runner.state_writer.finished(runner.agenda.done_by(finished - 1), runner.agenda.done_by(finished))
+            if not self.gathers:
+                runner.snapshot(runner.agenda.made_by(finished), self.ports[0].values)
+        return action
+
+    def _wait(self) -> None:
+        """Sleep until the desk has changed, then ask again."""
+        runner, start = self.runner, now()
+        self.arena.doorbells[runner.number].nap(NAP_SECONDS, runner.host.cancelled)
+        runner.waited += now() - start
+        if runner.host.cancelled():
+            raise Cancelled

@@ -1,0 +1,1 @@
+"""What the kernel and the memory of other processes say of them."""
