@@ -93,7 +93,8 @@ class Children:
             child.process.join(PATIENCE)
             child.listener.join(PATIENCE)
             child.pipe.close()
-            child.process.close()
+            if child.process.exitcode is not None:  # on a machine that is short of cores it may end later
+                child.process.close()
         self._all.clear()
 
     def _listen(self, child: Child) -> None:
