@@ -142,7 +142,7 @@ def _all_rejected(folder: Path) -> Source:
         (_carriage_returns, r"a\.csv end with a carriage return alone"),
         (_parquet_as_csv, r"a\.csv does not begin with a line of text"),
         (_empty_csv, r"no row is left of 0: the files are empty"),
-        (_moved_fields, r"b\.csv begins with the fields v, id, but the schema has id, v"),
+        (_moved_fields, r"b\.csv begins with the fields v, id, but the schema has id, v; give the schema every field"),
         (_renamed_fields, r"b\.csv begins with the fields ID, W, but .*a\.csv with ID, V"),
         (_a_folder, r"it is a folder, whose files are .*/\*\*/\*$"),
         (_all_rejected, r"no row is left of 5001: most broke the rule"),

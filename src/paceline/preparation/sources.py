@@ -94,7 +94,10 @@ class Csv:
         found, known = ", ".join(names), ", ".join(expected)
         if not found.isprintable():
             return "does not begin with a line of text; read it by the source of its kind, such as paceline.Parquet"
-        return f"begins with the fields {found:.200}, but the schema has {known:.200}; {OTHER_FIELDS}"
+        return (
+            f"begins with the fields {found:.200}, but the schema has {known:.200}; give the schema every field of the "
+            f"header, in its order (columns= says which are kept), or {OTHER_FIELDS}"
+        )
 
 
 @dataclass(frozen=True)
