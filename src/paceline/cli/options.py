@@ -202,7 +202,7 @@ CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", "--output-fo
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
 Ignore = Annotated[str | None, typer.Option(help="Rules to skip, by prefixes of their codes.")]
 Confidence = Annotated[
-    float | None, typer.Option(help="Report no finding below this confidence; 0 reports all.", show_default="0.1")
+    float | None, typer.Option(help="Report no finding below this confidence; 0 reports all.", show_default="0.2")
 ]
 Baseline = Annotated[str | None, typer.Option(help="Report only findings that are not in this baseline file.")]
 WriteBaseline = Annotated[
