@@ -42,7 +42,7 @@ PARTS = (
     "rules",
     "choose",
     "last",
-    *(f"fresh{n}" for n in ("", *range(2, 11))),
+    *(f"fresh{n}" for n in ("", *range(2, 12))),
     *(f"fresh{n}_read" for n in "789"),
     "all",
 )

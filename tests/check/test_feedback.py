@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import textwrap
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from paceline.check.ranking.feedback import Verdict, weigh
 from paceline.check.ranking.ranker import features, fit, probability, shipped
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules import RULES
+from paceline.check.run import UNLIKELY, worth_showing
 
 
 def found(number: int, calls: int = 0, rule: str = "PC101") -> Finding:
@@ -76,4 +78,29 @@ def test_the_fit_finds_the_side_of_a_line() -> None:
 def test_the_example_of_every_rule_is_shown_by_default(code: str) -> None:
     findings = check_text("example.py", textwrap.dedent(RULES[code].bad))
     weigh(findings)
-    assert max(f.confidence for f in findings if f.rule == code) >= Options().min_confidence
+    own = [finding for finding in findings if finding.rule == code]
+    assert max(f.confidence for f in own) >= Options().min_confidence
+    assert max(f.bug for f in own) >= UNLIKELY
+
+
+def test_a_finding_that_is_hardly_a_bug_is_shown_only_where_everything_is() -> None:
+    quiet = Finding(
+        "PC308", 3, 0, "f", "not kept", path="test_a.py", signs={"others in the file": 1.5, "others of the rule": 2.0}
+    )
+    weigh([quiet])
+    assert quiet.bug < UNLIKELY < quiet.confidence
+    assert not worth_showing([replace(quiet, confidence=0.8)], Options(min_confidence=0.01))
+    assert worth_showing([replace(quiet, confidence=0.8)], Options(min_confidence=0))
+    assert worth_showing([replace(quiet, confidence=0.8, verdict=True)], Options(min_confidence=0.01))
+
+
+def test_what_else_is_found_in_the_file_and_who_changes_the_thing_are_signs() -> None:
+    pool = "class {}:\n    def __init__(self):\n        self._lock, self.size = threading.Lock(), 0\n"
+    grow = "    def {}(self):\n        self.size += 1\n        return self.size\n"
+    head = "import threading\n" + pool.format("Pool") + grow.format("grow")
+    (one,) = check_text("pool.py", head)
+    (first, second) = check_text("pool.py", head + grow.format("more") + pool.format("Heap") + grow.format("grow"))
+    assert [f.signs["functions that change it"] for f in (one, first, second)] == [0.25, 0.5, 0.25]
+    assert one.signs["others in the file"] == 0 < first.signs["others in the file"]
+    weigh([one, second])
+    assert one.bug > second.bug

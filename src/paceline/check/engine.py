@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -105,8 +106,13 @@ def _settled(found: list[Finding], path: str, text: str) -> list[Finding]:
     found = with_comments(found, text)
     found.sort(key=lambda f: (f.line, f.column, f.rule))
     same: Counter[tuple[str, str, str]] = Counter()
+    others = Counter(finding.rule for finding in found)
     for finding in found:
         finding.path = path
+        finding.signs |= {
+            "others in the file": round(math.log(len(found)) / 3, 3),
+            "others of the rule": round(math.log(others[finding.rule]) / 2, 3),
+        }
         finding.ordinal = same[finding.rule, finding.function, finding.about]
         same[finding.rule, finding.function, finding.about] += 1
     return found

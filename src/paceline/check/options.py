@@ -33,7 +33,7 @@ class Options:
     select: tuple[str, ...] = ("PC",)
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    min_confidence: float = 0.2  # one in eight below it is true; see benchmarks/checker
+    min_confidence: float = 0.2  # what is hardly a bug is hidden as well; see benchmarks/checker
     baseline: str = ""
     feedback: str = ""
     libraries: tuple[str, ...] = ()  # files with what calls of other libraries wait for

@@ -23,8 +23,9 @@ from paceline.check.reporting.mistakes import one_each
 from paceline.check.syntax.source import Unreadable, read
 from paceline.check.together.programs import programs
 
-#: A finding to which its own rule gives less is reported only where everything is, with a least confidence of 0.
-DOUBTED = 0.5
+#: A finding to which its own rule gives less, or the model of bugs, is reported only where everything is, with a least
+#: confidence of 0.
+DOUBTED, UNLIKELY = 0.5, 0.04
 
 
 @dataclass
@@ -85,6 +86,8 @@ def worth_showing(found: list[Finding], options: Options) -> list[Finding]:
     if options.min_confidence:
         found = [finding for finding in found if finding.confidence >= DOUBTED or finding.verdict is not None]
     weigh(found, [*verdicts, *marked(found)])
+    if options.min_confidence:
+        found = [finding for finding in found if finding.bug >= UNLIKELY or finding.verdict is not None]
     found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
     if verdicts:
         found.sort(key=lambda f: -f.confidence)

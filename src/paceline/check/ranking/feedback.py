@@ -51,15 +51,15 @@ def marked(findings: Sequence[Finding]) -> list[Verdict]:
 
 
 def weigh(findings: Sequence[Finding], verdicts: Sequence[Verdict] = ()) -> None:
-    """Set the confidence of every finding to the probability that it is worth a look."""
+    """Set for every finding how likely it is worth a look, its confidence, and how likely it is a bug."""
     rows = [features(finding) for finding in findings]
-    weights = refitted(findings, verdicts) if verdicts else shipped()
+    worth, bugs = (refitted(findings, verdicts, prior) if verdicts else prior for prior in (shipped(), shipped("bug")))
     for finding, row in zip(findings, rows, strict=True):
         if not finding.rule.startswith(CERTAIN):
-            finding.confidence = probability(weights, row)
+            finding.confidence, finding.bug = probability(worth, row), probability(bugs, row)
 
 
-def refitted(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> Weights:
+def refitted(findings: Sequence[Finding], verdicts: Sequence[Verdict], prior: Weights) -> Weights:
     """The shipped weights, moved by verdicts; of a finding that no longer exists only the rule is known."""
     existing = {finding.fingerprint: finding for finding in findings}
     rows = [
@@ -68,4 +68,4 @@ def refitted(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> Weight
         else {"always": 1.0, f"rule {verdict.rule}": 1.0, f"family {verdict.rule[:3]}": 1.0}
         for verdict in verdicts
     ]
-    return fit(rows, [verdict.true for verdict in verdicts], shipped())
+    return fit(rows, [verdict.true for verdict in verdicts], prior)

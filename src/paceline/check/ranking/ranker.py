@@ -1,8 +1,9 @@
-"""How likely a finding is worth a look: a logistic model of features of the finding alone (no history of the project).
+"""How likely a finding is worth a look, and how likely a bug: logistic models of features of the finding and its file.
 
-The weights in weights.json were fitted to findings in widely used packages that were judged by reading
-(benchmarks/checker/labels.py). A user's own verdicts move them: the fit is the most probable model when every weight
-has a normal prior around its shipped value, so that a few verdicts move it a little and many decide.
+The weights in weights.json were fitted to findings in widely used packages that were judged by reading, those of bugs
+also to what fixes took away and left in public projects (benchmarks/checker/labels.py). A user's own verdicts move
+them: the fit is the most probable model when every weight has a normal prior around its shipped value, so that a few
+verdicts move it a little and many decide.
 """
 
 from __future__ import annotations
@@ -81,9 +82,7 @@ def fit(rows: Sequence[Features], truths: Sequence[bool], prior: Weights) -> dic
 
 
 @cache
-def shipped() -> Weights:
-    """The weights that come with the checker."""
-    found: dict[str, float] = json.loads(Path(__file__).with_name("weights.json").read_text(encoding="utf-8"))[
-        "weights"
-    ]
+def shipped(what: str = "weights") -> Weights:
+    """The weights that come with the checker: of what is worth a look, or of what is a `bug`."""
+    found: dict[str, float] = json.loads(Path(__file__).with_name("weights.json").read_text(encoding="utf-8"))[what]
     return found

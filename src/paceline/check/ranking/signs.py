@@ -1,19 +1,22 @@
 """What a file says around a finding, as numbers, for the model of `ranker`.
 
 A rule knows the form of a mistake. Whether it matters depends on what stands around it: callers that all hold a lock, a
-command that one person runs, an exception that is caught.
+command that one person runs, an exception that is caught, how many functions change what it is about.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 from functools import cached_property
 
 from paceline.check.reporting.findings import Finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.threads.shared_state import is_caught
+from paceline.check.threads.shared_state import accesses_of_class, accesses_of_globals, is_caught
 
+_QUEUES = {"queue", "Queue", "concurrent", "multiprocessing"}
+_BEGINS = ("init", "setup", "start", "open", "connect", "create", "load", "configure")
 _COMMANDS = {"argparse", "click", "typer", "optparse", "fire", "docopt", "absl"}
 
 
@@ -34,8 +37,36 @@ class Signs:
             "a command": float(bool(_COMMANDS & self._imported)),
             "its exception is caught": float(raises and at is not None and is_caught(at, "OSError", "RuntimeError")),
             "length of the function": min(1.0, (_end(fn.node) - fn.line) / 100),
+            "a method": float(fn.cls is not None),
+            "a special method": float(fn.name.startswith("__")),
+            "a class of threads": float(fn.cls is not None and fn.cls.is_thread),
+            "it begins something": float(any(word in fn.name.lower() for word in _BEGINS)),
+            "functions that change it": min(1.0, self._changing(finding, fn) / 4),
+            **self._of_file,
         }
         return {name: round(value, 3) for name, value in values.items() if value}
+
+    @cached_property
+    def _of_file(self) -> dict[str, float]:
+        """The signs that are the same for all findings of the file."""
+        started = {root.kind for root in self.facts.roots}
+        return {
+            "the file starts threads": float("thread" in started),
+            "the file starts processes": float(not started.isdisjoint(("process", "fork"))),
+            "queues or pools": float(bool(_QUEUES & self._imported)),
+            "functions of the file": min(1.0, math.log1p(len(self.facts.module.functions)) / 7),
+        }
+
+    def _changing(self, finding: Finding, fn: Function) -> int:
+        """The number of functions that change the attribute or global that a finding is about."""
+        owner, _, name = finding.about.rpartition(".")
+        if owner in ("self", "cls") and fn.cls is not None:
+            owner = fn.cls.name
+        cls = self.facts.module.classes.get(owner)
+        if owner and cls is None:
+            return 0
+        accesses = accesses_of_class(cls, self.facts) if cls is not None else accesses_of_globals(self.facts)
+        return len({id(access.fn) for access in accesses.get(name, ()) if access.changes})
 
     @cached_property
     def _imported(self) -> set[str]:

@@ -29,7 +29,7 @@ class Finding:
     story: list[Step] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)  # for a deadlock: who waits for whom
     remedy: str = ""
-    confidence: float = 0.8
+    confidence: float = 0.8  # how likely it is worth a look
     about: str = ""  # the lock or attribute: part of the fingerprint, since it stays the same when lines move
     path: str = ""
     verdict: bool | None = None  # what a comment on its line says: a bug, or none
@@ -37,6 +37,7 @@ class Finding:
     signs: dict[str, float] = field(default_factory=dict)  # what the file says around it
     subject: str = ""  # what it is about, where that has one name in the whole file
     further: list[Finding] = field(default_factory=list)  # the same mistake at other places of the file
+    bug: float = 0.5  # how likely it is a bug, rather than a smell or false
 
     @property
     def fingerprint(self) -> str:
@@ -78,6 +79,7 @@ class Finding:
             "remedy": self.remedy,
             "story": [step._asdict() for step in self.story],
             "confidence": round(self.confidence, 3),
+            "bug": round(self.bug, 3),
             "fingerprint": self.fingerprint,
             "also_at": [
                 {name: getattr(place, name) for name in ("line", "column", "function", "message", "fingerprint")}

@@ -33,4 +33,5 @@ def one_each(findings: Iterable[Finding]) -> list[Finding]:
 
 def _joined(places: list[Finding]) -> Finding:
     first, *further = sorted(places, key=lambda place: (place.line, place.column))
-    return replace(first, confidence=max(place.confidence for place in places), further=further)
+    confidence, bug = max(place.confidence for place in places), max(place.bug for place in places)
+    return replace(first, confidence=confidence, bug=bug, further=further)
