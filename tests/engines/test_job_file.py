@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.jobs.loading import load_job
+from paceline.jobs.loading import load_job, load_maker
 
 BESIDE = "from torch import nn\nclass Net(nn.Linear):\n    pass\n"
 JOB = """
@@ -40,9 +40,10 @@ def test_modules_beside_the_job_file_are_found(known: bool, tmp_path: Path, monk
     assert pl.replay(str(run.path)).matches
 
 
-def test_a_function_without_parameters_makes_the_job(tmp_path: Path) -> None:
+def test_a_function_that_needs_no_arguments_makes_the_job(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("from paceline.testing.jobs import JOBS\ndef job():\n    return JOBS['mlp']()\n")
+    file.write_text("from paceline.testing.jobs import JOBS\ndef job(name='mlp'):\n    return JOBS[name]()\n")
+    assert callable(load_maker(str(file))), "each trial of a tuning makes a job"
     job = load_job(str(file))
     assert isinstance(job, pl.Job)
     assert isinstance(load_job(job.origin), pl.Job)

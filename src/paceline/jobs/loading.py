@@ -23,14 +23,17 @@ from paceline.jobs.toml_file import load_toml
 
 def load_job(where: str, data_dir: str | None = None) -> Job:
     """Load JOB as the command line names it: a built-in job, `file.py`, `file.py:name`, or `file.toml`."""
-    found = load_maker(where, data_dir)
+    found = load_maker(where, data_dir, by_defaults=True)
     if isinstance(found, Job):
         return found
     raise JobError(f"{where} is a function with parameters, which `paceline tune` calls; a training needs a Job")
 
 
-def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., Any]:
-    """Load a job as `load_job` does, or a function that makes a job for each trial of a tuning."""
+def load_maker(where: str, data_dir: str | None = None, by_defaults: bool = False) -> Job | Callable[..., Any]:
+    """Load a job as `load_job` does, or a function that makes a job for each trial of a tuning.
+
+    `by_defaults`: call a function whose parameters all have defaults.
+    """
     path, _, name = where.partition(":")
     if path.endswith(".toml"):
         return load_toml(path, partial(load_job, data_dir=data_dir))
@@ -51,8 +54,10 @@ def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., A
     file = Path(path).resolve()
     module, name = _module(path, file), name or "job"
     job = getattr(module, name, None)
-    if inspect.isfunction(job) and not inspect.signature(job).parameters:
-        job = _made(path, name, job)
+    if inspect.isfunction(job):
+        parameters = inspect.signature(job).parameters.values()
+        if all(by_defaults and p.default is not p.empty for p in parameters):
+            job = _made(path, name, job)
     if isinstance(job, Job):
         return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")
     if callable(job):
@@ -65,7 +70,7 @@ def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., A
 
 
 def _made(path: str, name: str, function: Callable[[], Any]) -> Job:
-    """Return the job that a function without parameters makes."""
+    """Return the job that a function makes which needs no arguments."""
     try:
         found = function()
     except PacelineError as error:
