@@ -187,6 +187,13 @@ class DeskMachine:
         last = self.heard.get(process)
         return last is not None and process not in self.gone and now - last < self.timing.silence
 
+    def _silent(self, now: float, server: int) -> bool:
+        """Whether a server does not count as alive, but has been heard of lately, and is not known to be gone."""
+        process = _server(server)
+        last = self.heard.get(process)
+        recent = last is not None and now - last < 2 * self.timing.silence
+        return recent and process not in self.gone and not self._alive(now, process)
+
     def _holds(self, now: float, server: int, shard: int) -> bool:
         """Whether a server is alive and has not lost this shard."""
         status = self.statuses.get(server)
@@ -204,8 +211,8 @@ class DeskMachine:
             if any(holds(member) for member in view.view.members):
                 view.since = now
             silent = now - view.since
-            spare = partial(self._spare, now)
-            outputs += view.mend(self.epoch, self._number, holds, spare, silent > self.timing.patience / 2)
+            spare, quiet = partial(self._spare, now), partial(self._silent, now)
+            outputs += view.mend(self.epoch, self._number, holds, quiet, spare, silent > self.timing.patience / 2)
             if silent > self.timing.patience:
                 outputs.append(Lost(view.shard))
         if any(isinstance(output, Changed) and output.lossy for output in outputs):

@@ -54,6 +54,8 @@ class Start(NamedTuple):
 
     view: int
     version: int
+    #: The view that it goes on from. Nothing is known of views in between, which other primaries may have had.
+    follows: int
 
 
 class Acknowledged(NamedTuple):

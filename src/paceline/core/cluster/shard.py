@@ -224,7 +224,8 @@ class ShardMachine:
         """Whether a gradient is of an earlier round, or was computed from parameters that this shard has never had."""
         if self.gathers and push.base // self.gathers != self.version // self.gathers:
             return True
-        return push.shown != self.view and any(s.view > push.shown and s.version < push.base for s in self.starts)
+        later = (start for start in self.starts if start.view > push.shown)
+        return push.shown != self.view and any(s.version < push.base or s.follows < push.shown for s in later)
 
     def _replicate(self, sender: Process, message: Replicate) -> Iterator[Output]:
         """Apply what the primary has applied."""
@@ -367,7 +368,7 @@ class ShardMachine:
             self.lineage[self.follows] = self.version
             # Also for one that leads already: others may have led in between, and a desk that did not hear of them may
             # have come back to it.
-            self.starts = (*self.starts, Start(message.view, self.version))
+            self.starts = (*self.starts, Start(message.view, self.version, self.follows))
         self.view, self.members, self.missing = message.view, message.members, NONE
         if leads:
             self.follows = self.synced = self.view

@@ -5,8 +5,8 @@
 
 A member is *safe* if it certainly holds every acknowledged push: one that has caught up with the primary of its view,
 since a push is acknowledged only when all members have it. A member that is safe in one view is safe in the next. If no
-safe member is alive, the best survivor continues the shard, and the change is *lossy*: what was acknowledged before
-may have to be computed again.
+safe member is alive, nor silent for so short a time that it may come back, the best survivor continues the shard, and
+the change is *lossy*: what was acknowledged before may have to be computed again.
 """
 
 from __future__ import annotations
@@ -86,14 +86,15 @@ class ShardViews:
         return news
 
     def mend(
-        self, epoch: int, number: Callable[[], int], alive: Callable[[int], bool], spare: Callable[[ShardViews], int],
-        waited: bool,
+        self, epoch: int, number: Callable[[], int], alive: Callable[[int], bool], silent: Callable[[int], bool],
+        spare: Callable[[ShardViews], int], waited: bool,
     ) -> Iterator[Output]:  # fmt: skip
         """Replace members that are gone, and bring a spare up to date where one is missing.
 
         Args:
             number: returns the number of the next view.
             alive: whether a server has been heard of lately.
+            silent: whether a server that has not may still come back: its messages may only be late.
             spare: returns the spare that a shard is to get, or NONE.
             waited: whether members that are all gone have had the time to come back. Then a server that the shard has
                 gone on without is better than none.
@@ -103,6 +104,8 @@ class ShardViews:
         living = [member for member in members if alive(member) and member != missing]
         if missing != NONE:
             self.unreached.add(missing)
+        if living and not self.safe & set(living) and any(silent(member) for member in self.safe):
+            return
         if living and len(living) < len(members):
             yield from self._propose(number(), self._ordered(living))
         elif self.established and living:
