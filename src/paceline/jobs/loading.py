@@ -61,7 +61,7 @@ def load_maker(where: str, data_dir: str | None = None, by_defaults: bool = Fals
     if isinstance(job, Job):
         return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")
     if callable(job):
-        return job  # type: ignore[no-any-return]
+        return job
     found = [key for key, value in vars(module).items() if isinstance(value, Job)]
     if not found:
         guarded = ", outside `if __name__`, as the file is imported" * ("__main__" in file.read_text(encoding="utf-8"))
