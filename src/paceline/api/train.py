@@ -84,8 +84,7 @@ def train(
         max_updates: Updates after which the run ends, instead of after `job.epochs`.
         world: The simulated speeds, network and faults, for the virtual engine.
         timeout: Seconds a worker waits for another before the run fails with the name of the one it waited for.
-        checkpoint_every: Updates between checkpoints, or seconds as in `"30s"`; 0: only when a signal asks for one;
-            None: no checkpoints.
+        checkpoint_every: Updates between checkpoints, or seconds as in `"30s"`; 0: only at a signal; None: none.
         resume: The folder of a run to resume from its newest checkpoint, with its own job, plan and settings.
             `workers` may differ where the plan allows that.
         epochs: With `resume`: the passes over the data in total, more than before, so a finished run can be continued.

@@ -285,9 +285,7 @@ class DeskMachine:
         orphans = [block for block in range(given_out) if not all(b in durable for b in leases.of(block))]
         leases.ready(given_out, orphans)
         for registration in self.registered.values():
-            if not isinstance(
-                registration.answer, AllDone
-            ):  # a worker that has ended asks for nothing more: no gate waits for it
+            if not isinstance(registration.answer, AllDone):  # that worker asks for nothing more: no gate waits for it
                 leases.join(registration)
         # After a loss a worker may have pushed what is lost of the block that it still holds.
         leased = [block for block in orphans if self._lossy or block not in held]
@@ -377,11 +375,7 @@ class DeskMachine:
             yield Finished()
 
     def _waiting(self) -> list[Registration]:
-        return [
-            registration
-            for registration in self.registered.values()
-            if registration.request is not None and registration.answer is None
-        ]
+        return [each for each in self.registered.values() if each.request is not None and each.answer is None]
 
     def _give(self, registration: Registration, action: Action) -> Iterator[Output]:
         """Answer a worker's request, unless it has to wait."""
