@@ -1,1 +1,1 @@
-"""Findings, and how people and programs are told of them."""
+"""Findings, and their output for people, editors and other programs."""

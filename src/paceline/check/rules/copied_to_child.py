@@ -35,9 +35,9 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report events, queues and containers of one process that are given to a child."""
     for fn in facts.module.functions:
         for call in fn.calls:
-            if facts.module.constructed_kind(call, fn) == "Process":
-                yield from _given(call, fn, facts)
             runs = _run_in_child(call, fn, facts)
+            if facts.module.constructed_kind(call, fn) == "Process":
+                yield from _given(call, fn, runs, facts)
             if runs is not None:
                 yield from _assigned(runs, call, fn, facts)
     for cls in facts.module.classes.values():
@@ -70,10 +70,8 @@ def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> It
             return
 
 
-def _given(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _given(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) -> Iterator[Finding]:
     """What one process is given as its arguments."""
-    target = keyword(call, "target", 1)
-    runs = facts.module.function_named(target, fn) if target is not None else None
     names = [p for p in runs.parameters if runs.cls is None or p != runs.self_name] if runs is not None else []
     for position, value in enumerate(arguments(call, fn)):
         found = facts.module.resource(value, fn)

@@ -54,7 +54,7 @@ class Start(NamedTuple):
 
     view: int
     version: int
-    #: The view that it goes on from. Nothing is known of views in between, which other primaries may have had.
+    #: The view that it continues. Nothing is known of views in between, which other primaries may have had.
     follows: int
 
 

@@ -130,7 +130,7 @@ class Agent:
     def serve(self, message: Serve, content: memoryview) -> None:
         """Start this node's servers, and a worker that pushes to servers."""
         config, layout = self.config, self.setup.layout
-        server_config = ServerConfig(config.run, config.job, config.host, config.credentials, message.desk)
+        server_config = ServerConfig.of(config, message.desk)
         self._node_servers = servers = NodeServers(
             self.children, server_config, config.rank, config.parts, self.assignment, layout, message.life
         )

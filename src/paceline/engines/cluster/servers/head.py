@@ -85,13 +85,7 @@ class ServerHead:
         self._snapshot_at = setup.snapshots_every
         rank_config, shards = agent.config, len(setup.layout.shards)
         listener = listen(Address(rank_config.host, 0), rank_config.credentials)
-        config = ServerConfig(
-            rank_config.run,
-            rank_config.job,
-            rank_config.host,
-            rank_config.credentials,
-            Address(rank_config.host, listener.getsockname()[1]),
-        )
+        config = ServerConfig.of(rank_config, Address(rank_config.host, listener.getsockname()[1]))
         self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
         self.collector = Collector(
             config.hub(Process(Role.HEAD, 0)),

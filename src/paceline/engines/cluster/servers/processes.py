@@ -23,6 +23,7 @@ from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.data.source import TensorSource
 from paceline.engines.cluster.control import ShardStart
+from paceline.engines.cluster.group_client import RankConfig
 from paceline.engines.cluster.servers.centre import CentreState
 from paceline.engines.cluster.servers.client import ServerClient
 from paceline.engines.cluster.servers.desk_process import DeskProcess
@@ -82,6 +83,11 @@ class ServerConfig:
     credentials: Credentials
     desk: Address
     timing: Timing = TIMING
+
+    @staticmethod
+    def of(rank: RankConfig, desk: Address) -> ServerConfig:
+        """Return the configuration of a rank's server processes, given where the desk listens."""
+        return ServerConfig(rank.run, rank.job, rank.host, rank.credentials, desk)
 
     def hub(self, process: Process, place: PeerPlace | None = None, listener: socket.socket | None = None) -> Hub:
         me = Identity(peer_of(process), self.run, self.job)
