@@ -8,17 +8,10 @@ from __future__ import annotations
 import sys
 import textwrap
 
-from paceline.check.rules import RULES
+from paceline.check.rules import FAMILIES, RULES
 from paceline.check.rules.rule import Rule
 from paceline.errors import UsageError, suggest
 
-FAMILIES = {
-    "PC1": "Locks, re-entry and fork",
-    "PC2": "Queues, pipes, conditions and pools",
-    "PC3": "Asyncio with threads",
-    "PC4": "Races",
-    "PC5": "Collectives and messages",
-}
 HEAD = """# The checker's rules
 
 This page is generated from the rules (`python -m paceline.check.reporting.page`). The checker itself is described in
@@ -53,9 +46,9 @@ def page() -> str:
     blocks = [HEAD]
     table = [f"| [{r.code}](#{r.code.lower()}-{r.name}) | {r.name} | {r.summary} |" for r in RULES.values()]
     blocks.append("\n".join(["| rule | name | finds |", "|---|---|---|", *table]) + "\n")
-    for prefix, title in FAMILIES.items():
-        blocks.append(f"## {title}\n")
-        blocks += [section(rule) for code, rule in RULES.items() if code.startswith(prefix)]
+    for family in FAMILIES:
+        blocks.append(f"## {family.TITLE}\n")
+        blocks += [section(rule) for rule in family.RULES]
     return "\n".join(blocks)
 
 

@@ -15,7 +15,7 @@ from paceline.check.ranks.exchanges import Exchanges, is_message
 from paceline.check.ranks.messages import ANY, WORLDS, Operation, Stuck, World
 from paceline.check.ranks.traces import Impossible, Trace, Undecided
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules import send_receive
+from paceline.check.rules.collectives import send_receive
 from paceline.check.rules.rule import Rule
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function

@@ -14,8 +14,8 @@ from paceline.check.flow.effects import text_of
 from paceline.check.ranks.branches import MAKES_FILES
 from paceline.check.ranks.items import Item, flattened
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import enclosing, is_constant, short_name

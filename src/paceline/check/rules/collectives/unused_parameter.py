@@ -16,8 +16,8 @@ from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import WRAPPERS
 from paceline.check.ranks.sequences import SKIPS
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, short_name

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from paceline.check.flow.effects import has_timeout, text_of
 from paceline.check.libraries.catalogue import PUT_ITEM
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.join_before_drain import arguments
-from paceline.check.rules.never_set import is_end_mark
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.waits.join_before_drain import arguments
+from paceline.check.rules.waits.never_set import is_end_mark
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, keyword, parent, short_name

@@ -16,8 +16,8 @@ from paceline.check.ranks.branches import of_rank
 from paceline.check.ranks.collectives import Collective
 from paceline.check.ranks.items import flattened
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import enclosing, keyword, parent

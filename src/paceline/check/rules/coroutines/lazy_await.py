@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from paceline.check.libraries.catalogue import ASYNC_LOCKS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.lazy_start import is_plain
+from paceline.check.rules.races.lazy_start import is_plain
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function

@@ -12,8 +12,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.join_before_drain import arguments
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.waits.join_before_drain import arguments
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.names import keyword, short_name

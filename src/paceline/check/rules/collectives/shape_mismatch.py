@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, short_name

@@ -14,8 +14,8 @@ from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import RANK_CALLS, RANK_DECORATORS, RANK_NAMES
 from paceline.check.ranks.branches import condition
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, short_name

@@ -1,0 +1,37 @@
+"""Asyncio, and its bridges to threads: PC3xx."""
+
+from __future__ import annotations
+
+from paceline.check.rules.coroutines import (
+    await_under_lock,
+    blocking_in_async,
+    bridge_on_loop,
+    cancel_swallowed,
+    filled_across_await,
+    future_set_twice,
+    lazy_await,
+    loop_from_thread,
+    main_thread_only,
+    not_awaited,
+    stale_after_await,
+    task_not_kept,
+    written_back,
+)
+from paceline.check.rules.rule import Rule
+
+TITLE = "Asyncio with threads"
+RULES: tuple[Rule, ...] = (
+    blocking_in_async.RULE,
+    await_under_lock.RULE,
+    bridge_on_loop.RULE,
+    loop_from_thread.RULE,
+    not_awaited.RULE,
+    lazy_await.RULE,
+    stale_after_await.RULE,
+    task_not_kept.RULE,
+    future_set_twice.RULE,
+    filled_across_await.RULE,
+    cancel_swallowed.RULE,
+    main_thread_only.RULE,
+    written_back.RULE,
+)
