@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.core.agenda import Chunk
 from paceline.data.source import Reader
+from paceline.gradients.backward_pass import backward_from
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Batch
 from paceline.parameters.optimizers import Optimizer
@@ -40,7 +41,7 @@ class ScaledAutograd:
             for buffer, kept in zip(replica.moving, before, strict=True):
                 buffer.copy_(kept)
             loss = replica.forward(replica.module, chunk, batch)
-            loss.backward(torch.full_like(loss, weight * scale))
+            backward_from(loss, weight * scale)
             gradients = [_taken(parameter) for parameter in replica.parameters]
             if scale == 1.0 or not bool(loss.isfinite()) or _finite(gradients):
                 break

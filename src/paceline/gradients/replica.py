@@ -14,6 +14,7 @@ from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.core.rules import Averaging, Rule
 from paceline.data.source import Reader
+from paceline.gradients.backward_pass import backward_from
 from paceline.gradients.loss import loss_function
 from paceline.gradients.native_step import native_step
 from paceline.gradients.randomness import Chance
@@ -60,8 +61,7 @@ class Autograd:
         # A step may have backward passes of its own, and clear what they leave: it finds no gradient of chunks before.
         before = [] if replica.job.step is None else take_gradients(replica.parameters)
         loss = replica.forward(replica.module, chunk, batch)
-        # Seeding the backward pass with the weight costs nothing; scaling the gradient afterwards is one more pass.
-        loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+        backward_from(loss, weight)
         for parameter, earlier in zip(replica.parameters, before, strict=bool(before)):
             if earlier is not None:
                 parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad

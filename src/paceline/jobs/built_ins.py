@@ -11,6 +11,8 @@ The two mnist jobs read IDX files of MNIST's format from --data-dir, $PACELINE_D
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable
@@ -45,11 +47,14 @@ def digits(size: int, copies: int) -> tuple[Pair, Pair]:
 
     A fifth of the images is for testing. The rest are shifted by up to a tenth, `copies` times.
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = torch.from_numpy(bunch.images.astype(np.float32) / 16).unsqueeze(1)
-    y = torch.from_numpy(bunch.target.astype(np.int64))
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise JobError("the job 'digits' reads the images of scikit-learn, which is not installed")
+    # `sklearn.datasets.load_digits` reads this file, too; the import of scikit-learn takes more than a second.
+    with gzip.open(Path(package.origin).parent / "datasets/data/digits.csv.gz") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    x = torch.from_numpy(table[:, :-1].reshape(-1, 1, 8, 8) / 16)
+    y = torch.from_numpy(table[:, -1].astype(np.int64))
     test = torch.arange(len(x)) % 5 == 0
     generator = torch.Generator().manual_seed(0)
     parts, count = [], int((~test).sum())

@@ -11,12 +11,12 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from paceline.core.chance import mix
 from paceline.core.dataflow import NO_OPERATOR
 from paceline.errors import JobError
+from paceline.gradients.backward_pass import gradients_of
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.operators.recording import Recorded, Value, mapped, operators_of, taken_apart
@@ -103,7 +103,7 @@ class HeldOperators:
         found: Sequence[Tensor | None] = [None] * (len(wanted) + len(own))
         if pairs and found:
             on, back = zip(*pairs, strict=True)
-            found = torch.autograd.grad(on, [*wanted, *own], back, allow_unused=True)
+            found = gradients_of([*wanted, *own], on, back)
         if own:
             _add(self.sums, (instance, operator), list(found[len(wanted) :]))
         given: dict[int, dict[int, Tensor]] = {number: {} for number, _, _ in inputs}

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from paceline.core.splits import WHOLE, Placement, cannon, experts
 from paceline.core.splits.derivation import JOINT, PARAMETER, Program, Step
 from paceline.core.splits.nodes import Layout, Node
+from paceline.gradients.backward_pass import backward, backward_from
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Batch
 from paceline.splits.exchanging import Request
@@ -87,7 +88,7 @@ class SplitModel:
         with step_alone():
             loss = KnownResult().loss(replica, batch, result)
         if loss.requires_grad:
-            loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+            backward_from(loss, weight)
         yield from passing.backward()
         return float(loss.detach())
 
@@ -298,7 +299,7 @@ class ChunkWalk:
                     given.append(gradient)
             self.has.pop(key, None)
         if roots:
-            torch.autograd.backward(roots, given)
+            backward(roots, given)
         self._hand_on()
 
     def _hand_on(self) -> None:

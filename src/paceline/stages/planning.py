@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from paceline.core.schedules import WEIGHTS, Table
 from paceline.core.splits.by_depth import balanced
 from paceline.errors import JobError, PlanError
+from paceline.gradients.backward_pass import backward
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.stages.cutting import cut_conflict, indivisible, mark_tensors, message_bytes, name_of, obstacle, places_of
@@ -187,7 +188,7 @@ def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
             result = traced.call_piece(node, *_apart((args, kwargs), bool(node.meta["changes"])))
             roots = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor) and t.requires_grad]
             if roots:
-                torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
+                backward(roots, [torch.ones_like(t) for t in roots])
             best = min(best, time.perf_counter() - start)
         found.append(best)
         return _ended(result)
@@ -210,7 +211,7 @@ def _operations(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
             values = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor)]
             roots = [t for t in values if t.requires_grad]
             if roots:
-                torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
+                backward(roots, [torch.ones_like(t) for t in roots])
         found.append(FLOP * counter.get_total_flops() + VALUE * sum(t.numel() for t in values) + CALL)
         return _ended(result)
 

@@ -18,6 +18,7 @@ from paceline.core.agenda import Agenda, Chunk
 from paceline.data.order import Order
 from paceline.data.source import Source
 from paceline.errors import JobError
+from paceline.gradients.backward_pass import backward
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import trainable
@@ -91,7 +92,7 @@ def through(
     for result, after in zip(reversed(results), reversed(travels[1:]), strict=True):
         pairs = [(one, other.grad) for one, other in zip(result, after, strict=True) if other.grad is not None]
         if pairs:
-            torch.autograd.backward([one for one, _ in pairs], [gradient for _, gradient in pairs])
+            backward(*zip(*pairs, strict=True))
     return travels, loss.detach()
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
+from paceline.gradients.backward_pass import backward, backward_from
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch
@@ -217,12 +218,11 @@ class Stage:
                 self._computed(kept, kept.batch)
         if self.code.last:
             (loss,) = kept.roots
-            gradients = [None if kept.weight == 1.0 else torch.full_like(loss, kept.weight)]
-            pairs = [(loss, gradients[0])]
+            backward_from(loss, kept.weight)
         else:
             pairs = [(r, g) for r, g in zip(kept.roots, gradients, strict=True) if r.requires_grad and g is not None]
-        if pairs:
-            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+            if pairs:
+                backward(*zip(*pairs, strict=True))
         if self.parts is not None:
             found = yield from self.parts.backward(micro)
             return [] if self.code.first else [None if g is None else dense(g) for g in found]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from paceline.core.chance import mix
 from paceline.core.schedules.through_time import Advance, Back, Drop, Keep, Order, orders
 from paceline.errors import JobError
+from paceline.gradients.backward_pass import gradients_of
 from paceline.gradients.randomness import draws
 
 State = tuple[Tensor, ...]
@@ -139,7 +140,7 @@ class _Along:
             made = self.run.step(at, x, apart)
         seeds = [self.of_state[0] + self.outputs[at], *self.of_state[1:]]
         wanted = [*apart, *self.parameters, *([x] if self.wants_x else [])]
-        found = torch.autograd.grad(made, wanted, seeds, allow_unused=True)
+        found = gradients_of(wanted, made, seeds)
         width = len(apart)
         self.of_state = [torch.zeros_like(s) if g is None else g for s, g in zip(state, found[:width], strict=True)]
         for total, gradient in zip(self.of_parameters, found[width:], strict=False):
