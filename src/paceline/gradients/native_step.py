@@ -175,7 +175,7 @@ class _Tried:
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         self._parameter.grad = gradients[0]
-        self._optimizer.step()
+        bare_step(self._optimizer)()
 
     def skip(self, steps: int) -> None:
         """Count further steps, as if they had been made."""

@@ -21,6 +21,7 @@ from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.operators.recording import Recorded, Value, mapped, operators_of, taken_apart
 from paceline.parameters.layout import trainable
+from paceline.parameters.optimizers import bare_step
 
 Gradients = list[Tensor | None]
 
@@ -123,7 +124,7 @@ class HeldOperators:
         stepped = [self.stepped[name] for name, _ in self.own[operator]]
         for parameter, gradient in zip(stepped, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient / weight
-        self.optimizer.step()
+        bare_step(self.optimizer)()
         for parameter in stepped:
             parameter.grad = None
         return all(bool(parameter.isfinite().all()) for parameter in stepped)

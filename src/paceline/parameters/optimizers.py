@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import _use_grad_for_differentiable
 
 Optimizer = torch.optim.Optimizer
 LRSchedule = Callable[[Optimizer], Any]
@@ -34,6 +35,8 @@ def _without_the_compiler(method: Any) -> None:
 for _method in vars(Optimizer).values():
     if getattr(getattr(_method, "__code__", None), "co_filename", "") == torch._compile.__file__:
         _without_the_compiler(_method)
+#: The code of the functions that switch gradients on or off around a step of PyTorch's optimizers.
+_SWITCHES = _use_grad_for_differentiable(lambda: None).__code__
 #: Older versions of PyTorch create Adagrad's state in its constructor, newer ones in its first step.
 EAGER_ADAGRAD = bool(torch.optim.Adagrad([nn.Parameter(torch.zeros(1))]).state)
 
@@ -85,12 +88,21 @@ def has_hooks(optimizer: Optimizer) -> bool:
 def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
     """Return the optimizer's step without PyTorch's profiler label, unless hooks need the labelled one.
 
-    The label takes as long as the arithmetic of a small network.
+    The label takes as long as the arithmetic of a small network. Within it most optimizers switch gradients off by a
+    function that imports the compiler of PyTorch, which takes more than a second in every process.
     """
     bare = getattr(type(optimizer).step, "__wrapped__", None)
     if bare is None or has_hooks(optimizer):
         return lambda: type(optimizer).step(optimizer)  # not one that was patched into the instance
-    return lambda: bare(optimizer)
+    inner = getattr(bare, "__wrapped__", None)
+    if inner is None or bare.__code__ is not _SWITCHES:
+        return lambda: bare(optimizer)
+
+    def step() -> Any:
+        with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
+            return inner(optimizer)
+
+    return step
 
 
 def optimizer_over(optimizer: Optimizer, parameters: dict[nn.Parameter, nn.Parameter]) -> Optimizer:

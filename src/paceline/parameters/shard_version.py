@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.core.rules import Exchanging, Rule
 from paceline.errors import JobError, users_code
 from paceline.parameters.layout import ALIGN, ShardLayout
-from paceline.parameters.optimizers import Optimizer, optimizer_over
+from paceline.parameters.optimizers import Optimizer, bare_step, optimizer_over
 from paceline.parameters.rows import one_row
 from paceline.parameters.worker_state import WorkerState, state_of_memories
 
@@ -45,10 +45,10 @@ def state_shapes(
         return [{key: _field(key, v, name) for key, v in stepped.state.get(c, {}).items()} for c in copies.values()]
 
     with users_code("the first step of optimizer="):
-        stepped.step()
+        bare_step(stepped)()
         first = shapes()
         for _ in range(2):
-            stepped.step()
+            bare_step(stepped)()
     if shapes() != first:
         grown = sorted({key for fields in shapes() for key in fields} - {key for fields in first for key in fields})
         raise JobError(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError
 from paceline.parameters.layout import trainable
-from paceline.parameters.optimizers import Optimizer, optimizer_over
+from paceline.parameters.optimizers import Optimizer, bare_step, optimizer_over
 from paceline.parameters.rows import one_row
 
 THAT_CAN = "SGD without momentum and weight decay, Adagrad, or (where every gradient is sparse) SparseAdam"
@@ -41,7 +41,7 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module, tables: tuple[str, 
         stepped, table = optimizer_over(optimizer, {parameter: copy}), name in tables
         copy.grad = one_row(copy.detach(), 0) if table else torch.zeros_like(copy)
         try:
-            stepped.step()
+            bare_step(stepped)()
         except RuntimeError as error:
             raise JobError(
                 f"{kind} does not take the {'sparse' if table else 'dense'} gradient of parameter {name}: "
@@ -67,7 +67,7 @@ def _check_rows(optimizer: Optimizer, table: nn.Parameter, name: str) -> None:
 
     before = rowwise()
     table.grad = one_row(table.detach(), len(table) - 1)
-    optimizer.step()
+    bare_step(optimizer)()
     if not all(torch.equal(a, b) for a, b in zip(before, rowwise(), strict=True)):
         raise JobError(
             f"{kind} changes rows of parameter {name} that a batch did not touch, and only touched rows travel; "

@@ -7,7 +7,7 @@ from torch import nn
 
 from paceline.errors import PlanError
 from paceline.parameters.layout import trainable
-from paceline.parameters.optimizers import Optimizer, optimizer_over
+from paceline.parameters.optimizers import Optimizer, bare_step, optimizer_over
 
 STEPS = 3
 
@@ -44,7 +44,7 @@ def _stepped(
         copy.state[parameter] = state
     for gradient in gradients:
         parameter.grad = gradient.clone()
-        type(copy).step(copy)
+        bare_step(copy)()
     return parameter.detach()
 
 

@@ -23,7 +23,7 @@ from paceline.core.schedules import Table
 from paceline.core.schedules.memory import Back, Weighed, peaks
 from paceline.data.source import Reader
 from paceline.jobs.job import Job
-from paceline.parameters.optimizers import optimizer_over
+from paceline.parameters.optimizers import bare_step, optimizer_over
 from paceline.stages import onednn_workspace as workspace
 from paceline.stages.segment import Blueprint, Segment, skeleton
 from paceline.stages.stage import Stage, run_alone
@@ -188,9 +188,9 @@ def step_bytes(live: Live, optimizer: torch.optim.Optimizer, parameters: list[nn
         for copied in copies.values():
             copied.grad = torch.zeros_like(copied)
         before = live.begin()
-        stepped.step()
+        bare_step(stepped)()
         state = live.bytes - before
         before = live.begin()
-        stepped.step()
+        bare_step(stepped)()
         moment = live.most - before
     return state, moment

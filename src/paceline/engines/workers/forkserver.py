@@ -18,8 +18,8 @@ from multiprocessing import forkserver, process, resource_tracker, util
 from pathlib import Path
 from typing import Any
 
-# Modules that every worker needs, imported once. Optimizers import torch._dynamo, which takes half a second.
-PRELOAD = ("paceline.engines.workers.process_main", "torch._dynamo")
+# Modules that every worker needs, imported once.
+PRELOAD = ("paceline.engines.workers.process_main",)
 #: The process that started the forkserver with less than that, if one did.
 _light: int | None = None
 
