@@ -29,6 +29,7 @@ from paceline.gradients.first_batch import hint
 from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
+from paceline.jobs.several import nested
 from paceline.links.store_order import require_store_order
 from paceline.operators.planning import OperatorBlueprint, operator_blueprint
 from paceline.parameters.epoch_schedule import EveryEpoch, follows_loss
@@ -131,6 +132,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     module = job.make_model()
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
+    _refuse_nested(plan, optimizer)
     agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     choice = None
     if job.compute == "auto":
@@ -353,6 +355,22 @@ def _refuse_data(job: Job, plan: Plan, source: Source) -> None:
             f"plan {plan} gives each worker a part of the data for the whole training, and a sampler or a stream has "
             "others in every epoch; use shuffle=True instead of a sampler, or another plan"
         )
+
+
+def _refuse_nested(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+    """Raise for an optimizer that steps by others, whose state it does not have, where the plan moves that state."""
+    if not plan.traits.uses_optimizer or not (kinds := nested(optimizer)):
+        return
+    says = (
+        f"{type(optimizer).__name__} steps by optimizers of its own ({', '.join(kinds)}), and their state is not in "
+        "its `state`, where Paceline looks for it"
+    )
+    remedy = (
+        "let optimizer= return a list of optimizers, each with parameters of its own, or let them share one `state`"
+    )
+    if not (plan.traits.keeps_step and plan.traits.whole_model):
+        raise PlanError(f"{says}: plan {plan.name} cannot carry it from worker to worker; {remedy}")
+    warnings.warn(f"{says}: a resumed run begins without it; {remedy}", JobWarning, stacklevel=4)
 
 
 def _refuse_changes(plan: Plan, module: nn.Module, found: Probe) -> None:
