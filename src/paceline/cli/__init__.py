@@ -21,8 +21,9 @@ from typer.main import get_command
 
 from paceline.cli.console import console
 from paceline.cli.environment import check_environment
+from paceline.cli.launched import rank_before, tell_torchrun
 from paceline.cli.layout import Command, Group
-from paceline.errors import PacelineDeprecationWarning, PacelineError, RunStopped, UsageError
+from paceline.errors import PacelineDeprecationWarning, PacelineError, RunOver, RunStopped, UsageError
 from paceline.errors.renames import COMMAND_OPTIONS, OPTIONS
 from paceline.errors.suggestions import FAMILIAR_OPTIONS
 
@@ -102,7 +103,9 @@ def main() -> None:
         if _debug:
             raise
         message = str(error) if isinstance(error, RunStopped) else f"{type(error).__name__}: {error}"
-        console.print(message, style="red", markup=False, soft_wrap=True)
+        if not isinstance(error, RunOver):  # of which another rank has the reason
+            tell_torchrun(message)
+        console.print(f"{rank_before(os.environ)}{message}", style="red", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except SystemExit as end:  # typer turns a KeyboardInterrupt into one
         if end.code == INTERRUPTED:
