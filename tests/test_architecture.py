@@ -118,7 +118,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("testing", {"testing", "api", "engines", "core", "jobs", "plans", "runs", "tuner"}, set()),
 ]  # fmt: skip
 HOMES = (
-    "core (pure algorithms), compute (gradients), engines (processes and clocks), cli (nothing but the command line)"
+    "core (pure algorithms), gradients and parameters (tensors), engines (processes and clocks), cli (the command line)"
 )
 
 

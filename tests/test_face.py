@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +17,22 @@ def test_importing_paceline_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_every_name_of_the_face_is_there() -> None:
-    for name in ("Job", "Plan", "Run", "World", "train", "compare", "replay", "__version__"):
-        assert hasattr(pl, name), name
-    assert callable(pl.train)
-    assert callable(pl.compare)
-    assert callable(pl.replay)
+@pytest.mark.parametrize("name", [*pl._FACE, "__version__"])
+def test_every_name_of_the_face_is_there(name: str) -> None:
+    assert callable(getattr(pl, name)) or name == "__version__"
+    assert name in dir(pl)
+
+
+def test_type_checkers_know_the_names_that_are_there() -> None:
+    (block,) = (
+        node
+        for node in ast.parse(Path(pl.__file__).read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    imported = {
+        (alias.name, each.module) for each in block.body if isinstance(each, ast.ImportFrom) for alias in each.names
+    }
+    assert imported - {("*", "paceline.plans.named")} == set(pl._FACE.items())
 
 
 def test_a_plan_class_is_the_same_as_its_text() -> None:

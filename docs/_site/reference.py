@@ -53,7 +53,7 @@ def commands() -> str:
         "",
         group.help or "",
         "",
-        "Exit codes: 0 done, 1 a run that failed, 2 wrong use, 130 interrupted.",
+        "[The command line](../command-line.md#exit-codes) lists the exit codes.",
         "",
     ]
     for name, command in sorted(_commands(group)):
@@ -85,7 +85,7 @@ def messages() -> str:
     lines = [
         "# Messages after wrong input",
         "",
-        "Each row is typed by the tests. Exit codes: 0 done, 1 a run that failed, 2 wrong use: nothing was started.",
+        "Each row is typed by the tests. [Exit code](../command-line.md#exit-codes) 2 means that nothing was started.",
         "What goes wrong in a run that has started is in [what goes wrong](../failures.md).",
         "",
         "| typed | exit code | message |",

@@ -13,7 +13,7 @@ from paceline.core.cluster.epochs import Epoch, Epochs
 from paceline.engines.arithmetic.synchronous import SteppedReplicas, synchronous
 from paceline.engines.replay.replay import servers_apart
 from paceline.engines.setup import set_up
-from paceline.errors import ReplayDiverged, RunFolderError, UsageError
+from paceline.errors import ReplayDiverged, RunFolderError, UsageError, WorkerFailed
 from paceline.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
 from paceline.parameters.layout import sha256
 from paceline.plans.plan import Plan
@@ -90,6 +90,46 @@ def test_a_run_that_turns_to_nan_is_replayed_to_the_update_before(plan: str, eng
     assert all(bool(p.isfinite().all()) for p in found.model.parameters())
     assert found.guilty_samples is not None
     assert 123 in found.guilty_samples.tolist()
+
+
+class Tires(nn.Module):
+    """Fails in the forward of this number in training."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.layer, self.at = nn.Linear(4, 2), at
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count += 1
+            if self.count > self.at:
+                raise ValueError("tired")
+        result: torch.Tensor = self.layer(x)
+        return result
+
+
+@pytest.mark.parametrize("plan", ["ring:workers=2", "downpour:workers=2"])
+def test_a_run_that_failed_is_replayed_as_far_as_it_is_recorded(plan: str, tmp_path: Path) -> None:
+    x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    job = pl.Job(
+        lambda: Tires(6), (x, (x[:, 0] > 0).long()), nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=20,
+    )  # fmt: skip
+    with pytest.raises(WorkerFailed, match="tired"):
+        pl.train(job, plan, folder=tmp_path)
+    (run,) = tmp_path.iterdir()
+    heard: list[tuple[int, int]] = []
+    found = pl.replay(run, say=lambda updates, last: heard.append((updates, last)))
+    assert 0 < found.updates < 20
+    assert found.matches is None
+    assert heard[-1][0] == found.updates
+    if plan.startswith("ring"):
+        assert found.updates in (5, 6)
+        tireless = pl.train(
+            job.with_(model=lambda: Tires(100)), plan, engine="virtual", folder=None, max_updates=found.updates
+        )
+        assert found.parameters_sha256 == tireless.summary()["parameters_sha256"]
 
 
 def test_a_run_without_nan_says_so() -> None:

@@ -59,6 +59,7 @@ def tidy(text: str) -> str:
 
 def main() -> None:
     os.environ["COLUMNS"] = "200"
+    os.environ["TERMINAL_WIDTH"] = "100"  # of what Typer says
     lines = [HEAD.format(count=sum(map(len, CASES.values())))]
     for group, cases in CASES.items():
         lines.append(f"## {group}\n")

@@ -114,7 +114,7 @@ def test_float16_trains_and_replays_and_names_plans_that_cannot(tmp_path: Any) -
     run = pl.train(made, "ring:workers=2", folder=tmp_path)
     assert pl.replay(run).matches
     assert difference(run.model, pl.train(job(OwnLoss), "ring:workers=2", folder=None).model) < 1e-2
-    with pytest.raises(PlanError, match=r"without the scaled loss that precision='16-mixed' needs"):
+    with pytest.raises(PlanError, match=r"cannot scale the loss as precision='16-mixed' needs it"):
         pl.train(made, "gpipe:workers=2", folder=None)
 
 

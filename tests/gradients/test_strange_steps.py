@@ -143,3 +143,34 @@ def test_what_a_pipeline_cannot_compute_is_refused(step: Any, says: str) -> None
 def test_a_loss_of_pairs_is_noted_although_it_draws_numbers() -> None:
     with pytest.warns(JobWarning, match="one batch has a loss of .*pairs, as in contrastive losses"):
         train(job_of(chain, contrast), "ring:workers=2", engine="virtual", folder=None, max_updates=1)
+
+
+class Tempered(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output * self.temperature, target)
+
+
+def test_parameters_of_a_loss_are_noted_as_not_trained() -> None:
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    made = Job(
+        lambda: nn.Linear(4, 2), (x, (x[:, 0] > 0).long()), Tempered(), optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=20,
+    )  # fmt: skip
+    with pytest.warns(JobWarning, match=r"loss= has parameters \(temperature\) that are not trained"):
+        train(made, folder=None, engine="virtual")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_module_of_torchscript_is_refused() -> None:
+    made = Job(
+        lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 2)), (X, Y), nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+    )  # fmt: skip
+    with pytest.raises(JobError, match=r"0 is a module of TorchScript, .*give the nn.Module that it was made of"):
+        train(made, folder=None, engine="virtual")

@@ -83,18 +83,6 @@ def test_a_field_beside_a_loader_must_agree_with_it() -> None:
     assert job(loader()).with_(batch_size=16).batch_size == 16  # as --batch-size does
 
 
-@pytest.mark.parametrize(
-    ("optimizers", "message"),
-    [
-        (lambda p: [torch.optim.SGD(p), torch.optim.SGD(p)], "a list of 2, and a job has one optimizer"),
-        (lambda p: {"a": torch.optim.SGD(p)}, "a dict of 1, and a job has one optimizer"),
-    ],
-)
-def test_several_optimizers_are_refused_with_the_way_out(optimizers: Any, message: str) -> None:
-    with pytest.raises(JobError, match=message):
-        pl.train(job(loader(), optimizer=optimizers), folder=None, engine="virtual")
-
-
 def test_a_compiled_model_is_unwrapped_and_remembers_how() -> None:
     made = pl.Job(
         torch.compile(nn.Linear(4, 3), backend="aot_eager", dynamic=True), (X, Y), nn.CrossEntropyLoss(),

@@ -23,7 +23,7 @@ from paceline.engines.virtual import World, simulate
 from paceline.plans.plan import Plan
 from paceline.runs.live_status import LiveStatus
 from paceline.runs.progress import Progress
-from paceline.runs.time_accounting import Time, spans
+from paceline.runs.time_accounting import Time, idling, spans
 from paceline.runs.trace import Kind, Row, Trace
 from paceline.testing.killing import worker_processes
 
@@ -69,6 +69,12 @@ def test_of_two_workers_the_slower_is_named() -> None:
     status = LiveStatus()
     status.update(report(Trace.of(rows), 1.0, workers=2))
     assert [worker.remark for worker in status.workers] == ["", "straggler: computes at 50%"]
+
+
+def test_who_computed_nothing_and_did_not_die_is_idle() -> None:
+    rows = Trace.of([Row(Kind.COMPUTE, 0, 0, samples=10), Row(Kind.STAGE, 3, 0), Row(Kind.DEATH, 2, 0)]).rows
+    assert idling(rows, 5) == (1, 4)
+    assert idling(rows, 1) == ()
 
 
 def test_equal_workers_get_no_remark() -> None:

@@ -85,10 +85,12 @@ def test_a_summary_names_what_went_wrong() -> None:
         "plan": "ring", "workers": 2, "engine": "local", "updates": 10, "seconds": 1.0, "samples_per_second": 100.0,
         "train_loss": None, "staleness": {"mean": 0.0, "p95": 0.0, "max": 0}, "wait_fraction": None, "bytes_sent": 0,
         "parameters_sha256": "ab" * 32, "run": None, "compute": "autograd", "stragglers": {1: 0.4}, "not_finite": 0,
-        "deaths": [], "advised_sizes": "",
+        "deaths": [], "advised_sizes": "", "idle": [],
     }  # fmt: skip
     lines = summary_lines(summary)
     assert lines["straggler"] == "worker 1 computes at 40% of the others' speed"
     assert "died" not in lines
+    assert "idle" not in lines
+    assert summary_lines({**summary, "idle": [0]})["idle"].startswith("worker 0: the others had done everything before")
     advised = summary_lines({**summary, "advised_sizes": "5+2"})
     assert advised["straggler"].endswith("; sizes=5+2 divides batches by speed")

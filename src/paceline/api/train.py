@@ -6,10 +6,11 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.api.engines import ENGINES, KEEPING, Life, Settings
 from paceline.api.hooks import Hooks
 from paceline.api.stopped import stopped_run
 from paceline.callbacks import check
@@ -42,7 +43,7 @@ from paceline.jobs.job import Job, checked
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, new_folder
-from paceline.runs.live import Heartbeat, Phase
+from paceline.runs.live import Heartbeat
 from paceline.runs.progress import ProgressCallback
 from paceline.runs.record import CheckpointInterval, Evaluation, FailureRecord, RunRecord, Status
 from paceline.runs.run import Run
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
     from paceline.engines.cluster import Roster
     from paceline.engines.virtual import World
 
-ENGINES = ("local", "virtual", "mpi", "cluster", "ray")
-#: The engines that keep checkpoints.
-KEEPING = ("local", "cluster", "ray")
 RUNS = Path("runs")
 AUTO = "auto"
 
@@ -109,14 +107,15 @@ def train(
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
     ray = RayOptions(address, trusted_network) if engine == "ray" else None
-    interval, how = _interval(checkpoint_every), _How(progress, timeout, world, hooks, node, backups, ray)
+    settings = Settings(engine, progress, timeout, world, hooks, node, backups, ray)
+    interval = _interval(checkpoint_every)
     if resume is not None:
-        return _resume(_path(resume), job, plan, workers, max_updates, epochs, interval, how)
+        return _resume(_path(resume), job, plan, workers, max_updates, epochs, interval, settings)
     if job is None:
         raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
     checked(job).refuse_unused()
     job, plan, workers = _settled(job, plan, workers, engine, compute)
-    return _begin(job, plan, workers, engine, folder, max_updates, interval, how)
+    return _begin(job, plan, workers, folder, max_updates, interval, settings)
 
 
 def _ranks(engine: str) -> contextlib.AbstractContextManager[None]:
@@ -145,13 +144,13 @@ def _settled(
 
 
 def _begin(
-    job: Job, plan: str | Plan | None, workers: int | None, engine: str, folder: str | Path | None,
-    updates: int | None, interval: CheckpointInterval | None, how: _How,
+    job: Job, plan: str | Plan | None, workers: int | None, folder: str | Path | None, updates: int | None,
+    interval: CheckpointInterval | None, settings: Settings,
 ) -> Run:  # fmt: skip
     """Begin a run in a folder of its own."""
-    node = how.node
+    engine, node = settings.engine, settings.node
     chosen = plan_of(plan, workers or (node.nodes if node else None), engine)
-    stoppable = bool(how.callbacks) and engine in KEEPING and folder is not None
+    stoppable = bool(settings.callbacks) and engine in KEEPING and folder is not None
     interval = _possible(interval, chosen, stoppable)
     if _follows(job, chosen, engine, node):
         job, folder = job.untested(), None
@@ -162,25 +161,7 @@ def _begin(
     request = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
     with RunFolder(path) as place:
         save_job_file(place, job, resumable=interval is not None)
-        return _run(setup, place, record, request, how)
-
-
-@dataclass(frozen=True)
-class _How:
-    """What `train` passes on to the engine as it is."""
-
-    progress: ProgressCallback | None
-    timeout: float
-    world: World | None
-    callbacks: Sequence[Any]
-    node: Roster | None = None
-    backups: int = 1
-    ray: RayOptions | None = None
-
-    @property
-    def engine(self) -> str:
-        """The engine of a run that is resumed."""
-        return "ray" if self.ray is not None else "cluster" if self.node is not None else "local"
+        return _run(setup, place, record, request, settings)
 
 
 def _check_together(
@@ -208,7 +189,8 @@ def _check(engine: str, folder: str | Path | None, timeout: float, checkpoints_w
     if not is_positive(timeout):
         raise UsageError(f"timeout={timeout!r} is not a positive number of seconds; give one, such as 120")
     if checkpoints_wanted and (engine not in KEEPING or folder is None):
-        raise UsageError("checkpoints need engine='local', 'cluster' or 'ray', and a folder")
+        keeping = ", ".join(map(repr, KEEPING[:-1])) + f" or {KEEPING[-1]!r}"
+        raise UsageError(f"checkpoints need engine={keeping}, and a folder")
 
 
 def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
@@ -265,18 +247,18 @@ def plan_of(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
 
 def _resume(
     path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None,
-    epochs: int | None, interval: CheckpointInterval | None, how: _How,
+    epochs: int | None, interval: CheckpointInterval | None, settings: Settings,
 ) -> Run:  # fmt: skip
     """Begin the next life of a run, in the same folder."""
-    if how.node is not None and not how.node.leads:
-        return _resume_elsewhere(path, job, plan, workers, updates, epochs, how, how.node)
+    if settings.node is not None and not settings.node.leads:
+        return _resume_elsewhere(path, job, plan, workers, updates, epochs, settings, settings.node)
     with RunFolder(path) as place:
         job, chosen, before = open_run(path, job, plan, workers, updates, epochs)
-        if how.node is not None:
-            chosen = _on_nodes(chosen, workers, how.node)
-            cluster.check(chosen, how.node, resumed=True)
+        if settings.node is not None:
+            chosen = _on_nodes(chosen, workers, settings.node)
+            cluster.check(chosen, settings.node, resumed=True)
         begin = checkpoints.newest(path)
-        setup = set_up(job, chosen, how.engine, before.limit)
+        setup = set_up(job, chosen, settings.engine, before.limit)
         check_same(setup, before, epochs)
         begin = for_plan(begin, before, job, setup)
         if epochs is not None:
@@ -289,7 +271,7 @@ def _resume(
         lives = (*begin.lives, life_record(setup, begin.updates)) if begin else (life_record(setup, 0),)
         record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
         earlier = [each for each in before.history if begin is not None and each.updates <= begin.updates]
-        return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how, earlier)
+        return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), settings, earlier)
 
 
 def _on_nodes(plan: Plan, workers: int | None, node: Roster) -> Plan:
@@ -299,7 +281,7 @@ def _on_nodes(plan: Plan, workers: int | None, node: Roster) -> Plan:
 
 def _resume_elsewhere(
     path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None,
-    epochs: int | None, how: _How, node: Roster,
+    epochs: int | None, settings: Settings, node: Roster,
 ) -> Run:  # fmt: skip
     """Take part in the next life of a run whose folder belongs to another node, and may lie there alone."""
     if (path / "run.json").is_file():
@@ -315,24 +297,26 @@ def _resume_elsewhere(
     cluster.check(chosen, node, resumed=True)
     with _notes_of_rank_0("cluster", node):
         setup = set_up(job.untested(), chosen, "cluster", updates)
-    return _run(setup, RunFolder(None), first_record(setup, kept=False), None, how)
+    return _run(setup, RunFolder(None), first_record(setup, kept=False), None, settings)
 
 
 def _run(
-    setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How,
+    setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, settings: Settings,
     earlier: Sequence[Evaluation] = (),
 ) -> Run:  # fmt: skip
     """Train on the engine of the setup. The folder says how it ended, also when it raises."""
     place.write(record)
-    hooks = Hooks(how.callbacks, setup, place.path, how.progress, earlier) if how.callbacks else None
+    hooks = Hooks(settings.callbacks, setup, place.path, settings.progress, earlier) if settings.callbacks else None
+    hearer: Hearer = hooks or Earlier({each.updates: each for each in earlier})
+    settings = replace(settings, progress=hooks) if hooks else settings
     with Heartbeat(place.path, setup.agenda.updates) as heartbeat:
+        life = Life(setup, place, request, settings, heartbeat)
         try:
             if hooks is None:
-                known = Earlier({each.updates: each for each in earlier})
-                return _train(setup, place, record, request, how, heartbeat, known)
+                return _train(life, record, hearer)
             hooks.begin()
             try:
-                run = _train(setup, place, record, request, replace(how, progress=hooks), heartbeat, hooks)
+                run = _train(life, record, hooks)
             except RunStopped:
                 if hooks.training.stopping is None or place.path is None:
                     raise
@@ -346,31 +330,9 @@ def _run(
             raise
 
 
-def _train(
-    setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How,
-    heartbeat: Heartbeat, hearer: Hearer,
-) -> Run:  # fmt: skip
-    from paceline.engines import virtual
-    from paceline.engines.local import worker_pool
-
-    if setup.engine == "local":
-        with worker_pool.train(setup, place.path, heartbeat, how.progress, how.timeout, request) as outcome:
-            return finish(setup, outcome, place, record, hearer)
-    if how.node is not None:
-        settings = (heartbeat, how.progress, how.timeout, request, how.backups)
-        with cluster.train(setup, how.node, place.path, *settings) as outcome:
-            return finish(setup, outcome, place, record, hearer)
-    if how.ray is not None:
-        from paceline.engines.cluster import ray_nodes
-
-        settings = (heartbeat, how.progress, how.timeout, request, how.backups)
-        with ray_nodes.train(setup, how.ray, place.path, *settings) as outcome:
-            return finish(setup, outcome, place, record, hearer)
-    heartbeat.beat(Phase.TRAINING, 0)
-    outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, how.world or virtual.World())
-    heartbeat.beat(Phase.EVALUATING, setup.agenda.updates)
-    place.write_trace(outcome.trace)
-    return finish(setup, outcome, place, record, hearer)
+def _train(life: Life, record: RunRecord, hearer: Hearer) -> Run:
+    with ENGINES[life.settings.engine].train(life) as outcome:
+        return finish(life.setup, outcome, life.place, record, hearer)
 
 
 def _failed(setup: Setup, place: RunFolder, record: RunRecord, error: BaseException) -> RunRecord:

@@ -4,7 +4,7 @@ Text for people goes to standard error; JSON objects, drawings, the findings of 
 standard output.
 
 Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed, `check` found something or `watch` a hang;
-2 wrong use; 130 interrupted; 143 stopped by SIGTERM.
+2 wrong use; 3 `check` failed in a file; 130 interrupted; 143 stopped by SIGTERM.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from typer.main import get_command
 
 from paceline.cli.console import console
 from paceline.cli.environment import check_environment
-from paceline.errors import PacelineDeprecationWarning, PacelineError, RunStopped, UsageError
+from paceline.cli.launched import rank_before, tell_torchrun
+from paceline.cli.layout import Command, Group
+from paceline.errors import PacelineDeprecationWarning, PacelineError, RunOver, RunStopped, UsageError
 from paceline.errors.renames import COMMAND_OPTIONS, OPTIONS
 from paceline.errors.suggestions import FAMILIAR_OPTIONS
 
 app = typer.Typer(
+    cls=Group,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -75,7 +78,7 @@ def register() -> None:
             if name == "emit":  # which has commands of its own
                 app.add_typer(module.app, name=name, rich_help_panel=group)
             else:
-                app.command(rich_help_panel=group)(getattr(module, name))
+                app.command(cls=Command, rich_help_panel=group)(getattr(module, name))
 
 
 def main() -> None:
@@ -95,12 +98,14 @@ def main() -> None:
     try:
         check_environment(os.environ)
         sys.argv[1:] = [*_by_new_names(ours), *command]
-        app()
+        app(prog_name="paceline")  # however it was started: by torchrun it is `python -m paceline`
     except PacelineError as error:
         if _debug:
             raise
         message = str(error) if isinstance(error, RunStopped) else f"{type(error).__name__}: {error}"
-        console.print(message, style="red", markup=False, soft_wrap=True)
+        if not isinstance(error, RunOver):  # of which another rank has the reason
+            tell_torchrun(message)
+        console.print(f"{rank_before(os.environ)}{message}", style="red", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except SystemExit as end:  # typer turns a KeyboardInterrupt into one
         if end.code == INTERRUPTED:

@@ -28,7 +28,7 @@ def check(
     lsp: options.LanguageServer = False,
     json: options.Json = False,
 ) -> None:
-    """Find deadlocks and races in PATHS before they run: locks, queues, asyncio, torch.distributed, mpi4py.
+    """Find deadlocks and races in source before it runs: locks, queues, asyncio, torch.distributed, mpi4py.
 
     The files are neither imported nor run. Each finding shows, line by line, how the threads, tasks or ranks come to
     wait for each other, and what to change. Exits with 0 when nothing was found, 1 when something was, 3

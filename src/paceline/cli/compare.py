@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from paceline.cli import options
-from paceline.cli.console import console
+from paceline.cli.console import saying
 from paceline.cli.output import print_json
 from paceline.errors import UsageError
 
@@ -39,9 +38,13 @@ def compare(
     With --script 'train.py --its-own options' a script of yours is run unchanged by torchrun, alternately on gloo and
     on Paceline's backend. Of the other options only --workers, --quiet and --json apply to it.
     """
-    if (job is None) == (script is None):
+    if job is None and script is None:
         raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     if script is not None:
+        _refuse_beside_script(
+            JOB=job, plans=plans, compute=compute, device=device, seconds=seconds, link=link, epochs=epochs,
+            batch_size=batch_size, seed=seed, data_dir=data_dir,
+        )  # fmt: skip
         compare_scripts(script, workers or 2, quiet, json)
         return
     assert job is not None
@@ -61,7 +64,7 @@ def compare(
         seconds=seconds,
         link=link,
         folder=runs,
-        say=_say(quiet),
+        say=saying(quiet),
         command=again,
     )
     if json:
@@ -75,15 +78,23 @@ def compare_scripts(script: str, workers: int, quiet: bool, json: bool) -> None:
     from paceline.api.comparing.compare_scripts import compare_script
     from paceline.cli.tables import show_scripts
 
-    found = compare_script(script, workers, say=_say(quiet))
+    found = compare_script(script, workers, say=saying(quiet))
     if json:
         print_json(found.as_dict())
     else:
         show_scripts(found)
 
 
-def _say(quiet: bool) -> Callable[[str], None]:
-    return lambda line: None if quiet else console.print(line, style="dim", markup=False, soft_wrap=True)
+def _refuse_beside_script(**given: object) -> None:
+    """Raise UsageError for what concerns jobs alone."""
+    words = [
+        name if name.isupper() else f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None
+    ]
+    if words:
+        raise UsageError(
+            f"--script is run as it stands, without {', '.join(words)}; give either --script, with the script's own "
+            "arguments in its quotes, or a job"
+        )
 
 
 def split_plans(text: str) -> list[str]:

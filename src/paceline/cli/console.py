@@ -11,4 +11,4 @@ console = Console(stderr=True, highlight=False)
 
 def saying(quiet: bool) -> Callable[[str], None]:
     """Return what prints a line about progress; nothing, if `quiet`."""
-    return lambda line: None if quiet else console.print(line, style="dim", markup=False)
+    return lambda line: None if quiet else console.print(line, style="dim", markup=False, soft_wrap=True)

@@ -22,7 +22,7 @@ ShardsFolder = Annotated[
 StreamFolder = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The stream to add to.")]
 StreamInputs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[INPUT]...", help="Files, http addresses or - for standard input.", show_default="-"),
+    typer.Argument(metavar="INPUT", help="Files, http addresses or - for standard input.", show_default="-"),
 ]
 ShardOfRows = Annotated[int, typer.Option("--rows", min=1, help="Lines that are read for each shard.")]
 Ahead = Annotated[

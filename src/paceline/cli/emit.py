@@ -5,15 +5,17 @@ from __future__ import annotations
 import typer
 
 from paceline.cli import emit_options, options
+from paceline.cli.layout import Command, Group
 from paceline.cli.output import write_text
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="Write files that train a job on many machines: for Slurm, for Kubernetes, or a Dockerfile.",
 )
 
 
-@app.command()
+@app.command(cls=Command)
 def slurm(
     job: emit_options.EmittedJob,
     plan: emit_options.EmittedPlan,
@@ -41,7 +43,7 @@ def slurm(
     write_text(batch_script(chosen, time, partition), output, force)
 
 
-@app.command()
+@app.command(cls=Command)
 def kubernetes(
     job: emit_options.EmittedJob,
     plan: emit_options.EmittedPlan,
@@ -70,7 +72,7 @@ def kubernetes(
     write_text(manifest(chosen, image, namespace, installed().get("ray", RAY)), output, force)
 
 
-@app.command()
+@app.command(cls=Command)
 def docker(
     job: emit_options.EmittedJob,
     python: emit_options.PythonVersion = "3.11",

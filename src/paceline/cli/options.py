@@ -39,7 +39,7 @@ class CheckFormat(str, enum.Enum):
 JobOrNone = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]",
+        metavar="JOB",
         help="A Python file with a module-level `job` (or file.py:name), a TOML file, or a built-in job.",
     ),
 ]
@@ -51,11 +51,11 @@ PlanOrRun = Annotated[
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 RunArguments = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain some, such as runs.")
+    list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders that contain some, such as runs.")
 ]
 Paths = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[PATHS]...", help="Files or folders to check.", show_default="the current folder"),
+    typer.Argument(metavar="PATH", help="Files or folders to check.", show_default="the current folder"),
 ]
 Script = Annotated[
     str | None, typer.Option(help="Instead of JOB: a script that uses torch.distributed, with its arguments.")

@@ -12,7 +12,7 @@ from paceline.cli.output import print_json
 
 def plans(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show this plan and what its options mean.")
+        str | None, typer.Argument(metavar="NAME", help="Show this plan and what its options mean.")
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 from paceline.cli import options
 from paceline.cli.console import console
 from paceline.cli.output import print_json
+
+EVERY = 10.0  # seconds between two lines about the progress
+
+
+class _Progress:
+    """Prints from time to time how far a replay is; nothing, if it takes no longer than that."""
+
+    def __init__(self) -> None:
+        self._next = monotonic() + EVERY
+
+    def __call__(self, updates: int, last: int) -> None:
+        if monotonic() >= self._next:
+            self._next = monotonic() + EVERY
+            console.print(f"replayed {updates:,} of {last:,} updates", style="dim")
 
 
 def replay(
@@ -12,13 +28,14 @@ def replay(
 ) -> None:
     """Repeat a recorded run in one process, bit for bit.
 
-    With --until the replay stops early, with the model as it was then and the batch that comes next.
+    With --until the replay stops early, with the model as it was then and the batch that comes next. A run that did not
+    finish is replayed as far as it is recorded.
     """
     import torch
 
     from paceline.engines.replay.replay import replay as run_again
 
-    found = run_again(run, until)
+    found = run_again(run, until, say=_Progress())
     if save is not None:
         state = {"model": found.model.state_dict(), "batch": found.guilty_batch, "samples": found.guilty_samples}
         torch.save(state, save)
@@ -31,6 +48,8 @@ def replay(
             f"the same bits: {found.updates} updates, parameters {found.parameters_sha256[:16]}", style="green"
         )
         return
+    if until is None:
+        console.print("the recorded run did not finish; it was replayed as far as it is recorded", style="yellow")
     console.print(f"replayed {found.updates} updates; parameters {found.parameters_sha256[:16]}")
     if found.guilty_samples is not None:
         loss = "not yet computed" if found.loss is None else f"loss {found.loss:.6g}"

@@ -43,7 +43,7 @@ def train(
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
     A run that is done continues with more epochs: --resume RUN --epochs N, in all.
     """
-    from paceline.api.train import KEEPING
+    from paceline.api.engines import KEEPING
     from paceline.api.train import train as run_training
     from paceline.callbacks.parsing import named_callbacks
     from paceline.callbacks.progress_bar import ProgressBar

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 WatchedCommand = Annotated[
-    list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command to start and watch, after `--`.")
+    list[str] | None, typer.Argument(metavar="-- COMMAND", help="The command to start and watch, after `--`.")
 ]
 WatchedPid = Annotated[int | None, typer.Option("--pid", help="Watch a process that runs, and its descendants.")]
 WatchedRun = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Watch an active run of Paceline.")]

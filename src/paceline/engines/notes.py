@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from torch.nn import Module
+
 from paceline.core.agenda import Agenda
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
@@ -13,7 +15,7 @@ CROWD = 8  # workers for each core
 
 def notes_of(job: Job, plan: Plan, agenda: Agenda, engine: str) -> list[str]:
     """Return the notes on a job, its plan and the division of its batches."""
-    return [*_unused(job, plan), *_small(job, agenda), *(_crowd(plan) if engine == "local" else [])]
+    return [*_unused(job, plan), *_untrained(job), *_small(job, agenda), *(_crowd(plan) if engine == "local" else [])]
 
 
 def _unused(job: Job, plan: Plan) -> list[str]:
@@ -23,6 +25,17 @@ def _unused(job: Job, plan: Plan) -> list[str]:
     unused = {"optimizer": True, "lr_scheduler": job.lr_scheduler is not None}
     names = ", ".join(f"{name}=" for name, given in unused.items() if given)
     return [f"plan {plan.name} makes its own steps, and evaluates a batch several times; it does not use {names}"]
+
+
+def _untrained(job: Job) -> list[str]:
+    """Note that a loss has parameters, which would stay as they are."""
+    names = [name for name, p in job.loss.named_parameters() if p.requires_grad] if isinstance(job.loss, Module) else []
+    if not names:
+        return []
+    return [
+        f"loss= has parameters ({', '.join(names[:3])}) that are not trained: optimizer= gets those of the model; let "
+        "the model hold the loss, and give step=lambda model, batch: model.loss(model(batch[0]), batch[1])"
+    ]
 
 
 def _small(job: Job, agenda: Agenda) -> list[str]:

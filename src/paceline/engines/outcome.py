@@ -22,7 +22,7 @@ from paceline.runs.folder import RunFolder, writing
 from paceline.runs.record import DeathRecord, Evaluation, RunRecord, Status, Summary
 from paceline.runs.run import Run
 from paceline.runs.summary import summarize
-from paceline.runs.time_accounting import pace_of
+from paceline.runs.time_accounting import idling, pace_of
 from paceline.runs.trace import Trace
 
 
@@ -155,6 +155,8 @@ def _summarize(setup: Setup, outcome: Outcome) -> Summary:
     )  # fmt: skip
     if not plan.traits.traced:
         summary = replace(summary, bytes_sent=None, wait_fraction=None)
+    if not plan.traits.keeps_step:
+        summary = replace(summary, idle=idling(outcome.trace.rows, plan.workers))
     if summary.stragglers and isinstance(plan.method, AllReduce):  # all wait for it in every update
         summary = replace(summary, advised_sizes=sizes_by(pace_of(outcome.trace.rows, plan.workers).speed.tolist()))
     return replace(

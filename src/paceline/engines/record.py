@@ -10,7 +10,9 @@ from paceline.engines.holdings import bytes_held
 from paceline.engines.outline import outline
 from paceline.engines.replay.changes import ARITHMETIC_VERSION
 from paceline.engines.setup import Setup
+from paceline.jobs.several import SeveralOptimizers
 from paceline.parameters.layout import trainable
+from paceline.parameters.optimizers import Optimizer
 from paceline.runs.machine import this_machine
 from paceline.runs.record import DataOrigin, JobRecord, LayerRecord, LifeRecord, MovingBuffers, RunRecord, Status
 
@@ -95,9 +97,14 @@ def _job(setup: Setup) -> JobRecord:
 
 
 def _optimizer(setup: Setup) -> str:
-    """Write the user's optimizer as in Python, with its settings; of several groups, those of the first."""
+    """Write the user's optimizers as in Python."""
     module = setup.fresh_module()
     made = setup.job.make_optimizer(module, list(trainable(module).values()))
+    return " + ".join(map(_written, made.each if isinstance(made, SeveralOptimizers) else (made,)))
+
+
+def _written(made: Optimizer) -> str:
+    """Write an optimizer with its settings; of several groups, those of the first."""
     settings = {key: value for key, value in made.param_groups[0].items() if key != "params" and value is not None}
     groups = f"{len(made.param_groups)} groups, first: " if len(made.param_groups) > 1 else ""
     return f"{type(made).__name__}({groups}{', '.join(f'{key}={value}' for key, value in settings.items() if value)})"

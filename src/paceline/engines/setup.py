@@ -29,16 +29,14 @@ from paceline.gradients.first_batch import hint
 from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
+from paceline.jobs.several import nested
 from paceline.links.store_order import require_store_order
 from paceline.operators.planning import OperatorBlueprint, operator_blueprint
 from paceline.parameters.epoch_schedule import EveryEpoch, follows_loss
 from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.codecs import refuse_tables
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.dataflow import Dataflow
-from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
@@ -51,6 +49,13 @@ from paceline.splits.weighing import peaks_of_parts
 from paceline.stages.planning import CutRequest, agrees, blueprint
 from paceline.stages.rehearsal import examples_of
 from paceline.stages.segment import Blueprint
+
+#: What a worker takes at least, beside the memory that all workers share.
+PROCESS_BYTES = 30 << 20
+#: Updates of a table without an end that are proved: what follows repeats itself.
+PROVED_UPDATES = 200
+#: Instances of a dataflow whose graphs are recorded before the start.
+RECORDED_INSTANCES = 16
 
 
 @dataclass
@@ -127,6 +132,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     module = job.make_model()
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
+    _refuse_nested(plan, optimizer)
     agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     choice = None
     if job.compute == "auto":
@@ -171,9 +177,9 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
 def _refuse_crowd(plan: Plan) -> None:
     """Refuse more processes than this machine's memory can hold, however small the model is."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if plan.workers * PROCESS > memory:
+    if plan.workers * PROCESS_BYTES > memory:
         raise PlanError(
-            f"workers={plan.workers}: each is a process of at least {PROCESS >> 20} MB, and this machine has "
+            f"workers={plan.workers}: each is a process of at least {PROCESS_BYTES >> 20} MB, and this machine has "
             f"{memory >> 30} GB; give fewer workers, or see `paceline simulate`, which needs no processes"
         )
 
@@ -228,7 +234,7 @@ def _operators(
             f"updates; evaluate_every={job.evaluate_every} is no multiple of it"
         )
     instances, order = Instances(agenda), Order(len(source), job.seed, job.shuffle, agenda.cuts)
-    chunks = [instances.chunk(number) for number in range(min(LOOKED_AT, instances.passes[0]))]
+    chunks = [instances.chunk(number) for number in range(min(RECORDED_INSTANCES, instances.passes[0]))]
     examples = [(chunk, source.batch(order.indices(chunk), chunk.epoch)) for chunk in chunks]
     with threads(plan.threads):
         return operator_blueprint(job, module, examples, found.moving, plan.workers, method.on, plan.name)
@@ -236,7 +242,7 @@ def _operators(
 
 def _refused(plan: Plan, engine: str, placement: Placement) -> str:
     """Return why compute="auto" leaves a plan to PyTorch; empty where it depends on the job."""
-    if not plan.traits.traced or isinstance(plan.method, Pipeline | SplitLayers | Dataflow):
+    if not (plan.traits.traced and plan.traits.whole_model):
         return f"plan {plan.name} computes by PyTorch's autograd"
     if placement.devices[0].type != "cpu":
         return "it is measured on the CPU only; compute='fused' takes generated code on a GPU, too"
@@ -263,7 +269,7 @@ def _cut(
         raise PlanError(f"plan {plan.name} computes stages by PyTorch's autograd, not by compute={job.compute!r}")
     stop = min(agenda.updates, agenda.updates_per_epoch * max(1, span))  # what follows repeats itself
     kinds = {
-        passing.counts[:PROVED]
+        passing.counts[:PROVED_UPDATES]
         for replica in range(replicas)
         for passing in passes(span, agenda, 0, stop, replica, replicas)
     }
@@ -301,9 +307,9 @@ def _check_loss_rules(job: Job, plan: Plan, engine: str) -> Job:
         raise PlanError(
             f"plan {plan.name} cannot honour gradient_clip_norm={job.gradient_clip_norm}: {traits.cannot_clip}"
         )
-    if job.precision == "16-mixed" and isinstance(plan.method, Pipeline | NativeDdp | SplitLayers | Dataflow):
+    if job.precision == "16-mixed" and traits.cannot_scale:
         raise PlanError(
-            f"plan {plan.name} computes gradients without the scaled loss that precision='16-mixed' needs; use "
+            f"plan {plan.name} cannot scale the loss as precision='16-mixed' needs it: {traits.cannot_scale}; use "
             "precision='bf16-mixed', or a plan such as ring or downpour"
         )
     unchecked = not traits.checks_finite or (engine == "replay" and job.on_nan == "stop")
@@ -316,7 +322,7 @@ def _by_epochs(job: Job, plan: Plan, optimizer: torch.optim.Optimizer, agenda: A
         return job
     by_epoch = job.lr_scheduler_interval == "epoch"
     plateau = follows_loss(job.lr_scheduler, optimizer, job.epochs if by_epoch else agenda.updates)
-    if plateau and (not isinstance(plan.method, Alone | AllReduce) or engine == "mpi"):
+    if plateau and (not plan.traits.knows_loss or engine == "mpi"):
         raise PlanError(
             f"ReduceLROnPlateau follows the loss of whole batches, which no worker of plan {plan.name} "
             f"{'on engine mpi ' * (engine == 'mpi')}knows; use a plan that sums gradients (ring, tree, "
@@ -351,6 +357,22 @@ def _refuse_data(job: Job, plan: Plan, source: Source) -> None:
         )
 
 
+def _refuse_nested(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+    """Raise for an optimizer that steps by others, whose state it does not have, where the plan moves that state."""
+    if not plan.traits.uses_optimizer or not (kinds := nested(optimizer)):
+        return
+    says = (
+        f"{type(optimizer).__name__} steps by optimizers of its own ({', '.join(kinds)}), and their state is not in "
+        "its `state`, where Paceline looks for it"
+    )
+    remedy = (
+        "let optimizer= return a list of optimizers, each with parameters of its own, or let them share one `state`"
+    )
+    if not (plan.traits.keeps_step and plan.traits.whole_model):
+        raise PlanError(f"{says}: plan {plan.name} cannot carry it from worker to worker; {remedy}")
+    warnings.warn(f"{says}: a resumed run begins without it; {remedy}", JobWarning, stacklevel=4)
+
+
 def _refuse_changes(plan: Plan, module: nn.Module, found: Probe) -> None:
     """Raise for parameters that the model itself changes, where the plan cannot follow it."""
     if found.restless and plan.traits.shares_parameters:
@@ -360,7 +382,7 @@ def _refuse_changes(plan: Plan, module: nn.Module, found: Probe) -> None:
             "trained, as by AveragedModel(net).requires_grad_(False); of an embedding, leave max_norm= out"
         )
     frozen = [name for name in found.moving if name not in dict(module.named_buffers())]
-    if frozen and isinstance(plan.method, Pipeline | SplitLayers | Dataflow):
+    if frozen and not plan.traits.whole_model:
         raise PlanError(
             f"the model itself changes parameter {frozen[0]}, which requires no gradient, while it computes, and under "
             f"plan {plan.name} no worker has the whole model; make it a buffer, or use a plan such as ring or downpour"
@@ -379,8 +401,3 @@ def _refuse_sparse(plan: Plan, engine: str, tables: tuple[str, ...]) -> None:
             f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and plan {plan.name} "
             f"exchanges dense ones; use downpour or ssp, where only touched rows travel, or sparse=False"
         )
-
-
-PROCESS = 30 << 20  # bytes that a worker takes at least, beside what all share
-PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
-LOOKED_AT = 16  # instances whose graphs are recorded before a run of operators starts

@@ -40,6 +40,11 @@ def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
 
 def _loss_in(returned: Any) -> Tensor:
     """Return the loss of what `step` returned: a tensor, or a dictionary with the key `loss`, as Lightning takes it."""
+    if isinstance(returned, tuple | list):
+        raise JobError(
+            f"step= returned {len(returned)} values; return one loss, such as their sum. Where one network is trained "
+            "against another, as in a GAN, detach in each loss the parameters that it is not for (docs/inputs.md)"
+        )
     loss: Any = returned.get("loss") if isinstance(returned, Mapping) else returned
     if loss is None and returned is not None:
         raise JobError(

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from paceline.jobs.compiling import unwrapped
 from paceline.jobs.listing import given
 from paceline.jobs.loaders import LoaderData, adopted, taken_apart
 from paceline.jobs.metrics import RESERVED, by_name, goes_by_batches
+from paceline.jobs.several import together
 from paceline.text_table import TextList
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
@@ -59,8 +61,8 @@ class Job:
             or a dictionary that has it as `"loss"`; in evaluation it may return None, for a model that has no loss
             then. With neither `loss` nor `step`, the model returns its own: a tensor of one number, or
             `model(**batch).loss`, as models of transformers do.
-        optimizer: A function of the parameters that returns a `torch.optim` optimizer. A function whose argument is
-            called `model` gets the model, for groups of parameters.
+        optimizer: A function of the parameters that returns a `torch.optim` optimizer, or a list of several with
+            parameters of their own. A function whose argument is called `model` gets the model.
         batch_size: Samples per update, over all workers that share a batch.
         epochs: Passes over the data.
         test: Data for evaluation, in the same forms as `data`.
@@ -282,17 +284,15 @@ class Job:
 
     def make_optimizer(self, module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return a new optimizer for the module. Raise `JobError` for what is not a first-order torch optimizer."""
-        with users_code("optimizer="):
+        with users_code("optimizer=", hint=lambda fault: _hint(self.optimizer)):
             optimizer = self.optimizer(module if _wants_module(self.optimizer) else parameters)
-        if isinstance(optimizer, list | tuple | dict):
-            raise JobError(
-                f"optimizer= returned a {type(optimizer).__name__} of {len(optimizer)}, and a job has one optimizer; "
-                "give one with a group for each part: `lambda model: Adam([{'params': model.a.parameters()}, "
-                "{'params': model.b.parameters(), 'lr': 1e-4}])`; docs/inputs.md shows this for a GAN"
-            )
+        if isinstance(optimizer, list | tuple):
+            optimizer = together(optimizer)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise JobError(f"optimizer= returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
-        if isinstance(optimizer, torch.optim.LBFGS):
+            raise JobError(
+                f"optimizer= returned {type(optimizer).__name__}, not a torch.optim.Optimizer, nor a list of some"
+            )
+        if any(isinstance(one, torch.optim.LBFGS) for one in (optimizer, *getattr(optimizer, "each", ()))):
             raise JobError(
                 "LBFGS evaluates the loss several times per update and cannot be sharded or shared; "
                 "use a first-order optimizer such as torch.optim.Adam, or plan sandblaster, which is L-BFGS itself"
@@ -331,6 +331,13 @@ def seeded_elsewhere(seed: int) -> Iterator[None]:
     finally:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
+
+
+def _hint(factory: Callable[..., Any]) -> str:
+    """Return what to change in the function that makes an optimizer, if it has the parameters of a model already."""
+    if isinstance(factory, partial) and (factory.args or "params" in factory.keywords):
+        return "; optimizer= is called with the parameters: leave them out, as in partial(torch.optim.SGD, lr=0.1)"
+    return ""
 
 
 def _wants_module(factory: Callable[..., Any]) -> bool:

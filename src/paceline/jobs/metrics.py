@@ -10,8 +10,8 @@ from paceline.errors import RunFailed
 #: Names of the figures of a run and of an evaluation, which the metrics lie beside.
 RESERVED = frozenset({
     "plan", "engine", "workers", "updates", "samples", "seconds", "samples_per_second", "compute", "epochs",
-    "train_loss", "staleness", "not_finite", "bytes_sent", "wait_fraction", "stragglers", "advised_sizes", "deaths",
-    "peak_memory", "core_wait_fraction", "metrics", "run", "parameters_sha256", "test_loss", "test_accuracy",
+    "train_loss", "staleness", "not_finite", "bytes_sent", "wait_fraction", "stragglers", "advised_sizes", "idle",
+    "deaths", "peak_memory", "core_wait_fraction", "metrics", "run", "parameters_sha256", "test_loss", "test_accuracy",
 })  # fmt: skip
 MOST = 100  # numbers of one metric; a confusion matrix of many classes is no figure of a run
 

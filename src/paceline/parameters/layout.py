@@ -119,6 +119,12 @@ def not_trained(module: nn.Module) -> dict[str, Tensor]:
 def check_trainable(module: nn.Module) -> torch.dtype:
     """Return the parameters' type. Raise `JobError` for a module without any to train, or with several types."""
     parameters = trainable(module)
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise JobError(
+                f"{path or 'the model'} is a module of TorchScript, of which every copy has parameters that cannot be "
+                "trained; give the nn.Module that it was made of, or compile_options={} for torch.compile"
+            )
     if not parameters:
         raise JobError(f"{type(module).__name__} has no parameter that requires a gradient: nothing to train")
     lazy = [name for name, p in parameters.items() if isinstance(p, nn.parameter.UninitializedParameter)]

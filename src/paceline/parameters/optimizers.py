@@ -123,7 +123,10 @@ def optimizer_over(optimizer: Optimizer, parameters: dict[nn.Parameter, nn.Param
 def forget(optimizer: Optimizer, parameter: nn.Parameter) -> None:
     """Set the optimizer's state of one parameter to what it is before the first step."""
     optimizer.state.pop(parameter, None)
-    if EAGER_ADAGRAD and isinstance(optimizer, torch.optim.Adagrad):
-        group = next(each for each in optimizer.param_groups if any(p is parameter for p in each["params"]))
+    if EAGER_ADAGRAD and "initial_accumulator_value" in (group := _group_of(optimizer, parameter)):
         value, fused = group["initial_accumulator_value"], group["fused"]
         optimizer.state.update(torch.optim.Adagrad([parameter], initial_accumulator_value=value, fused=fused).state)
+
+
+def _group_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+    return next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))

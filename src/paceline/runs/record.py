@@ -187,6 +187,7 @@ class Summary:
     wait_fraction: float | None = 0.0  # share of the workers' time
     stragglers: dict[int, float] = field(default_factory=dict)  # worker: its speed as a share of the others' median
     advised_sizes: str = ""  # of the chunks of a batch, by the workers' speeds, where one is a straggler
+    idle: tuple[int, ...] = ()  # workers that computed nothing, as the others had done everything before they began
     deaths: tuple[int, ...] = ()  # workers that died; the others finished their work
     peak_memory: tuple[int, ...] = ()  # bytes of each worker, where it is measured
     core_wait_fraction: float = 0.0  # share of the workers' time in which they could have run, but had no core

@@ -90,6 +90,10 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
         slow = (f"worker {w} computes at {of:.0%} of the others' speed" for w, of in summary["stragglers"].items())
         advised = [f"sizes={summary['advised_sizes']} divides batches by speed"] if summary["advised_sizes"] else []
         lines["straggler"] = "; ".join([*slow, *advised])
+    if summary["idle"]:
+        names = ", ".join(map(str, summary["idle"]))
+        idle = f"worker{'s' * (len(summary['idle']) > 1)} {names}: the others had done everything before"
+        lines["idle"] = f"{idle}; a longer training uses all"
     if summary["not_finite"]:
         lines["not finite"] = f"the loss of {summary['not_finite']} gradients"
     if summary["deaths"]:

@@ -142,6 +142,12 @@ def straggling(rows: Columns, workers: int) -> dict[int, float]:
     return pace_of(rows, workers).stragglers() if workers > 1 else {}
 
 
+def idling(rows: Columns, workers: int) -> tuple[int, ...]:
+    """Return the workers that computed nothing and did not die."""
+    known = rows["worker"][np.isin(rows["kind"], (*FIRST, Kind.DEATH))]
+    return tuple(sorted(set(range(workers)) - set(known.tolist())))
+
+
 ENOUGH = 10  # gradients that a speed is judged by, at least
 SLOW = 0.75  # share of the others' median below which a worker is a straggler
 

@@ -11,6 +11,7 @@ A synchronous plan needs only its table, an asynchronous one the trace (`engines
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,17 @@ from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import sha256
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.plan import Plan
 from paceline.runs.events import read_events
 from paceline.runs.record import LifeRecord, RunRecord, Status, read_record
 from paceline.runs.run import Run
-from paceline.runs.trace import Trace
+from paceline.runs.trace import Kind, Trace
 from paceline.text_table import TextList
 
 SHOWN = 8  # samples of the batch that comes next
+#: Hears how many updates were made again, and how many there are.
+Say = Callable[[int, int], object]
 
 
 @dataclass
@@ -82,15 +86,18 @@ class Replay:
 
 
 def replay(
-    run: Run | str | Path, until: str | int | None = None, *, data: Any = None, job: Job | None = None
-) -> Replay:
+    run: Run | str | Path, until: str | int | None = None, *, data: Any = None, job: Job | None = None,
+    say: Say = lambda updates, last: None,
+) -> Replay:  # fmt: skip
     """Run a recorded run again in one process, and compare it with the record.
 
     Args:
         run: The run or its folder.
         until: Where the replay stops: an update number, `"nan"` for the first loss that is not finite, or `"failure"`.
+            Default: the end of the run, or of what is recorded of one that did not finish.
         data: The data, where the folder could not keep it.
         job: The job, where the folder could not keep it.
+        say: A function that is called after each update, with the number of updates so far and that of all.
     """
     check_arguments(replay, locals())
     if isinstance(until, str) and until not in ("nan", "failure") and not until.isdigit():
@@ -122,10 +129,12 @@ def replay(
             if bad is None:
                 raise UsageError("nothing in this run was not finite: there is no NaN to stop before")
             shard, stop = bad.shard, bad.version - 1
+        elif stop is None and record.summary is None and _follows_plan(plan):
+            stop = _recorded(trace)
         if stop is not None and not 0 <= stop <= setup.agenda.updates:
             raise UsageError(f"until={stop}, but the run had updates 0 to {setup.agenda.updates}")
         try:
-            return _run(setup, trace, lives, stop, shard, record)
+            return _run(setup, trace, lives, stop, shard, record, say)
         except ReplayDiverged as error:
             lost = shards_lost(run.path if isinstance(run, Run) else Path(run))
             if not lost or (record.shards == 1 and plan.codec is None):
@@ -197,11 +206,14 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
         )
 
 
-def _run(setup: Setup, trace: Trace, lives: list[Life], until: int | None, shard: int, record: RunRecord) -> Replay:
+def _run(
+    setup: Setup, trace: Trace, lives: list[Life], until: int | None, shard: int, record: RunRecord, say: Say
+) -> Replay:
     """Replay up to version `until`, and describe the update that would come next."""
     replayer = make_replayer(setup, trace, lives)
+    until = None if until is None else min(until, replayer.last)
     for _ in replayer.replay(until):
-        pass
+        say(replayer.done, replayer.last if until is None else until)
     module = load_values(setup, replayer.values())
     found = Replay(module, replayer.done, sha256(module), None)
     failure = record.failure
@@ -225,6 +237,19 @@ def _run(setup: Setup, trace: Trace, lives: list[Life], until: int | None, shard
                 f"not the recorded {recorded[:16]}. {why_bits_differ(record, lives[-1].plan)}"
             )
     return found
+
+
+def _follows_plan(plan: Plan) -> bool:
+    """Whether a replay takes the updates from the plan, which has those that a run did not come to as well."""
+    return plan.traits.keeps_step and not isinstance(plan.method, Dataflow)
+
+
+def _recorded(trace: Trace) -> int:
+    """Return the updates that every worker is known to have made of a run that did not finish."""
+    steps = trace.of_kind(Kind.APPLY)
+    if not len(steps):
+        raise UsageError("this run ended before its first update: there is nothing to replay")
+    return min(int(steps["version"][steps["worker"] == worker].max()) for worker in set(steps["worker"].tolist()))
 
 
 def _before_failure(record: RunRecord) -> int:

@@ -1,4 +1,4 @@
-"""Collectives of the local engine: a worker's payloads, and the tables by which they are summed or mixed.
+"""Collectives of workers: a worker's payloads, and the tables by which they are summed or mixed.
 
 Everything here is written against `links.Link`, so that it works over any transport.
 """

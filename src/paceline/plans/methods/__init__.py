@@ -55,6 +55,10 @@ class Traits:
     versioned: bool = True
     #: Other workers read the parameters that a forward pass of this worker uses, or hold copies of them.
     shares_parameters: bool = False
+    #: Every worker holds the whole model; False where it is cut, or its layers are split.
+    whole_model: bool = True
+    #: Every worker, or the only one, learns the loss of a whole batch in every update.
+    knows_loss: bool = False
     #: The training loop checks losses for NaN and infinity (`on_nan=`).
     checks_finite: bool = True
     #: Where computed parameters are stored and what sums gradients on several GPUs; see `engines.devices`.
@@ -69,6 +73,8 @@ class Traits:
     cannot_clip: str = ""
     #: Why `on_nan="skip"` cannot be honoured; empty where it can.
     cannot_skip: str = ""
+    #: Why the scaled loss of `precision="16-mixed"` cannot be honoured; empty where it can.
+    cannot_scale: str = ""
     #: Why checkpoints cannot be taken; empty where they can.
     no_checkpoints: str = ""
     #: The recorded plan applies to processes of this machine only; the virtual engine cannot run it.

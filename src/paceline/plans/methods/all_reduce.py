@@ -16,7 +16,7 @@ class AllReduce:
     collective: Collective
 
     streaming = None
-    traits = Traits(agrees=True, shares_parameters=True, devices="summed")
+    traits = Traits(agrees=True, knows_loss=True, shares_parameters=True, devices="summed")
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(workers)

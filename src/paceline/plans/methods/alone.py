@@ -12,7 +12,7 @@ class Alone:
     """Trains every worker on its own."""
 
     collective = streaming = None
-    traits = Traits(takes_sparse=True, devices="alone")
+    traits = Traits(takes_sparse=True, knows_loss=True, devices="alone")
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks)

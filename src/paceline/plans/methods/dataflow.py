@@ -26,9 +26,11 @@ class Dataflow:
     on: tuple[int, ...] = ()
 
     traits = Traits(
+        whole_model=False,
         devices="parts",
         cannot_clip=ALONE,
         cannot_skip=ALONE,
+        cannot_scale="each operator makes its own updates, so none sees whether the whole gradient overflows",
         needs_train="calls the model's operators at several workers, and your loop has the whole model",
         no_checkpoints="its workers have messages under way, for which there is no common cut",
     )

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from paceline.plans.methods import Division, Traits
 
+#: Why a gradient cannot be looked at before it is added up.
+SUMMED = "PyTorch sums gradients while they are computed"
+
 
 @dataclass(frozen=True)
 class NativeDdp:
@@ -17,7 +20,8 @@ class NativeDdp:
         traced=False,
         not_replayable="PyTorch does not record in which order gradients were added",
         needs_train="is what your script does without Paceline",
-        cannot_skip="PyTorch sums gradients while they are computed",
+        cannot_skip=SUMMED,
+        cannot_scale=SUMMED,
         local_only="is PyTorch's own code and runs on real processes only",
     )
 

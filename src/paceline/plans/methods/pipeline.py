@@ -74,6 +74,7 @@ class Pipeline:
         never_empty = "its pipeline is never empty before the end" if self.schedule.span == 0 else ""
         return Traits(
             keeps_step=not served,
+            whole_model=False,
             optimizer_at_server=served,
             shares_parameters=self.spread.inside > 1 or served,
             takes_sparse=not self.spread.wide,
@@ -81,6 +82,7 @@ class Pipeline:
             needs_train="cuts the model into stages, and your loop has it whole",
             cannot_clip=refusal,
             cannot_skip=refusal,
+            cannot_scale="each stage has a part of the gradient alone, and none sees whether the whole overflows",
             no_checkpoints="its shards lie with parts of stages, for which there is no common cut"
             if served
             else never_empty,

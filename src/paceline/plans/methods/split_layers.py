@@ -36,11 +36,13 @@ class SplitLayers:
     memory: int = 0
 
     traits = Traits(
+        whole_model=False,
         shares_parameters=True,
         devices="parts",
         needs_train="splits the model's layers, and your loop has them whole",
         cannot_clip=PART,
         cannot_skip=PART,
+        cannot_scale="each of its workers has a part of the gradient alone, and none sees whether the whole overflows",
     )
 
     def mesh(self, workers: int) -> Mesh:

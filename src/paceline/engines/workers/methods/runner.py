@@ -25,7 +25,6 @@ from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.store import LocalStore, restore_store, state_of_store
 from paceline.parameters.worker_state import WorkerState
-from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 
@@ -65,8 +64,8 @@ class PlanRunner(WorkerContext):
 
     def _measure(self, gradients: Sequence[Tensor | None]) -> None:
         """Measure this worker from time to time; a worker with parts of layers does not know the gradient's norm."""
-        parts = isinstance(self.plan.method, SplitLayers)
-        self.meter.before_step([] if parts else gradients, self.shared.doing[0])
+        known = gradients if self.plan.traits.whole_model else []
+        self.meter.before_step(known, self.shared.doing[0])
 
     def updates_ahead(self, first: int = 0, step: int = 1) -> range:
         """Return the updates that this worker has yet to make: from `first`, every `step`-th."""

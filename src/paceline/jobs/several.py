@@ -1,0 +1,79 @@
+"""Several optimizers of one model as one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from paceline.errors import JobError
+
+Optimizer = torch.optim.Optimizer
+
+
+class SeveralOptimizers(Optimizer):
+    """Steps each of several optimizers, in their order.
+
+    Its parameter groups are theirs, one optimizer's after another's, and all state is its own: so whatever copies,
+    stores or schedules an optimizer does the same with this one.
+    """
+
+    def __init__(self, each: Sequence[Optimizer]) -> None:
+        self.each = tuple(each)
+        #: The optimizer that steps each parameter group, by its place in `each`.
+        self.owners = [place for place, one in enumerate(each) for _ in one.param_groups]
+        common = set.intersection(*(set(one.defaults) for one in each))
+        defaults = {name: value for name, value in each[0].defaults.items() if name in common}
+        super().__init__(list(chain.from_iterable(one.param_groups for one in each)), defaults)
+        for one in each:
+            self.state.update(one.state)  # made in its constructor, by some
+
+    @property
+    def names(self) -> list[str]:
+        """The classes of the optimizers."""
+        return [type(one).__name__ for one in self.each]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step each optimizer that has parameters here."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for place, one in enumerate(self.each):
+            groups = [group for owner, group in zip(self.owners, self.param_groups, strict=True) if owner == place]
+            if any(group["params"] for group in groups):
+                # The one may have stepped for a copy of this optimizer, with other parameters.
+                one.state, one.param_groups = self.state, groups
+                one.step()
+        return loss
+
+
+def together(made: Sequence[Any]) -> SeveralOptimizers:
+    """Return several optimizers as one; raise `JobError` for what is none, or for a parameter that two of them have."""
+    if not made or not all(isinstance(one, Optimizer) for one in made):
+        kinds = ", ".join(type(one).__name__ for one in made)
+        raise JobError(
+            f"optimizer= returned a {type(made).__name__} of {kinds or 'nothing'}; give one optimizer, or several in a "
+            "list, each with parameters of its own"
+        )
+    parameters = [parameter for one in made for group in one.param_groups for parameter in group["params"]]
+    if len(set(map(id, parameters))) < len(parameters):
+        raise JobError(
+            "two of the optimizers that optimizer= returned have the same parameter; give each parameter to one of them"
+        )
+    return SeveralOptimizers(made)
+
+
+def nested(optimizer: Optimizer) -> list[str]:
+    """Return the classes of optimizers that an optimizer of the user's steps by, and whose state is not its own."""
+    if isinstance(optimizer, SeveralOptimizers):
+        return sorted({name for one in optimizer.each for name in nested(one)})
+    held: list[Any] = []
+    for value in vars(optimizer).values():
+        if isinstance(value, list | tuple):
+            held += value
+        else:
+            held += value.values() if isinstance(value, dict) else [value]
+    return [type(one).__name__ for one in held if isinstance(one, Optimizer) and one.state is not optimizer.state]
