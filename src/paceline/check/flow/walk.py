@@ -163,6 +163,7 @@ class Walker:
             for each in makers:
                 given = next(iter(each.parameters), "")
                 for wrapper in each.nested.values():
+                    found += self._by_name(decorator, maker, wrapper, given, fn)
                     for event in self.walk(wrapper).events:
                         called = event.effect.node.func if isinstance(event.effect.node, ast.Call) else None
                         if isinstance(called, ast.Name) and called.id == given:
@@ -172,6 +173,24 @@ class Walker:
             if not found and SYNCHRONIZED.search(short_name(named)):
                 found.append((decorator, self._said_to_hold(decorator, fn)))
         return found
+
+    def _by_name(
+        self, decorator: ast.expr, maker: Function | None, wrapper: Function, given: str, fn: Function
+    ) -> list[tuple[ast.expr, Held]]:
+        """The lock of `with getattr(self, name): method(self)`, where the decorator is given the name."""
+        names = [*(maker.parameters if maker is not None else ())]
+        words = dict(zip(names, decorator.args, strict=False)) if isinstance(decorator, ast.Call) else {}
+        for item in (item for block in wrapper.withs for item in block.items):
+            got = item.context_expr
+            if not isinstance(got, ast.Call) or dotted(got.func) != "getattr" or len(got.args) < 2 or fn.cls is None:
+                continue
+            word = words.get(dotted(got.args[1]), got.args[1])
+            if isinstance(word, ast.Constant) and isinstance(word.value, str):
+                lock = self.module.attribute(fn.cls, word.value)
+                if lock is not None and lock.kind in LOCKS and any(dotted(c.func) == given for c in wrapper.calls):
+                    at = ast.copy_location(ast.Attribute(ast.Name(fn.self_name), word.value), decorator)
+                    return [(decorator, Held(lock, decorator.lineno, True, f"{fn.self_name}.{word.value}", at))]
+        return []
 
     def _said_to_hold(self, decorator: ast.expr, fn: Function) -> Held:
         """The lock of a decorator that only its name tells of: its argument, or one that guards, but is in no order."""

@@ -188,3 +188,7 @@ RANK_ZERO_FIRST = {"main_process_first", "local_main_process_first", "rank_zero_
 LOCK_WORDS = ("lock", "mutex", "mutx")
 CONDITION_WORDS = ("condition", "_cond", "_cv")
 CALLBACK_WORDS = ("callback", "_cb", "listener", "observer", "hook", "handler", "subscriber")
+
+#: What a context of multiprocessing makes as its module does.
+CONTEXT_MAKES = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Process", "Queue",
+                 "JoinableQueue", "SimpleQueue", "Pool", "Barrier", "Pipe"}  # fmt: skip

@@ -53,6 +53,7 @@ def finding(
     waits: list[Wait] | None = None,
 ) -> Finding:
     """A finding at an expression of a function; the engine adds the rule and the path."""
+    at = at.context_expr if isinstance(at, ast.withitem) else at
     return Finding(
         "",
         getattr(at, "lineno", 1),

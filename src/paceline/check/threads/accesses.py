@@ -35,7 +35,7 @@ class Access(NamedTuple):
         return self.kind in ("write", "none", "update", "grow", "shrink")
 
 
-def kind_of(node: ast.Attribute | ast.Name) -> str:
+def kind_of(node: ast.Attribute | ast.Name | ast.Subscript) -> str:
     """The kind of access that this expression is, by the syntax around it."""
     up = parent(node)
     if isinstance(node.ctx, ast.Store):

@@ -13,8 +13,9 @@ from functools import cached_property
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.syntax.names import dotted, is_constant, keyword, model_in, short_name
+from paceline.check.values.by_use import ByUse
 from paceline.check.values.containers import Containers
-from paceline.check.values.lock_names import guessed, lock_class
+from paceline.check.values.lock_names import derived, guessed, lock_class
 from paceline.check.values.outside import adopt
 from paceline.check.values.passing import Passing
 from paceline.check.values.varying import Varying
@@ -29,13 +30,19 @@ class Module(Declarations):
         super().__init__(tree)
         #: Expression -> its class, by identity; the node is kept so that its identity is not used again.
         self._types: dict[int, tuple[ast.expr, Class | None]] = {}
+        self._adopted = False
         adopt(self.functions, self.type_of)
         self._types.clear()
+        self._adopted = True
 
     @cached_property
     def passing(self) -> Passing:
         """What is passed for each parameter."""
         return Passing(self.functions, self.function_named, self.callee, self._types.clear)
+
+    @cached_property
+    def _by_use(self) -> ByUse:
+        return ByUse(self.classes.values())
 
     @cached_property
     def containers(self) -> Containers:
@@ -84,13 +91,13 @@ class Module(Declarations):
             return kind
         words = name.split(".")
         if (own := self.classes.get(name)) is not None:
-            return _derived(own) or lock_class(own, self.attribute)
+            return derived(own) or lock_class(own, self.attribute)
         if words[-1] == "field":  # dataclasses
             factory = keyword(call, "default_factory")
             return None if factory is None else catalogue.CONSTRUCTORS.get(self.canonical(factory))
         if words[-1] == "submit" and len(words) > 1:
             return "Future"
-        if words[-1] not in _CONTEXT_MAKES or len(words) < 2:
+        if words[-1] not in catalogue.CONTEXT_MAKES or len(words) < 2:
             short = ".".join(words[-2:])
             return catalogue.CONSTRUCTORS.get(short) if len(words) > 2 else None
         if words[-2] == "get_context()" or (len(words) == 2 and self._is_context(words[0], fn)):
@@ -119,7 +126,7 @@ class Module(Declarations):
     def _resource(self, node: ast.expr, text: str, fn: Function, depth: int) -> Resource | None:
         """The uncached part of `resource`."""
         if isinstance(node, ast.Name):
-            if fn.cls is not None and node.id == fn.self_name and (kind := _derived(fn.cls)) is not None:
+            if fn.cls is not None and node.id == fn.self_name and (kind := derived(fn.cls)) is not None:
                 return Resource(fn.cls.name, kind, True)
             return self._of_name(node.id, fn, depth)
         if isinstance(node, ast.Attribute):
@@ -273,12 +280,14 @@ class Module(Declarations):
                 if node.id in scope.bound:
                     return self.type_of_value(scope.bound[node.id], scope, depth + 1)
                 if node.id in scope.looped:
-                    return self._element_type(scope.looped[node.id], scope, depth)
+                    found = self._element_type(scope.looped[node.id], scope, depth)
+                    return found or (self._by_use.of(scope, node.id) if self._adopted else None)
                 if node.id in scope.parameters:
                     found = self.annotated(scope.parameters[node.id])
                     for given in self.passing.to(scope, node.id) if found is None else ():
                         found = found or self.type_of_value(given.value, given.caller, depth + 1)
-                    return found
+                    unknown = found is None and scope.parameters[node.id] is None
+                    return self._by_use.of(scope, node.id) if unknown and self._adopted else found
         if isinstance(node, ast.Attribute):
             owner = self.type_of(node.value, fn, depth + 1)
             if owner is not None:
@@ -289,6 +298,8 @@ class Module(Declarations):
                             return found
                     if node.attr in cls.annotations:
                         return self.annotated(cls.annotations[node.attr])
+                if self._adopted and dotted(node.value) == fn.self_name:
+                    return self._by_use.of_attribute(owner, node.attr)
         if isinstance(node, ast.Subscript):
             return self._element_type(node.value, fn, depth)
         if isinstance(node, ast.Call):
@@ -387,14 +398,3 @@ class Module(Declarations):
             owner = self.type_of(node.value, fn)
             return owner.method(node.attr) if owner is not None else None
         return None
-
-
-def _derived(cls: Class) -> str | None:
-    """The kind of resource that the instances of a class of this file are."""
-    if cls.is_a("threading.Thread", "threading.Timer"):
-        return "Thread"
-    return "Process" if cls.is_a("multiprocessing.Process", "multiprocessing.context.Process") else None
-
-
-_CONTEXT_MAKES = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Process", "Queue",
-                  "JoinableQueue", "SimpleQueue", "Pool", "Barrier", "Pipe"}  # fmt: skip

@@ -71,6 +71,8 @@ def _held(facts: Facts) -> Iterator[Finding]:
         for effect, held in facts.events(fn):
             locks = [h for h in held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several]
             call = effect.node
+            if not locks and isinstance(call, ast.Call):
+                yield from _held_elsewhere(call, fn, facts)
             if not locks or not isinstance(call, ast.Call):
                 continue
             takes = {name: steps for steps in _in_child(call, fn, facts) for name in steps}
@@ -79,6 +81,59 @@ def _held(facts: Facts) -> Iterator[Finding]:
                 if lock.id in takes and _of_threads(lock, facts):
                     needed = next(steps[lock.id] for steps in _in_child(call, fn, facts) if lock.id in steps)
                     yield _forked(first, call, fn, needed)
+
+
+def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A lock that a child takes, and that a thread started before the fork takes again and again."""
+    if not facts.has_threads or not _forks(facts):
+        return
+    begun = [r for r in facts.roots if r.kind == "thread" and r.line < call.lineno and _starts_in(r.line, fn)]
+    for takes in _in_child(call, fn, facts) if begun else ():
+        for name, steps in takes.items():
+            for root in begun:
+                take = facts.takes(root.function).get(name)
+                lock = take.resource if take is not None else None
+                if lock is None or not lock.sure or not lock.non_reentrant or not _of_threads(lock, facts):
+                    continue
+                if "." not in name:  # a global; an object's lock may be another one in the child
+                    yield _forked_beside(lock, call, fn, root.function, take.steps[-1][1].lineno, steps)  # type: ignore[union-attr]
+                    return
+
+
+def _starts_in(line: int, fn: Function) -> bool:
+    return fn.line <= line <= (getattr(fn.node, "end_lineno", None) or 0)
+
+
+def _forks(facts: Facts) -> bool:
+    """Whether nothing in the file asks for another way to start processes than a fork."""
+    words = {"spawn", "forkserver"}
+    given = (a for fn in facts.module.functions for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords)))
+    return not any(isinstance(a, ast.Constant) and a.value in words for a in given)
+
+
+def _forked_beside(
+    lock: Resource,
+    call: ast.Call,
+    fn: Function,
+    thread: Function,
+    line: int,
+    needed: tuple[tuple[Function, ast.expr], ...],
+) -> Finding:
+    return finding(
+        call,
+        fn,
+        f"a child is forked while {thread.qualname}, in a thread, may hold {lock.id} (line {line}), and the child "
+        f"takes {lock.id} itself (line {needed[-1][1].lineno}): no thread of the child ever releases it",
+        [
+            Step("thread B", line, f"{thread.qualname} takes {lock.id}"),
+            Step("the parent", call.lineno, f"{fn.qualname} forks: the child's copy of {lock.id} is held"),
+            *call_steps("the child", needed, f"waits for {lock.id}, which no thread of the child releases"),
+        ],
+        "use the spawn method, or fork before the thread is started",
+        lock.id,
+        0.7,
+        [Wait("the child", "was forked", f"release {lock.id}", "thread B, which the child does not have")],
+    )
 
 
 def _in_child(call: ast.Call, fn: Function, facts: Facts) -> Iterator[dict[str, tuple[tuple[Function, ast.expr], ...]]]:

@@ -2,7 +2,8 @@
 
 A `threading.Lock`, `multiprocessing.Lock` or `asyncio.Lock` does not record who holds it: when the same thread takes it
 a second time, it waits for itself. Usually the second take is hidden in a method that is called while the lock is held.
-Only locks whose creation is seen are judged, and only where both takes are on the same object.
+Threads that hold a permit of a semaphore and take another one wait for each other once all permits are taken. Only
+locks whose creation is seen are judged, and only where both takes are on the same object.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         for effect, held in facts.events(fn):
             for first in held:
                 lock = first.resource
-                if not lock.non_reentrant or not lock.sure or lock.one_of_several:
+                alone = lock.non_reentrant or lock.kind == "Semaphore"
+                if not alone or not lock.sure or lock.one_of_several:
                     continue
                 steps: tuple[tuple[Function, ast.expr], ...] | None = None
                 if effect.kind == "take" and effect.resource is not None and effect.resource.id == lock.id:
@@ -56,8 +58,12 @@ def _report(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], .
     return finding(
         steps[0][1],
         fn,
-        f"{lock.id} is taken again{by} while it is held (since line {first.line}): it is not an RLock, so "
-        "the thread waits for itself",
+        f"{lock.id} is taken again{by} while it is held (since line {first.line}): "
+        + (
+            "once as many threads hold a permit as there are, all of them wait for another one"
+            if lock.kind == "Semaphore"
+            else "it is not an RLock, so the thread waits for itself"
+        ),
         [
             Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
             *call_steps("thread A", steps, f"waits for {lock.id}, which it holds itself"),

@@ -38,7 +38,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     lock = first.resource.id
                     if lock in reported or (wait.resource is not None and wait.resource.id == lock):
                         continue
-                    way = _needed(wait, lock, fn, facts)
+                    way = _needed(wait, lock, fn, facts) or _called_under(wait, lock, steps[-1][0], facts)
                     if way is not None:
                         reported.add(lock)
                         yield _report(fn, first, wait, steps, way)
@@ -143,6 +143,21 @@ def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, S
             take = facts.takes(other).get(lock) if kind != "Condition" else None
             if take is not None and _comes_first(take.steps[0][1], call, other):
                 return other.qualname, take.steps
+    return None
+
+
+def _called_under(wait: Effect, lock: str, waiter: Function, facts: Facts) -> tuple[str, Steps] | None:
+    """The call under the lock by which a condition is notified, where every call of what notifies it is such a one."""
+    if wait.resource is None or wait.resource.kind != "Condition":
+        return None
+    for other in facts.module.functions:
+        notifies = (c for c in other.calls if short_name(c.func).startswith("notify") and other is not waiter)
+        known = (facts.module.resource(c.func.value, other) for c in notifies if isinstance(c.func, ast.Attribute))
+        calls = facts.callers.get(id(other), []) if any(r and r.id == wait.resource.id for r in known) else []
+        under = [(caller, h, e.effect) for caller, e in calls for h in e.held if h.resource.id == lock]
+        if under and len(under) == len(calls):
+            caller, held, effect = under[0]
+            return caller.qualname, ((caller, ast.copy_location(ast.Name(held.receiver or lock), effect.node)),)
     return None
 
 

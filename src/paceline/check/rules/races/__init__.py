@@ -7,6 +7,7 @@ from paceline.check.rules.races import (
     changed_in_loop,
     check_then_act,
     checked_before_lock,
+    decided_twice,
     exists_then_create,
     flag_before_work,
     forgotten_lock,
@@ -46,4 +47,5 @@ RULES: tuple[Rule, ...] = (
     generator_shared.RULE,
     thread_bound.RULE,
     removed_first.RULE,
+    decided_twice.RULE,
 )

@@ -17,7 +17,7 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.names import enclosing, parent, short_name
 from paceline.check.threads.accesses import Access
-from paceline.check.threads.shared_state import BEGINNINGS, accesses_of_class, own_locks
+from paceline.check.threads.shared_state import BEGINNINGS, accesses_of_class, accesses_of_globals, own_locks
 from paceline.check.threads.sharing import filled_if_missing, fills_a_gap, may_be_alone
 
 
@@ -28,6 +28,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _changes(accesses, cls, facts)
             yield from _outdated(accesses, cls, facts)
             yield from _other_lock(accesses, cls)
+    for accesses in accesses_of_globals(facts).values() if facts.has_threads else ():
+        yield from _changes([a for a in accesses if a.kind == "update" or a.locks], None, facts)
 
 
 def _other_lock(accesses: list[Access], cls: Class) -> Iterator[Finding]:
@@ -98,7 +100,7 @@ def _report_outdated(read: Access, used: ast.Name, other: Access, lock: str) -> 
     )
 
 
-def _changes(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
+def _changes(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterator[Finding]:
     if not any(a.locks for a in accesses):
         return
     filled = {id(a.node) for a, _ in filled_if_missing(accesses)}  # reported as PC401
@@ -115,7 +117,7 @@ def _changes(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Findi
         yield _report(*minority, 0.55)
 
 
-def _bare(changes: list[Access], cls: Class, facts: Facts) -> tuple[Access, Access, str] | None:
+def _bare(changes: list[Access], cls: Class | None, facts: Facts) -> tuple[Access, Access, str] | None:
     """A change without a lock, one with the lock that all guarded changes share, and that lock."""
     bare = [a for a in changes if not a.locks and not _excused(a, facts)]
     guarded = [a for a in changes if a.locks and a.fn.name not in BEGINNINGS]
@@ -126,7 +128,7 @@ def _bare(changes: list[Access], cls: Class, facts: Facts) -> tuple[Access, Acce
     return (bare[0], guarded[0], min(common)) if common else None
 
 
-def _minority(accesses: list[Access], cls: Class, facts: Facts) -> tuple[Access, Access, str] | None:
+def _minority(accesses: list[Access], cls: Class | None, facts: Facts) -> tuple[Access, Access, str] | None:
     """A change without the lock under which more functions use the attribute, a use with it, and the lock."""
     users: dict[str, dict[Function, Access]] = {}
     for access in accesses:

@@ -197,6 +197,8 @@ def _creates(value: ast.expr, fn: Function) -> bool:
     """Whether an object is made rather than a plain value: by a class, or by a function that is named so."""
     if isinstance(value, ast.ListComp):
         return _creates(value.elt, fn)
+    if isinstance(value, ast.Name) and isinstance(made := fn.bound.get(value.id), ast.Call):
+        return _creates(made, fn)
     if not isinstance(value, ast.Call):
         return False
     name = short_name(value.func)

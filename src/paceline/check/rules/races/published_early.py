@@ -48,6 +48,11 @@ def _start(fn: Function, cls: Class, facts: Facts) -> Start | None:
     """The first call of a constructor that lets another thread at the object."""
     for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)):
         if facts.module.canonical(call.func).startswith("super") or short_name(call.func) in CONSTRUCTORS:
+            base = facts.module.function_named(call.func, fn)
+            begun = _start(base, base.cls, facts) if base is not None and base.cls not in (None, cls) else None  # type: ignore[arg-type]
+            runs = cls.method(begun.runs.name) if begun is not None and begun.runs is not None else None
+            if begun is not None and runs is not None and short_name(begun.call.func) == "start":
+                return Start(call, runs, begun.confidence)
             continue
         name = short_name(call.func)
         if name == "start" and isinstance(call.func, ast.Attribute):
@@ -96,7 +101,7 @@ def _method(node: ast.expr, fn: Function, facts: Facts) -> Function | None:
 
 def _late(fn: Function, cls: Class, start: Start, facts: Facts) -> Iterator[Finding]:
     """The attributes that are set only after the start, though they could be before, and that the thread reads."""
-    reads = _reads(start.runs, facts) if start.runs is not None else _read_by_any(cls, facts)
+    reads = _reads(start.runs, cls, facts) if start.runs is not None else _read_by_any(cls, facts)
     early = {t.attr for t in _targets(fn) if t.lineno <= start.call.lineno}
     early |= {name.id for name in _class_level(cls) if isinstance(name, ast.Name)}
     late = [t for t in _targets(fn) if t.lineno > start.call.lineno and t.attr not in early and t.attr in reads]
@@ -127,19 +132,19 @@ def _class_level(cls: Class) -> list[ast.expr]:
     return [t for node in cls.node.body if isinstance(node, ast.Assign) for t in node.targets]
 
 
-def _reads(fn: Function, facts: Facts) -> dict[str, tuple[Function, int]]:
+def _reads(fn: Function, cls: Class, facts: Facts) -> dict[str, tuple[Function, int]]:
     """Attribute -> where the function, or a method that it calls, first reads it."""
     found: dict[str, tuple[Function, int]] = {}
     todo, seen = [fn], {id(fn)}
     while todo:
         at = todo.pop(0)
         for node in at.attributes if at.name not in CONSTRUCTORS else ():
-            if isinstance(node.ctx, ast.Load) and dotted(node.value) == at.self_name and at.cls is fn.cls:
+            if isinstance(node.ctx, ast.Load) and dotted(node.value) == at.self_name and at.cls in cls.ancestry:
                 up = parent(node)
-                if not (isinstance(up, ast.Call) and up.func is node and fn.cls and fn.cls.method(node.attr)):
+                if not (isinstance(up, ast.Call) and up.func is node and cls.method(node.attr)):
                     found.setdefault(node.attr, (at, node.lineno))
         for effect in facts.runs(at):
-            if effect.callee is not None and id(effect.callee) not in seen and effect.callee.cls is fn.cls:
+            if effect.callee is not None and id(effect.callee) not in seen and effect.callee.cls in cls.ancestry:
                 seen.add(id(effect.callee))
                 todo.append(effect.callee)
     return found
@@ -150,7 +155,7 @@ def _read_by_any(cls: Class, facts: Facts) -> dict[str, tuple[Function, int]]:
     found: dict[str, tuple[Function, int]] = {}
     for method in cls.methods.values():
         if not method.name.startswith("_"):
-            for name, where in _reads(method, facts).items():
+            for name, where in _reads(method, cls, facts).items():
                 found.setdefault(name, where)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.check.rules.rule import Rule
 from paceline.check.rules.waits import (
+    barrier_parties,
     called_not_passed,
     circular_queues,
     cleared_late,
@@ -22,12 +23,18 @@ from paceline.check.rules.waits import (
     lost_wakeup,
     nested_submit,
     never_set,
+    not_returned,
     notify_one,
     notify_without_lock,
+    own_end,
     pipe_wait,
+    pool_gone,
+    rearmed,
     seconds_as_flag,
     stop_lost,
     task_done,
+    timeout_unnoticed,
+    unannounced,
     unanswered,
     wait_for_the_dead,
     wait_once,
@@ -62,4 +69,11 @@ RULES: tuple[Rule, ...] = (
     local_flag.RULE,
     end_of_stream.RULE,
     ended_then_empty.RULE,
+    unannounced.RULE,
+    own_end.RULE,
+    timeout_unnoticed.RULE,
+    pool_gone.RULE,
+    barrier_parties.RULE,
+    not_returned.RULE,
+    rearmed.RULE,
 )

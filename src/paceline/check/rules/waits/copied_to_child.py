@@ -40,9 +40,29 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield from _given(call, fn, runs, facts)
             if runs is not None:
                 yield from _assigned(runs, call, fn, facts)
+                yield from _assigned_late(runs, call, fn)
+                if runs.cls is not None and _is_target(call, fn):
+                    yield from _kept(runs.cls, runs, facts)
     for cls in facts.module.classes.values():
         if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
-            yield from _kept(cls, facts)
+            yield from _kept(cls, cls.methods["run"], facts)
+
+
+def _is_target(call: ast.Call, fn: Function) -> bool:
+    """Whether a process runs a method of the object that starts it."""
+    target = keyword(call, "target", 1) if short_name(call.func) == "Process" else None
+    return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == fn.self_name
+
+
+def _assigned_late(runs: Function, task: ast.Call, fn: Function) -> Iterator[Finding]:
+    """A global that is assigned after the processes of a pool were forked, which read it."""
+    pool = task.func.value if isinstance(task.func, ast.Attribute) else None
+    made = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else None
+    read = {n.id for n in runs.names if isinstance(n.ctx, ast.Load)} - {n.id for n in runs.stores} - {*runs.parameters}
+    for store in fn.stores if isinstance(made, ast.Call) else ():
+        if store.id in fn.globals and store.id in read and made.lineno < store.lineno <= task.lineno:  # type: ignore[union-attr]
+            yield _report_late(store, runs, made, fn)  # type: ignore[arg-type]
+            return
 
 
 def _run_in_child(call: ast.Call, fn: Function, facts: Facts) -> Function | None:
@@ -85,16 +105,16 @@ def _given(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) ->
             return
 
 
-def _kept(cls: Class, facts: Facts) -> Iterator[Finding]:
-    """Events and queues of threads that a class of processes makes, and that its `run` and its other methods use."""
+def _kept(cls: Class, runs: Function, facts: Facts) -> Iterator[Finding]:
+    """Events and queues of threads in an object of which a process runs a method, and that other methods use."""
     for name in cls.values:
         found = facts.module.attribute(cls, name)
         if found is None or not found.sure or found.kind not in OF_THREADS:
             continue
         users = [fn for fn in cls.methods.values() if any(_is(n, name, fn) for n in fn.attributes)]
         maker = next((fn for value, fn in cls.values[name] if fn.cls is cls and fn.name == "__init__"), None)
-        outside = [fn for fn in users if fn.name not in ("__init__", "run") and not facts.reached.get(id(fn))]
-        if maker is not None and cls.methods["run"] in users and outside:
+        outside = [fn for fn in users if fn.name != "__init__" and fn is not runs and not facts.reached.get(id(fn))]
+        if maker is not None and runs in users and outside:
             at = next(n for n in maker.attributes if _is(n, name, maker))
             yield _report(at, maker, found.id, OF_THREADS[found.kind])
 
@@ -127,6 +147,23 @@ def _report(at: ast.expr, fn: Function, what: str, kind: str) -> Finding:
         f"use a {instead}",
         what,
         0.7,
+    )
+
+
+def _report_late(store: ast.Name, runs: Function, made: ast.Call, fn: Function) -> Finding:
+    return finding(
+        store,
+        fn,
+        f"{store.id} is assigned after the pool has started its processes (line {made.lineno}): {runs.qualname}, which "
+        "they run, reads the value of before",
+        [
+            Step("the parent", made.lineno, "starts the processes, each with its copy of all globals"),
+            Step("the parent", store.lineno, f"{fn.qualname} assigns {store.id}, for itself"),
+            Step("the child", runs.line, f"{runs.qualname} reads its copy"),
+        ],
+        "assign it before the pool is made, or in the pool's `initializer`",
+        store.id,
+        0.75,
     )
 
 

@@ -31,7 +31,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             if join is None:
                 continue
             uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
-            reads = [c.lineno for c in uses if isinstance(c.func, ast.Attribute) and c.func.attr in READS]
+            reads = [c.lineno for c in uses if _reads(c, queue, fn, facts)]
             if any(c.lineno <= join.lineno for c in uses if c.lineno not in reads and short_name(c.func) not in WRITES):
                 continue
             if reads and min(reads) > join.lineno:
@@ -101,6 +101,18 @@ def _touches(call: ast.Call, queue: str) -> bool:
     if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == queue:
         return True
     return any(dotted(a) == queue for a in (*call.args, *(k.value for k in call.keywords)))
+
+
+def _reads(call: ast.Call, queue: str, fn: Function, facts: Facts) -> bool:
+    """Whether a call reads the queue, or passes it to a function that does."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr in READS and dotted(call.func.value) == queue:
+        return True
+    callee = facts.module.callee(call, fn)
+    for name in callee.parameters if callee is not None else ():
+        given = facts.module.passing.at(callee, name, call)  # type: ignore[arg-type]
+        if given is not None and dotted(given.value) == queue:
+            return any(dotted(c.func) in [f"{name}.{read}" for read in READS] for c in callee.calls)  # type: ignore[union-attr]
+    return False
 
 
 def _report(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: int) -> Finding:

@@ -11,47 +11,149 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import has_timeout, text_of
-from paceline.check.libraries.catalogue import PUT_ITEM
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.rule import Rule, finding, resource_of
+from paceline.check.rules.waits.endings import done_before, ends_of, never_told, tells
 from paceline.check.rules.waits.join_before_drain import arguments
-from paceline.check.rules.waits.never_set import is_end_mark
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, parent, short_name
 from paceline.check.threads.roots import STARTS, in_loop
 from paceline.narrative import Wait
 
-TELLS = ("set", "cancel", "notify", "notify_all")
-PUTS = ("put", "put_nowait")
-ASKS = ("is_set", "isSet", "wait", "get", "get_nowait")
 READS = ("get", "get_nowait")
-#: What gives a socket a timeout, or asks it whether anything has come.
-LIMITS = ("settimeout", "setblocking", "setdefaulttimeout", "select", "poll", "register")
-#: What wakes up a thread that waits at a socket, or ends it by force.
-WAKES = ("close", "shutdown", "connect", "connect_ex", "create_connection", "terminate", "kill")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report joins before what ends the thread, and joins of threads that may wait for room in a queue."""
     for fn in facts.module.functions:
+        told = (_told_after(*task, fn, facts) for task in _tasks(fn, facts))
+        yield from [f for f in told if f is not None][:1]
         for join in fn.calls:
+            if _left_open(join, fn, facts):
+                yield _report_open(fn, join)
             started = _joined(join, fn, facts)
             if started is None:
                 continue
             made, maker, runs = started
-            ends = _ends(made, maker, runs, fn)
+            ends = ends_of(made, maker, runs, fn)
             signal = _signalled(fn, join, ends)
-            if signal is not None and not any(_tells(c, ends, fn) for c in _before(fn, join, facts)):
+            register = _only_at_exit(fn, facts)
+            if (
+                register is not None
+                and not _is_daemon(made, maker)
+                and any(tells(c, ends, fn) for c in done_before(fn, join, facts))
+            ):
+                yield _report_exit(fn, join, register, runs)
+                continue
+            if signal is not None and not any(tells(c, ends, fn) for c in done_before(fn, join, facts)):
                 yield _report(fn, join, signal, runs)
                 continue
-            get = _never_told(made, maker, runs, fn, join, facts)
+            get = never_told(made, maker, runs, fn, join, facts)
             if get is not None:
                 yield _report_asleep(fn, join, runs, *get)
                 continue
             put = _full(made, maker, runs, facts)
             if put is not None and not _drained(fn, join, put[1], facts):
                 yield _report_full(fn, join, runs, *put)
+
+
+def _left_open(join: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a pool of processes is joined that nothing closes or terminates."""
+    pool = resource_of(join, ("join",), fn, facts)
+    if pool is None or pool.kind != "Pool":
+        return False
+    ends = ((c, f) for f in facts.module.functions for c in f.calls if short_name(c.func) in ("close", "terminate"))
+    closed = (resource_of(c, ("close", "terminate"), f, facts) for c, f in ends)
+    return not any(other is not None and other.id == pool.id for other in closed)
+
+
+def _only_at_exit(fn: Function, facts: Facts) -> ast.Call | None:
+    """Where a function is registered to run at exit, if nothing else calls it."""
+    if facts.callers.get(id(fn)):
+        return None
+    for other in facts.module.functions:
+        for call in other.calls:
+            registers = facts.module.canonical(call.func) == "atexit.register" and call.args
+            if registers and facts.module.function_named(call.args[0], other) is fn:
+                return call
+    return None
+
+
+def _is_daemon(made: ast.Call, maker: Function) -> bool:
+    """Whether a thread does not keep the interpreter from its exit."""
+    given = keyword(made, "daemon")
+    later = any(isinstance(t, ast.Attribute) and t.attr == "daemon" for t, _ in maker.assigns)
+    return (
+        later
+        or any(short_name(c.func) == "setDaemon" for c in maker.calls)
+        or not (given is None or is_constant(given, False))
+    )
+
+
+def _report_exit(fn: Function, join: ast.Call, register: ast.Call, runs: Function) -> Finding:
+    return finding(
+        register,
+        fn,
+        f"{fn.qualname} runs at exit, when all threads have ended that are no daemons; {runs.qualname} is one of them, "
+        f"and only {fn.qualname} ends it",
+        [
+            Step("thread A", register.lineno, "leaves the program: the interpreter waits for the threads"),
+            Step("thread B", runs.line, f"{runs.qualname} continues until it is asked to end"),
+            Step("thread A", join.lineno, f"would ask it in {fn.qualname}, which comes after that"),
+        ],
+        "make the thread a daemon, or end it before the end of the program",
+        f"{fn.qualname} at exit",
+        0.75,
+        [
+            Wait("thread A", "leaves the program", "end", "thread B"),
+            Wait("thread B", "runs its loop", "tell it to end", "thread A"),
+        ],
+    )
+
+
+def _report_open(fn: Function, join: ast.Call) -> Finding:
+    return finding(
+        join,
+        fn,
+        f"{text_of(join)} is called while the pool is open: it raises ValueError, and the tasks may not have ended",
+        [
+            Step("the parent", join.lineno, f"{fn.qualname} joins a pool that still takes tasks"),
+            Step("the parent", join.lineno, "ValueError: Pool is still running"),
+        ],
+        "call close() before join()",
+        dotted(join.func),
+        0.8,
+    )
+
+
+def _tasks(fn: Function, facts: Facts) -> Iterator[tuple[ast.stmt, ast.Call, Function]]:
+    """The tasks of an executor whose block waits at its end until they have ended: that end, the call, the function."""
+    for block in fn.withs:
+        for item in block.items:
+            made = facts.module.constructed(item.context_expr, fn)
+            if made is None or made[0] != "Executor" or not isinstance(item.optional_vars, ast.Name):
+                continue
+            end = block.body[-1]
+            for call in fn.calls:
+                submits = dotted(call.func) == f"{item.optional_vars.id}.submit" and call.args
+                runs = facts.module.function_named(call.args[0], fn) if submits else None
+                if runs is not None and block.lineno <= call.lineno <= (end.end_lineno or 0):
+                    yield end, call, runs
+
+
+def _told_after(end: ast.stmt, made: ast.Call, runs: Function, fn: Function, facts: Facts) -> Finding | None:
+    """What would end a task comes after the block of its executor, which waits for it."""
+    ends = ends_of(made, fn, runs, fn)
+    last = ast.copy_location(ast.Name("end"), end)
+    last.lineno = end.end_lineno or end.lineno
+    within = [c for f in fn.nested.values() for c in f.calls]
+    if any(tells(c, ends, fn) for c in (*done_before(fn, last, facts), *within)):
+        return None
+    later = [c for c in fn.calls if c.lineno > last.lineno and tells(c, ends, fn)]
+    flags = [t for t, v in fn.assigns if t.lineno > last.lineno and isinstance(v, ast.Constant) and dotted(t) in ends]
+    signal = min([*later, *flags], key=lambda n: n.lineno, default=None)
+    return None if signal is None or in_loop(end, fn) else _report(fn, made, signal, runs, "the end of the block")
 
 
 def _joined(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.Call, Function, Function] | None:
@@ -88,140 +190,22 @@ def _values(node: ast.expr, fn: Function) -> Iterator[tuple[Function, ast.expr]]
         yield from ((maker, value) for value, maker in fn.cls.values.get(node.attr, ()))
 
 
-def _ends(made: ast.Call, maker: Function, runs: Function, fn: Function) -> set[str]:
-    """What the loops of a thread ask for before they end, as the function that joins it names them."""
-    names = _names(made, maker, runs, fn)
-    found: set[str] = set()
-    for loop in runs.loops:
-        if not isinstance(loop, ast.While):
-            continue
-        asked = [n for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)]
-        methods = [c.func for c in runs.calls if isinstance(c.func, ast.Attribute) and _inside(c, loop)]
-        asked += [m.value for m in methods if m.attr in ASKS]  # type: ignore[misc]
-        found |= {_renamed(dotted(n), names) for n in asked} - {"", "self", fn.self_name}
-    changed = [target for target, _ in runs.assigns] + [change.target for change in runs.augmented]
-    return found - {_renamed(dotted(target), names) for target in changed}  # those end it without a signal
-
-
-def _inside(node: ast.AST, loop: ast.While) -> bool:
-    return loop.lineno <= getattr(node, "lineno", 0) <= (loop.end_lineno or 0)
-
-
-def _names(made: ast.Call, maker: Function, runs: Function, fn: Function) -> dict[str, str]:
-    """How the started function's names are called in the function that joins it."""
-    parameters = [p for p in runs.parameters if p != runs.self_name or runs.cls is None]
-    given = {p: dotted(a) for p, a in zip(parameters, arguments(made, maker), strict=False)}
-    if runs.cls is not None and fn.cls is not None:
-        given[runs.self_name] = fn.self_name
-    return given
-
-
-def _renamed(text: str, names: dict[str, str]) -> str:
-    head, dot, rest = text.partition(".")
-    return names.get(head, head) + dot + rest
-
-
 def _signalled(fn: Function, join: ast.Call, ends: set[str]) -> ast.AST | None:
     """What the function does after the join that would have ended the thread."""
     if in_loop(join, fn):
         return None
-    later = [c for c in fn.calls if c.lineno > join.lineno and _tells(c, ends, fn)]
+    later = [c for c in fn.calls if c.lineno > join.lineno and tells(c, ends, fn)]
     flags = [t for t, v in fn.assigns if t.lineno > join.lineno and isinstance(v, ast.Constant) and dotted(t) in ends]
     return min([*later, *flags], key=lambda n: n.lineno, default=None)
 
 
-def _tells(node: ast.AST, ends: set[str], fn: Function) -> bool:
-    """Whether this ends the loop of the thread."""
-    if isinstance(node, ast.Call):
-        if not isinstance(node.func, ast.Attribute) or dotted(node.func.value) not in ends:
-            return False
-        return node.func.attr in TELLS or (node.func.attr in PUTS and is_end_mark(node))
-    return dotted(node) in ends
-
-
-def _before(fn: Function, join: ast.Call, facts: Facts) -> Iterator[ast.AST]:
-    """What the function, and what it calls, does before a join."""
-    for call in fn.calls:
-        if call.lineno <= join.lineno:
-            yield call
-            callee = facts.module.callee(call, fn)
-            if callee is not None:
-                yield from callee.calls
-                yield from (target for target, value in callee.assigns if isinstance(value, ast.Constant))
-    yield from (t for t, v in fn.assigns if t.lineno <= join.lineno and isinstance(v, ast.Constant))
-
-
-def _never_told(
-    made: ast.Call, maker: Function, runs: Function, fn: Function, join: ast.Call, facts: Facts
-) -> tuple[ast.Call, str, ast.expr] | None:
-    """A wait without a timeout in the loop of a thread that only a flag ends, for what, and where the flag is set."""
-    names = _names(made, maker, runs, fn)
-    for loop in runs.loops:
-        flag = _renamed(_flag(loop.test), names) if isinstance(loop, ast.While) else ""
-        told = next((t for t, _ in fn.assigns if flag and dotted(t) == flag and t.lineno < join.lineno), None)
-        told = told or next(
-            (c.func for c in fn.calls if flag and dotted(c.func) == f"{flag}.set" and c.lineno < join.lineno), None
-        )
-        if told is None or not isinstance(loop, ast.While) or _leaves(loop):
-            continue
-        asleep = _in_queue(loop, runs, fn, join, facts) or _in_socket(loop, runs, fn, join, facts)
-        if asleep is not None:
-            return *asleep, told
-    return None
-
-
-def _leaves(loop: ast.While) -> bool:
-    """Whether something in a loop leaves it."""
-    return any(isinstance(n, ast.Break | ast.Return) for n in ast.walk(loop))
-
-
-def _in_queue(
-    loop: ast.While, runs: Function, fn: Function, join: ast.Call, facts: Facts
-) -> tuple[ast.Call, str] | None:
-    """A `get` of a loop to which no end mark is put before the join, and its queue."""
-    for effect in facts.walker.effects(runs):
-        queue = effect.resource
-        if queue is None or effect.kind != "wait" or effect.timeout or not _inside(effect.node, loop):
-            continue
-        if queue.kind not in ("Queue", "SimpleQueue", "ProcessQueue") or effect.waits_for != PUT_ITEM:
-            continue
-        wakes = any(short_name(c.func) in PUTS and c.lineno < join.lineno for c in fn.calls)
-        if not wakes and not queue.one_of_several and isinstance(effect.node, ast.Call):
-            return effect.node, f"an item of {queue.id}"
-    return None
-
-
-def _in_socket(
-    loop: ast.While, runs: Function, fn: Function, join: ast.Call, facts: Facts
-) -> tuple[ast.Call, str] | None:
-    """An `accept()` of a loop, on a socket without a timeout that is not closed before the join."""
-    every = [short_name(c.func) for f in facts.module.functions for c in f.calls]
-    if any(name in LIMITS for name in every) or any(
-        isinstance(n, ast.Call) and short_name(n.func) in WAKES for n in _before(fn, join, facts)
-    ):
-        return None
-    for call in runs.calls:
-        accepts = isinstance(call.func, ast.Attribute) and call.func.attr == "accept" and not call.args
-        if accepts and _inside(call, loop):
-            return call, f"a connection to {dotted(call.func.value)}"  # type: ignore[attr-defined]
-    return None
-
-
-def _flag(test: ast.expr) -> str:
-    """The flag or event of `while self.running`, `while not self.stopped` and `while not self.stop.is_set()`."""
-    asked = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
-    if isinstance(asked, ast.Call) and short_name(asked.func) in ("is_set", "isSet"):
-        return dotted(asked.func.value)  # type: ignore[attr-defined]
-    return dotted(asked) if isinstance(asked, ast.Attribute) else ""
-
-
 def _report_asleep(fn: Function, join: ast.Call, runs: Function, wait: ast.Call, what: str, told: ast.expr) -> Finding:
-    socket = short_name(wait.func) == "accept"
+    socket, event = short_name(wait.func) == "accept", short_name(wait.func) == "wait"
     return finding(
         join,
         fn,
         f"{text_of(join)} waits for {runs.qualname}, which waits in {text_of(wait)} (line {wait.lineno}) and sees its "
-        f"flag only once {'a connection' if socket else 'an item'} comes",
+        f"flag only once {'that happens' if event else 'a connection comes' if socket else 'an item comes'}",
         [
             Step("thread B", wait.lineno, f"{runs.qualname} waits for {what}"),
             Step("thread A", told.lineno, f"{fn.qualname} asks it to end; thread B does not wake up"),
@@ -229,12 +213,14 @@ def _report_asleep(fn: Function, join: ast.Call, runs: Function, wait: ast.Call,
         ],
         "connect to the socket once more before the join, or give it a timeout"
         if socket
+        else "set the event before the join, after the flag"
+        if event
         else f"put an end mark into {what.rpartition(' ')[2]} before the join, or get with a timeout",
-        what.rpartition(" ")[2],
+        what.removesuffix(" to be set").rpartition(" ")[2],
         0.65,
         [
             Wait("thread A", "joined the thread", "end", "thread B"),
-            Wait("thread B", f"waits for {what}", "connect" if socket else "put one", "thread A"),
+            Wait("thread B", f"waits for {what}", "connect" if socket else "set it" * event or "put one", "thread A"),
         ],
     )
 
@@ -299,13 +285,14 @@ def _cut_off(join: ast.Call) -> int:
     return 0
 
 
-def _report(fn: Function, join: ast.Call, signal: ast.AST, runs: Function) -> Finding:
+def _report(fn: Function, join: ast.Call, signal: ast.AST, runs: Function, waits: str = "") -> Finding:
     line = getattr(signal, "lineno", join.lineno)
     what = text_of(signal) if isinstance(signal, ast.Call) else f"{dotted(signal)} = ..."
     return finding(
         join,
         fn,
-        f"{text_of(join)} waits for {runs.qualname} to end, and line {line} ({what}), which would end it, comes after",
+        f"{waits or text_of(join)} waits for {runs.qualname} to end, and line {line} ({what}), which would end it, "
+        "comes after",
         [
             Step("thread A", join.lineno, f"{fn.qualname} waits for the thread to end"),
             Step("thread B", runs.line, f"{runs.qualname} continues until it is asked to end"),
@@ -380,5 +367,5 @@ RULE = Rule(
                 self.stopped.set()
                 self.thread.join()
     """,
-    needs=("join",),
+    needs=("join", "Executor"),
 )

@@ -20,6 +20,7 @@ from paceline.check.rules.rule import Rule, finding, queue_of, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import enclosing, entered_around, is_constant, short_name
+from paceline.check.threads.evidence import owns_lock
 from paceline.check.threads.roots import in_loop
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
@@ -48,6 +49,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         cleared = {e for call in fn.calls if (e := _subject(call, ("clear",), KINDS, fn, facts)) in waits}
         if cleared and id(fn) not in run:  # says itself that others wait while it works
             yield from _events(fn, {e: waits[e][1] for e in cleared}, facts)
+        elif id(fn) not in run and fn.cls is not None and owns_lock(fn.cls, facts):
+            yield from _for_others(fn, facts)
 
 
 def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, Waiter]]:
@@ -84,6 +87,17 @@ def _events(fn: Function, waits: dict[str, Waiter], facts: Facts) -> Iterator[Fi
         yield from _skipped(fn, sets, event, waits[event])
 
 
+def _for_others(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """An event that the first caller sets after the work, and for which later callers of the same method wait."""
+    calls = [(c, e) for c in fn.calls if (e := _subject(c, ("set", "wait"), KINDS, fn, facts))]
+    for event in dict.fromkeys(e for _, e in calls):
+        sets = [c for c, e in calls if e == event and short_name(c.func) == "set"]
+        waits = [c for c, e in calls if e == event and short_name(c.func) == "wait" and not has_timeout(c, "wait")]
+        aside = [w for w in waits if enclosing(w, ast.If) is not None and sets and w.lineno < sets[0].lineno]
+        if aside and not any(in_loop(c, fn) for c in sets) and not _set_elsewhere(event, fn, facts):
+            yield from _skipped(fn, sets, event, (fn, aside[0]))
+
+
 def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:
     """The end marks that a thread puts into a queue after its work, though not if that raises."""
     puts: dict[str, list[ast.Call]] = {}
@@ -108,8 +122,22 @@ def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Waiter) ->
     duty = Duty(fn, lambda call: any(call is each for each in met_by))
     made = fn.bound.get(what.rpartition(".")[2])
     there = made.lineno if made is not None and what.startswith(fn.qualname + ".") else 0  # a local event
-    for skipped in [s for s in duty.skipped_by_exceptions() if s.node.line > there][:1]:
+    ways = [s for s in duty.skipped_by_exceptions() if s.node.line > there and not _met_in_handler(s, met_by)]
+    ways += [s for s in duty.returns_without() if _in_handler(s)] if not ways else []
+    for skipped in ways[:1]:
         yield _report(fn, met_by[0], skipped, what, waiter)
+
+
+def _met_in_handler(skipped: Skipped, met_by: list[ast.Call]) -> bool:
+    """Whether the exceptions that a step is expected to raise are caught, and the handler does what is owed."""
+    tried = enclosing(skipped.node.syntax, ast.Try) if skipped.node.syntax is not None else None
+    handlers = tried.handlers if isinstance(tried, ast.Try) else []
+    return any(node is call for handler in handlers for node in ast.walk(handler) for call in met_by)
+
+
+def _in_handler(skipped: Skipped) -> bool:
+    """Whether a return is in a handler, so that something has gone wrong."""
+    return skipped.node.syntax is not None and enclosing(skipped.node.syntax, ast.ExceptHandler) is not None
 
 
 def _barriers(fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -150,10 +178,11 @@ def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: Wa
     sets = short_name(at.func) == "set"
     what = f"{event} is set" if sets else f"the end mark is put into {event}"
     ends = "returns" if skipped.caught else "ends"
+    fails = f"line {line} raises" if skipped.raised else f"the exception before line {line} comes"
     return finding(
         at,
         fn,
-        f"{what} only if everything before succeeds; if line {line} raises, {other.qualname} waits for it for ever "
+        f"{what} only if everything before succeeds; if {fails}, {other.qualname} waits for it for ever "
         f"(line {wait.lineno})",
         [
             Step("thread B", line, f"{fn.qualname} raises and {ends} before {what}"),

@@ -33,8 +33,41 @@ def find(facts: Facts) -> Iterator[Finding]:
                 flags = {flag for flag in flags if _stays(flag, fn, facts)}
             waits = list(_waits(found.id, facts))
             asking = [(f, w) for f, w in waits if _asks(w, flags, fn, f)]
+            if not asking and (kinds := _of_two_kinds(call, waits)) is not None:
+                yield _report_kinds(call, fn, found.id, *kinds)
             if asking and (len({id(f) for f, _ in waits}) > 1 or _in_several(asking[0][0], facts)):
                 yield _report(call, fn, found.id, *asking[0])
+
+
+def _of_two_kinds(
+    call: ast.Call, waits: list[tuple[Function, ast.Call]]
+) -> tuple[tuple[Function, ast.Call], tuple[Function, ast.Call]] | None:
+    """Two waits for the notified condition that ask for different things, in functions that both notify one waiter."""
+    name = short_name(call.func.value)  # type: ignore[attr-defined]
+    same = [(f, w) for f, w in waits if short_name(w.func.value) == name]  # type: ignore[attr-defined]
+    asked = {id(f): ast.dump(loop.test) for f, w in same if isinstance(loop := enclosing(w, ast.While), ast.While)}
+    notifying = [(f, w) for f, w in same if any(short_name(c.func) == "notify" for c in f.calls) and id(f) in asked]
+    both = [pair for pair in notifying if asked[id(pair[0])] != asked[id(notifying[0][0])]]
+    return (notifying[0], both[0]) if both and notifying[0][1].lineno < call.lineno < both[0][1].lineno else None
+
+
+def _report_kinds(
+    call: ast.Call, fn: Function, condition: str, one: tuple[Function, ast.Call], two: tuple[Function, ast.Call]
+) -> Finding:
+    return finding(
+        call,
+        fn,
+        f"{text_of(call)} wakes one waiter, in {one[0].qualname} (line {one[1].lineno}) or in {two[0].qualname} (line "
+        f"{two[1].lineno}): one that cannot go on sleeps again, and the one that could is not woken",
+        [
+            Step("thread A", one[1].lineno, f"waits for {condition} in {one[0].qualname}"),
+            Step("thread B", two[1].lineno, f"waits for {condition} in {two[0].qualname}"),
+            Step("thread C", call.lineno, f"{fn.qualname} notifies one: the wrong one wakes up, and sleeps again"),
+        ],
+        "call notify_all(), or use two conditions with one lock",
+        condition,
+        0.65,
+    )
 
 
 def _stays(flag: str, fn: Function, facts: Facts) -> bool:

@@ -43,12 +43,26 @@ def find(facts: Facts) -> Iterator[Finding]:
             made = awaited(value)
             if isinstance(made, ast.Call) and _makes(made, fn, facts):
                 yield from _child(target, made, fn, facts)
-                yield from _fed_first(dotted(target), made, fn)
+                yield from _fed_first(dotted(target), made, made, fn)
+            elif isinstance(made, ast.Call) and (child := _returned(made, fn, facts)) is not None:
+                yield from _fed_first(dotted(target), made, child, fn)
+                if len(_pipes(child, fn)) == 2 and isinstance(target, ast.Name):
+                    yield from _one_of_two(target.id, made, child, fn)
 
 
-def _fed_first(name: str, made: ast.Call, fn: Function) -> Iterator[Finding]:
+def _returned(call: ast.Call, fn: Function, facts: Facts) -> ast.Call | None:
+    """The child process with pipes that a function of this file starts and returns."""
+    callee = facts.module.callee(call, fn)
+    for given in callee.returns if callee is not None and callee.name != "__init__" else ():
+        value = callee.bound.get(given.value.id) if isinstance(given.value, ast.Name) else given.value  # type: ignore[union-attr]
+        if isinstance(value, ast.Call) and _makes(value, callee, facts):  # type: ignore[arg-type]
+            return value
+    return None
+
+
+def _fed_first(name: str, made: ast.Call, child: ast.Call, fn: Function) -> Iterator[Finding]:
     """`p.stdin.write(data)`, `p.stdin.close()`, and only then `p.stdout.read()`."""
-    if not _is_pipe(keyword(made, "stdin"), fn) or not _is_pipe(keyword(made, "stdout"), fn):
+    if not _is_pipe(keyword(child, "stdin"), fn) or not _is_pipe(keyword(child, "stdout"), fn):
         return
     later = [c for c in fn.calls if c.lineno >= made.lineno]
     write = next((c for c in later if dotted(c.func) == f"{name}.stdin.write"), None)
@@ -164,8 +178,18 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
     polled = _polled(name, fn, made, reads) if local else None
     if polled is not None:
         yield _report(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
-    if local and len(pipes) == 2 and (first := _one_only(reads, made)) is not None:
-        yield _one(first, made, fn, name)
+    if local and len(pipes) == 2:
+        yield from _one_of_two(name, made, made, fn)
+
+
+def _one_of_two(name: str, made: ast.Call, child: ast.Call, fn: Function) -> Iterator[Finding]:
+    """One of two pipes is read to its end while nothing reads the other one, a nested function included."""
+    reads = [a for a in fn.attributes if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")]
+    first = _one_only(reads, made)
+    beside = [n for n in ast.walk(fn.node) if isinstance(n, ast.Attribute) and dotted(n.value) == name]
+    other = "stderr" if first is not None and first.attr == "stdout" else "stdout"
+    if first is not None and not any(n.attr == other and n not in fn.attributes for n in beside):
+        yield _one(first, child, fn, name)
 
 
 def _read_afterwards(fn: Function) -> Iterator[Finding]:

@@ -23,7 +23,8 @@ from paceline.check.threads.roots import in_loop
 def find(facts: Facts) -> Iterator[Finding]:
     """Report waits for a condition that neither the function nor its callers repeat in a loop."""
     for fn in facts.module.functions:
-        if fn.name.startswith("wait"):
+        calls = [(caller, event.effect.node) for caller, event in facts.callers.get(id(fn), ())]
+        if fn.name.startswith("wait") and (not calls or any(in_loop(node, caller) for caller, node in calls)):
             continue  # its callers put it into a loop
         for effect in facts.walker.effects(fn):
             if effect.kind != "wait" or effect.waits_for != NOTIFY or effect.timeout or effect.resource is None:

@@ -1,0 +1,92 @@
+"""The class of an object of which nothing is known but how it is used.
+
+`def sync_all(client): client.call("sync")` may be called from anywhere; where one class alone has all the attributes
+that a function uses of its parameter, and one of them is its own word rather than one of containers, files or threads,
+the parameter is taken for an object of that class. So is one that is named like a class which has all of them, and an
+attribute that the constructor gets from its caller.
+"""
+
+from __future__ import annotations
+
+import ast
+import queue
+import re
+import socket
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future
+from io import BufferedRandom, TextIOWrapper
+from pathlib import Path
+
+from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.names import dotted
+
+_KNOWN = (
+    *(dict, list, set, str, bytes, deque, BufferedRandom, TextIOWrapper, Path, Executor, Future, socket.socket),
+    *(queue.Queue, subprocess.Popen, threading.Thread, threading.Event, threading.Condition),
+)
+#: What objects of libraries, and of many classes, have as well.
+_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
+COMMON = {
+    *(name for cls in _KNOWN for name in dir(cls)),
+    *("acquire", "release", "connect", "reset", "execute", "fetch", "request", "post", "delete", "head", "options"),
+    *("name", "id", "key", "value", "values", "data", "path", "size", "type", "state", "status", "config", "args"),
+    *("stop", "begin", "end", "init", "setup", "process", "handle", "save", "load", "check", "call", "main", "lock"),
+    *("logger", "log", "info", "debug", "warning", "error", "critical", "exception", "device", "shape", "dtype"),
+}
+
+
+class ByUse:
+    """The classes of a file by what is used of an object."""
+
+    def __init__(self, classes: Iterable[Class]) -> None:
+        self._having: dict[str, set[Class]] = {}
+        self._known: dict[tuple[int, str], Class | None] = {}
+        self._named: dict[str, Class | None] = {}  # None: of several classes
+        for cls in classes:
+            words = _WORDS.findall(cls.name)
+            for first in range(len(words)):
+                word = "".join(words[first:]).lower()
+                self._named[word] = cls if word not in self._named or not first else None
+            for each in cls.ancestry:
+                for name in (*each.methods, *each.values, *each.annotations):
+                    self._having.setdefault(name, set()).add(cls)
+
+    def of(self, fn: Function, name: str) -> Class | None:
+        """The class that a parameter is an object of."""
+        key = id(fn), name
+        if key not in self._known:
+            names = {use.attr for use in _uses(fn, name)}
+            passed_on = names == {fn.name}  # to an object behind this one: `def flush(self, out): out.flush()`
+            named = self._named.get(name.strip("_").replace("_", ""))
+            fits = named is not None and all(named in self._having.get(use, ()) for use in names)
+            self._known[key] = None if passed_on else named if fits else self._fitting(names)
+        return self._known[key]
+
+    def of_attribute(self, cls: Class, name: str) -> Class | None:
+        """The class of an attribute that only a base of a library assigns: the `server` of a request handler."""
+        key = id(cls), name
+        if key not in self._known and (cls in self._having.get(name, ()) or not any(c.bases for c in cls.ancestry)):
+            self._known[key] = None
+        if key not in self._known:
+            uses = [a for m in cls.methods.values() for a in m.attributes if dotted(a.value) == f"{m.self_name}.{name}"]
+            self._known[key] = self._fitting({use.attr for use in uses})
+        return self._known[key]
+
+    def _fitting(self, names: set[str]) -> Class | None:
+        """The only class, or the base of all, that has all of these attributes, one of which is a word of its own."""
+        if names <= COMMON:
+            return None
+        found = set.intersection(*(self._having.get(name, set()) for name in names))
+        bases = [cls for cls in found if not found & {*cls.ancestry[1:]}]
+        return bases[0] if len(bases) == 1 else None
+
+
+def _uses(fn: Function, name: str) -> Iterator[ast.Attribute]:
+    """The attributes that are used of a parameter, also where the constructor keeps it in an attribute."""
+    yield from (a for a in fn.attributes if isinstance(a.value, ast.Name) and a.value.id == name)
+    kept = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Name) and v.id == name} if fn.cls else set()
+    for method in fn.cls.methods.values() if kept and fn.cls is not None and fn.name == "__init__" else ():
+        yield from (a for a in method.attributes if isinstance(a.value, ast.Attribute) and dotted(a.value) in kept)
