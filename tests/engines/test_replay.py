@@ -120,7 +120,7 @@ def test_a_run_that_failed_is_replayed_as_far_as_it_is_recorded(plan: str, tmp_p
         pl.train(job, plan, folder=tmp_path)
     (run,) = tmp_path.iterdir()
     heard: list[tuple[int, int]] = []
-    found = pl.replay(run, say=lambda updates, last: heard.append((updates, last)))
+    found = pl.replay(run, progress=lambda updates, last: heard.append((updates, last)))
     assert 0 < found.updates < 20
     assert found.matches is None
     assert heard[-1][0] == found.updates

@@ -35,7 +35,7 @@ def replay(
 
     from paceline.engines.replay.replay import replay as run_again
 
-    found = run_again(run, until, say=_Progress())
+    found = run_again(run, until, progress=_Progress())
     if save is not None:
         state = {"model": found.model.state_dict(), "batch": found.guilty_batch, "samples": found.guilty_samples}
         torch.save(state, save)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 LINKS = ((1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9))  # latency in seconds, bytes per second
 NO_CIRCLE = "no waiting circle: every offer has its taker in the same step"
 REHEARSED = 8  # updates
+MOST_PROVED = 128  # workers of a table, which take seconds
 ENDLESS = 50  # updates of a pipeline that is never flushed: what follows repeats itself
 ARITHMETIC = "what becomes of averaged replicas is arithmetic, which tests compare with its equation"
 INSTANCES = 3  # trees of a world whose messages are walked in a second
@@ -76,6 +77,11 @@ def prove_plan(plan: Plan) -> Proved:
     """
     if isinstance(plan.method, Server):
         return _gate(plan, plan.method)
+    if plan.workers > MOST_PROVED:
+        raise PlanError(
+            f"a table of {plan.workers} workers is not proved: the time grows with the cube of their number. Prove at "
+            f"most {MOST_PROVED}, as the table is made in the same way for any number"
+        )
     match plan.method:
         case AllReduce(collective):
             return _collective(plan, collective, [])

@@ -63,8 +63,6 @@ class ModelCost:
     batch_bytes: int
     #: The most bytes of tensors during forward and backward that the step itself makes; gradients are among them.
     peak_bytes: int = 0
-    #: The same during the optimizer's update, besides gradients and state.
-    moment_bytes: int = 0
     #: Why the step ran with real tensors; empty where fake ones did.
     real: str = ""
 
@@ -144,24 +142,22 @@ def _recorded(
         recorder.phase = BACKWARD
         loss.backward()
         peak = live.most + graph
-        moment = _step(recorder, optimizer, live)
+        _step(recorder, optimizer)
     state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, Tensor)]
     given = [v for v in tree_leaves(batch) if isinstance(v, Tensor)]
     return ModelCost(
         samples, tuple(recorder.operations), sum(_bytes(p) for p in parameters), len(parameters), kept.bytes,
-        sum(map(_bytes, state)), sum(map(_bytes, given)), peak, moment, why,
+        sum(map(_bytes, state)), sum(map(_bytes, given)), peak, why,
     )  # fmt: skip
 
 
-def _step(recorder: Recorder, optimizer: torch.optim.Optimizer, live: Live) -> int:
-    """Record an update by the optimizer, its second: the first one also makes its state. Return the bytes it needs."""
+def _step(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
+    """Record an update by the optimizer, its second: the first one also makes its state."""
     before = len(recorder.operations)
     recorder.phase = UPDATE
     optimizer.step()
     del recorder.operations[before:]
-    held = live.begin()
     optimizer.step()
-    return live.most - held
 
 
 def _fake_module(job: Job, mode: FakeTensorMode) -> nn.Module:

@@ -64,10 +64,6 @@ class Comparison:
     def _answer(self) -> list[str]:
         return [self.table.answer.sentence] if self.table.answer else []
 
-    def record(self) -> ComparisonRecord:
-        """The table as comparison.json holds it."""
-        return self.table
-
     @property
     def job(self) -> str:
         """The job's name."""

@@ -41,7 +41,7 @@ from paceline.text_table import TextList
 
 SHOWN = 8  # samples of the batch that comes next
 #: Hears how many updates were made again, and how many there are.
-Say = Callable[[int, int], object]
+ReplayProgress = Callable[[int, int], object]
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Replay:
 
 def replay(
     run: Run | str | Path, until: str | int | None = None, *, data: Any = None, job: Job | None = None,
-    say: Say = lambda updates, last: None,
+    progress: ReplayProgress = lambda updates, last: None,
 ) -> Replay:  # fmt: skip
     """Run a recorded run again in one process, and compare it with the record.
 
@@ -97,7 +97,7 @@ def replay(
             Default: the end of the run, or of what is recorded of one that did not finish.
         data: The data, where the folder could not keep it.
         job: The job, where the folder could not keep it.
-        say: A function that is called after each update, with the number of updates so far and that of all.
+        progress: A function that is called after each update, with the number of updates so far and that of all.
     """
     check_arguments(replay, locals())
     if isinstance(until, str) and until not in ("nan", "failure") and not until.isdigit():
@@ -134,7 +134,7 @@ def replay(
         if stop is not None and not 0 <= stop <= setup.agenda.updates:
             raise UsageError(f"until={stop}, but the run had updates 0 to {setup.agenda.updates}")
         try:
-            return _run(setup, trace, lives, stop, shard, record, say)
+            return _run(setup, trace, lives, stop, shard, record, progress)
         except ReplayDiverged as error:
             lost = shards_lost(run.path if isinstance(run, Run) else Path(run))
             if not lost or (record.shards == 1 and plan.codec is None):
@@ -207,13 +207,14 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
 
 
 def _run(
-    setup: Setup, trace: Trace, lives: list[Life], until: int | None, shard: int, record: RunRecord, say: Say
-) -> Replay:
+    setup: Setup, trace: Trace, lives: list[Life], until: int | None, shard: int, record: RunRecord,
+    progress: ReplayProgress,
+) -> Replay:  # fmt: skip
     """Replay up to version `until`, and describe the update that would come next."""
     replayer = make_replayer(setup, trace, lives)
     until = None if until is None else min(until, replayer.last)
     for _ in replayer.replay(until):
-        say(replayer.done, replayer.last if until is None else until)
+        progress(replayer.done, replayer.last if until is None else until)
     module = load_values(setup, replayer.values())
     found = Replay(module, replayer.done, sha256(module), None)
     failure = record.failure

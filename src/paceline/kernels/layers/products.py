@@ -10,8 +10,6 @@ from paceline.kernels.ir import Contract, Loop, Program, Ref, at
 from paceline.kernels.layers.base import CannotFuse, Found, Held, Layer, Seen, Shape
 from paceline.kernels.layers.combined import held_at
 
-Operand = str | Held
-
 
 def linear(args: list[Any], seen: Seen) -> Found | None:
     """F.linear of parameters, in any order of their dimensions: a dense layer."""
