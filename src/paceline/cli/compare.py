@@ -41,11 +41,10 @@ def compare(
     if job is None and script is None:
         raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     if script is not None:
-        _refuse_beside_script(
-            JOB=job, plans=plans, compute=compute, device=device, seconds=seconds, link=link, epochs=epochs,
-            batch_size=batch_size, seed=seed, data_dir=data_dir,
+        compare_scripts(
+            script, workers or 2, quiet, json, JOB=job, plans=plans, compute=compute, device=device, seconds=seconds,
+            link=link, epochs=epochs, batch_size=batch_size, seed=seed, data_dir=data_dir,
         )  # fmt: skip
-        compare_scripts(script, workers or 2, quiet, json)
         return
     assert job is not None
     from paceline.api.comparing.compare import compare as run_comparison
@@ -73,8 +72,12 @@ def compare(
     show_comparison(found.table)
 
 
-def compare_scripts(script: str, workers: int, quiet: bool, json: bool) -> None:
-    """Run a script on gloo and on Paceline's backend, and show how long a step takes on each."""
+def compare_scripts(script: str, workers: int, quiet: bool, json: bool, **others: object) -> None:
+    """Run a script on gloo and on Paceline's backend, and show how long a step takes on each.
+
+    `others` are what concerns jobs alone, by name; what was given of it is refused.
+    """
+    _refuse_beside_script(**others)
     from paceline.api.comparing.compare_scripts import compare_script
     from paceline.cli.tables import show_scripts
 

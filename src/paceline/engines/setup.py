@@ -361,13 +361,9 @@ def _refuse_nested(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
     """Raise for an optimizer that steps by others, whose state it does not have, where the plan moves that state."""
     if not plan.traits.uses_optimizer or not (kinds := nested(optimizer)):
         return
-    says = (
-        f"{type(optimizer).__name__} steps by optimizers of its own ({', '.join(kinds)}), and their state is not in "
-        "its `state`, where Paceline looks for it"
-    )
-    remedy = (
-        "let optimizer= return a list of optimizers, each with parameters of its own, or let them share one `state`"
-    )
+    kind, own = type(optimizer).__name__, ", ".join(kinds)
+    says = f"{kind} steps by optimizers of its own ({own}), whose state is not in its `state`"
+    remedy = "let optimizer= return a list of optimizers, each with parameters of its own, or let all share one `state`"
     if not (plan.traits.keeps_step and plan.traits.whole_model):
         raise PlanError(f"{says}: plan {plan.name} cannot carry it from worker to worker; {remedy}")
     warnings.warn(f"{says}: a resumed run begins without it; {remedy}", JobWarning, stacklevel=4)
