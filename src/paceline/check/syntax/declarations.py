@@ -286,6 +286,8 @@ class Declarations:
                 for one in target.elts:
                     self._bind(one, node.value, fn, cls)
                 continue
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Call) and cls is None:
+                fn.looped |= {n.id: node.value for n in target.elts if isinstance(n, ast.Name)}
             self._bind(target, node.value, fn, cls)
 
     def _note_annotated(self, node: ast.AnnAssign, fn: Function, cls: Class | None) -> None:

@@ -67,7 +67,7 @@ def kind_of(node: ast.Attribute | ast.Name | ast.Subscript) -> str:
     return "read"
 
 
-def _counts(target: ast.Attribute | ast.Name, value: ast.expr) -> bool:
+def _counts(target: ast.expr, value: ast.expr) -> bool:
     """Whether a value is the old one and something: `self.x = self.x + 1`."""
     return isinstance(value, ast.BinOp) and dotted(value.left) == dotted(target) != ""
 

@@ -50,7 +50,7 @@ def overlap(one: Function, other: Function, facts: Facts) -> bool:
     if one.asynchronous and other.asynchronous:
         return False  # one loop runs both, one after the other between two awaits
     if mine and theirs:
-        return mine != theirs or len(mine) > 1 or several(mine, facts)
+        return mine != theirs or len(mine) > 1 or several(mine, facts) or (one is other and _from_outside(one, facts))
     if not mine and not theirs:
         return False
     return _open(other if mine else one, facts)
@@ -59,6 +59,12 @@ def overlap(one: Function, other: Function, facts: Facts) -> bool:
 def several(threads: set[str], facts: Facts) -> bool:
     """Whether one of these threads is started more than once."""
     return any(r.several and f"{r.kind}:{r.function.qualname}" in threads for r in facts.roots)
+
+
+def _from_outside(fn: Function, facts: Facts) -> bool:
+    """Whether a function that a thread runs is also called by one that others may call while the thread runs."""
+    callers = (caller for caller, _ in facts.callers.get(id(fn), ()) if not facts.threads_of(caller))
+    return any(_open(caller, facts) for caller in callers)
 
 
 def _open(fn: Function, facts: Facts) -> bool:

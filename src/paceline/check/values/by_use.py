@@ -31,7 +31,20 @@ _KNOWN = (
 _WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 COMMON = {
     *(name for cls in _KNOWN for name in dir(cls)),
-    *("acquire", "release", "connect", "reset", "execute", "fetch", "request", "post", "delete", "head", "options"),
+    *(
+        "acquire",
+        "release",
+        "locked",
+        "connect",
+        "reset",
+        "execute",
+        "fetch",
+        "request",
+        "post",
+        "delete",
+        "head",
+        "options",
+    ),
     *("name", "id", "key", "value", "values", "data", "path", "size", "type", "state", "status", "config", "args"),
     *("stop", "begin", "end", "init", "setup", "process", "handle", "save", "load", "check", "call", "main", "lock"),
     *("logger", "log", "info", "debug", "warning", "error", "critical", "exception", "device", "shape", "dtype"),

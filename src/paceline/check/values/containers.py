@@ -48,6 +48,8 @@ class Containers:
                 return self.of(node.func.value, fn, depth + 1)
             if isinstance(node.func, ast.Name) and node.func.id in _SAME_ELEMENTS and node.args:
                 return self.of(node.args[0], fn, depth + 1)
+        if isinstance(node, ast.Tuple | ast.List):
+            return _made(f"{fn.qualname}:{node.lineno}", [(e, fn) for e in elements(node)])
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             return self.of(node.value, fn, depth + 1)
         return None

@@ -22,7 +22,7 @@ def targets(call: ast.Call, fn: Function, module: Module) -> list[Function]:
     """The functions that a call may run; the one that its name says comes first."""
     named = module.callee(call, fn)
     if named is not None:
-        return [named, *_overriding(call.func, named, fn, module)]
+        return [named, *_overriding(call.func, named, fn, module), *_wrappers(named, module)]
     found = _values(call.func, fn, module, 0)
     return found if len(found) <= MOST else []
 
@@ -32,6 +32,19 @@ def functions_of(node: ast.expr, fn: Function, module: Module) -> list[Function]
     named = module.function_named(node, fn)
     found = [named] if named is not None else _values(node, fn, module, 0)
     return found if len(found) <= MOST else []
+
+
+def _wrappers(named: Function, module: Module) -> list[Function]:
+    """The functions of this file that decorators put in the place of a function."""
+    found: list[Function] = []
+    for decorator in getattr(named.node, "decorator_list", ()):
+        name = decorator.func if isinstance(decorator, ast.Call) else decorator
+        maker = module.top.nested.get(name.id) if isinstance(name, ast.Name) else None
+        for _ in range(2 if isinstance(decorator, ast.Call) else 1):
+            returned = [r.value for r in maker.returns if isinstance(r.value, ast.Name)] if maker is not None else []
+            maker = maker.nested.get(returned[0].id) if maker is not None and len(returned) == 1 else None
+        found += [maker] if maker is not None else []
+    return found
 
 
 def _overriding(node: ast.expr, named: Function, fn: Function, module: Module) -> list[Function]:

@@ -17,9 +17,11 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 from paceline.check.syntax.declarations import Class, Function, Resource
-from paceline.check.syntax.names import enclosing, keyword
+from paceline.check.syntax.names import enclosing, keyword, short_name
 from paceline.check.together.places import same_file
 from paceline.narrative import Wait
+
+FORKS = ("start", "fork", "forkpty")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -71,7 +73,7 @@ def _held(facts: Facts) -> Iterator[Finding]:
         for effect, held in facts.events(fn):
             locks = [h for h in held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several]
             call = effect.node
-            if not locks and isinstance(call, ast.Call):
+            if not locks and isinstance(call, ast.Call) and short_name(call.func) in FORKS and facts.has_threads:
                 yield from _held_elsewhere(call, fn, facts)
             if not locks or not isinstance(call, ast.Call):
                 continue
@@ -85,10 +87,8 @@ def _held(facts: Facts) -> Iterator[Finding]:
 
 def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
     """A lock that a child takes, and that a thread started before the fork takes again and again."""
-    if not facts.has_threads or not _forks(facts):
-        return
     begun = [r for r in facts.roots if r.kind == "thread" and r.line < call.lineno and _starts_in(r.line, fn)]
-    for takes in _in_child(call, fn, facts) if begun else ():
+    for takes in _in_child(call, fn, facts) if begun and _forks(facts) else ():
         for name, steps in takes.items():
             for root in begun:
                 take = facts.takes(root.function).get(name)

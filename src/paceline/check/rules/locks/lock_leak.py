@@ -15,7 +15,7 @@ from paceline.check.flow.walk import Leak
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
-from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.declarations import Function, Resource
 from paceline.check.syntax.names import enclosing, entered_around
 
 HANDS_ON = ("acquire", "lock", "enter", "aenter", "release_save")
@@ -42,7 +42,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             frees = [m for m, _ in walk.events if m.kind == "free" and m.resource and m.resource.id == lock.id]
             take = next((m for m, _ in walk.events if m.kind in ("take", "try") and m.line == leak.held.line), None)
-            if not frees or take is None or _depends(take, frees):
+            if not frees or take is None or _depends(take, frees) or _handed_on(lock, fn, facts):
                 continue
             reported.add(lock.id)
             yield _report(fn, leak, take, min(m.line for m in frees))
@@ -52,6 +52,13 @@ def _within(leak: Leak, fn: Function, facts: Facts) -> bool:
     """Whether a `with` of the same lock is around: it was released in between, and the `with` releases it at last."""
     entered = (facts.module.resource(context, fn) for context in entered_around(leak.held.node))
     return any(lock is not None and lock.id == leak.held.resource.id for lock in entered)
+
+
+def _handed_on(lock: Resource, fn: Function, facts: Facts) -> bool:
+    """Whether this is a permit of a semaphore that another function releases, such as the task that was started."""
+    others = (other for other in facts.module.functions if other is not fn and lock.kind == "Semaphore")
+    effects = (effect for other in others for effect in facts.walker.effects(other))
+    return any(e.kind == "free" and e.resource is not None and e.resource.id == lock.id for e in effects)
 
 
 def _depends(take: Effect, frees: list[Effect]) -> bool:

@@ -25,6 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report takes of a held lock on the same object, directly or through calls."""
     for fn in facts.module.functions:
         reported: set[tuple[str, int]] = set()
+        yield from _between_items(fn, facts)
         for effect, held in facts.events(fn):
             for first in held:
                 lock = first.resource
@@ -49,6 +50,45 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if steps is not None and (lock.id, effect.line) not in reported:
                     reported.add((lock.id, effect.line))
                     yield _report(fn, first, steps)
+
+
+def _between_items(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A loop over a generator that holds a lock at its yield, and takes that lock for an item."""
+    for loop in fn.loops:
+        call = loop.iter if isinstance(loop, ast.For) else None
+        maker = facts.module.callee(call, fn) if isinstance(call, ast.Call) else None
+        if not isinstance(loop, ast.For) or maker is None or not maker.generator:
+            continue
+        held = {h.resource.id: h for h in facts.walk(maker).at_yield if h.resource.non_reentrant and h.resource.sure}
+        for effect in facts.walker.effects(fn) if held else ():
+            inside = loop.body[0].lineno <= effect.line <= (loop.end_lineno or 0)
+            if not inside or effect.callee is None or not runs_now(effect):
+                continue
+            take = next((t for name, t in facts.takes(effect.callee).items() if name in held), None)
+            if take is not None:
+                yield _report_between(fn, loop, held[take.resource.id], maker, ((fn, effect.node), *take.steps))
+                return
+
+
+def _report_between(
+    fn: Function, loop: ast.For, held: Held, maker: Function, steps: tuple[tuple[Function, ast.expr], ...]
+) -> Finding:
+    lock = held.resource.id
+    return finding(
+        steps[0][1],
+        fn,
+        f"{lock} is taken by {text_of(steps[0][1])} in a loop over {maker.qualname}, which holds it while the loop "
+        f"works (since line {held.line}): the thread waits for itself",
+        [
+            Step("thread A", loop.lineno, f"{fn.qualname} asks {maker.qualname} for an item"),
+            Step("thread A", held.line, f"{maker.qualname} takes {lock}, and yields the item"),
+            *call_steps("thread A", steps, f"waits for {lock}, which the generator holds"),
+        ],
+        f"copy the items under {lock}, and yield them after it is released",
+        lock,
+        0.85,
+        [Wait("thread A", f"took {lock} at line {held.line}", f"release {lock}", "thread A")],
+    )
 
 
 def _report(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Finding:

@@ -9,9 +9,11 @@ from paceline.check.rules.races import (
     checked_before_lock,
     decided_twice,
     exists_then_create,
+    file_rewritten,
     flag_before_work,
     forgotten_lock,
     generator_shared,
+    interleaved,
     lazy_start,
     local_set_once,
     lost_update,
@@ -48,4 +50,6 @@ RULES: tuple[Rule, ...] = (
     thread_bound.RULE,
     removed_first.RULE,
     decided_twice.RULE,
+    interleaved.RULE,
+    file_rewritten.RULE,
 )

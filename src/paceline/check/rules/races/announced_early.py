@@ -13,7 +13,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, parent
+from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.threads.shared_state import BEGINNINGS
 
 KINDS = ("Event", "ProcessEvent")
 Place = tuple[Function, ast.Call]
@@ -52,6 +53,9 @@ def _late(
         return None
     after = block[block.index(statement) + 1 :]
     targets = [t for s in after if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Attribute)]
+    begun = any(short_name(c.func) == "start" and c.lineno < call.lineno for c in fn.calls)
+    if fn.name in BEGINNINGS and not begun:
+        return None  # nobody waits for it yet
     early = {dotted(t) for t, _ in fn.assigns if t.lineno < call.lineno}
     for target in targets:
         if dotted(target.value) != fn.self_name or dotted(target) in early:

@@ -22,6 +22,7 @@ from paceline.check.threads.shared_state import (
     accesses_of_arguments,
     accesses_of_class,
     accesses_of_globals,
+    accesses_of_locals,
     is_caught,
     is_shared,
     own_locks,
@@ -47,7 +48,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _filled(accesses, cls)
     for accesses, sign in _shared(facts):
         yield from _at_once(accesses, sign, facts)
-    for accesses in accesses_of_arguments(facts):
+    for accesses in (*accesses_of_arguments(facts), *accesses_of_locals(facts)):
         yield from _at_once(accesses, 0.0, facts)
     for accesses in accesses_of_globals(facts).values():
         yield from _filled(accesses, None)

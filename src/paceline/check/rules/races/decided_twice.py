@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.flow.effects import runs_now
+from paceline.check.flow.effects import Effect, runs_now
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, same_object
@@ -24,8 +24,10 @@ from paceline.check.threads.shared_state import (
     is_caught,
     is_teardown,
 )
-from paceline.check.threads.sharing import THREAD_WORDS, absent, asked_before, checked, fills_a_gap, meet
+from paceline.check.threads.sharing import THREAD_WORDS, absent, asked_before, checked, fills_a_gap, meet, overlap
 
+#: What ends an object before another one takes its place.
+ENDS = ("cancel", "close", "stop", "terminate", "kill", "shutdown", "disconnect", "release")
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -37,7 +39,58 @@ def find(facts: Facts) -> Iterator[Finding]:
     groups += accesses_of_globals(facts).values()
     for accesses in groups:
         if any(a.changes for a in accesses):
-            yield from _decided(accesses, facts)
+            yield from list(_decided(accesses, facts)) or _replaced(accesses, facts)
+    yield from _between_calls(facts)
+
+
+def _between_calls(facts: Facts) -> Iterator[Finding]:
+    """`if stock.available(item): stock.take(item)`: each call holds the object's lock, which is free in between."""
+    for fn in facts.module.functions:
+        calls = {id(e.node): e for e in facts.walker.effects(fn) if e.callee is not None and e.callee.cls is not None}
+        for test in fn.tests if len(calls) > 1 and not fn.asynchronous else ():
+            asked = [calls[id(n)] for n in ast.walk(test.test) if id(n) in calls]
+            inside = [calls[id(n)] for s in _branch(test) for n in ast.walk(s) if id(n) in calls]
+            for one in asked:
+                for other in inside:
+                    shared = _same_state(one, other, fn, facts)
+                    if shared is not None and not facts.held_at(test.test, fn) and overlap(fn, fn, facts):
+                        yield _report_calls(fn, one, other, shared)
+                        return
+
+
+def _same_state(one: Effect, other: Effect, fn: Function, facts: Facts) -> str | None:
+    """What one method reads under a lock of the object, and the other one changes under that lock."""
+    reads, changes = one.callee, other.callee
+    receivers = {
+        dotted(e.node.func.value) for e in (one, other) if isinstance(getattr(e.node, "func", None), ast.Attribute)
+    }
+    if reads is None or changes is None or reads is changes or len(receivers) != 1 or "" in receivers:
+        return None
+    if reads.cls is not changes.cls or reads.cls is None or reads.cls is fn.cls:
+        return None
+    for name, accesses in accesses_of_class(reads.cls, facts).items():
+        read = next((a for a in accesses if a.fn is reads and not a.changes and a.locks), None)
+        change = next((a for a in accesses if a.fn is changes and a.changes and a.locks), None)
+        if read is not None and change is not None and read.locks & change.locks:
+            return f"{reads.cls.name}.{name}"
+    return None
+
+
+def _report_calls(fn: Function, one: Effect, other: Effect, shared: str) -> Finding:
+    return finding(
+        other.node,
+        fn,
+        f"{shared} is asked for at line {one.line} and changed here, each under the object's lock, which is free in "
+        f"between; several threads run {fn.qualname}, and two of them may decide by the same value",
+        [
+            Step("thread A", one.line, f"{fn.qualname} decides by {shared}"),
+            Step("thread B", other.line, "decides by the same value, and changes it"),
+            Step("thread A", other.line, "changes it by a decision that does not hold any more"),
+        ],
+        "make one method of both, which holds the lock over the decision and the change",
+        shared,
+        0.6,
+    )
 
 
 def _decided(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
@@ -52,6 +105,33 @@ def _decided(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             continue
         yield _report(read, change, callee)
         return
+
+
+def _replaced(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """`self.timer.cancel()` and then `self.timer = Timer(...)`: of two that are made at once, one is not cancelled."""
+    for change in accesses:
+        made = parent(change.node)
+        makes = change.kind == "write" and isinstance(made, ast.Assign) and isinstance(made.value, ast.Call)
+        if (
+            not makes
+            or change.locks
+            or change.fn.asynchronous
+            or change.fn.name in BEGINNINGS
+            or is_teardown(change.fn)
+        ):
+            continue
+        for read in accesses:
+            method = parent(read.node)
+            ends = isinstance(method, ast.Attribute) and method.attr in ENDS and isinstance(parent(method), ast.Call)
+            if (
+                ends
+                and read.fn is change.fn
+                and read.line < change.line
+                and not read.locks
+                and meet(change, change, facts)
+            ):
+                yield _report(read, change, None)
+                return
 
 
 def _test(read: Access) -> ast.If | ast.While | None:

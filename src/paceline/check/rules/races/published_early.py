@@ -23,6 +23,7 @@ from paceline.check.threads.roots import STARTS
 RUNS = ("start_new_thread", "submit", "run_in_executor", "call_soon_threadsafe")  # a task begins only after an await
 #: What calls back into an object that it is given may be called like this.
 OUTSIDE = ("server", "listen", "register", "connect", "subscribe", "transport", "daemon", "client_factory")
+BASES = 4  # classes through which the start of a thread is followed
 CONSTRUCTORS = ("__init__", "__post_init__")
 
 
@@ -44,12 +45,13 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield from _late(fn, cls, start, facts)
 
 
-def _start(fn: Function, cls: Class, facts: Facts) -> Start | None:
+def _start(fn: Function, cls: Class, facts: Facts, depth: int = 0) -> Start | None:
     """The first call of a constructor that lets another thread at the object."""
     for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)):
         if facts.module.canonical(call.func).startswith("super") or short_name(call.func) in CONSTRUCTORS:
-            base = facts.module.function_named(call.func, fn)
-            begun = _start(base, base.cls, facts) if base is not None and base.cls not in (None, cls) else None  # type: ignore[arg-type]
+            base = facts.module.function_named(call.func, fn) if depth < BASES else None
+            above = base.cls if base is not None and base.cls in cls.ancestry[1:] else None
+            begun = _start(base, above, facts, depth + 1) if base is not None and above is not None else None
             runs = cls.method(begun.runs.name) if begun is not None and begun.runs is not None else None
             if begun is not None and runs is not None and short_name(begun.call.func) == "start":
                 return Start(call, runs, begun.confidence)

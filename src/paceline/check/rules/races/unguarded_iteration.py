@@ -131,6 +131,8 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
             and change.fn.name != "__del__"
         ):
             return change, "a callback of a weak reference, which runs wherever an object dies,", 0.7
+        if _in_handler(change.fn, facts) and not _in_handler(loop.fn, facts):
+            return change, f"{change.fn.qualname}, a signal handler, which runs between any two steps,", 0.7
     guarded = [c for c in changes if c.locks]
     bare = [c for c in changes if not c.locks and not is_teardown(c.fn)]
     if guarded and not bare and (cls is None or is_shared(cls, facts)):
@@ -159,6 +161,11 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
         if theirs and not mine and not change.locks & loop.locks:
             return change, f"{change.fn.qualname}, in another thread,", 0.6
     return None
+
+
+def _in_handler(fn: Function, facts: Facts) -> bool:
+    """Whether a signal handler runs a function."""
+    return any(root.startswith("signal:") for root in facts.reached.get(id(fn), ()))
 
 
 def _by_callback(loop: Access, changes: list[Access]) -> Access | None:
@@ -312,5 +319,5 @@ RULE = Rule(
                 with self._lock:
                     return sum(value for value in self._data.values())
     """,
-    needs=("ock", "utex", "hread", "weakref", "gc.callbacks", "await", *libraries.threaded()),
+    needs=("ock", "utex", "hread", "signal", "weakref", "gc.callbacks", "await", *libraries.threaded()),
 )

@@ -16,9 +16,10 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.waits.join_before_drain import arguments
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import keyword, short_name
-from paceline.check.threads.accesses import kind_of
+from paceline.check.syntax.names import keyword, parent, short_name
+from paceline.check.threads.accesses import GROWS, SHRINKS, kind_of
 from paceline.check.threads.shared_state import is_container
+from paceline.check.values.library_types import type_name
 
 #: Methods of a pool that have its processes run a function, and what makes such pools.
 TASKS = {
@@ -28,12 +29,18 @@ POOLS = {
     "multiprocessing.Pool", "multiprocessing.pool.Pool", "concurrent.futures.ProcessPoolExecutor",
     "concurrent.futures.process.ProcessPoolExecutor",
 }  # fmt: skip
+OF_PROCESSES = (
+    *("Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition", "Event", "Barrier"),
+    *("Queue", "JoinableQueue", "SimpleQueue", "Value", "Array"),
+)
+PROXIES = ("multiprocessing.DictProxy", "multiprocessing.ListProxy")
 OF_THREADS = {"Event": "threading.Event", "Queue": "queue.Queue", "SimpleQueue": "queue.SimpleQueue"}
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report events, queues and containers of one process that are given to a child."""
     for fn in facts.module.functions:
+        yield from _inside_proxy(fn, facts)
         for call in fn.calls:
             runs = _run_in_child(call, fn, facts)
             if facts.module.constructed_kind(call, fn) == "Process":
@@ -41,6 +48,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             if runs is not None:
                 yield from _assigned(runs, call, fn, facts)
                 yield from _assigned_late(runs, call, fn)
+                yield from _in_task(call, fn, facts)
                 if runs.cls is not None and _is_target(call, fn):
                     yield from _kept(runs.cls, runs, facts)
     for cls in facts.module.classes.values():
@@ -63,6 +71,63 @@ def _assigned_late(runs: Function, task: ast.Call, fn: Function) -> Iterator[Fin
         if store.id in fn.globals and store.id in read and made.lineno < store.lineno <= task.lineno:  # type: ignore[union-attr]
             yield _report_late(store, runs, made, fn)  # type: ignore[arg-type]
             return
+
+
+def _in_task(task: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A lock or queue of multiprocessing among the arguments of a task: only a new process can be given one."""
+    if short_name(task.func) not in TASKS:
+        return
+    given = [*task.args[1:], *(k.value for k in task.keywords)]
+    given += [fn.bound[a.id] for a in given if isinstance(a, ast.Name) and a.id in fn.bound]
+    for name in (n for value in given for n in ast.walk(value) if isinstance(n, ast.Name)):
+        made = fn.bound.get(name.id)
+        origin = facts.module.canonical(made.func) if isinstance(made, ast.Call) else ""
+        if origin.startswith("multiprocessing.") and origin.rpartition(".")[2] in OF_PROCESSES:
+            yield _report_in_task(name, fn, origin)
+            return
+
+
+def _report_in_task(name: ast.Name, fn: Function, origin: str) -> Finding:
+    return finding(
+        name,
+        fn,
+        f"{name.id}, a {origin}, is given to a task of a pool: it cannot be pickled, and the task "
+        "fails with RuntimeError",
+        [
+            Step("the parent", name.lineno, f"{fn.qualname} sends {name.id} to a process that is running already"),
+            Step("the parent", name.lineno, "RuntimeError: it is shared with a new process only"),
+        ],
+        "pass it by the pool's `initializer`, or take one of a multiprocessing.Manager",
+        name.id,
+        0.8,
+    )
+
+
+def _inside_proxy(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A change of what a proxy of a manager holds: `shared[key].append(x)` changes a copy."""
+    for item in fn.subscripts:
+        up = parent(item)
+        called = isinstance(up, ast.Attribute) and up.attr in GROWS | SHRINKS and isinstance(parent(up), ast.Call)
+        stored = isinstance(up, ast.Subscript) and up.value is item and not isinstance(up.ctx, ast.Load)
+        if (called or stored) and type_name(item.value, fn, facts.module) in PROXIES:
+            yield _report_proxy(item, fn)
+            return
+
+
+def _report_proxy(item: ast.Subscript, fn: Function) -> Finding:
+    text = ast.unparse(item)
+    return finding(
+        item,
+        fn,
+        f"{text} of a manager's proxy is a copy: the change is lost, and no other process sees it",
+        [
+            Step("the child", item.lineno, f"{fn.qualname} gets a copy of {text}, and changes that"),
+            Step("the manager", item.lineno, "keeps the old value"),
+        ],
+        f"store the changed value again: {text} = value",
+        text,
+        0.75,
+    )
 
 
 def _run_in_child(call: ast.Call, fn: Function, facts: Facts) -> Function | None:

@@ -168,6 +168,10 @@ def _in_socket(
         accepts = isinstance(call.func, ast.Attribute) and call.func.attr == "accept" and not call.args
         if accepts and inside(call, loop):
             return call, f"a connection to {dotted(call.func.value)}"  # type: ignore[attr-defined]
+        reads = facts.module.canonical(call.func) == "os.read" and call.args
+        wakes = any(isinstance(n, ast.Call) and short_name(n.func) == "write" for n in done_before(fn, join, facts))
+        if reads and not wakes and inside(call, loop):
+            return call, f"data from {dotted(call.args[0])}"
     return None
 
 

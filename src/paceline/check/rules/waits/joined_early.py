@@ -205,7 +205,7 @@ def _report_asleep(fn: Function, join: ast.Call, runs: Function, wait: ast.Call,
         join,
         fn,
         f"{text_of(join)} waits for {runs.qualname}, which waits in {text_of(wait)} (line {wait.lineno}) and sees its "
-        f"flag only once {'that happens' if event else 'a connection comes' if socket else 'an item comes'}",
+        f"flag only once {'that happens' if event else 'a connection comes' if socket else 'something comes'}",
         [
             Step("thread B", wait.lineno, f"{runs.qualname} waits for {what}"),
             Step("thread A", told.lineno, f"{fn.qualname} asks it to end; thread B does not wake up"),
@@ -215,6 +215,8 @@ def _report_asleep(fn: Function, join: ast.Call, runs: Function, wait: ast.Call,
         if socket
         else "set the event before the join, after the flag"
         if event
+        else "wait for the data with a timeout, or for a second pipe as well, by select()"
+        if short_name(wait.func) == "read"
         else f"put an end mark into {what.rpartition(' ')[2]} before the join, or get with a timeout",
         what.removesuffix(" to be set").rpartition(" ")[2],
         0.65,

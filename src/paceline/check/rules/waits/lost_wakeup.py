@@ -16,7 +16,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import awaited, dotted
+from paceline.check.syntax.names import awaited, dotted, parent
 
 DEPTH = 2
 
@@ -25,6 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report loops that check a flag, then clear the event that announces it, then wait."""
     for fn in facts.module.functions:
         yield from _just_before(fn, facts)
+        yield from _pulsed(fn, facts)
         yield from _after_work(fn, facts)
         for loop in fn.loops:
             if not isinstance(loop, ast.While):
@@ -71,6 +72,46 @@ def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
             )
             if setter is not None:
                 yield _announced(fn, clear, wait, event, setter)
+
+
+def _pulsed(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`event.set()` directly before `event.clear()`: only who waits at this very moment may notice."""
+    for call in fn.calls:
+        statement = parent(call)
+        block = getattr(parent(statement), "body", []) if isinstance(statement, ast.Expr) and _is(call, "set") else []
+        after = block[block.index(statement) + 1 :] if isinstance(block, list) and statement in block else []
+        clear = _call_of(after[0]) if after else None
+        if clear is None or not _is(clear, "clear"):
+            continue
+        event = _event(call, fn, facts)
+        if event is None or _event(clear, fn, facts) != event:
+            continue
+        waits = (
+            (c, f) for f in facts.module.functions for c in f.calls if _is(c, "wait") and not has_timeout(c, "wait")
+        )
+        waiter = next(((c, f) for c, f in waits if f is not fn and _event(c, f, facts) == event), None)
+        if waiter is not None:
+            yield _report_pulse(fn, call, clear, event, waiter[1], waiter[0])
+
+
+def _report_pulse(
+    fn: Function, sets: ast.Call, clear: ast.Call, event: str, waiter: Function, wait: ast.Call
+) -> Finding:
+    return finding(
+        clear,
+        fn,
+        f"{event} is cleared right after it was set: {waiter.qualname} (line {wait.lineno}) misses it unless it waits "
+        "at this very moment",
+        [
+            Step("thread B", wait.lineno, f"{waiter.qualname} is on its way to wait"),
+            Step("thread A", sets.lineno, f"{fn.qualname} sets {event}"),
+            Step("thread A", clear.lineno, f"clears {event}"),
+            Step("thread B", wait.lineno, "waits: the event is not set any more"),
+        ],
+        "use a Condition with a counter that waiters compare, and notify_all()",
+        event,
+        0.75,
+    )
 
 
 def _after_work(fn: Function, facts: Facts) -> Iterator[Finding]:

@@ -49,6 +49,9 @@ def _submits(fn: Function, pool: str, facts: Facts, depth: int) -> tuple[Functio
     ]
     if calls and waits:
         return fn, waits[0].node  # type: ignore[return-value]
+    for wait in waits:
+        if isinstance(wait.node, ast.Call) and _kept(wait.node, fn, pool, facts):
+            return fn, wait.node
     if depth < DEPTH:
         for effect in facts.runs(fn):
             assert effect.callee is not None
@@ -56,6 +59,16 @@ def _submits(fn: Function, pool: str, facts: Facts, depth: int) -> tuple[Functio
             if found is not None:
                 return found
     return None
+
+
+def _kept(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
+    """Whether this waits for an element of a container of futures of the executor: `self.futures[name].result()`."""
+    future = wait.func.value if isinstance(wait.func, ast.Attribute) else None
+    over = fn.looped.get(future.id) if isinstance(future, ast.Name) else None
+    over = future.value if isinstance(future, ast.Subscript) else over
+    container = facts.module.containers.of(over, fn) if over is not None else None
+    elements = container.elements if container is not None else ()
+    return any(isinstance(value, ast.Call) and _executor(value, scope, facts) == pool for value, scope in elements)
 
 
 def _report(fn: Function, at: ast.Call, task: Function, pool: str, submitted: ast.Call) -> Finding:

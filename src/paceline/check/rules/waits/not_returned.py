@@ -28,7 +28,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             queue = queue_of(value, ("get",), fn, facts)
             back = [c for c in fn.calls if queue and _puts(c, queue, target.id, fn, facts) and c.lineno > value.lineno]
-            if not back or (has_timeout(value, "get") and fn.cls is None):
+            if not back or has_timeout(value, "get"):
                 continue
             duty = Duty(fn, lambda call, own=back: any(call is each for each in own))  # type: ignore[misc]
             starts = duty.steps(lambda call, own=value: call is own)  # type: ignore[misc]

@@ -13,16 +13,19 @@ from collections.abc import Iterator
 from paceline.check.flow.effects import has_timeout, text_of
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.waits.join_before_drain import arguments
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, enclosing, is_constant, parent, short_name
 
+ASKS = ("is_alive", "exitcode", "terminate", "kill")
 EVENTS = ("Event", "ProcessEvent")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report waits whose result is dropped, before a use of what the setter of the event has stored."""
     for fn in facts.module.functions:
+        yield from _joined(fn, facts)
         for call in fn.calls:
             if not _unnoticed(call, fn, facts):
                 continue
@@ -31,6 +34,40 @@ def find(facts: Facts) -> Iterator[Finding]:
             if read is not None and setter is not None:
                 yield _report(fn, call, read, setter)
                 break
+
+
+def _joined(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`child.join(60)`, and then a use of what the child was given, whether or not it has ended."""
+    for target, made in fn.assigns:
+        kind = facts.module.constructed_kind(made, fn) if isinstance(made, ast.Call) else None
+        if kind not in ("Process", "Thread") or not isinstance(target, ast.Name):
+            continue
+        given = {n.id for a in arguments(made, fn) for n in ast.walk(a) if isinstance(n, ast.Name)} - {fn.self_name}  # type: ignore[arg-type]
+        join = next((c for c in fn.calls if dotted(c.func) == f"{target.id}.join" and has_timeout(c, "join")), None)
+        asked = any(dotted(a) in [f"{target.id}.{how}" for how in ASKS] for a in fn.attributes)
+        if join is None or asked or not isinstance(parent(join), ast.Expr):
+            continue
+        later = (n for n in fn.names if n.id in given and n.lineno > join.lineno and n.id != target.id)
+        used = next((n for n in later if isinstance(enclosing(n, ast.Call), ast.Call)), None)
+        if used is not None:
+            yield _report_joined(fn, join, used)
+
+
+def _report_joined(fn: Function, join: ast.Call, used: ast.Name) -> Finding:
+    return finding(
+        join,
+        fn,
+        f"{text_of(join)} gives up after its timeout, and nothing asks whether the other side has ended: {used.id}, "
+        f"which it still works with, is used at line {used.lineno}",
+        [
+            Step("the child", join.lineno, f"works with {used.id} for longer than the timeout"),
+            Step("the parent", join.lineno, f"{fn.qualname} goes on"),
+            Step("the parent", used.lineno, f"uses {used.id} while the child is changing it"),
+        ],
+        "ask is_alive() after the join, and end the child or raise an error",
+        used.id,
+        0.6,
+    )
 
 
 def _unnoticed(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -144,5 +181,5 @@ RULE = Rule(
                     raise TimeoutError
                 return self.answer
     """,
-    needs=("Event",),
+    needs=("Event", "join"),
 )

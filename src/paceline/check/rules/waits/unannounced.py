@@ -37,8 +37,13 @@ def find(facts: Facts) -> Iterator[Finding]:
             for node, way in _directions(part, holds):
                 for access in _accesses(node, fn, facts):
                     key = id(access.fn), access.thing
-                    wrong = key in seen or not _ends(access, way) or access.fn.name in BEGINNINGS
-                    if wrong or condition.id not in access.locks or not _silent(access.fn, condition, notifying, facts):
+                    if key in seen or not _ends(access, way) or access.fn.name in BEGINNINGS:
+                        continue
+                    if condition.id in access.locks:
+                        late = _silent(access.fn, condition, notifying, facts)
+                    else:
+                        late = _notified_before(access, condition, facts)
+                    if not late:
                         continue
                     seen.add(key)
                     yield _report(access, fn, call, condition.id)
@@ -111,6 +116,8 @@ def _ends(access: Access, way: str) -> bool:
         return isinstance(operator, ast.Add if way == UP else ast.Sub)
     assigned = parent(access.node)
     value = assigned.value if isinstance(assigned, ast.Assign) else None
+    if access.kind == "write" and way == UP and isinstance(value, ast.Name | ast.Call):
+        return True
     if access.kind not in ("write", "none") or not isinstance(value, ast.Constant):
         return False
     return bool(value.value) == (way == UP)
@@ -140,6 +147,13 @@ def _silent(fn: Function, condition: Resource, notifying: dict[int, set[str]], f
     """Whether neither a function nor any that calls it notifies a condition."""
     callers = [caller for caller, _ in facts.callers.get(id(fn), ())]
     return all(condition.id not in notifying.get(id(each), ()) for each in (fn, *callers))
+
+
+def _notified_before(access: Access, condition: Resource, facts: Facts) -> bool:
+    """Whether a change without the condition comes after the notification of its function."""
+    woken = ((c, resource_of(c, ("notify", "notify_all"), access.fn, facts)) for c in access.fn.calls)
+    lines = [call.lineno for call, found in woken if found is not None and found.id == condition.id]
+    return bool(lines) and max(lines) < access.line
 
 
 def _report(access: Access, fn: Function, call: ast.Call, condition: str) -> Finding:
