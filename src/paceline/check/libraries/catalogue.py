@@ -108,6 +108,13 @@ WAITS: dict[tuple[str, str], str] = {
     ("Popen", "communicate"): "the child process to end",
 }
 
+# The same for calls that a coroutine awaits.
+PAUSES: dict[tuple[str, str], str] = {
+    ("AsyncEvent", "wait"): "another task to set the event",
+    ("AsyncQueue", "get"): PUT_ITEM,
+    ("AsyncQueue", "join"): ITEMS_DONE,
+}
+
 # Collectives, which every rank of a group must call in the same order -> the name under which they are compared.
 _TORCH = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single",

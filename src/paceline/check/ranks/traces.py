@@ -142,6 +142,7 @@ class Trace:
 
     def _loop(self, node: ast.For | ast.While, fn: Function, names: dict[str, object]) -> tuple[str, object]:
         if not self._matters(node.body, fn, leaves=False):
+            self._value(node.iter if isinstance(node, ast.For) else node.test, fn, names)
             self._forget(node.body, names)
             return self._block(node.orelse, fn, names)
         turns: list[object] = [UNKNOWN]
@@ -285,6 +286,8 @@ class Trace:
                 self._value(argument, fn, names)
             self._message(node, fn, names)
             return UNKNOWN
+        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
+            self._value(node.func.value, fn, names)
         given = [self._value(a, fn, names) for a in node.args if not isinstance(a, ast.Starred)]
         if name in catalogue.RANK_CALLS or name in ("rank", "Get_rank"):
             return self.rank if name in ("get_rank", "Get_rank", "rank", "global_rank") else UNKNOWN

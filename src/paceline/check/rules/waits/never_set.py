@@ -37,7 +37,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report threads and tasks in which an exception skips what others wait for."""
     waits, gets = _waited_for(facts)
     run: dict[int, tuple[Function, set[str]]] = {}
-    for root in facts.roots:
+    for root in (r for r in facts.roots if not r.together):
         run.setdefault(id(root.function), (root.function, set()))[1].add(root.kind)
     for fn, kinds in run.values():
         yield from _events(fn, {e: w for e, (kind, w) in waits.items() if KINDS[kind] in kinds}, facts)
@@ -57,7 +57,7 @@ def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, 
     for fn in facts.module.functions:
         for call in fn.calls:
             found = resource_of(call, ("wait", "get"), fn, facts)
-            if found is None or has_timeout(call, short_name(call.func)) or _limited(call):
+            if found is None or has_timeout(call, short_name(call.func)) or is_limited(call):
                 continue
             if short_name(call.func) == "wait" and found.kind in KINDS:
                 waits.setdefault(found.id, (found.kind, (fn, call)))
@@ -66,7 +66,7 @@ def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, 
     return waits, gets
 
 
-def _limited(call: ast.Call) -> bool:
+def is_limited(call: ast.AST) -> bool:
     """Whether a wait has a timeout from outside: `asyncio.wait_for(event.wait(), 5)`, or a block with a deadline."""
     around = enclosing(call, ast.Call)
     if isinstance(around, ast.Call) and short_name(around.func) in ("wait_for", "wait", "timeout"):
