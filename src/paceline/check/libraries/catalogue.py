@@ -23,14 +23,17 @@ _PROCESSES = {
 _ASYNCIO = {
     "Lock": "AsyncLock", "Condition": "AsyncCondition", "Semaphore": "AsyncSemaphore",
     "BoundedSemaphore": "AsyncSemaphore", "Event": "AsyncEvent", "Queue": "AsyncQueue",
-    "PriorityQueue": "AsyncQueue", "LifoQueue": "AsyncQueue",
+    "PriorityQueue": "AsyncQueue", "LifoQueue": "AsyncQueue", "Barrier": "AsyncBarrier",
 }  # fmt: skip
+_TRIO = {"Lock": "AsyncLock", "StrictFIFOLock": "AsyncLock", "Condition": "AsyncCondition", "Event": "AsyncEvent",
+         "Semaphore": "AsyncSemaphore", "CapacityLimiter": "AsyncSemaphore"}  # fmt: skip
 
 # Constructor -> the kind of resource that it creates.
 CONSTRUCTORS: dict[str, str] = {
     **{f"threading.{name}": kind for name, kind in _THREADING.items()},
     **{f"multiprocessing.{name}": kind for name, kind in _PROCESSES.items()},
     **{f"asyncio.{name}": kind for name, kind in _ASYNCIO.items()},
+    **{f"{library}.{name}": kind for library in ("trio", "anyio") for name, kind in _TRIO.items()},
     "thread.allocate_lock": "Lock",
     "_thread.allocate_lock": "Lock",
     "_thread.RLock": "RLock",

@@ -202,7 +202,7 @@ class Lengths:
             return ""  # as often as a number says that all ranks may have agreed on
         if name in ("zip", "filter"):
             return next((w for a in node.args if (w := self.why(a, fn, depth))), "")
-        if name == "shard" or name in _LISTS:
+        if (name == "shard" and self.module.callee(node, fn) is None) or name in _LISTS:
             given = [*node.args, *(k.value for k in node.keywords)]
             whys = [self._value(a, fn) for a in given]
             return RANK if RANK in whys else ""

@@ -21,11 +21,17 @@ Sites = dict[int, list[tuple[ast.Call, Function]]]
 class Counts:
     """The lengths of the lists that one file fills."""
 
-    def __init__(self, why: Callable[[ast.expr, Function], str], sites: Callable[[], Sites]) -> None:
-        self._why, self._sites = why, sites
+    def __init__(
+        self,
+        why: Callable[[ast.expr, Function], str],
+        type_of: Callable[[ast.expr, Function], Class | None],
+        sites: Callable[[], Sites],
+    ) -> None:
+        self._why, self._type_of, self._sites = why, type_of, sites
 
-    def why(self, node: ast.expr, fn: Function, owner: Class | None) -> str | None:
+    def why(self, node: ast.expr, fn: Function) -> str | None:
         """Why the length of a list differs from rank to rank; None where nothing in the file adds to it."""
+        owner = self._type_of(node.value, fn) if isinstance(node, ast.Attribute) else None
         places: list[tuple[ast.Call, Function]] = []
         if isinstance(node, ast.Name):
             scopes = [scope for scope in fn.scopes() if node.id in scope.bound][:1]

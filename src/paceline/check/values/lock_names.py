@@ -53,3 +53,10 @@ _NOT_LOCKS = (
     "is_lock",
     "interlock",
 )
+
+
+def derived(cls: Class) -> str | None:
+    """The kind of resource that the instances of a class of this file are."""
+    if cls.is_a("threading.Thread", "threading.Timer"):
+        return "Thread"
+    return "Process" if cls.is_a("multiprocessing.Process", "multiprocessing.context.Process") else None

@@ -13,8 +13,9 @@ from functools import cached_property
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.syntax.names import dotted, is_constant, keyword, model_in, short_name
+from paceline.check.values.by_name import ByName
 from paceline.check.values.containers import Containers
-from paceline.check.values.lock_names import guessed, lock_class
+from paceline.check.values.lock_names import derived, guessed, lock_class
 from paceline.check.values.outside import adopt
 from paceline.check.values.passing import Passing
 from paceline.check.values.varying import Varying
@@ -29,6 +30,7 @@ class Module(Declarations):
         super().__init__(tree)
         #: Expression -> its class, by identity; the node is kept so that its identity is not used again.
         self._types: dict[int, tuple[ast.expr, Class | None]] = {}
+        self._by_name = ByName(self)
         adopt(self.functions, self.type_of)
         self._types.clear()
 
@@ -84,7 +86,7 @@ class Module(Declarations):
             return kind
         words = name.split(".")
         if (own := self.classes.get(name)) is not None:
-            return _derived(own) or lock_class(own, self.attribute)
+            return derived(own) or lock_class(own, self.attribute)
         if words[-1] == "field":  # dataclasses
             factory = keyword(call, "default_factory")
             return None if factory is None else catalogue.CONSTRUCTORS.get(self.canonical(factory))
@@ -119,7 +121,7 @@ class Module(Declarations):
     def _resource(self, node: ast.expr, text: str, fn: Function, depth: int) -> Resource | None:
         """The uncached part of `resource`."""
         if isinstance(node, ast.Name):
-            if fn.cls is not None and node.id == fn.self_name and (kind := _derived(fn.cls)) is not None:
+            if fn.cls is not None and node.id == fn.self_name and (kind := derived(fn.cls)) is not None:
                 return Resource(fn.cls.name, kind, True)
             return self._of_name(node.id, fn, depth)
         if isinstance(node, ast.Attribute):
@@ -276,9 +278,11 @@ class Module(Declarations):
                     return self._element_type(scope.looped[node.id], scope, depth)
                 if node.id in scope.parameters:
                     found = self.annotated(scope.parameters[node.id])
-                    for given in self.passing.to(scope, node.id) if found is None else ():
+                    passed = self.passing.to(scope, node.id) if found is None else ()
+                    for given in passed:
                         found = found or self.type_of_value(given.value, given.caller, depth + 1)
-                    return found
+                    told = scope.parameters[node.id] is not None or passed
+                    return found if told else self._by_name.type_of(node.id)
         if isinstance(node, ast.Attribute):
             owner = self.type_of(node.value, fn, depth + 1)
             if owner is not None:
@@ -341,10 +345,11 @@ class Module(Declarations):
         if depth > ALIASES:
             return None
         callee = self.function_named(call.func, fn, depth + 1)
-        if callee is None or callee.asynchronous or callee.generator:
+        managed = callee is not None and callee.decorated("contextmanager", "asynccontextmanager")
+        if callee is None or (not managed and (callee.asynchronous or callee.generator)):
             return None
-        found = self.annotated(getattr(callee.node, "returns", None))
-        for given in callee.returns if found is None else ():
+        found = None if managed else self.annotated(getattr(callee.node, "returns", None))
+        for given in callee.yields if managed else callee.returns if found is None else ():
             if given.value is not None:
                 found = found or self.type_of_value(given.value, callee, depth + 1)
         return found
@@ -385,15 +390,8 @@ class Module(Declarations):
             if isinstance(node.value, ast.Call) and short_name(node.value.func) == "super" and fn.cls is not None:
                 return next((c.methods[node.attr] for c in fn.cls.ancestry[1:] if node.attr in c.methods), None)
             owner = self.type_of(node.value, fn)
-            return owner.method(node.attr) if owner is not None else None
+            return owner.method(node.attr) if owner is not None else self._by_name.method(node, fn)
         return None
-
-
-def _derived(cls: Class) -> str | None:
-    """The kind of resource that the instances of a class of this file are."""
-    if cls.is_a("threading.Thread", "threading.Timer"):
-        return "Thread"
-    return "Process" if cls.is_a("multiprocessing.Process", "multiprocessing.context.Process") else None
 
 
 _CONTEXT_MAKES = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Process", "Queue",

@@ -52,6 +52,7 @@ _CLOCKS = ("time.time", "time.monotonic", "time.perf_counter", "time.process_tim
 _HOSTS = ("socket.gethostname", "platform.node", "os.getpid", "os.uname", "psutil.virtual_memory", "shutil.disk_usage")
 #: Collectives from which each rank gets something else in their first argument.
 _DEALS_OUT = ("all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor", "scatter")
+_READS = {"load", "loadtxt", "fromfile", "memmap", "read_csv", "read_parquet", "imread", "genfromtxt"}
 #: What gives each rank something of its own: an environment its next state, a message what another rank has sent.
 _GIVES_OWN = {"step", "reset", "recv", "sample"}
 _GIVERS = re.compile(r"(^|_)(envs?|environment|simulator|comm|comm_world|buffer|replay)$", re.IGNORECASE)
@@ -74,7 +75,7 @@ class Varying:
         self.module, self.passing, self._callee, self._type_of = module, passing, callee, type_of
         self._chances = Chances(module, self.why, type_of)
         self._reduced = Reduced(module, callee)
-        self._counts = Counts(self.why, lambda: self._reduced.sites)
+        self._counts = Counts(self.why, type_of, lambda: self._reduced.sites)
         #: Expression -> why it differs, by identity; empty while it is looked up, so that a circle ends.
         self._known: dict[int, str] = {}
 
@@ -229,7 +230,7 @@ class Varying:
             return CHANCE if drawn else ""
         if name.startswith("clip_grad_norm"):
             return "" if self._reduced.before(node, fn) else DATA
-        if name == "len" and len(node.args) == 1 and (counted := self._count(node.args[0], fn)) is not None:
+        if name == "len" and len(node.args) == 1 and (counted := self._counts.why(node.args[0], fn)) is not None:
             return counted
         if name in _GIVES_OWN and isinstance(node.func, ast.Attribute) and _GIVERS.search(short_name(node.func.value)):
             return DATA
@@ -242,6 +243,8 @@ class Varying:
         if name in _AGGREGATES and node.args and isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
             given.append(self.why(node.args[0].elt, fn, depth))
         own = self.why(node.func.value, fn, depth) if isinstance(node.func, ast.Attribute) else ""
+        if name in _READS and any(given):
+            return DATA  # from a file of this rank
         return next((w for w in given if w and (w == DATA or name in _PASSES_ON)), own)
 
     def _called(self, function: ast.expr, fn: Function) -> str:
@@ -253,10 +256,6 @@ class Varying:
             values = [value for cls in owner.ancestry for value, _ in cls.values.get(function.attr, ())]
             made = values[0] if len(values) == 1 else None
         return self.module.canonical(made if isinstance(made, ast.Name | ast.Attribute) else function)
-
-    def _count(self, node: ast.expr, fn: Function) -> str | None:
-        owner = self._type_of(node.value, fn) if isinstance(node, ast.Attribute) else None
-        return self._counts.why(node, fn, owner)
 
     def _computed(self, node: ast.expr, fn: Function) -> bool:
         """Whether a tensor is a loss or what a model returned, and was not reduced over the ranks since."""

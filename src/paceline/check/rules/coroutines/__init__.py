@@ -17,6 +17,7 @@ from paceline.check.rules.coroutines import (
     main_thread_only,
     mark_missing,
     not_awaited,
+    own_answer,
     spins,
     stale_after_await,
     task_not_kept,
@@ -44,4 +45,5 @@ RULES: tuple[Rule, ...] = (
     spins.RULE,
     left_open.RULE,
     mark_missing.RULE,
+    own_answer.RULE,
 )

@@ -1,8 +1,8 @@
 """A group of tasks that is waited for, one of which never ends.
 
 A `TaskGroup` or nursery ends with its last task, and `gather` returns with its last coroutine. A heartbeat or a report
-in a `while True` among them keeps the others' results back for ever. Keep its task and cancel it once the others are
-done.
+in a `while True` among them keeps the others' results back for ever. So does a clean-up that awaits the task of such a
+loop. Keep its task and cancel it once the others are done.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, keyword, parent, short_name
+from paceline.check.threads.shared_state import ENDINGS
 from paceline.narrative import Wait
 
 GROUPS = ("TaskGroup", "open_nursery", "create_task_group")
-STARTS = ("create_task", "start_soon")
+STARTS = ("create_task", "ensure_future", "start_soon")
 #: What ends other tasks, or the program.
 ENDS = {"cancel", "exit", "_exit", "stop", "aclose", "kill", "raise_signal"}
 #: Functions of libraries that may run as long as the program does.
@@ -31,6 +32,7 @@ DEPTH = 3
 def find(facts: Facts) -> Iterator[Finding]:
     """Report groups with a task that never ends beside one that does, where something comes after the group."""
     for fn in facts.module.functions:
+        yield from _awaited_in_vain(fn, facts)
         for block in fn.withs:
             group = next((i for i in block.items if _opens_group(i.context_expr)), None)
             if isinstance(block, ast.AsyncWith) and group is not None and group.optional_vars is not None:
@@ -42,6 +44,45 @@ def find(facts: Facts) -> Iterator[Finding]:
                 inner = [(a, a) for a in call.args if isinstance(a, ast.Call)]
                 if len(inner) == len(call.args) and isinstance(parent(wait), ast.Expr | ast.Assign | ast.Return):
                     yield from _of_group(wait, inner, fn, facts)
+
+
+def _awaited_in_vain(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A clean-up that awaits a task without an end, which nothing cancels."""
+    if not fn.asynchronous or not any(word in fn.name.lower() for word in ENDINGS):
+        return
+    for wait in fn.awaits:
+        text = ast.unparse(wait.value)
+        if not isinstance(wait.value, ast.Name | ast.Attribute | ast.Subscript):
+            continue
+        made = [(v, f) for f in facts.module.functions for t, v in f.assigns if ast.unparse(t) == text]
+        started = [
+            (v.args[0], f) for v, f in made if isinstance(v, ast.Call) and v.args and short_name(v.func) in STARTS
+        ]
+        run = [each for given, f in started if (each := _runs(given, f, facts)) is not None]
+        ended = any(
+            short_name(c.func) in ENDS and (f is fn or ast.unparse(c.func).startswith(text))
+            for f in facts.module.functions
+            for c in f.calls
+        )
+        if run and not ended and all(_never_ends(each, facts) for each in run):
+            yield _report_awaited(fn, wait, run[0])
+            return
+
+
+def _report_awaited(fn: Function, wait: ast.Await, run: Function) -> Finding:
+    return finding(
+        wait,
+        fn,
+        f"{fn.qualname} waits for the end of {run.qualname}, which never ends, and nothing cancels its task",
+        [
+            Step("task B", run.line, f"{run.qualname} goes on for ever"),
+            Step("task A", wait.lineno, f"{fn.qualname} waits for its end"),
+        ],
+        "cancel the task before it is awaited, and catch CancelledError",
+        run.qualname,
+        0.7,
+        [Wait("task A", "cleans up", f"end {run.name}", "task B, which never ends")],
+    )
 
 
 def _opens_group(node: ast.expr) -> bool:
@@ -68,11 +109,20 @@ def _of_group(
     known = [(call, each) for call, each in run if each is not None]
     lasting = [(call, each) for call, each in known if _never_ends(each, facts)]
     ending = [(call, each) for call, each in known if _surely_ends(each, facts)]
-    if not lasting or not ending or len(known) < len(run) or not _goes_on(at, fn):
+    works = isinstance(at, ast.AsyncWith) and _works(at, fn)
+    if not lasting or not (ending or works) or len(known) < len(run) or not _goes_on(at, fn):
         return
     if any(short_name(c.func) in ENDS for each in (fn, *(e for _, e in known)) for c in each.calls):
         return
-    yield _report(fn, at, *lasting[0], ending[0][1])
+    yield _report(fn, at, *lasting[0], ending[0][1] if ending else fn)
+
+
+def _works(block: ast.AsyncWith, fn: Function) -> bool:
+    """Whether the body of a group does work of its own that comes to an end: it awaits, in no endless loop."""
+    inside = [a for a in fn.awaits if block.body[0].lineno <= a.lineno <= (block.body[-1].end_lineno or 0)]
+    named = (short_name(a.value.func).lower() if isinstance(a.value, ast.Call) else "wait" for a in inside)
+    loops = (n for s in block.body for n in ast.walk(s) if isinstance(n, ast.While | ast.AsyncFor))
+    return bool(inside) and not any(LASTS.search(name) for name in named) and next(loops, None) is None
 
 
 def _runs(given: ast.expr, fn: Function, facts: Facts) -> Function | None:
@@ -197,5 +247,5 @@ RULE = Rule(
             reporting.cancel()
             return sum(counts)
     """,
-    needs=("TaskGroup", "open_nursery", "create_task_group", "gather"),
+    needs=("TaskGroup", "open_nursery", "create_task_group", "gather", "create_task", "ensure_future"),
 )
