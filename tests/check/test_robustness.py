@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import random
 import textwrap
@@ -88,3 +89,15 @@ def test_the_garbage_collector_is_left_as_it_was() -> None:
         before = gc.isenabled()
         check_text("x.py", SEEDS[0])
         assert gc.isenabled() == before
+
+
+def test_a_syntax_tree_does_not_outlive_its_file() -> None:
+    text = "import threading\n\ndef total(a, b):\n    del a[0]\n    return not a or -a[0] + b < 2\n"
+    gc.collect()
+    before = _nodes()
+    check_text("train.py", text)
+    assert _nodes() == before
+
+
+def _nodes() -> int:
+    return sum(isinstance(thing, ast.stmt | ast.expr) for thing in gc.get_objects())

@@ -122,8 +122,15 @@ def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
     found: dict[tuple[str, int, int], Finding] = {}
     signs = Signs(facts)
     text += " async def await " if OLD.search(text) else ""  # what coroutines of before are read as
+    asked: dict[str, bool] = {}  # whether a word is in the text: most words are needed by several rules
+
+    def said(word: str) -> bool:
+        if word not in asked:
+            asked[word] = word in text
+        return asked[word]
+
     for rule in rules:
-        if rule.needs and not any(word in text for word in rule.needs):
+        if rule.needs and not any(map(said, rule.needs)):
             continue
         for finding in rule.find(facts):
             finding.rule = rule.code

@@ -197,7 +197,7 @@ class Declarations:
     def _visit(self, node: ast.AST, up: ast.AST, fn: Function, cls: Class | None) -> None:
         """Record one node and visit its children; `up` is the node around it."""
         kind = type(node)
-        if kind is ast.Constant or kind is ast.Load or kind is ast.Store:
+        if kind in _LEAVES:
             return
         node.up = up  # type: ignore[attr-defined]
         if kind is ast.Name:
@@ -353,6 +353,10 @@ class Declarations:
 
 
 _TRANSPARENT = {"abstractmethod", "override", "staticmethod", "classmethod"}
+# Nodes that are not visited. All trees share one `ast.Add`, one `ast.Load` and so on: if it knew the node around it, it
+# would keep the tree alive in which it was seen last.
+_SHARED = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)
+_LEAVES = {ast.Constant, *(kind for base in _SHARED for kind in base.__subclasses__())}
 _SCOPES = {ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda}
 
 
@@ -363,14 +367,6 @@ def _into(name: str):  # type: ignore[no-untyped-def]
         getattr(fn, name).append(node)
 
     return note
-
-
-def _globals(module: Declarations, node: ast.Global, fn: Function, cls: Class | None) -> None:
-    fn.globals.update(node.names)
-
-
-def _nonlocals(module: Declarations, node: ast.Nonlocal, fn: Function, cls: Class | None) -> None:
-    fn.nonlocals.update(node.names)
 
 
 _NOTES = {
@@ -387,8 +383,8 @@ _NOTES = {
     ast.Return: _into("returns"),
     ast.Yield: _into("yields"),
     ast.YieldFrom: _into("yields"),
-    ast.Global: _globals,
-    ast.Nonlocal: _nonlocals,
+    ast.Global: lambda m, n, f, c: f.globals.update(n.names),
+    ast.Nonlocal: lambda m, n, f, c: f.nonlocals.update(n.names),
     ast.Import: Declarations._note_import,
     ast.ImportFrom: Declarations._note_import,
     ast.Assign: Declarations._note_assign,
