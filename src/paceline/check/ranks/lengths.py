@@ -91,7 +91,10 @@ class Lengths:
         """A slice, one of several parts, or what a mask leaves."""
         part = node.slice
         if not isinstance(part, ast.Slice):
-            mask = isinstance(part, ast.Compare | ast.UnaryOp) and not isinstance(getattr(part, "op", None), ast.USub)
+            chosen = fn.bound.get(part.id, part) if isinstance(part, ast.Name) else part
+            mask = isinstance(chosen, ast.Compare) or (
+                isinstance(chosen, ast.UnaryOp) and not isinstance(chosen.op, ast.USub)
+            )
             if mask and self._value(node.value, fn):
                 return DATA
             made = self._bound(node.value, fn)

@@ -35,7 +35,7 @@ class Access(NamedTuple):
         return self.kind in ("write", "none", "update", "grow", "shrink")
 
 
-def kind_of(node: ast.Attribute | ast.Name) -> str:
+def kind_of(node: ast.Attribute | ast.Name | ast.Subscript) -> str:
     """The kind of access that this expression is, by the syntax around it."""
     up = parent(node)
     if isinstance(node.ctx, ast.Store):
@@ -67,7 +67,7 @@ def kind_of(node: ast.Attribute | ast.Name) -> str:
     return "read"
 
 
-def _counts(target: ast.Attribute | ast.Name, value: ast.expr) -> bool:
+def _counts(target: ast.Attribute | ast.Name | ast.Subscript, value: ast.expr) -> bool:
     """Whether a value is the old one and something: `self.x = self.x + 1`."""
     return isinstance(value, ast.BinOp) and dotted(value.left) == dotted(target) != ""
 

@@ -93,6 +93,12 @@ def accesses_of_elements(cls: Class, facts: Facts) -> Iterator[list[Access]]:
     for fn in facts.module.functions:
         if fn.cls is not cls or fn.name in BEGINNINGS:
             continue
+        for part in fn.subscripts:
+            of = part.value if isinstance(part.ctx, ast.Load) and isinstance(part.value, ast.Attribute) else None
+            if of is not None and fn.self_name and dotted(of.value) == fn.self_name:
+                thing = f"{cls.name}.{of.attr}[...]"
+                access = Access(thing, kind_of(part), part, fn, facts.held_at(part, fn))
+                found.setdefault(of.attr, []).append(access)
         for name, value in fn.bound.items():
             held = value.value if isinstance(value, ast.Subscript) else None
             if isinstance(value, ast.Call) and short_name(value.func) in ("get", "setdefault"):

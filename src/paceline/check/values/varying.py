@@ -52,7 +52,7 @@ _CLOCKS = ("time.time", "time.monotonic", "time.perf_counter", "time.process_tim
 _HOSTS = ("socket.gethostname", "platform.node", "os.getpid", "os.uname", "psutil.virtual_memory", "shutil.disk_usage")
 #: Collectives from which each rank gets something else in their first argument.
 _DEALS_OUT = ("all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor", "scatter")
-_READS = {"load", "loadtxt", "fromfile", "memmap", "read_csv", "read_parquet", "imread", "genfromtxt"}
+_READS = {"load", "loadtxt", "fromfile", "memmap", "read_csv", "read_parquet", "imread", "open"}
 #: What gives each rank something of its own: an environment its next state, a message what another rank has sent.
 _GIVES_OWN = {"step", "reset", "recv", "sample"}
 _GIVERS = re.compile(r"(^|_)(envs?|environment|simulator|comm|comm_world|buffer|replay)$", re.IGNORECASE)
@@ -243,8 +243,8 @@ class Varying:
         if name in _AGGREGATES and node.args and isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
             given.append(self.why(node.args[0].elt, fn, depth))
         own = self.why(node.func.value, fn, depth) if isinstance(node.func, ast.Attribute) else ""
-        if name in _READS and any(given):
-            return DATA  # from a file of this rank
+        if (name in _READS or _MODELS.search(name)) and any(given):
+            return DATA  # from a file of this rank, or computed from what it has
         return next((w for w in given if w and (w == DATA or name in _PASSES_ON)), own)
 
     def _called(self, function: ast.expr, fn: Function) -> str:
@@ -288,7 +288,7 @@ class Varying:
                     return ""
                 if scope is fn and self._dealt_out(node, target.lineno, fn):
                     return DATA
-                added = [a for a in scope.augmented if _binds(a.target, node.id)]
+                added = [a for a in scope.augmented if _binds(a.target, node.id) and a.lineno > target.lineno]
                 if isinstance(value, ast.List) and not value.elts:
                     filled = (c for c in scope.calls if c.args and dotted(c.func) == f"{node.id}.append")
                     if (why := next((w for c in filled if (w := self.why(c.args[0], scope, depth))), "")) == DATA:

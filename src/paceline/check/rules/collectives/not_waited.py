@@ -49,7 +49,8 @@ def _used_early(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.AST, in
     if not handle or not buffer or not reads:
         return None
     sends = "send" in short_name(call.func).lower()
-    for node in sorted((*fn.names, *fn.attributes), key=lambda n: n.lineno):
+    uses: list[ast.Name | ast.Attribute] = [*fn.names, *fn.attributes]
+    for node in sorted(uses, key=lambda n: n.lineno):
         if not last < node.lineno < min(reads) or dotted(node) != buffer or apart(call, node):
             continue
         if isinstance(node.ctx, ast.Store):

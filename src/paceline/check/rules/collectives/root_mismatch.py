@@ -83,7 +83,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _outside(found: Collective, fn: Function, facts: Facts) -> str:
     """Why the root of a collective of a group is no member of it: the root is a rank of the world."""
     group = keyword(found.call, "group")
-    root = keyword(found.call, "src") or keyword(found.call, "dst") or (found.call.args[1:2] or [None])[0]
+    root = keyword(found.call, "src", 1) or keyword(found.call, "dst")
     if group is None or root is None or keyword(found.call, "group_src") or keyword(found.call, "group_dst"):
         return ""
     divides = isinstance(root, ast.BinOp) and isinstance(root.op, ast.FloorDiv)

@@ -41,7 +41,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         for wait in fn.awaits:
             call = wait.value
             if isinstance(call, ast.Call) and short_name(call.func) == "gather" and not keyword(call, "timeout"):
-                inner = [(a, a) for a in call.args if isinstance(a, ast.Call)]
+                inner: list[tuple[ast.Call, ast.expr]] = [(a, a) for a in call.args if isinstance(a, ast.Call)]
                 if len(inner) == len(call.args) and isinstance(parent(wait), ast.Expr | ast.Assign | ast.Return):
                     yield from _of_group(wait, inner, fn, facts)
 

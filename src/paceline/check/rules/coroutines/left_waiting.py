@@ -69,8 +69,9 @@ def _sees_all(attribute: str, fn: Function) -> bool:
         if isinstance(up, ast.Subscript) and up.value is node:
             continue
         call = parent(up) if isinstance(up, ast.Attribute) else None
-        taken = isinstance(call, ast.Call) and call.func is up
+        taken = isinstance(up, ast.Attribute) and isinstance(call, ast.Call) and call.func is up
         if taken and (up.attr in BY_KEY or (up.attr == "pop" and call.args)):  # type: ignore[union-attr]
+            assert call is not None
             looped = enclosing(call, ast.While)
             if isinstance(looped, ast.While) and any(dotted(n) == dotted(node) for n in ast.walk(looped.test)):
                 return True  # `while self.waiting: self.waiting.popleft()`

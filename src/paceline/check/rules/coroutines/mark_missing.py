@@ -16,7 +16,7 @@ from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.rules.waits.few_sentinels import PUTS, ends_by
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import is_constant, parent
+from paceline.check.syntax.names import is_constant, parent, short_name
 from paceline.check.threads.roots import in_loop
 from paceline.narrative import Wait
 
@@ -48,12 +48,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _is_awaited(fn: Function, facts: Facts) -> bool:
     """Whether the end of a coroutine is waited for: it runs as a task that is not cancelled."""
     roots = [root for root in facts.roots if root.function is fn and root.kind == "task"]
-    cancels = any(call.func.attr == "cancel" for f in facts.module.functions for call in f.calls if _is_method(call))
-    return bool(roots) and not cancels
-
-
-def _is_method(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute)
+    return bool(roots) and not any(short_name(c.func) == "cancel" for f in facts.module.functions for c in f.calls)
 
 
 def _may_be(value: ast.expr, mark: str, fn: Function) -> bool:

@@ -204,10 +204,12 @@ def _is_keyed(access: Access, accesses: list[Access], facts: Facts) -> bool:
     """Whether a container is a set or a dictionary, which cannot change while it is iterated over."""
     if access.kind == "view":
         return True
-    cls, _, name = access.thing.rpartition(".")
+    cls, _, name = access.thing.removesuffix("[...]").rpartition(".")
     owner = facts.module.classes.get(cls)
     values = [v for v, _ in owner.values.get(name, ())] if owner else [facts.module.top.bound.get(name)]
     made = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values if v is not None}
+    if access.thing.endswith("[...]"):  # an element of a container: of `defaultdict(set)`
+        made = {short_name(a) for v in values if isinstance(v, ast.Call) for a in v.args[:1]}
     return bool(made & {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "Set", "Dict"})
 
 

@@ -92,7 +92,7 @@ def _made(value: ast.expr, fn: Function, facts: Facts, depth: int) -> Iterator[t
             values.append((fn.bound[value.id], fn))
         elif isinstance(value, ast.Attribute):
             pairs = ((t, v, f) for f in facts.module.functions for t, v in f.assigns if isinstance(t, ast.Attribute))
-            values += [(v, f) for t, v, f in pairs if t.attr == value.attr and isinstance(v, ast.Call)]  # type: ignore[attr-defined]
+            values += [(v, f) for t, v, f in pairs if t.attr == value.attr and isinstance(v, ast.Call)]
         for each, scope in values:
             if each is not value:
                 yield from _made(each, scope, facts, depth + 1)

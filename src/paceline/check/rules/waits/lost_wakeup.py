@@ -52,8 +52,8 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _gives_way(fn: Function, loop: ast.While, clear: ast.Call) -> bool:
     """Whether a coroutine lets others run between the test of a loop and the clear."""
-    blocks = [w for w in fn.withs if isinstance(w, ast.AsyncWith)]
-    return any(loop.lineno < node.lineno < clear.lineno for node in (*fn.awaits, *blocks))
+    lines = [a.lineno for a in fn.awaits] + [w.lineno for w in fn.withs if isinstance(w, ast.AsyncWith)]
+    return any(loop.lineno < line < clear.lineno for line in lines)
 
 
 def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:

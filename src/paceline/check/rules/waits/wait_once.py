@@ -71,7 +71,7 @@ def _acts(call: ast.Call) -> bool:
     around = parent(test) if isinstance(test, ast.If) else None
     if not isinstance(around, ast.With | ast.AsyncWith) or test not in around.body:
         return False
-    after = around.body[around.body.index(test) + 1 :]  # type: ignore[arg-type]
+    after = around.body[around.body.index(test) + 1 :]
     return any(isinstance(n, ast.Call) and short_name(n.func) in SHRINKS for s in after for n in ast.walk(s))
 
 
