@@ -27,7 +27,7 @@ BY_COUNT = ",balance=operations"
 SOME = (
     "ring:workers=2", "local_sgd:workers=2,every=4", "downpour:workers=2", "hogwild:workers=2",
     "gpipe:workers=2" + BY_COUNT, "distbelief:workers=2" + BY_COUNT,
-    "interleaved:workers=2", "pipedream:workers=2", "zero:workers=2", "zero:workers=2,stage=1",
+    "interleaved:workers=2" + BY_COUNT, "pipedream:workers=2" + BY_COUNT, "zero:workers=2", "zero:workers=2,stage=1",
     "tensor:workers=4,data=2",
 )  # fmt: skip
 NEEDS_FOUR = ("cannon", "hierarchical")

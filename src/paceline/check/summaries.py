@@ -101,7 +101,7 @@ class Facts:
     def _own_waits(self, fn: Function) -> dict[str, Wait]:
         found: dict[str, Wait] = {}
         for effect in self.walker.effects(fn):
-            if effect.kind == "wait" and not effect.timeout:
+            if effect.kind in ("wait", "pause") and not effect.timeout:
                 found.setdefault(text_of(effect.node), Wait(effect, ((fn, effect.node),)))
         return found
 
@@ -263,6 +263,10 @@ class Facts:
     def threads_of(self, fn: Function) -> set[str]:
         """The threads that reach a function."""
         return self._begin.threads_of(fn)
+
+    def on_loop(self, fn: Function) -> bool:
+        """Whether an event loop runs a function: a coroutine, or a callback that the loop was given."""
+        return fn.asynchronous or id(fn) in self._begin.on_loop
 
     def runs_on_own(self, fn: Function) -> bool:
         """Whether every thread that reaches a function does so on an object of its own."""

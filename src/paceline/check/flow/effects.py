@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, NOTIFY, TAKE_ITEM, WAITS
+from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, NOTIFY, PAUSES, TAKE_ITEM, WAITS
 from paceline.check.syntax.declarations import Function, Resource
 from paceline.check.syntax.names import dotted, is_constant, keyword, parent, short_name
 from paceline.check.values.module import Module
@@ -22,7 +22,7 @@ from paceline.check.values.targets import targets
 class Effect:
     """One call, or an expression that calls implicitly, and its effect."""
 
-    kind: str  # take, try, free, wait, call
+    kind: str  # take, try, free, wait, pause (a wait that is awaited), call
     node: ast.expr
     resource: Resource | None = None
     callee: Function | None = None
@@ -65,6 +65,10 @@ def _of_resource(call: ast.Call, fn: Function, module: Module) -> Effect | None:
                 return Effect("take", call, found)
         elif method in _WAITING:
             found = module.resource(function.value, fn)
+            if found is not None and found.kind in _PAUSING and isinstance(parent(call), ast.Await):
+                room = TAKE_ITEM if method == "put" and found.bounded else None
+                whom = PAUSES.get((found.kind, method)) or room
+                return None if whom is None else Effect("pause", call, found, None, whom)
             if found is not None:
                 whom = WAITS.get((found.kind, method)) or (TAKE_ITEM if method == "put" and found.bounded else None)
                 if whom is not None:
@@ -165,4 +169,5 @@ TRIES = {"tryLock", "try_lock", "try_acquire"}
 _ALSO = {"lock", "unlock", *TRIES}  # of locks whose creation was seen; others of these names may do anything
 ENTERS = {"enter_context", "enter_async_context"}  # of a contextlib.ExitStack
 _ITEMS = {ast.Load: "__getitem__", ast.Store: "__setitem__", ast.Del: "__delitem__"}
-_WAITING = {method for _, method in WAITS} | {"wait", "wait_for", "put"}
+_PAUSING = {kind for kind, _ in PAUSES}
+_WAITING = {method for _, method in (*WAITS, *PAUSES)} | {"wait", "wait_for", "put"}

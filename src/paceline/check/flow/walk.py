@@ -291,7 +291,7 @@ class _Search:
             resource = found.resource
             if found.kind == "call" and (moved := self.walker.moved(found, self.fn) if self.walker.by_hand else None):
                 state = _moved(state, *moved)
-            if resource is None or found.kind in ("call", "wait"):
+            if resource is None or found.kind in ("call", "wait", "pause"):
                 continue
             lock = lock_expression(found.node)
             receiver = dotted(lock) if isinstance(found.node, ast.Call) else ""

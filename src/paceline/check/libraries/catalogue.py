@@ -23,14 +23,17 @@ _PROCESSES = {
 _ASYNCIO = {
     "Lock": "AsyncLock", "Condition": "AsyncCondition", "Semaphore": "AsyncSemaphore",
     "BoundedSemaphore": "AsyncSemaphore", "Event": "AsyncEvent", "Queue": "AsyncQueue",
-    "PriorityQueue": "AsyncQueue", "LifoQueue": "AsyncQueue",
+    "PriorityQueue": "AsyncQueue", "LifoQueue": "AsyncQueue", "Barrier": "AsyncBarrier",
 }  # fmt: skip
+_TRIO = {"Lock": "AsyncLock", "StrictFIFOLock": "AsyncLock", "Condition": "AsyncCondition", "Event": "AsyncEvent",
+         "Semaphore": "AsyncSemaphore", "CapacityLimiter": "AsyncSemaphore"}  # fmt: skip
 
 # Constructor -> the kind of resource that it creates.
 CONSTRUCTORS: dict[str, str] = {
     **{f"threading.{name}": kind for name, kind in _THREADING.items()},
     **{f"multiprocessing.{name}": kind for name, kind in _PROCESSES.items()},
     **{f"asyncio.{name}": kind for name, kind in _ASYNCIO.items()},
+    **{f"{library}.{name}": kind for library in ("trio", "anyio") for name, kind in _TRIO.items()},
     "thread.allocate_lock": "Lock",
     "_thread.allocate_lock": "Lock",
     "_thread.RLock": "RLock",
@@ -106,6 +109,13 @@ WAITS: dict[tuple[str, str], str] = {
     ("Future", "exception"): "the task to end",
     ("Popen", "wait"): "the child process to end",
     ("Popen", "communicate"): "the child process to end",
+}
+
+# The same for calls that a coroutine awaits.
+PAUSES: dict[tuple[str, str], str] = {
+    ("AsyncEvent", "wait"): "another task to set the event",
+    ("AsyncQueue", "get"): PUT_ITEM,
+    ("AsyncQueue", "join"): ITEMS_DONE,
 }
 
 # Collectives, which every rank of a group must call in the same order -> the name under which they are compared.

@@ -148,9 +148,17 @@ def _asks_for_made(test: ast.expr, fn: Function, module: Module) -> bool:
             met = (c for c in fn.calls if around.lineno < c.lineno < inner.lineno and collective(c, fn, module))
             if asked is None or asked.local or any(met):  # all ranks have asked before they meet
                 continue
-            if any(MAKES_FILES.search(short_name(c.func)) for c in makes):
+            if any(_makes_files(c, fn, module) for c in makes):
                 return True
     return False
+
+
+def _makes_files(call: ast.Call, fn: Function, module: Module) -> bool:
+    """Whether a call makes files, by its name or in the function of this file that it runs."""
+    if MAKES_FILES.search(short_name(call.func).lstrip("_")):
+        return True
+    callee = module.callee(call, fn)
+    return callee is not None and any(MAKES_FILES.search(short_name(c.func).lstrip("_")) for c in callee.calls)
 
 
 _ASKS_FOR_FILES = {"exists", "isfile", "isdir", "is_file", "is_dir"}

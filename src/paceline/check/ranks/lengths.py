@@ -91,7 +91,10 @@ class Lengths:
         """A slice, one of several parts, or what a mask leaves."""
         part = node.slice
         if not isinstance(part, ast.Slice):
-            mask = isinstance(part, ast.Compare | ast.UnaryOp) and not isinstance(getattr(part, "op", None), ast.USub)
+            chosen = fn.bound.get(part.id, part) if isinstance(part, ast.Name) else part
+            mask = isinstance(chosen, ast.Compare) or (
+                isinstance(chosen, ast.UnaryOp) and not isinstance(chosen.op, ast.USub)
+            )
             if mask and self._value(node.value, fn):
                 return DATA
             made = self._bound(node.value, fn)
@@ -202,7 +205,7 @@ class Lengths:
             return ""  # as often as a number says that all ranks may have agreed on
         if name in ("zip", "filter"):
             return next((w for a in node.args if (w := self.why(a, fn, depth))), "")
-        if name == "shard" or name in _LISTS:
+        if (name == "shard" and self.module.callee(node, fn) is None) or name in _LISTS:
             given = [*node.args, *(k.value for k in node.keywords)]
             whys = [self._value(a, fn) for a in given]
             return RANK if RANK in whys else ""

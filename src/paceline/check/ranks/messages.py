@@ -67,8 +67,9 @@ class World:
         if self._at[rank] >= len(self._traces[rank]):
             return False
         operation = self._traces[rank][self._at[rank]]
-        if operation.kind not in ("send", "receive") or operation.peer == len(self._traces):
-            return False  # a message to or from the rank after the last one, which does not exist
+        beyond = operation.peer == len(self._traces) or (operation.kind == "send" and operation.peer < 0)
+        if operation.kind not in ("send", "receive") or beyond:
+            return False  # a message to or from the rank after the last one, or before the first, which does not exist
         post = self._posted[rank]
         if post is None:
             post = self._posted[rank] = _Post(rank, operation)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from paceline.check.libraries import catalogue
 from paceline.check.ranks.exchanges import BOTH, RECEIVES, SENDS, Exchanges, is_message
 from paceline.check.ranks.messages import ANY, Operation
+from paceline.check.ranks.numbers import UNKNOWN, applied, plain
 from paceline.check.ranks.sequences import Sequences
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, keyword, short_name
@@ -18,21 +18,6 @@ from paceline.check.values.module import Module
 MOST_TURNS, MOST_OPERATIONS, MOST_STEPS, DEPTH = 32, 400, 5_000, 6
 PROC_NULL = -2  # of MPI: messages to it go to no rank
 _SIZES = re.compile(r"(get_)?(world(_?size)?|(comm_|mpi_)?size|n_?ranks|n?procs|num_(ranks|workers|processes))$", re.I)
-_OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.BitXor: operator.xor, ast.Pow: operator.pow, ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b, ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}  # fmt: skip
-
-
-class Unknown:
-    """A value that is not followed."""
-
-
-UNKNOWN = Unknown()
 
 
 class Undecided(Exception):
@@ -41,6 +26,13 @@ class Undecided(Exception):
 
 class Impossible(Exception):
     """The program refuses a world of this size."""
+
+
+def _is_found(test: ast.If, fn: Function) -> bool:
+    """Whether a test asks for what a function returned: `result is not None`, `result`."""
+    asked = test.test.left if isinstance(test.test, ast.Compare) else test.test
+    made = fn.bound.get(asked.id) if isinstance(asked, ast.Name) else None
+    return isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and not test.orelse
 
 
 class Trace:
@@ -54,6 +46,8 @@ class Trace:
         self.operations: list[Operation] = []
         #: The tests that all ranks decide alike and that decide about messages, each with the side that is followed.
         self._chosen = chosen
+        #: Those of them that ask whether a function has found something, which each rank does for itself.
+        self.found: set[str] = set()
         self._depth = 0
 
     def run(self, fn: Function, given: dict[str, object]) -> object:
@@ -110,7 +104,7 @@ class Trace:
             self._bind(node.target, self._value(node.value, fn, names), names)
         elif isinstance(node, ast.AugAssign):
             old = names.get(dotted(node.target), UNKNOWN)
-            self._bind(node.target, self._applied(node.op, old, self._value(node.value, fn, names)), names)
+            self._bind(node.target, applied(node.op, old, self._value(node.value, fn, names)), names)
         elif isinstance(node, ast.Expr):
             self._value(node.value, fn, names)
         elif not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Pass | ast.Assert):
@@ -135,13 +129,16 @@ class Trace:
             if self.sequences.conditions(node.test, fn):
                 raise Undecided
             self._chosen.setdefault(ast.unparse(node.test), True)
+            if _is_found(node, fn):
+                self.found.add(ast.unparse(node.test))
             if len(self._chosen) > 1:
                 raise Undecided
-            asked = True
+            asked = self._chosen[ast.unparse(node.test)]
         return self._block(node.body if asked else node.orelse, fn, names)
 
     def _loop(self, node: ast.For | ast.While, fn: Function, names: dict[str, object]) -> tuple[str, object]:
         if not self._matters(node.body, fn, leaves=False):
+            self._value(node.iter if isinstance(node, ast.For) else node.test, fn, names)
             self._forget(node.body, names)
             return self._block(node.orelse, fn, names)
         turns: list[object] = [UNKNOWN]
@@ -189,23 +186,30 @@ class Trace:
     def _value(self, node: ast.expr, fn: Function, names: dict[str, object]) -> object:
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, int | str | None) else UNKNOWN
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            base: ast.expr = node
+            while isinstance(base, ast.Attribute | ast.Subscript):
+                base = base.value
+            if isinstance(base, ast.Call):  # `torch.sort(...).values`
+                self._value(base, fn, names)
+                return UNKNOWN
         if isinstance(node, ast.Name | ast.Attribute):
             return self._named(node, fn, names)
         if isinstance(node, ast.Call):
             return self._call(node, fn, names)
         if isinstance(node, ast.BinOp):
             left, right = self._value(node.left, fn, names), self._value(node.right, fn, names)
-            return self._applied(node.op, left, right)
+            return applied(node.op, left, right)
         if isinstance(node, ast.UnaryOp):
             value = self._value(node.operand, fn, names)
             if value is UNKNOWN or not isinstance(node.op, ast.Not | ast.USub):
                 return UNKNOWN
-            return not value if isinstance(node.op, ast.Not) else self._applied(ast.Sub(), 0, value)
+            return not value if isinstance(node.op, ast.Not) else applied(ast.Sub(), 0, value)
         if isinstance(node, ast.BoolOp):
             return self._logic(node, fn, names)
         if isinstance(node, ast.Compare):
             values = [self._value(v, fn, names) for v in (node.left, *node.comparators)]
-            parts = [self._applied(op, a, b) for op, a, b in zip(node.ops, values, values[1:], strict=False)]
+            parts = [applied(op, a, b) for op, a, b in zip(node.ops, values, values[1:], strict=False)]
             return UNKNOWN if UNKNOWN in parts else all(parts)
         if isinstance(node, ast.IfExp):
             asked = self._value(node.test, fn, names)
@@ -239,16 +243,6 @@ class Trace:
         if any(v is not UNKNOWN and bool(v) is not both for v in values):
             return not both
         return UNKNOWN if UNKNOWN in values else values[-1]
-
-    @staticmethod
-    def _applied(how: ast.AST, left: object, right: object) -> object:
-        known = _OPERATORS.get(type(how))
-        if known is None or left is UNKNOWN or right is UNKNOWN:
-            return UNKNOWN
-        try:
-            return known(left, right)
-        except (TypeError, ValueError, ZeroDivisionError, OverflowError):
-            return UNKNOWN
 
     def _named(self, node: ast.Name | ast.Attribute, fn: Function, names: dict[str, object]) -> object:
         text, last = dotted(node), short_name(node)
@@ -285,6 +279,8 @@ class Trace:
                 self._value(argument, fn, names)
             self._message(node, fn, names)
             return UNKNOWN
+        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
+            self._value(node.func.value, fn, names)
         given = [self._value(a, fn, names) for a in node.args if not isinstance(a, ast.Starred)]
         if name in catalogue.RANK_CALLS or name in ("rank", "Get_rank"):
             return self.rank if name in ("get_rank", "Get_rank", "rank", "global_rank") else UNKNOWN
@@ -295,7 +291,7 @@ class Trace:
             wide = [many if isinstance(many, list) else [UNKNOWN] * MOST_TURNS for many in given]
             return [list(each) for each in zip(*wide, strict=False)] if known else UNKNOWN
         if name in ("int", "abs", "min", "max", "range", "list", "len", "sorted", "reversed") and UNKNOWN not in given:
-            return self._plain(name, given)
+            return plain(name, given)
         if name in ("exit", "_exit", "Abort", "abort"):
             raise Impossible
         found = self.sequences.collective(node, fn)
@@ -308,17 +304,17 @@ class Trace:
             if callee.generator or callee.asynchronous or callee.name == "__init__":
                 raise Undecided
             return self.run(callee, self._arguments(callee, node, fn, names))
-        return UNKNOWN
+        return self._computed(callee, node, fn, names) if callee is not None else UNKNOWN
 
-    @staticmethod
-    def _plain(name: str, given: list[object]) -> object:
-        functions: dict[str, Callable[..., object]] = {
-            "int": int, "abs": abs, "min": min, "max": max, "len": len, "sorted": sorted, "list": list,
-            "range": lambda *bounds: list(range(*bounds)), "reversed": lambda many: list(reversed(many)),
-        }  # fmt: skip
+    def _computed(self, callee: Function, node: ast.Call, fn: Function, names: dict[str, object]) -> object:
+        """What a function without messages returns, where that follows from whole numbers."""
+        if callee.generator or callee.asynchronous or callee.name == "__init__" or not callee.returns:
+            return UNKNOWN
+        depth = self._depth
         try:
-            return functions[name](*given)
-        except (TypeError, ValueError):
+            return self.run(callee, self._arguments(callee, node, fn, names))
+        except (Undecided, Impossible):
+            self._depth = depth
             return UNKNOWN
 
     def _arguments(self, callee: Function, node: ast.Call, fn: Function, names: dict[str, object]) -> dict[str, object]:
@@ -371,6 +367,8 @@ class Trace:
         if peer == PROC_NULL:
             return
         beyond = peer > self.size or (peer == self.size and self.rank < self.size - 1)
-        if beyond or (peer < 0 and (kind == "send" or peer != ANY)):
+        before = peer < 0 and (kind == "send" or peer != ANY)
+        own = usual == 0 and kind == "send" and peer == -1 and self.rank == 0  # the rank before the first one
+        if beyond or (before and not own):
             raise Impossible
         self.operations.append(Operation(kind, node.lineno, peer, marked, not goes_on))

@@ -93,6 +93,7 @@ class Function:
     outer: Function | None = None
     nested: dict[str, Function] = field(default_factory=dict)
     parameters: dict[str, ast.expr | None] = field(default_factory=dict)
+    rest: str = ""  # the parameter that takes further arguments: `*stages`
     calls: list[ast.Call] = field(default_factory=list)
     assigns: list[tuple[ast.expr, ast.expr]] = field(default_factory=list)
     augmented: list[ast.AugAssign] = field(default_factory=list)
@@ -235,6 +236,7 @@ class Declarations:
         given = node.args
         for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs):
             fn.parameters[argument.arg] = argument.annotation
+        fn.rest = given.vararg.arg if given.vararg is not None else ""
         for special in (given.vararg, given.kwarg):
             if special is not None:
                 fn.parameters[special.arg] = None

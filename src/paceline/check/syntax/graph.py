@@ -292,13 +292,19 @@ def expressions(node: Node) -> ast.AST | None:
     return syntax
 
 
+def _looks_up(call: ast.Call) -> bool:
+    """Whether this asks a dictionary for a key that it need not have: `record.get("id")`."""
+    named = bool(call.args) and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+    return named and isinstance(call.func, ast.Attribute) and call.func.attr == "get"
+
+
 def may_raise(syntax: ast.AST) -> bool:
     """Whether evaluating this may raise: it calls, awaits, yields, asserts or imports something."""
     todo: list[ast.AST] = [syntax]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Call):
-            if _short_name(node.func) not in HARMLESS:
+            if _short_name(node.func) not in HARMLESS and not _looks_up(node):
                 return True
         elif isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.Assert | ast.Import | ast.ImportFrom):
             return True

@@ -26,6 +26,7 @@ class Root(NamedTuple):
     several: bool  # started in a loop, or more than once
     alone: bool = False  # joined before another thread is started
     own: bool = False  # each of several has an object of its own
+    together: bool = False  # who waits for it hears of its failure at once, and of no end of the others
 
 
 class Roots:
@@ -104,6 +105,12 @@ class Roots:
     def _started_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
         """The root that a call starts, if any."""
         name = short_name(call.func)
+        if name in RUNS_TOGETHER:
+            for coroutine, several in _coroutines(call, fn):
+                started = self.module.callee(coroutine, fn)
+                if started is not None and started.asynchronous and not started.generator:
+                    yield Root("task", started, call.lineno, several, together=True)
+            return
         if name not in STARTS:
             if name == "append" and "gc.callbacks" in self.module.canonical(call.func) and call.args:
                 found = self.module.function_named(call.args[0], fn)
@@ -148,6 +155,21 @@ class Roots:
         return bool(pools) and all(is_constant(keyword(c, "max_workers", 0), 1) for c in pools)
 
     @cached_property
+    def on_loop(self) -> set[int]:
+        """The functions that an event loop runs as callbacks: those given to `call_later`, `add_reader`."""
+        found: set[int] = set()
+        for fn in self.module.functions:
+            for call in fn.calls:
+                name = short_name(call.func)
+                if name not in RUNS_ON_LOOP or not isinstance(call.func, ast.Attribute):
+                    continue
+                owner = short_name(getattr(call.func.value, "func", call.func.value)).lower()
+                given = call.args[RUNS_ON_LOOP[name] : RUNS_ON_LOOP[name] + 1]
+                if "loop" in owner:
+                    found |= {id(each) for value in given for each in functions_of(value, fn, self.module)}
+        return found
+
+    @cached_property
     def reached(self) -> dict[int, set[str]]:
         """Function -> the roots that reach it, each as `kind:name`."""
         found: dict[int, set[str]] = {}
@@ -176,6 +198,23 @@ class Roots:
     def has_threads(self) -> bool:
         """Whether the file starts any thread."""
         return any(root.kind == "thread" for root in self.all)
+
+
+def _coroutines(call: ast.Call, fn: Function) -> Iterator[tuple[ast.Call, bool]]:
+    """The calls of coroutines that `gather` and its like run as tasks, and whether each stands for several of them."""
+    for given in call.args:
+        made = given.value if isinstance(given, ast.Starred) else given
+        if isinstance(made, ast.Name):
+            made = fn.bound.get(made.id, made)
+            filled = (c.args[0] for c in fn.calls if c.args and dotted(c.func) == f"{dotted(given)}.append")
+            yield from ((value, in_loop(value, fn)) for value in filled if isinstance(value, ast.Call))
+        parts = made.elts if isinstance(made, ast.List | ast.Tuple | ast.Set) else [made]
+        for part in parts:
+            inner = part.value if isinstance(part, ast.Starred) else part
+            several = isinstance(inner, ast.ListComp | ast.GeneratorExp | ast.SetComp)
+            value = inner.elt if isinstance(inner, ast.ListComp | ast.GeneratorExp | ast.SetComp) else inner
+            if isinstance(value, ast.Call):
+                yield value, several or in_loop(call, fn)
 
 
 def in_loop(node: ast.AST, fn: Function) -> bool:
@@ -214,12 +253,18 @@ STARTS: dict[str, tuple[str, str, int]] = {
     "apply_async": ("process", "func", 0),
     "create_task": ("task", "coro", 0),
     "ensure_future": ("task", "coro", 0),
+    "start_soon": ("task", "async_fn", 0),
     "signal": ("signal", "handler", 1),
     "finalize": ("del", "func", 1),
     "ref": ("del", "callback", 1),
     "register": ("exit", "func", 0),
     "register_at_fork": ("fork", "after_in_child", 0),
 }
+#: Calls that run the coroutines that they are given as tasks, at the same time.
+RUNS_TOGETHER = {"gather", "as_completed"}
+#: Methods of an event loop, or of its tasks, that take a callback -> its position.
+RUNS_ON_LOOP = {"call_soon": 0, "call_soon_threadsafe": 0, "call_later": 1, "call_at": 1, "add_reader": 1,
+                "add_writer": 1, "add_signal_handler": 1, "add_timeout": 1, "add_callback": 0}  # fmt: skip
 # Web frameworks that run each request in a thread, and the decorators of their functions.
 SERVERS = {"flask", "fastapi", "starlette", "bottle"}
 ROUTES = {"route", "get", "post", "put", "patch", "delete"}

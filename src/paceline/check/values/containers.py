@@ -65,6 +65,9 @@ class Containers:
                     return self.of(value, scope, depth + 1)
                 where = name if scope is module.top else f"{scope.qualname}.{name}"
                 return _made(where, [(e, scope) for e in elements(value)] + self._filled.get((id(scope), name), []))
+            if name == scope.rest != "":
+                passed = self.passing.to(scope, f"*{name}")
+                return _made(f"{scope.qualname}.{name}", [(given.value, given.caller) for given in passed])
             if name in scope.parameters:
                 for given in self.passing.to(scope, name):
                     if (found := self.of(given.value, given.caller, depth + 1)) is not None:

@@ -13,6 +13,7 @@ from functools import cached_property
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.syntax.names import dotted, is_constant, keyword, model_in, short_name
+from paceline.check.values.by_name import ByName
 from paceline.check.values.by_use import ByUse
 from paceline.check.values.containers import Containers
 from paceline.check.values.lock_names import derived, guessed, lock_class
@@ -30,6 +31,7 @@ class Module(Declarations):
         super().__init__(tree)
         #: Expression -> its class, by identity; the node is kept so that its identity is not used again.
         self._types: dict[int, tuple[ast.expr, Class | None]] = {}
+        self._by_name = ByName(self)
         self._adopted = False
         adopt(self.functions, self.type_of)
         self._types.clear()
@@ -284,7 +286,8 @@ class Module(Declarations):
                     return found or (self._by_use.of(scope, node.id) if self._adopted else None)
                 if node.id in scope.parameters:
                     found = self.annotated(scope.parameters[node.id])
-                    for given in self.passing.to(scope, node.id) if found is None else ():
+                    passed = self.passing.to(scope, node.id) if found is None else ()
+                    for given in passed:
                         found = found or self.type_of_value(given.value, given.caller, depth + 1)
                     unknown = found is None and scope.parameters[node.id] is None
                     return self._by_use.of(scope, node.id) if unknown and self._adopted else found
@@ -352,10 +355,11 @@ class Module(Declarations):
         if depth > ALIASES:
             return None
         callee = self.function_named(call.func, fn, depth + 1)
-        if callee is None or callee.asynchronous or callee.generator:
+        managed = callee is not None and callee.decorated("contextmanager", "asynccontextmanager")
+        if callee is None or (not managed and (callee.asynchronous or callee.generator)):
             return None
-        found = self.annotated(getattr(callee.node, "returns", None))
-        for given in callee.returns if found is None else ():
+        found = None if managed else self.annotated(getattr(callee.node, "returns", None))
+        for given in callee.yields if managed else callee.returns if found is None else ():
             if given.value is not None:
                 found = found or self.type_of_value(given.value, callee, depth + 1)
         return found
@@ -396,5 +400,5 @@ class Module(Declarations):
             if isinstance(node.value, ast.Call) and short_name(node.value.func) == "super" and fn.cls is not None:
                 return next((c.methods[node.attr] for c in fn.cls.ancestry[1:] if node.attr in c.methods), None)
             owner = self.type_of(node.value, fn)
-            return owner.method(node.attr) if owner is not None else None
+            return owner.method(node.attr) if owner is not None else self._by_name.method(node, fn)
         return None

@@ -122,6 +122,9 @@ class Passing:
         names = list(fn.parameters)
         if _is_bound(fn, target, caller):
             names = names[1:]
+        if fn.rest:
+            names = names[: _places(fn) - (len(fn.parameters) - len(names))]
+            yield from ((fn, f"*{fn.rest}", v) for v in rest[len(names) :] if not isinstance(v, ast.Starred))
         for parameter, value in zip(names, rest, strict=False):
             if isinstance(value, ast.Starred):
                 break
@@ -129,6 +132,12 @@ class Passing:
         for each in named:
             if each.arg in fn.parameters:
                 yield fn, each.arg, each.value
+
+
+def _places(fn: Function) -> int:
+    """How many parameters a function has that are given by position alone or by either."""
+    given = getattr(fn.node, "args", None)
+    return len(given.posonlyargs) + len(given.args) if isinstance(given, ast.arguments) else len(fn.parameters)
 
 
 def _is_bound(fn: Function, target: ast.expr | None, caller: Function) -> bool:

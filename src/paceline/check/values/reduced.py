@@ -13,7 +13,18 @@ from paceline.check.syntax.names import short_name
 
 # A call of such a name gives every rank the same value, and makes its arguments the same on every rank.
 SPREADS = re.compile(r"all_?reduce|broadcast|bcast|all_?gather|reduce_(?!sc)|gather_for_metrics|synchroni|agree|sync_")
+#: Objects whose `reduce` and `gather` do the same.
+OF_ALL = ("accelerator", "fabric", "strategy")
 DEPTH = 3  # calls through which a reduction is looked for
+
+
+def spreads(call: ast.Call) -> bool:
+    """Whether a call gives every rank the same value, by its name."""
+    name = short_name(call.func)
+    if SPREADS.search(name):
+        return True
+    owner = short_name(call.func.value).strip("_") if isinstance(call.func, ast.Attribute) else ""
+    return name in ("reduce", "gather") and owner in OF_ALL
 
 
 class Reduced:
@@ -28,12 +39,12 @@ class Reduced:
             return True
         if any(call.lineno < node.lineno and self.reduces(call, fn) for call in fn.calls):
             return True
-        sites = self._sites.get(id(fn), ()) if depth < DEPTH else ()
+        sites = self.sites.get(id(fn), ()) if depth < DEPTH else ()
         return bool(sites) and all(self.before(site, caller, depth + 1) for site, caller in sites)
 
     def reduces(self, call: ast.Call, fn: Function, depth: int = 0) -> bool:
         """Whether a call runs a collective that gives every rank the same, itself or in a function of the file."""
-        if SPREADS.search(short_name(call.func)):
+        if spreads(call):
             return True
         callee = self._callee(call, fn) if depth < DEPTH else None
         return callee is not None and any(self.reduces(inner, callee, depth + 1) for inner in callee.calls)
@@ -49,11 +60,11 @@ class Reduced:
     @cached_property
     def _computes(self) -> bool:
         """Whether the file computes gradients and averages them itself."""
-        calls = [short_name(call.func) for fn in self._module.functions for call in fn.calls]
-        return "backward" in calls and any(SPREADS.search(name) for name in calls)
+        calls = [call for fn in self._module.functions for call in fn.calls]
+        return any(short_name(c.func) == "backward" for c in calls) and any(spreads(c) for c in calls)
 
     @cached_property
-    def _sites(self) -> dict[int, list[tuple[ast.Call, Function]]]:
+    def sites(self) -> dict[int, list[tuple[ast.Call, Function]]]:
         """Function -> the calls that run it, each with its caller."""
         found: dict[int, list[tuple[ast.Call, Function]]] = {}
         for fn in self._module.functions:

@@ -18,6 +18,7 @@ from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Function
 from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, parent, short_name
 from paceline.check.values.chances import Chances
+from paceline.check.values.counts import Counts
 from paceline.check.values.deciding import (
     CHANCE,
     CLOCK,
@@ -30,10 +31,12 @@ from paceline.check.values.deciding import (
     asks_for_ranks,
     decides,
 )
+from paceline.check.values.disks import asks_own_disk
 from paceline.check.values.passing import Passing
-from paceline.check.values.reduced import SPREADS, Reduced
+from paceline.check.values.reduced import Reduced, spreads
+from paceline.check.values.turns import changed_in_turn, trained_on
 
-DEPTH = 15  # assignments and calls through which a value is followed
+DEPTH = 24  # assignments and calls through which a value is followed
 
 # Functions whose result differs if an argument does; through other calls only data are followed.
 _PASSES_ON = {"len", "list", "tuple", "set", "sorted", "range", "int", "str", "float", "bool", "sum", "min", "max",
@@ -49,6 +52,10 @@ _CLOCKS = ("time.time", "time.monotonic", "time.perf_counter", "time.process_tim
 _HOSTS = ("socket.gethostname", "platform.node", "os.getpid", "os.uname", "psutil.virtual_memory", "shutil.disk_usage")
 #: Collectives from which each rank gets something else in their first argument.
 _DEALS_OUT = ("all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor", "scatter")
+_READS = {"load", "loadtxt", "fromfile", "memmap", "read_csv", "read_parquet", "imread", "open"}
+#: What gives each rank something of its own: an environment its next state, a message what another rank has sent.
+_GIVES_OWN = {"step", "reset", "recv", "sample"}
+_GIVERS = re.compile(r"(^|_)(envs?|environment|simulator|comm|comm_world|buffer|replay)$", re.IGNORECASE)
 _LOADERS = re.compile(r"(data|train|val|valid|test|eval)?_?(loader|dataloader|batches|iterator)s?(_iter)?$")
 _LOSSES = re.compile(r"(^|_)loss(es)?$")
 _MODELS = re.compile(r"model$|^net$|criterion$|loss_fn$|^loss_func$")
@@ -68,6 +75,7 @@ class Varying:
         self.module, self.passing, self._callee, self._type_of = module, passing, callee, type_of
         self._chances = Chances(module, self.why, type_of)
         self._reduced = Reduced(module, callee)
+        self._counts = Counts(self.why, type_of, lambda: self._reduced.sites)
         #: Expression -> why it differs, by identity; empty while it is looked up, so that a circle ends.
         self._known: dict[int, str] = {}
 
@@ -200,13 +208,13 @@ class Varying:
                         return why or self.why(test.test, method, depth)  # type: ignore[union-attr]
             filled = f".{attribute}.append"
             added = (c.args[0] for c in method.calls if c.args and dotted(c.func).endswith(filled))
-            if (why := next((w for a in added if (w := self.why(a, method, depth))), "")) == DATA:
+            if (why := next((w for a in added if (w := self.why(a, method, depth))), "")) in (DATA, CLOCK):
                 return why
         return ""
 
     def _of_call(self, node: ast.Call, fn: Function, depth: int) -> str:
-        name, canonical = short_name(node.func), self.module.canonical(node.func)
-        if name in _SAME or name in _SAME_ATTRIBUTES or SPREADS.search(name):
+        name, canonical = short_name(node.func), self._called(node.func, fn)
+        if name in _SAME or name in _SAME_ATTRIBUTES or spreads(node):
             return ""
         if name in catalogue.RANK_CALLS or (name == "rank" and not node.args and isinstance(node.func, ast.Attribute)):
             return RANK
@@ -216,12 +224,16 @@ class Varying:
             return RANK if node.args[0].value in catalogue.RANK_VARIABLES else ""
         if canonical in _CLOCKS:
             return CLOCK
-        if canonical in _HOSTS:
+        if canonical in _HOSTS or asks_own_disk(node, fn):
             return HOST
         if (drawn := self._chances.differs(node, canonical, fn)) is not None:
             return CHANCE if drawn else ""
         if name.startswith("clip_grad_norm"):
             return "" if self._reduced.before(node, fn) else DATA
+        if name == "len" and len(node.args) == 1 and (counted := self._counts.why(node.args[0], fn)) is not None:
+            return counted
+        if name in _GIVES_OWN and isinstance(node.func, ast.Attribute) and _GIVERS.search(short_name(node.func.value)):
+            return DATA
         callee = self._callee(node, fn)
         if callee is not None and callee.name != "__init__":
             return next((w for r in callee.returns if (w := self._returned(r, callee, depth))), "")
@@ -231,7 +243,19 @@ class Varying:
         if name in _AGGREGATES and node.args and isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
             given.append(self.why(node.args[0].elt, fn, depth))
         own = self.why(node.func.value, fn, depth) if isinstance(node.func, ast.Attribute) else ""
+        if (name in _READS or _MODELS.search(name)) and any(given):
+            return DATA  # from a file of this rank, or computed from what it has
         return next((w for w in given if w and (w == DATA or name in _PASSES_ON)), own)
+
+    def _called(self, function: ast.expr, fn: Function) -> str:
+        """The canonical name of a function, also where an attribute or a local name stands for it."""
+        made: ast.expr | None = None
+        if isinstance(function, ast.Name):
+            made = fn.bound.get(function.id)
+        elif isinstance(function, ast.Attribute) and (owner := self._type_of(function.value, fn)) is not None:
+            values = [value for cls in owner.ancestry for value, _ in cls.values.get(function.attr, ())]
+            made = values[0] if len(values) == 1 else None
+        return self.module.canonical(made if isinstance(made, ast.Name | ast.Attribute) else function)
 
     def _computed(self, node: ast.expr, fn: Function) -> bool:
         """Whether a tensor is a loss or what a model returned, and was not reduced over the ranks since."""
@@ -242,9 +266,7 @@ class Varying:
         if not isinstance(node, ast.Name) or self._spread(node, fn.line, fn):
             return False
         value = fn.bound.get(node.id)
-        return bool(_LOSSES.search(node.id)) and not (
-            isinstance(value, ast.Call) and SPREADS.search(short_name(value.func))
-        )
+        return bool(_LOSSES.search(node.id)) and not (isinstance(value, ast.Call) and spreads(value))
 
     def _of_name(self, node: ast.Name, fn: Function, depth: int) -> str:
         """A name: by its last assignment before this line, unless a collective has spread it since."""
@@ -256,6 +278,9 @@ class Varying:
             assigned = [(t, v) for t, v in scope.assigns if _binds(t, node.id)]
             if assigned:
                 before = [(t, v) for t, v in assigned if t.lineno < node.lineno or scope is not fn]
+                turned = [v for t, v in assigned if changed_in_turn(node, t)]
+                if why := next((w for v in turned if (w := self.why(v, scope, depth))), ""):
+                    return why
                 if not before and node.id in scope.parameters and (why := self._of_parameter(node, scope, depth)):
                     return why
                 target, value = max(before or assigned, key=lambda pair: pair[0].lineno)
@@ -263,7 +288,7 @@ class Varying:
                     return ""
                 if scope is fn and self._dealt_out(node, target.lineno, fn):
                     return DATA
-                added = [a for a in scope.augmented if _binds(a.target, node.id)]
+                added = [a for a in scope.augmented if _binds(a.target, node.id) and a.lineno > target.lineno]
                 if isinstance(value, ast.List) and not value.elts:
                     filled = (c for c in scope.calls if c.args and dotted(c.func) == f"{node.id}.append")
                     if (why := next((w for c in filled if (w := self.why(c.args[0], scope, depth))), "")) == DATA:
@@ -337,13 +362,13 @@ class Varying:
             if numbered and isinstance(target.elts[0], ast.Name) and target.elts[0].id == node.id:  # type: ignore[attr-defined]
                 return ""
             over = over.args[0]
-        return DATA if _LOADERS.fullmatch(short_name(over)) else self.why(over, fn, depth) or _trained_on(node, loop)
+        return DATA if _LOADERS.fullmatch(short_name(over)) else self.why(over, fn, depth) or trained_on(node, loop)
 
     def _spread(self, node: ast.Name, since: int, fn: Function) -> bool:
         """Whether a collective takes this name as an argument between two lines."""
         return any(
             since <= call.lineno <= node.lineno
-            and SPREADS.search(short_name(call.func))
+            and spreads(call)
             and any(isinstance(n, ast.Name) and n.id == node.id for a in call.args for n in ast.walk(a))
             for call in fn.calls
         )
@@ -358,16 +383,6 @@ class Varying:
             and call.args[0].id == node.id
             for call in fn.calls
         )
-
-
-def _trained_on(node: ast.Name, loop: ast.AST) -> str:
-    """Why an element of a loop differs: gradients are computed from each, and this one is taken apart or handed on."""
-    inner = (n for n in ast.walk(loop) if isinstance(n, ast.Call) and short_name(n.func) == "backward")
-    trains = any(enclosing(call, ast.For, ast.While) is loop for call in inner)
-    used = isinstance(parent(node), ast.Attribute | ast.Subscript | ast.Call)
-    over = loop.iter if isinstance(loop, ast.For) else None
-    counted = isinstance(over, ast.Call) and short_name(over.func) == "range"
-    return DATA if trains and used and over is not None and not counted else ""
 
 
 def _names(target: ast.expr) -> list[ast.Name]:

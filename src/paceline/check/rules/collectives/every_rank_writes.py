@@ -33,7 +33,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         for call in fn.calls:
             what = _writes(call, facts)
-            if what and _own(fn, facts) and not _guarded(call, fn, facts):
+            if what and _own(fn, facts) and not _guarded(call, fn, facts) and not _apart(call, fn, facts):
                 yield _report(call, fn, what)
                 break
 
@@ -84,6 +84,15 @@ def _writes(call: ast.Call, facts: Facts) -> str:
     if short_name(call.func) in FETCHES:
         return text_of(call)
     return text_of(call) if is_constant(keyword(call, "download"), True) else ""
+
+
+def _apart(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether each rank writes to a path of its own, which it may have opened in another function."""
+    given = [fn.bound.get(a.id, a) if isinstance(a, ast.Name) else a for a in call.args]
+    opened = [facts.module.callee(a, fn) for a in given if isinstance(a, ast.Call)]
+    inner = [(r.value, f) for f in opened if f is not None for r in f.returns if isinstance(r.value, ast.Call)]
+    paths = [(a, fn) for a in given] + [(a, f) for call, f in inner for a in getattr(call, "args", ())]
+    return any(facts.module.varying.why(path, scope) for path, scope in paths)
 
 
 def _guarded(node: ast.AST, fn: Function, facts: Facts) -> bool:

@@ -20,7 +20,7 @@ from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import enclosing, keyword, parent
+from paceline.check.syntax.names import enclosing, keyword, parent, short_name
 from paceline.check.values.deciding import RANK
 
 ROOTED = (
@@ -47,6 +47,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                     f"{text_of(call)} names the calling rank as its root ({found.root}): each rank names another one",
                     call,
                 )
+            if found is not None and found.name in ROOTED and found.root and (why := _outside(found, fn, facts)):
+                yield _report(fn, call, f"{text_of(call)} names {found.root} as its root, {why}", call)
             members = _members(call, found)
             if members is not None and facts.module.varying.why(members, fn) == RANK and not _chosen(members, fn):
                 yield _report_group(fn, call, call, f"depends on the rank ({ast.unparse(members)})")
@@ -76,6 +78,64 @@ def find(facts: Facts) -> Iterator[Finding]:
                         f"{ast.unparse(test.test)}` (line {one.at.lineno})",
                         one.at,
                     )
+
+
+def _outside(found: Collective, fn: Function, facts: Facts) -> str:
+    """Why the root of a collective of a group is no member of it: the root is a rank of the world."""
+    group = keyword(found.call, "group")
+    root = keyword(found.call, "src", 1) or keyword(found.call, "dst")
+    if group is None or root is None or keyword(found.call, "group_src") or keyword(found.call, "group_dst"):
+        return ""
+    divides = isinstance(root, ast.BinOp) and isinstance(root.op, ast.FloorDiv)
+    if divides and of_rank(root.left, fn, facts.module) is not None:  # type: ignore[attr-defined]
+        return "the number of a group rather than a rank of the world"
+    fixed = isinstance(root, ast.Constant) and type(root.value) is int
+    return (
+        "a rank of the world, which is in one of several groups only"
+        if fixed and _one_of_several(group, fn, facts)
+        else ""
+    )
+
+
+def _one_of_several(group: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether a group was chosen from several that a loop makes of different members."""
+    if depth > 4:
+        return False
+    if isinstance(group, ast.Call):
+        callee = facts.module.callee(group, fn)
+        if callee is not None:
+            return any(
+                r.value is not None and _one_of_several(r.value, callee, facts, depth + 1) for r in callee.returns
+            )
+        members = keyword(group, "ranks", 0) if short_name(group.func) == "new_group" else None
+        loop = enclosing(group, ast.For)
+        chosen = (
+            {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)} if isinstance(loop, ast.For) else set()
+        )
+        values = (
+            [members, *(fn.bound.get(n.id) for n in ast.walk(members) if isinstance(n, ast.Name))] if members else []
+        )
+        used = {n.id for v in values if v is not None for n in ast.walk(v) if isinstance(n, ast.Name)}
+        return bool(chosen & used)
+    given: list[tuple[ast.expr, Function]] = []
+    if isinstance(group, ast.Name):
+        given = [(v, fn) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == group.id]
+        if not given and group.id in fn.parameters:
+            given = [(a.value, a.caller) for a in facts.module.passing.to(fn, group.id)]
+        if not given:
+            top = facts.module.top
+            scopes = [f for f in facts.module.functions if group.id in f.globals] + [top]
+            given = [
+                (v, f)
+                for f in scopes
+                if f is not fn
+                for t, v in f.assigns
+                if isinstance(t, ast.Name) and t.id == group.id
+            ]
+    elif isinstance(group, ast.Attribute) and (owner := facts.module.type_of(group.value, fn)) is not None:
+        given = [pair for cls in owner.ancestry for pair in cls.values.get(group.attr, ())]
+    made = [(v, scope) for v, scope in given if not isinstance(v, ast.Constant) and v is not group]
+    return bool(made) and any(_one_of_several(v, scope, facts, depth + 1) for v, scope in made)
 
 
 def _otherwise(test: ast.If, fn: Function, facts: Facts) -> list[ast.stmt]:

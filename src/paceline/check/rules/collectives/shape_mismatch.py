@@ -97,17 +97,30 @@ def _length(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> str:
             return _length(node.args[0], fn, facts, depth + 1)
         if name in FILLED and node.args:
             return lengths.number(node.args[0], fn)
-        return lengths.why(node.args[0], fn) if name in JOINS and node.args else ""
+        if name in JOINS and node.args:
+            return lengths.why(node.args[0], fn) or _of_parts(node.args[0], fn, facts, depth)
+        callee = facts.module.callee(node, fn)
+        returned = [r.value for r in callee.returns if r.value is not None] if callee is not None else []
+        return next((w for v in returned if (w := _length(v, callee, facts, depth + 1))), "")  # type: ignore[arg-type]
     if isinstance(node, ast.Subscript):
         return lengths.why(node, fn)
     if isinstance(node, ast.Name):
         given = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id and t.lineno < node.lineno]
+        if not given and node.id in fn.parameters:
+            passed = facts.module.passing.to(fn, node.id)
+            return next((w for a in passed if (w := _length(a.value, a.caller, facts, depth + 1))), "")
         return _length(given[-1], fn, facts, depth + 1) if given else ""
     if isinstance(node, ast.Attribute):
         owner = facts.module.type_of(node.value, fn)
         values = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner is not None else []
         return next((w for v, scope in values if (w := _length(v, scope, facts, depth + 1))), "")
     return ""
+
+
+def _of_parts(node: ast.expr, fn: Function, facts: Facts, depth: int) -> str:
+    """Why the parts of a list that are joined have other numbers of rows on each rank."""
+    filled = (c.args[0] for c in fn.calls if c.args and dotted(c.func) == f"{dotted(node)}.append")
+    return next((w for part in filled if (w := _length(part, fn, facts, depth + 1))), "")
 
 
 DEPTH = 6

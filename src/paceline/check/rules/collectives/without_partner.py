@@ -40,9 +40,9 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         settled |= {id(each) for each in _reached(fn, facts)}
         if all(stuck for stuck, _ in worlds.values()):  # a program for two ranks may leave the others of a larger world
-            stuck, sure = worlds[max(worlds)]
+            stuck, case = worlds[max(worlds)]
             if not told & {s.operation.line for s in stuck}:
-                yield _report(fn, stuck[0], max(worlds), sure)
+                yield _report(fn, stuck[0], max(worlds), case)
 
 
 def _outermost_first(own: list[Function], facts: Facts) -> list[Function]:
@@ -84,9 +84,29 @@ def _reached(fn: Function, facts: Facts) -> list[Function]:
     return found
 
 
-def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tuple[list[Stuck], bool] | None:
-    """The ranks of a world that wait for ever, and whether with any buffer; None where it cannot be followed."""
-    traces, chosen = list[list[Operation]](), dict[str, bool]()
+def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tuple[list[Stuck], str] | None:
+    """The ranks of a world that wait for ever, and in which case only; None where it cannot be followed."""
+    chosen = dict[str, bool]()
+    followed = _followed(fn, size, facts, exchanges, chosen)
+    if followed is None:
+        return None
+    traces, found = followed
+    kinds = {op.kind for trace in traces for op in trace}
+    if not {"send", "receive"} <= kinds:
+        return None
+    if always := World(traces, buffered=True).stuck():
+        return always, ""
+    if late := World(traces, buffered=False).stuck():
+        return late, "once a message does not fit the buffer"
+    other = _followed(fn, size, facts, exchanges, dict.fromkeys(chosen, False)) if chosen and found else None
+    return (World(other[0], buffered=True).stuck(), "where a rank has found nothing") if other is not None else ([], "")
+
+
+def _followed(
+    fn: Function, size: int, facts: Facts, exchanges: Exchanges, chosen: dict[str, bool]
+) -> tuple[list[list[Operation]], bool] | None:
+    """What each rank of a world does, and whether it asks for what a rank may have found or not."""
+    traces, found = list[list[Operation]](), False
     for rank in range(size):
         trace = Trace(facts.module, facts.sequences, exchanges, rank, size, chosen)
         try:
@@ -94,11 +114,8 @@ def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tupl
         except (Undecided, Impossible, RecursionError):
             return None
         traces.append(trace.operations)
-    kinds = {op.kind for trace in traces for op in trace}
-    if not {"send", "receive"} <= kinds:
-        return None
-    always = World(traces, buffered=True).stuck()
-    return (always, True) if always else (World(traces, buffered=False).stuck(), False)
+        found = found or bool(trace.found)
+    return traces, found
 
 
 def _named(operation: Operation) -> str:
@@ -110,18 +127,18 @@ def _named(operation: Operation) -> str:
     return f"{way}{tag} (line {operation.line})"
 
 
-def _report(fn: Function, stuck: Stuck, size: int, sure: bool) -> Finding:
+def _report(fn: Function, stuck: Stuck, size: int, case: str) -> Finding:
     operation, other = stuck.operation, stuck.other
     peer = f"rank {operation.peer}" if operation.peer != ANY else "every other rank"
     if operation.peer == stuck.rank:
         does = "which is the rank itself"
-    elif operation.peer == size:
+    elif operation.peer == size or (operation.kind == "send" and operation.peer < 0):
         does = "which does not exist"
     elif other is None:
         does = f"and {peer} has come to its end"
     else:
         does = f"and {peer} {_named(other)}"
-    when = "" if sure else ", once a message does not fit the buffer"
+    when = f", {case}" if case else ""
     return Finding(
         "",
         operation.line,
@@ -134,7 +151,7 @@ def _report(fn: Function, stuck: Stuck, size: int, sure: bool) -> Finding:
         ],
         [Wait(f"rank {stuck.rank}", _named(operation), "its partner", peer)],
         "let every send have a receive of the other rank, with the same tag and in an order that both can follow",
-        0.8 if sure else 0.6,
+        0.6 if case else 0.8,
         f"{operation.kind} {operation.peer}",
     )
 

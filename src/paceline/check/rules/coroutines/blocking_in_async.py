@@ -26,9 +26,9 @@ KINDS = ("Thread", "Process", "Queue", "ProcessQueue", "SimpleQueue", "Event", "
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report blocking calls in coroutines, and waits without a timeout for resources of threads."""
+    """Report blocking calls in coroutines and callbacks of the loop, and endless waits for resources of threads."""
     for fn in facts.module.functions:
-        if not fn.asynchronous:
+        if not facts.on_loop(fn):
             continue
         yield from _blocking(fn, facts)
         for effect in facts.walker.effects(fn):
@@ -46,7 +46,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding(
                 effect.node,
                 fn,
-                f"{text_of(effect.node)} in a coroutine blocks the event loop while it waits for {effect.waits_for}: "
+                f"{text_of(effect.node)} in {place(fn)} blocks the event loop while it waits for {effect.waits_for}: "
                 "if that needs a task of the same loop, it never happens",
                 [
                     Step("the loop", effect.line, f"runs {fn.qualname}, which waits for {effect.waits_for}"),
@@ -56,6 +56,11 @@ def find(facts: Facts) -> Iterator[Finding]:
                 resource.id,
                 0.75,
             )
+
+
+def place(fn: Function) -> str:
+    """What the loop runs, in words."""
+    return "a coroutine" if fn.asynchronous else "a callback of the loop"
 
 
 def _blocking(fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -72,7 +77,7 @@ def _blocking(fn: Function, facts: Facts) -> Iterator[Finding]:
             yield finding(
                 effect.node,
                 fn,
-                f"{text_of(effect.node)}{by} in a coroutine blocks the event loop: it {call.waits}, and no other task "
+                f"{text_of(effect.node)}{by} in {place(fn)} blocks the event loop: it {call.waits}, and no other task "
                 "runs until then",
                 [
                     *call_steps("the loop", call.steps, f"calls {what}, which {call.waits}"),

@@ -22,9 +22,9 @@ DEPTH = 3
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report calls that wait for the loop and are reached from a coroutine."""
+    """Report calls that wait for the loop and are reached from a coroutine, or from a callback of the loop."""
     for fn in facts.module.functions:
-        if fn.asynchronous:
+        if facts.on_loop(fn):
             yield from _bridges(fn, (), facts, set())
 
 
@@ -34,14 +34,14 @@ def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator
         return
     seen.add(id(fn))
     for call in fn.calls:
-        if _waits_for_loop(call, fn, facts):
+        if _waits_for_loop(call, fn, way[0][0] if way else fn, facts):
             steps = (*way, (fn, call))
             start, at = steps[0]
             by = "" if len(steps) == 1 else f" by {text_of(at)}"
             yield finding(
                 at,
                 start,
-                f"{text_of(call)} is reached{by} in the coroutine {start.qualname}: the loop waits for a "
+                f"{text_of(call)} is reached{by} in {_runs(start)} {start.qualname}: the loop waits for a "
                 "coroutine that only the loop can run",
                 call_steps("the loop", steps, "waits for the loop, which is this thread"),
                 "await the coroutine here; call into the loop like this only from other threads",
@@ -55,8 +55,12 @@ def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator
             yield from _bridges(effect.callee, (*way, (fn, effect.node)), facts, seen)
 
 
-def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether a call waits until the loop has run something."""
+def _runs(fn: Function) -> str:
+    return "the coroutine" if fn.asynchronous else "the callback of the loop"
+
+
+def _waits_for_loop(call: ast.Call, fn: Function, start: Function, facts: Facts) -> bool:
+    """Whether a call, reached from a coroutine, waits until its loop has run something."""
     name = short_name(call.func)
     if name == "run_until_complete":
         return not any(short_name(c.func) == "new_event_loop" for c in fn.calls) and not isinstance(
@@ -75,7 +79,10 @@ def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
     if loop is not None and _of_a_coroutine(loop, fn, facts, 0):
         return True
     if isinstance(loop, ast.Attribute) and fn.cls is not None and fn.self_name and dotted(loop.value) == fn.self_name:
-        own = value.args[0].func if isinstance(value.args[0], ast.Call) else None
+        given = value.args[0]
+        if isinstance(given, ast.Name) and given.id in fn.parameters:  # whose loop it is, its callers say
+            return any(each is start for each in _passed(given.id, fn, facts))
+        own = given.func if isinstance(given, ast.Call) else None
         return (
             own is not None and facts.module.function_named(own, fn) is not None
         )  # its own coroutine, on its own loop
@@ -83,6 +90,14 @@ def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
         made = fn.bound.get(loop.id)
         return isinstance(made, ast.Call) and short_name(made.func) in ("get_event_loop", "get_running_loop")
     return isinstance(loop, ast.Call)
+
+
+def _passed(name: str, fn: Function, facts: Facts) -> Iterator[Function]:
+    """The coroutines of which callers pass a call for a parameter."""
+    for given in facts.module.passing.to(fn, name):
+        made = facts.module.callee(given.value, given.caller) if isinstance(given.value, ast.Call) else None
+        if made is not None and made.asynchronous:
+            yield made
 
 
 def _of_a_coroutine(loop: ast.expr, fn: Function, facts: Facts, depth: int) -> bool:

@@ -37,7 +37,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             name = dotted(call.func.value)
             if name in reported or _asked(name, call, fn) or is_caught(call, "InvalidStateError"):
                 continue
-            if (_waits(call.func.value, fn) and _given_up(facts)) or _awaited(call.func.value, fn):
+            waits = _waits(call.func.value, fn) and (_given_up(facts) or _completed_by_others(call.func.value, fn))
+            if waits or _awaited(call.func.value, fn):
                 reported.add(name)
                 yield _report(call, fn, name)
 
@@ -53,6 +54,23 @@ def _waits(node: ast.expr, fn: Function) -> bool:
     return looped is not None and dotted(looped).startswith(f"{fn.self_name}.") and bool(fn.cls)
 
 
+def _completed_by_others(node: ast.expr, fn: Function) -> bool:
+    """Whether a future stays in its container when it is completed, and another method completes those in there."""
+    attribute = attribute_of(node, fn)
+    own = f"{fn.self_name}.{attribute}"
+    takes = [c for c in fn.calls if dotted(c.func) in (f"{own}.pop", f"{own}.popleft", f"{own}.remove")]
+    deletes = [s for s in fn.subscripts if dotted(s.value) == own and isinstance(s.ctx, ast.Del)]
+    if not attribute or takes or deletes or fn.cls is None:
+        return False
+    others = [(m, c) for m in fn.cls.methods.values() if m is not fn for c in m.calls]
+    return any(
+        isinstance(c.func, ast.Attribute)
+        and c.func.attr in (*SETS, "cancel")
+        and attribute_of(c.func.value, m) == attribute
+        for m, c in others
+    )
+
+
 def _awaited(node: ast.expr, fn: Function) -> bool:
     """Whether this comes from an attribute with futures that coroutines await, whose tasks may be cancelled.
 
@@ -60,7 +78,7 @@ def _awaited(node: ast.expr, fn: Function) -> bool:
     """
     if fn.cls is None or not fn.self_name:
         return False
-    attribute = _attribute(node, fn)
+    attribute = attribute_of(node, fn)
     others = [m for m in fn.cls.methods.values() if m is not fn]
     if not attribute or any(_awaits(attribute, m) for m in others):
         return bool(attribute)
@@ -69,16 +87,16 @@ def _awaited(node: ast.expr, fn: Function) -> bool:
 
 def _keeps(attribute: str, fn: Function) -> bool:
     """Whether a method makes a future and stores it in this attribute, possibly beside something else."""
-    made = {dotted(t) for t, v in fn.assigns if _makes(v)}
+    made = {dotted(t) for t, v in fn.assigns if makes_future(v)}
     stored = [v for t, v in fn.assigns if dotted(t) == f"{fn.self_name}.{attribute}"]
-    return any(dotted(part) in made or _makes(part) for v in stored for part in _parts(v))
+    return any(dotted(part) in made or makes_future(part) for v in stored for part in _parts(v))
 
 
 def _gives_up(attribute: str, fn: Function) -> bool:
     """Whether a coroutine waits with a timeout for what this attribute holds."""
     calls = [a.value for a in fn.awaits if isinstance(a.value, ast.Call) and a.value.args]
     timed = [c for c in calls if short_name(c.func) == "wait_for" or keyword(c, "timeout") is not None]
-    return any(isinstance(c.args[0], ast.Name) and _attribute(c.args[0], fn) == attribute for c in timed)
+    return any(isinstance(c.args[0], ast.Name) and attribute_of(c.args[0], fn) == attribute for c in timed)
 
 
 def _parts(value: ast.expr) -> list[ast.expr]:
@@ -86,13 +104,13 @@ def _parts(value: ast.expr) -> list[ast.expr]:
     return value.elts if isinstance(value, ast.Tuple) else [value]
 
 
-def _attribute(node: ast.expr, fn: Function) -> str:
+def attribute_of(node: ast.expr, fn: Function) -> str:
     """The attribute of the own object that an expression or a local name takes its value from."""
     if isinstance(node, ast.Name):
         value = fn.bound.get(node.id) or fn.looped.get(node.id) or _unpacked(node.id, fn)
-        return _attribute(value, fn) if value is not None and not isinstance(value, ast.Name) else ""
+        return attribute_of(value, fn) if value is not None and not isinstance(value, ast.Name) else ""
     if isinstance(node, ast.Call) and short_name(node.func) in ("next", "iter", "list", "tuple") and node.args:
-        return _attribute(node.args[0], fn)
+        return attribute_of(node.args[0], fn)
     while not isinstance(node, ast.Attribute) or dotted(node.value) != fn.self_name:
         inner = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
         unknown = isinstance(node, ast.Call) and short_name(inner or node) not in (*TAKES, "values")
@@ -114,7 +132,7 @@ def _awaits(attribute: str, fn: Function) -> bool:
     """Whether a coroutine makes a future, keeps it in this attribute, and awaits it."""
     own = f"{fn.self_name}.{attribute}"
     values = fn.cls.values.get(attribute, ()) if fn.cls is not None else ()
-    names = {dotted(t) for t, v in fn.assigns if _makes(v)} | {own for v, _ in values if _makes(v)}
+    names = {dotted(t) for t, v in fn.assigns if makes_future(v)} | {own for v, _ in values if makes_future(v)}
     names |= {dotted(t) for t, v in fn.assigns if dotted(v) == own and own in names}
     stored = [v for t, v in fn.assigns if dotted(t) in (own, f"{own}[]")]
     put = {dotted(part) for v in stored for part in _parts(v)}
@@ -124,7 +142,7 @@ def _awaits(attribute: str, fn: Function) -> bool:
     return any(dotted(a.value) in names or _timed(a.value, names) for a in fn.awaits)
 
 
-def _makes(value: ast.expr) -> bool:
+def makes_future(value: ast.expr) -> bool:
     """Whether this makes a future of a loop."""
     return isinstance(value, ast.Call) and short_name(value.func) in ("create_future", "Future")
 

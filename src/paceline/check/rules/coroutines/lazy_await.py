@@ -51,9 +51,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
                     yield _report_flag(fn, test, made, name)
         yield from _ended_twice(fn, facts)
+        yield from _taken_late(fn, facts)
     everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
     for accesses in (*everything, *accesses_of_globals(facts).values()):
-        yield from _entries(accesses)
+        yield from _entries(accesses, facts)
         yield from _claims(accesses, facts)
 
 
@@ -114,6 +115,51 @@ def _report_claim(access: Access, test: ast.If) -> Finding:
     )
 
 
+def _taken_late(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if seat.owner is not None: raise`, an await, and then `seat.owner = customer`, of an object that tasks share."""
+    for test in fn.tests:
+        if not isinstance(test, ast.If) or not isinstance(test.body[-1], ast.Raise | ast.Return) or test.orelse:
+            continue
+        asked = {dotted(n) for n in ast.walk(test.test) if isinstance(n, ast.Attribute)}
+        block = getattr(parent(test), "body", [])
+        if test not in block or _locked(test, fn, facts):
+            continue
+        rest = block[block.index(test) + 1 :]
+        for index, statement in enumerate(rest):
+            name = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+            own = (
+                name.startswith(f"{fn.self_name}.")
+                and isinstance(test.test, ast.Attribute)
+                and _called_twice(fn, facts)
+            )
+            shared = own or (_is_shared(name, fn) and not is_teardown(fn))
+            if name in asked and name.count(".") == 1 and _waits(rest[:index], fn) and shared:
+                assert isinstance(statement, ast.Assign)
+                between = any(dotted(t) == name and test.lineno < t.lineno < statement.lineno for t, _ in fn.assigns)
+                if not between and not is_constant(statement.value, None):
+                    yield _report_flag(fn, test, statement, name)
+                    return
+
+
+def _called_twice(fn: Function, facts: Facts) -> bool:
+    """Whether a coroutine is called by two others, or by one that runs as a task."""
+    callers = {id(caller) for caller, _ in facts.callers.get(id(fn), ())}
+    tasks = {id(root.function) for root in facts.roots if root.kind == "task"}
+    return len(callers) > 1 and bool(callers & tasks)
+
+
+def _is_shared(name: str, fn: Function) -> bool:
+    """Whether an object comes out of a container of the own object, where other tasks find it, too."""
+    made = fn.bound.get(name.partition(".")[0])
+    if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr == "get":
+        made = made.func.value
+    while isinstance(made, ast.Subscript | ast.Attribute):
+        if isinstance(made, ast.Attribute) and fn.self_name and dotted(made.value) == fn.self_name:
+            return True
+        made = made.value
+    return False
+
+
 def _ended_twice(fn: Function, facts: Facts) -> Iterator[Finding]:
     """`if self.live is None: return`, `await self.live.close()`, and only then `self.live = None`."""
     for test in fn.tests:
@@ -146,10 +192,17 @@ def _through_method(test: ast.If | ast.While, name: str, fn: Function, facts: Fa
             continue
         sets = [t for t, v in opens.assigns if dotted(t) == name and not is_constant(v, None)]
         first = min((a.lineno for a in opens.awaits), default=0)
-        locked = any(isinstance(w, ast.AsyncWith) for w in opens.withs) or any(_checks(t, name) for t in opens.tests)
+        entered = (i.context_expr for w in opens.withs if isinstance(w, ast.AsyncWith) for i in w.items)
+        locked = any(_is_lock(e, opens, facts) for e in entered) or any(_checks(t, name) for t in opens.tests)
         if sets and first and min(t.lineno for t in sets) >= first and not locked:
             return awaits
     return None
+
+
+def _is_lock(context: ast.expr, fn: Function, facts: Facts) -> bool:
+    """Whether an `async with` enters a lock, or something that may be one, rather than a request or a timeout."""
+    found = facts.module.resource(context, fn)
+    return found is not None or not isinstance(context, ast.Call)
 
 
 def _checks(test: ast.If | ast.While, name: str) -> bool:
@@ -157,15 +210,27 @@ def _checks(test: ast.If | ast.While, name: str) -> bool:
     return any(dotted(n) == name for n in ast.walk(test.test) if isinstance(n, ast.Attribute))
 
 
-def _entries(accesses: list[Access]) -> Iterator[Finding]:
+def _entries(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     """`if key not in d: d[key] = await connect(key)`: an entry of a dictionary that is an object of its own."""
     for access, line in filled_if_missing(accesses):
         made = enclosing(access.node, ast.Assign)
+        if _locked(access.node, access.fn, facts):
+            continue
         kept = made.value if isinstance(made, ast.Assign) else None
-        values = [v for t, v in access.fn.assigns if dotted(t) == kept.id] if isinstance(kept, ast.Name) else [kept]
+        values = _behind(kept, access.fn)
         if isinstance(made, ast.Assign) and any(_opens(value) for value in values):
             yield _report(access.fn, line, made, f"an entry of {access.thing}", 0.6)
             return
+
+
+def _behind(kept: ast.expr | None, fn: Function) -> list[ast.expr]:
+    """What a stored value is made of: itself, what its name was given, and what an object is made with."""
+    values = (
+        [v for t, v in fn.assigns if dotted(t) == kept.id] if isinstance(kept, ast.Name) else [kept] if kept else []
+    )
+    made = [v for v in values if isinstance(v, ast.Call)]
+    given = {a.id for call in made for a in call.args if isinstance(a, ast.Name)}
+    return [*values, *(v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id in given)]
 
 
 def _stores_what_it_opens(test: ast.If | ast.While, name: str) -> bool:
@@ -213,7 +278,10 @@ def _waits(statements: list[ast.stmt], fn: Function) -> bool:
 
 def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
     """Whether the test is inside a lock."""
-    entered = (facts.module.resource(context, fn) for context in entered_around(test))
+    around = list(entered_around(test))
+    if any("lock" in ast.unparse(context).lower() for context in around):
+        return True
+    entered = (facts.module.resource(context, fn) for context in around)
     if any(lock is not None and (lock.kind in ASYNC_LOCKS or not lock.sure) for lock in entered):
         return True
     return bool(facts.held_at(test, fn))

@@ -126,6 +126,8 @@ def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
         return "creates a task"
     if name == "cancel" and not call.args and _is_task(call.func.value, fn):
         return "cancels a task"
+    if name in ("set_result", "set_exception") and _is_future(call.func.value, fn, facts):
+        return "completes a future of asyncio"
     found = facts.module.resource(call.func.value, fn)
     if found is not None and found.sure:
         if found.kind == "AsyncEvent" and name == "set":
@@ -133,6 +135,25 @@ def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
         if found.kind == "AsyncQueue" and name == "put_nowait":
             return "puts an item into an asyncio.Queue"
     return ""
+
+
+def _is_future(node: ast.expr, fn: Function, facts: Facts) -> bool:
+    """Whether a loop has made this future: here, in the object, or where it is passed from."""
+    values: list[ast.expr] = []
+    if isinstance(node, ast.Name):
+        for scope in fn.scopes():
+            if node.id in scope.bound:
+                values = [scope.bound[node.id]]
+                break
+            if node.id in scope.parameters:
+                given = facts.module.passing.to(scope, node.id)
+                values = [
+                    a.caller.bound.get(a.value.id, a.value) if isinstance(a.value, ast.Name) else a.value for a in given
+                ]
+                break
+    elif isinstance(node, ast.Attribute) and fn.cls is not None and dotted(node.value) == fn.self_name:
+        values = [value for value, _ in fn.cls.values.get(node.attr, ())]
+    return any(isinstance(v, ast.Call) and short_name(v.func) == "create_future" for v in values)
 
 
 def _is_task(node: ast.expr, fn: Function) -> bool:

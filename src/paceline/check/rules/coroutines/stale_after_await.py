@@ -114,6 +114,8 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         loop = parent(access.node) if access.kind == "iterate" else enclosing(access.node, ast.For)
         if not isinstance(loop, ast.For) or not iterates(access) or not _is_keyed(access, accesses, facts):
             continue
+        if is_teardown(access.fn):
+            continue  # nothing is added any more
         others = (a for a in changes if a.kind in ("grow", "shrink") and not a.locks & access.locks)
         if any(_within(p, loop.body) for p in pauses) and any(not _within(a.node, loop.body) for a in others):
             yield _report_late(access, loop.lineno, f"goes on over {access.thing}", "its size changed: RuntimeError")
@@ -187,17 +189,27 @@ def _several_tasks(fn: Function, facts: Facts) -> bool:
     """Whether this file starts a coroutine as several tasks: in a loop, or in more than one place."""
     calls = [(caller, event.effect.node) for caller, event in facts.callers.get(id(fn), ())]
     started = [(caller, node) for caller, node in calls if not isinstance(parent(node), ast.Await)]
-    return len(started) > 1 or any(in_loop(node, caller) for caller, node in started)
+    if len(started) > 1 or any(in_loop(node, caller) for caller, node in started):
+        return True
+    return any(_handles(caller, facts) for caller, node in calls if isinstance(parent(node), ast.Await))
+
+
+def _handles(fn: Function, facts: Facts) -> bool:
+    """Whether a coroutine answers requests: others call it, each with its own, and nothing in the file does."""
+    given = set(fn.parameters) & {"request", "message", "msg", "event", "ctx", "websocket", "ws", "packet", "reader"}
+    return bool(given) and not facts.callers.get(id(fn)) and not fn.name.startswith("__")
 
 
 def _is_keyed(access: Access, accesses: list[Access], facts: Facts) -> bool:
     """Whether a container is a set or a dictionary, which cannot change while it is iterated over."""
     if access.kind == "view":
         return True
-    cls, _, name = access.thing.rpartition(".")
+    cls, _, name = access.thing.removesuffix("[...]").rpartition(".")
     owner = facts.module.classes.get(cls)
     values = [v for v, _ in owner.values.get(name, ())] if owner else [facts.module.top.bound.get(name)]
     made = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values if v is not None}
+    if access.thing.endswith("[...]"):  # an element of a container: of `defaultdict(set)`
+        made = {short_name(a) for v in values if isinstance(v, ast.Call) for a in v.args[:1]}
     return bool(made & {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "Set", "Dict"})
 
 

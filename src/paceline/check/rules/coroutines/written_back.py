@@ -31,7 +31,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         reads = [(t.id, v.value) for t, v in fn.assigns if _reads(t, v)]  # type: ignore[attr-defined]
         for write in (a.value for a in fn.awaits if isinstance(a.value, ast.Call)):
             name = WRITTEN.match(short_name(write.func))
-            found = next(((n, r) for n, r in reads if name and _belongs(n, r, write, name[2])), None)
+            found = next(((n, r) for n, r in reads if name and _belongs(n, r, write, name[2], fn)), None)
             if found is not None and not _guarded(write, fn, facts):
                 yield _report(fn, found[0], found[1], write)
                 return
@@ -43,13 +43,18 @@ def _reads(target: ast.expr, value: ast.expr) -> bool:
     return isinstance(target, ast.Name) and isinstance(call, ast.Call) and READ.match(short_name(call.func)) is not None
 
 
-def _belongs(name: str, read: ast.Call, write: ast.Call, what: str | None) -> bool:
+def _belongs(name: str, read: ast.Call, write: ast.Call, what: str | None, fn: Function) -> bool:
     """Whether what was read is changed and then written to where it was read from."""
     same = READ.match(short_name(read.func))
     if same is None or same[2] != what or read.lineno >= write.lineno or _owner(read) != _owner(write):
         return False
     given, asked = _given(write), _given(read)
     keys = [text for text in asked if text in given]
+    if not asked:  # there is one value only, which is changed here
+        changed = any(dotted(t).startswith(f"{name}[") for t, _ in fn.assigns) or any(
+            dotted(a.target).partition("[")[0] == name for a in fn.augmented
+        )
+        return given == [name] and changed
     return bool(keys) and keys[0] != name and any(re.search(rf"\b{name}\b", text) for text in given if text not in keys)
 
 

@@ -16,7 +16,7 @@ from paceline.check.flow.duties import Duty, Skipped
 from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import LOCKS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.graph import may_raise
@@ -48,6 +48,7 @@ class Taken(NamedTuple):
 def find(facts: Facts) -> Iterator[Finding]:
     """Report slots that a path keeps, and marks that an exception leaves set."""
     for fn in facts.module.functions:
+        yield from _counts(fn, facts)
         if fn is facts.module.top or fn.name.strip("_").lower().startswith(tuple(take for take, _ in PAIRS)):
             continue
         for taken in _taken(fn, facts):
@@ -65,6 +66,10 @@ def _taken(fn: Function, facts: Facts) -> Iterator[Taken]:
     for call in fn.calls:
         name = short_name(call.func).lower().strip("_")
         pair = next((back for take, back in PAIRS if name.startswith(take)), ())
+        if name == "get" and _kept(call):  # a queue of things to be used and put back
+            pair = ("put",)
+            if not queue_of(call, ("get",), fn, facts):
+                continue
         if not pair or name.startswith(NOT_TAKES) or not isinstance(call.func, ast.Attribute) or not _plain(call):
             continue
         owner = dotted(call.func.value)
@@ -124,6 +129,28 @@ def _marks(fn: Function, facts: Facts) -> Iterator[Finding]:
             if not fn.asynchronous and of_threads(fn.cls, facts) < IMPORTS:
                 continue
             yield _report_mark(fn, mark, statement, work, rest[reset], asked)
+            return
+
+
+def _counts(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`self.used += 1`, then `return await connect()`: where that fails, the method that counts back is not called."""
+    for change in fn.augmented if fn.asynchronous and fn.cls is not None else ():
+        mark, block = dotted(change.target), _block_of(change)
+        name = mark.rpartition(".")[2]
+        if not isinstance(change.op, ast.Add) or not mark.startswith(f"{fn.self_name}.") or block is None:
+            continue
+        back = [
+            (m, a)
+            for m in fn.cls.methods.values()  # type: ignore[union-attr]
+            for a in m.augmented
+            if isinstance(a.op, ast.Sub) and dotted(a.target) == f"{m.self_name}.{name}"
+        ]
+        rest = block[block.index(change) + 1 :]
+        work = next((s for s in rest if _may_fail(s) and any(isinstance(n, ast.Await) for n in ast.walk(s))), None)
+        hands_out = any(isinstance(s, ast.Return) and s.value is not None for s in rest)
+        asked = _asked(mark, change, fn, facts) if work is not None else None
+        if back and all(m is not fn for m, _ in back) and hands_out and work is not None and asked is not None:
+            yield _report_mark(fn, mark, change, work, back[0][1], asked)
             return
 
 

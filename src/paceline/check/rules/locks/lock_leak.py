@@ -18,12 +18,14 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function, Resource
 from paceline.check.syntax.names import enclosing, entered_around
 
+EXITS = {"__enter__": "__exit__", "__aenter__": "__aexit__"}
 HANDS_ON = ("acquire", "lock", "enter", "aenter", "release_save")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report leaks of the walk, in functions that release the lock on another path."""
     for fn in facts.module.functions:
+        yield from _entered(fn, facts)
         if fn.name.strip("_").lower().startswith(HANDS_ON) or fn.name.lower().endswith("lock"):
             continue
         walk = facts.walk(fn)
@@ -46,6 +48,20 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             reported.add(lock.id)
             yield _report(fn, leak, take, min(m.line for m in frees))
+
+
+def _entered(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`__enter__` that raises after it has taken what only `__exit__` releases, which then does not run."""
+    leaves = fn.cls.method(EXITS[fn.name]) if fn.name in EXITS and fn.cls is not None else None
+    frees = any(m.kind == "free" for m in facts.walker.effects(fn)) if leaves is not None else True
+    walk = None if frees else facts.walk(fn)
+    for leak in sorted(walk.leaks, key=lambda leak: leak.line) if walk is not None and not walk.cut else ():
+        freed = facts.drops(leaves).get(leak.held.resource.id) if leaves is not None else None
+        taken = (m for m, _ in walk.events if m.kind == "take" and m.line == leak.held.line)  # type: ignore[union-attr]
+        take = next(taken, None)
+        if leak.raised and leak.line > leak.held.line and freed is not None and take is not None:
+            yield _report(fn, leak, take, freed.line)
+            return
 
 
 def _within(leak: Leak, fn: Function, facts: Facts) -> bool:

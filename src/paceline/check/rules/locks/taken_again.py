@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.flow.effects import runs_now, text_of
+from paceline.check.flow.effects import Effect, runs_now, text_of
 from paceline.check.flow.walk import Held
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
@@ -37,6 +37,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                     node = effect.node.func.value if isinstance(effect.node, ast.Call) else effect.node  # type: ignore[attr-defined]
                     if dotted(node) == first.receiver and effect.line != first.line:
                         steps = ((fn, effect.node),)
+                elif effect.callee is not None and runs_now(effect) and _of_the_same(effect, first, fn, facts):
+                    take = facts.takes(effect.callee).get(lock.id)
+                    if take is not None and take.same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
+                        steps = ((fn, effect.node), *take.steps)
                 elif effect.callee is not None and runs_now(effect) and same_object(effect, fn):
                     take = facts.takes(effect.callee).get(lock.id)
                     mine = (
@@ -89,6 +93,27 @@ def _report_between(
         0.85,
         [Wait("thread A", f"took {lock} at line {held.line}", f"release {lock}", "thread A")],
     )
+
+
+def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> bool:
+    """Whether a call is a method of the other object whose lock is held: `ledger.balance()` under `ledger.lock`."""
+    function = getattr(effect.node, "func", None)
+    owner = first.receiver.rpartition(".")[0]
+    if not isinstance(function, ast.Attribute) or not owner or owner in (fn.self_name, "cls") or "(" in owner:
+        return False
+    called = dotted(function.value)
+    if called == owner:
+        return True
+    for block in fn.withs:
+        for item in block.items:  # `with ledger.transaction() as tx`, which yields the ledger itself
+            made = item.context_expr
+            named = item.optional_vars is not None and dotted(item.optional_vars) == called
+            callee = facts.module.callee(made, fn) if named and isinstance(made, ast.Call) else None
+            given = [dotted(y.value) for y in callee.yields if y.value is not None] if callee is not None else []
+            of_owner = isinstance(made, ast.Call) and dotted(getattr(made.func, "value", made)) == owner
+            if callee is not None and of_owner and given == [callee.self_name]:
+                return True
+    return False
 
 
 def _report(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Finding:

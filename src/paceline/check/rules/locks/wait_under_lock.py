@@ -23,7 +23,11 @@ from paceline.check.threads.shared_state import accesses_of_class
 from paceline.narrative import Wait
 
 Steps = tuple[tuple[Function, ast.expr], ...]
-DOES = {"Event": "set", "ProcessEvent": "set", "Queue": "put", "SimpleQueue": "put", "ProcessQueue": "put"}
+DOES = {"Event": "set", "ProcessEvent": "set", "Queue": "put", "SimpleQueue": "put", "ProcessQueue": "put",
+        "AsyncEvent": "set", "AsyncQueue": "put"}  # fmt: skip
+STARTS = ("create_task", "ensure_future", "start_soon")
+#: Functions that wait for the coroutines and tasks that they are given.
+GATHERS = ("gather", "wait", "shield")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -43,6 +47,82 @@ def find(facts: Facts) -> Iterator[Finding]:
                         reported.add(lock)
                         yield _report(fn, first, wait, steps, way)
         yield from _polls(fn, facts)
+        yield from _tasks(fn, facts)
+
+
+def _tasks(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Tasks that are awaited under a lock of asyncio that they need: by themselves, with `gather` or in a group."""
+    for wait in fn.awaits if fn.asynchronous else ():
+        for lock in sorted(facts.held_at(wait, fn) - facts.guards(fn)):
+            for run, node in _awaited_tasks(wait.value, fn, facts):
+                take = facts.takes(run).get(lock)
+                same = take is not None and take.same and ("." not in lock or _of_object(node, fn))
+                if take is not None and same and take.resource.sure and take.resource.kind == "AsyncLock":
+                    yield _report_task(fn, wait, run, lock, take.steps)
+                    return
+
+
+def _awaited_tasks(value: ast.expr, fn: Function, facts: Facts) -> Iterator[tuple[Function, ast.Call]]:
+    """The coroutines that run in tasks for which an await waits, each with the call that makes it."""
+    if any(short_name(c.func) == "cancel" and c.lineno <= value.lineno for c in fn.calls):
+        return
+    if isinstance(value, ast.Call) and short_name(value.func) in GATHERS and keyword(value, "timeout") is None:
+        for given in value.args:
+            made = given.value if isinstance(given, ast.Starred) else given
+            yield from _made(made, fn, facts, 0)
+    elif isinstance(value, ast.Name | ast.Attribute):
+        yield from _made(value, fn, facts, 0)
+
+
+def _made(value: ast.expr, fn: Function, facts: Facts, depth: int) -> Iterator[tuple[Function, ast.Call]]:
+    """The coroutines behind a task, a list of tasks, or a call of a coroutine."""
+    if depth > DEPTH:
+        return
+    if isinstance(value, ast.ListComp | ast.GeneratorExp | ast.SetComp):
+        yield from _made(value.elt, fn, facts, depth + 1)
+    elif isinstance(value, ast.Call):
+        made = value.args[0] if short_name(value.func) in STARTS and value.args else value
+        run = facts.module.callee(made, fn) if isinstance(made, ast.Call) else None
+        if run is not None and run.asynchronous and isinstance(made, ast.Call):
+            yield run, made
+    elif isinstance(value, ast.Name | ast.Attribute):
+        container = facts.module.containers.of(value, fn)
+        values = list(container.elements) if container is not None else []
+        if isinstance(value, ast.Name) and value.id in fn.bound:
+            values.append((fn.bound[value.id], fn))
+        elif isinstance(value, ast.Attribute):
+            pairs = ((t, v, f) for f in facts.module.functions for t, v in f.assigns if isinstance(t, ast.Attribute))
+            values += [(v, f) for t, v, f in pairs if t.attr == value.attr and isinstance(v, ast.Call)]
+        for each, scope in values:
+            if each is not value:
+                yield from _made(each, scope, facts, depth + 1)
+
+
+DEPTH = 4  # names and lists through which a task is followed
+
+
+def _of_object(call: ast.Call, fn: Function) -> bool:
+    """Whether a method of the own object is called."""
+    return isinstance(call.func, ast.Attribute) and dotted(call.func.value) in ("self", fn.self_name)
+
+
+def _report_task(fn: Function, wait: ast.Await, run: Function, lock: str, needed: Steps) -> Finding:
+    return finding(
+        wait,
+        fn,
+        f"{fn.qualname} awaits the task of {run.qualname} while {lock} is held, and {run.qualname} needs {lock} first",
+        [
+            Step("task A", wait.lineno, f"{fn.qualname} holds {lock} and waits for {run.qualname} to end"),
+            *call_steps("task B", needed, f"waits for {lock}, which task A holds"),
+        ],
+        f"release {lock} before the task is awaited",
+        lock,
+        0.8,
+        [
+            Wait("task A", f"holds {lock}", f"end {run.name}", "task B"),
+            Wait("task B", f"runs {run.name}", f"release {lock}", "task A"),
+        ],
+    )
 
 
 def _polls(fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -89,7 +169,7 @@ def _report_poll(fn: Function, loop: ast.While, sleeps: ast.Call, other: Access,
 
 def _waits(effect: Effect, fn: Function, facts: Facts) -> Iterator[tuple[Effect, Steps]]:
     """The waits without a timeout that a call leads to."""
-    if effect.kind == "wait":
+    if effect.kind in ("wait", "pause"):
         if not effect.timeout:
             yield effect, ((fn, effect.node),)
     elif effect.callee is not None and runs_now(effect):
@@ -128,6 +208,8 @@ def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, S
                     return root.function.qualname, take.steps
         return _submitting(lock, fn, facts) if kind == "Executor" else None
     assert wait.resource is not None
+    if kind in ("AsyncEvent", "AsyncQueue") and not _all_need(wait.resource.id, kind, lock, fn, facts):
+        return None
     does = "notify" if kind == "Condition" else "get" if wait.waits_for == TAKE_ITEM else DOES.get(kind, "")
     for other in facts.module.functions if does else ():
         for effect, held in facts.events(other):
@@ -159,6 +241,22 @@ def _called_under(wait: Effect, lock: str, waiter: Function, facts: Facts) -> tu
             caller, held, effect = under[0]
             return caller.qualname, ((caller, ast.copy_location(ast.Name(held.receiver or lock), effect.node)),)
     return None
+
+
+def _all_need(resource: str, kind: str, lock: str, fn: Function, facts: Facts) -> bool:
+    """Whether every coroutine that does what is waited for needs the lock on its way."""
+    others = []
+    for other in facts.module.functions:
+        calls = [
+            c for c in other.calls if short_name(c.func).startswith(DOES[kind]) and isinstance(c.func, ast.Attribute)
+        ]
+        for call in calls if other is not fn and other.name != "__init__" else ():
+            found = facts.module.resource(call.func.value, other)  # type: ignore[attr-defined]
+            if found is not None and found.id == resource:
+                others.append((other, call))
+    needs = ((facts.takes(o).get(lock), o, c) for o, c in others)
+    held = (lock in facts.held_at(c, o) or (t is not None and _comes_first(t.steps[0][1], c, o)) for t, o, c in needs)
+    return bool(others) and all(held)
 
 
 def _comes_first(take: ast.expr, call: ast.Call, fn: Function) -> bool:

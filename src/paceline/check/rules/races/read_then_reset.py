@@ -41,10 +41,10 @@ def _emptied(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterato
         if not _empties(reset):
             continue
         uses = [a for a in accesses if a.fn is reset.fn and a.line < reset.line and _whole(a)]
-        added = next((a for a in adding if a.fn is not reset.fn), None)
+        pauses = [p for p in reset.fn.awaits if uses and uses[-1].line <= (p.end_lineno or 0) <= reset.line]
+        added = next((a for a in adding if a.fn is not reset.fn or pauses), None)  # a second task may run the same
         if not uses or added is None or reset.locks & added.locks:
             continue
-        pauses = [p for p in reset.fn.awaits if uses[-1].line <= (p.end_lineno or 0) <= reset.line]
         if is_teardown(reset.fn) or (not pauses and (sign < OWNS_OTHER or reset.fn.asynchronous)):
             continue
         sure = 0.55 if pauses or sign >= OWNS_LOCK else 0.5

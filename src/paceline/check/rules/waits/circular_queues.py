@@ -20,7 +20,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Formal, Function, Resource
-from paceline.check.syntax.names import enclosing, parent
+from paceline.check.syntax.names import dotted, enclosing, parent
 from paceline.narrative import Wait
 
 DEPTH = 3  # calls through which a thread's use of queues is followed
@@ -50,7 +50,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     for actor in actors:
         for put in (u for u in actor.uses if u.puts and u.queue.bounded):
             for other in (o for o in actors if any(not u.puts and u.queue.id == put.queue.id for u in o.uses)):
-                if other is actor and not _grows(actor, put):
+                if other is actor and (not _grows(actor, put) or _of_another(put, actor)):
                     continue
                 got = next(u for u in other.uses if not u.puts and u.queue.id == put.queue.id)
                 following.setdefault(actor.name, []).append(other.name)
@@ -63,6 +63,13 @@ def find(facts: Facts) -> Iterator[Finding]:
         queues = {put.queue.id for _, put, _ in used}
         if len(queues) == len(used) and any(_grows(actor, put) for actor, put, _ in used):
             yield _report(used)
+
+
+def _of_another(put: Use, actor: Actor) -> bool:
+    """Whether a stage puts into the queue of another object, as a chain of them does: `self.next.inbox`."""
+    got = [dotted(getattr(u.call.func, "value", u.call)) for u in actor.uses if not u.puts]
+    text = dotted(getattr(put.call.func, "value", put.call))
+    return text.count(".") > 1 and text not in got
 
 
 def _actors(facts: Facts) -> Iterator[Actor]:

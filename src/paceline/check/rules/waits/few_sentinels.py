@@ -14,7 +14,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted
+from paceline.check.syntax.names import awaited, dotted
 from paceline.check.threads.roots import Root, in_loop
 from paceline.narrative import Wait
 
@@ -24,9 +24,11 @@ PUTS = ("put", "put_nowait")
 def find(facts: Facts) -> Iterator[Finding]:
     """Report queues that get one end mark, of which several workers each need one."""
     for root in facts.roots:
-        if root.kind not in ("thread", "process") or not root.several:
+        if root.kind not in ("thread", "process", "task") or not root.several:
             continue
-        for queue, mark, taken in _ends_by(root.function, facts):
+        for queue, mark, taken in ends_by(root.function, facts):
+            if any(queue_of(c, PUTS, root.function, facts) == queue for c in root.function.calls):
+                continue  # stages, each with a queue of its own
             puts = [
                 (fn, call)
                 for fn in facts.module.functions
@@ -37,20 +39,26 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield _report(*puts[0], root, queue, mark, taken)
 
 
-def _ends_by(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
+def ends_by(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
     """The queues whose end mark ends a worker: `item = queue.get()`, then `if item is None: return`."""
     for target, value in fn.assigns:
-        if not isinstance(value, ast.Call) or not isinstance(target, ast.Name) or not in_loop(value, fn):
+        taken = awaited(value)
+        if not isinstance(taken, ast.Call) or not isinstance(target, ast.Name) or not in_loop(taken, fn):
             continue
-        queue = queue_of(value, ("get",), fn, facts)
-        again = any(queue_of(c, PUTS, fn, facts) == queue for c in fn.calls)
-        for test in fn.tests if queue and not again else ():
+        queue = queue_of(taken, ("get",), fn, facts)
+        own = [c.args[0] for c in fn.calls if c.args and queue_of(c, PUTS, fn, facts) == queue]
+        for test in fn.tests if queue else ():
             asked = test.test
-            if not isinstance(asked, ast.Compare) or not isinstance(asked.ops[0], ast.Is | ast.Eq):
+            if not isinstance(asked, ast.Compare):
                 continue
-            ends = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Break)
-            if dotted(asked.left) == target.id and ends:
-                yield queue, ast.unparse(asked.comparators[0]), value
+            leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Break)
+            ends = leaves and isinstance(asked.ops[0], ast.Is | ast.Eq)
+            goes_on = isinstance(test, ast.While) and isinstance(asked.ops[0], ast.IsNot | ast.NotEq)
+            item = asked.left.target if isinstance(asked.left, ast.NamedExpr) else asked.left
+            mark = ast.unparse(asked.comparators[0])
+            again = any(ast.unparse(put) in (mark, target.id) for put in own)
+            if dotted(item) == target.id and (ends or goes_on) and not again:
+                yield queue, mark, taken
 
 
 def _report(fn: Function, put: ast.Call, root: Root, queue: str, mark: str, taken: ast.Call) -> Finding:

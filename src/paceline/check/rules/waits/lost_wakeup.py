@@ -44,9 +44,17 @@ def find(facts: Facts) -> Iterator[Finding]:
                 )
                 if event is None or clear is None or any(_is(s[0], "wait") for s in steps[: steps.index(clear)]):
                     continue
+                if fn.asynchronous and clear[1] is fn and not _gives_way(fn, loop, clear[0]):
+                    continue
                 setter = _setter(event, flags, facts)
                 if setter is not None and not _checked_again(loop, clear[0], call, setter[1], where, clear[1]):
                     yield _report(fn, loop, clear, call, event, setter)
+
+
+def _gives_way(fn: Function, loop: ast.While, clear: ast.Call) -> bool:
+    """Whether a coroutine lets others run between the test of a loop and the clear."""
+    lines = [a.lineno for a in fn.awaits] + [w.lineno for w in fn.withs if isinstance(w, ast.AsyncWith)]
+    return any(loop.lineno < line < clear.lineno for line in lines)
 
 
 def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -61,6 +69,9 @@ def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
             event = _event(clear, fn, facts)
             if event is None or event != _event(wait, fn, facts) or has_timeout(wait, "wait"):
                 continue
+            asks = not isinstance(loop.test, ast.Constant) and loop.body[0] is first
+            if asks and fn.asynchronous:
+                continue  # nothing comes between the test of the loop and the wait
             setter = next(
                 (
                     (f, c)

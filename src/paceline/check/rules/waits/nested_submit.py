@@ -24,7 +24,8 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         for call in fn.calls:
             pool = _executor(call, fn, facts)
-            task = facts.module.function_named(call.args[0], fn) if pool and call.args else None
+            place = 1 if short_name(call.func) == "run_in_executor" else 0
+            task = facts.module.function_named(call.args[place], fn) if pool and len(call.args) > place else None
             inner = _submits(task, pool, facts, 0) if task is not None and pool is not None else None
             if task is not None and pool is not None and inner is not None:
                 where, at = inner
@@ -33,9 +34,10 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
     """The id of the executor that a call submits to."""
-    if short_name(call.func) not in ("submit", "map") or not isinstance(call.func, ast.Attribute):
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("submit", "map", "run_in_executor"):
         return None
-    found = facts.module.resource(call.func.value, fn)
+    given = call.func.value if call.func.attr != "run_in_executor" else call.args[0] if call.args else None
+    found = facts.module.resource(given, fn) if given is not None else None
     return found.id if found is not None and found.kind == "Executor" else None
 
 

@@ -19,12 +19,13 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import enclosing, entered_around, is_constant, short_name
+from paceline.check.syntax.names import dotted, enclosing, entered_around, is_constant, short_name
 from paceline.check.threads.evidence import owns_lock
 from paceline.check.threads.roots import in_loop
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
 MEETS = ("wait", "abort")
+BARRIERS = ("Barrier", "AsyncBarrier")
 #: Context managers after whose time a wait in them ends: of asyncio, async_timeout, anyio, trio and curio.
 DEADLINES = (
     *("timeout", "timeout_at", "timeout_after", "ignore_after", "ignore_at"),
@@ -38,13 +39,17 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report threads and tasks in which an exception skips what others wait for."""
     waits, gets = _waited_for(facts)
     run: dict[int, tuple[Function, set[str]]] = {}
-    for root in facts.roots:
+    for root in (r for r in facts.roots if not r.together):
         run.setdefault(id(root.function), (root.function, set()))[1].add(root.kind)
     for fn, kinds in run.values():
         yield from _events(fn, {e: w for e, (kind, w) in waits.items() if KINDS[kind] in kinds}, facts)
         yield from _end_marks(fn, gets if kinds & {"thread", "process", "task"} else {}, facts)
         if "thread" in kinds:
             yield from _barriers(fn, facts)
+    for fn in {id(r.function): r.function for r in facts.roots if r.kind == "task"}.values():
+        yield from _barriers(fn, facts)
+    for fn in facts.module.functions:
+        yield from _made_for_others(fn, facts)
     for fn in facts.module.functions if waits else ():
         cleared = {e for call in fn.calls if (e := _subject(call, ("clear",), KINDS, fn, facts)) in waits}
         if cleared and id(fn) not in run:  # says itself that others wait while it works
@@ -60,7 +65,7 @@ def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, 
     for fn in facts.module.functions:
         for call in fn.calls:
             found = resource_of(call, ("wait", "get"), fn, facts)
-            if found is None or has_timeout(call, short_name(call.func)) or _limited(call):
+            if found is None or has_timeout(call, short_name(call.func)) or is_limited(call):
                 continue
             if short_name(call.func) == "wait" and found.kind in KINDS:
                 waits.setdefault(found.id, (found.kind, (fn, call)))
@@ -69,7 +74,7 @@ def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, 
     return waits, gets
 
 
-def _limited(call: ast.Call) -> bool:
+def is_limited(call: ast.AST) -> bool:
     """Whether a wait has a timeout from outside: `asyncio.wait_for(event.wait(), 5)`, or a block with a deadline."""
     around = enclosing(call, ast.Call)
     if isinstance(around, ast.Call) and short_name(around.func) in ("wait_for", "wait", "timeout"):
@@ -96,6 +101,45 @@ def _for_others(fn: Function, facts: Facts) -> Iterator[Finding]:
         aside = [w for w in waits if enclosing(w, ast.If) is not None and sets and w.lineno < sets[0].lineno]
         if aside and not any(in_loop(c, fn) for c in sets) and not _set_elsewhere(event, fn, facts):
             yield from _skipped(fn, sets, event, (fn, aside[0]))
+
+
+def _made_for_others(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """An event that a function stores where others find and await it, and sets only if its own work succeeds."""
+    for target, value in fn.assigns:
+        if not isinstance(target, ast.Name) or not isinstance(value, ast.Call):
+            continue
+        if facts.module.constructed_kind(value, fn) not in KINDS:
+            continue
+        stored = [
+            dotted(t).partition("[")[0]
+            for t, v in fn.assigns
+            if isinstance(t, ast.Subscript) and _is(v, value, target.id)
+        ]
+        sets = [c for c in fn.calls if dotted(c.func) == f"{target.id}.set"]
+        if not stored or not sets or any(enclosing(c, ast.If) or in_loop(c, fn) or _at_last(c) for c in sets):
+            continue
+        waits = (
+            (other, c)
+            for other in facts.module.functions
+            for c in other.calls
+            if dotted(c.func) in (f"{stored[0]}[].wait", f"{stored[0]}.get().wait") and not is_limited(c)
+        )
+        waiter = next(waits, None)
+        if waiter is not None:
+            duty = Duty(fn, lambda call, own=sets: any(call is each for each in own))  # type: ignore[misc]
+            for skipped in [s for s in duty.skipped_by_exceptions() if s.node.line > value.lineno][:1]:
+                yield _report(fn, sets[0], skipped, stored[0], waiter)
+
+
+def _at_last(call: ast.Call) -> bool:
+    """Whether a call is made in a `finally`."""
+    tried = enclosing(call, ast.Try)
+    return isinstance(tried, ast.Try) and any(n is call for s in tried.finalbody for n in ast.walk(s))
+
+
+def _is(value: ast.expr, made: ast.Call, name: str) -> bool:
+    """Whether a value is what was made, by its name or by the same assignment."""
+    return value is made or (isinstance(value, ast.Name) and value.id == name)
 
 
 def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:
@@ -142,10 +186,10 @@ def _in_handler(skipped: Skipped) -> bool:
 
 def _barriers(fn: Function, facts: Facts) -> Iterator[Finding]:
     """The barriers at which a thread does not arrive once it has caught an exception."""
-    for barrier in dict.fromkeys(b for c in fn.calls if (b := _subject(c, ("wait",), ("Barrier",), fn, facts))):
+    for barrier in dict.fromkeys(b for c in fn.calls if (b := _subject(c, ("wait",), BARRIERS, fn, facts))):
         if any(short_name(c.func) == "wait" and has_timeout(c, "wait") for c in fn.calls):
             continue
-        duty = Duty(fn, lambda call, of=barrier: _subject(call, MEETS, ("Barrier",), fn, facts) == of)  # type: ignore[misc]
+        duty = Duty(fn, lambda call, of=barrier: _subject(call, MEETS, BARRIERS, fn, facts) == of)  # type: ignore[misc]
         for skipped in [s for s in duty.skipped_by_exceptions() if s.caught][:1]:
             yield _left(fn, skipped, barrier)
         returns = sorted(duty.returns_without(), key=lambda skipped: skipped.node.line)

@@ -32,8 +32,35 @@ def find(facts: Facts) -> Iterator[Finding]:
     done = any(short_name(c.func) == "task_done" for fn in module.functions for c in fn.calls)
     for queue in dict.fromkeys(queue for _, queue in takers if not done):
         yield _report_never(*joins[queue], queue)
+    for queue, (fn, join) in joins.items() if done else ():
+        if (cancel := _cancelled_before(join, fn, [f for f, q in takers if q == queue], facts)) is not None:
+            yield _report_cancelled(fn, join, cancel, queue)
     for fn, queue in takers if done else ():
         yield from _early(fn, queue, joins[queue][1], facts) or _skipped(fn, queue, joins[queue][1], facts)
+
+
+def _cancelled_before(join: ast.Call, fn: Function, takers: list[Function], facts: Facts) -> ast.Call | None:
+    """Where a function cancels its workers, the only ones that mark items as done, before it joins their queue."""
+    begun = {id(r.function) for r in facts.roots if r.kind == "task"}
+    cancels = [c for c in fn.calls if short_name(c.func) == "cancel" and not c.args and c.lineno < join.lineno]
+    looped = [c for c in cancels if in_loop(c, fn) and not in_loop(join, fn)]
+    return looped[0] if looped and takers and all(id(f) in begun for f in takers) else None
+
+
+def _report_cancelled(fn: Function, join: ast.Call, cancel: ast.Call, queue: str) -> Finding:
+    return finding(
+        join,
+        fn,
+        f"{queue}.join() waits for every item to be marked as done, but line {cancel.lineno} has cancelled the workers "
+        "that do so: what is left in the queue is never done",
+        [
+            Step("task A", cancel.lineno, f"{fn.qualname} cancels the workers"),
+            Step("task A", join.lineno, f"waits for the items that are left in {queue} for ever"),
+        ],
+        "join the queue first, and then cancel the workers",
+        queue,
+        0.75,
+    )
 
 
 def _early(fn: Function, queue: str, join: ast.Call, facts: Facts) -> list[Finding]:

@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import enclosing
+from paceline.check.syntax.names import enclosing, parent, short_name
+from paceline.check.threads.accesses import SHRINKS
 from paceline.check.threads.roots import in_loop
 
 
@@ -35,7 +36,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             if call.func.attr != "wait" or not effect.resource.sure:
                 continue
             loops = [event for caller, event in facts.callers.get(id(fn), ()) if in_loop(event.effect.node, caller)]
-            if loops and not _unchecked(call):
+            if loops and not _unchecked(call) and not _acts(call):
                 continue  # the loop of the caller checks again
             if enclosing(call, ast.While, ast.For, ast.AsyncFor) is not None:
                 if _checked_outside(call):
@@ -63,6 +64,16 @@ def _checked_outside(call: ast.Call) -> bool:
         return False
     loop = enclosing(around, ast.With, ast.AsyncWith, ast.While, ast.If)
     return isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant)
+
+
+def _acts(call: ast.Call) -> bool:
+    """Whether the function takes something away right after the wait, whatever its caller checks."""
+    test = enclosing(call, ast.With, ast.AsyncWith, ast.While, ast.If)
+    around = parent(test) if isinstance(test, ast.If) else None
+    if not isinstance(around, ast.With | ast.AsyncWith) or test not in around.body:
+        return False
+    after = around.body[around.body.index(test) + 1 :]
+    return any(isinstance(n, ast.Call) and short_name(n.func) in SHRINKS for s in after for n in ast.walk(s))
 
 
 def _unchecked(call: ast.Call) -> bool:
