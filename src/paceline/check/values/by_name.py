@@ -15,7 +15,8 @@ from paceline.check.syntax.names import dotted
 _COMMON = {
     "put_nowait", "get_nowait", "task_done", "set_result", "set_exception", "add_done_callback", "call_soon",
     "call_later", "call_soon_threadsafe", "run_until_complete", "run_in_executor", "create_task", "start_soon",
-    "run_forever", "is_set", "wait_for", "notify_all", "wait_closed", "is_alive", "add_signal_handler", "read_text", "write_text", "read_bytes",
+    "run_forever", "is_set", "wait_for", "notify_all", "wait_closed", "is_alive", "add_signal_handler", "read_text",
+    "write_text", "read_bytes",
     "write_bytes", "is_file", "is_dir", "state_dict", "load_state_dict", "zero_grad", "set_epoch", "save_checkpoint",
     "load_checkpoint", "train_batch", "save_pretrained", "from_pretrained", "training_step", "validation_step",
     "send_json", "send_text", "send_bytes", "receive_text", "receive_json", "all_reduce", "all_gather", "all_to_all",
