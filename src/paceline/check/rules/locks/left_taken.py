@@ -16,7 +16,7 @@ from paceline.check.flow.duties import Duty, Skipped
 from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import LOCKS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.rule import Rule, finding, queue_of
+from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.graph import may_raise
@@ -66,10 +66,6 @@ def _taken(fn: Function, facts: Facts) -> Iterator[Taken]:
     for call in fn.calls:
         name = short_name(call.func).lower().strip("_")
         pair = next((back for take, back in PAIRS if name.startswith(take)), ())
-        if name == "get" and _kept(call):  # a queue of things to be used and put back
-            pair = ("put",)
-            if not queue_of(call, ("get",), fn, facts):
-                continue
         if not pair or name.startswith(NOT_TAKES) or not isinstance(call.func, ast.Attribute) or not _plain(call):
             continue
         owner = dotted(call.func.value)

@@ -37,7 +37,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                     node = effect.node.func.value if isinstance(effect.node, ast.Call) else effect.node  # type: ignore[attr-defined]
                     if dotted(node) == first.receiver and effect.line != first.line:
                         steps = ((fn, effect.node),)
-                elif effect.callee is not None and runs_now(effect) and _of_the_same(effect, first, fn, facts):
+                elif (
+                    lock.non_reentrant and effect.callee and runs_now(effect) and _of_the_same(effect, first, fn, facts)
+                ):
                     take = facts.takes(effect.callee).get(lock.id)
                     if take is not None and take.same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
                         steps = ((fn, effect.node), *take.steps)
@@ -98,7 +100,7 @@ def _report_between(
 def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> bool:
     """Whether a call is a method of the other object whose lock is held: `ledger.balance()` under `ledger.lock`."""
     function = getattr(effect.node, "func", None)
-    owner = first.receiver.rpartition(".")[0]
+    owner = first.receiver.rpartition(".")[0] if first.resource.non_reentrant else ""
     if not isinstance(function, ast.Attribute) or not owner or owner in (fn.self_name, "cls") or "(" in owner:
         return False
     called = dotted(function.value)

@@ -15,6 +15,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.names import awaited
 from paceline.check.threads.roots import in_loop
 
 PUTS = ("put", "put_nowait")
@@ -23,7 +24,8 @@ PUTS = ("put", "put_nowait")
 def find(facts: Facts) -> Iterator[Finding]:
     """Report objects that a function takes from a queue and puts back, though not if it raises in between."""
     for fn in facts.module.functions:
-        for target, value in fn.assigns:
+        for target, given in fn.assigns:
+            value = awaited(given)
             if not isinstance(value, ast.Call) or not isinstance(target, ast.Name) or in_loop(value, fn):
                 continue
             queue = queue_of(value, ("get",), fn, facts)
