@@ -94,13 +94,13 @@ def accesses_of_elements(cls: Class, facts: Facts) -> Iterator[list[Access]]:
         if fn.cls is not cls or fn.name in BEGINNINGS:
             continue
         for item in fn.subscripts:
-            held, up = item.value, parent(item)
-            used = isinstance(up, ast.Attribute | ast.For | ast.comprehension | ast.Subscript) and held is not up
-            if used and isinstance(held, ast.Attribute) and dotted(held.value) == fn.self_name:
+            of, up = item.value, parent(item)
+            used = isinstance(up, ast.Attribute | ast.For | ast.comprehension | ast.Subscript)
+            if used and isinstance(of, ast.Attribute) and dotted(of.value) == fn.self_name:
                 kind = kind_of(item)
                 if kind in ("grow", "shrink", "iterate", "view"):
-                    thing = f"{cls.name}.{held.attr}[...]"
-                    found.setdefault(held.attr, []).append(Access(thing, kind, item, fn, facts.held_at(item, fn)))
+                    thing = f"{cls.name}.{of.attr}[...]"
+                    found.setdefault(of.attr, []).append(Access(thing, kind, item, fn, facts.held_at(item, fn)))
         for name, value in fn.bound.items():
             held = value.value if isinstance(value, ast.Subscript) else None
             if isinstance(value, ast.Call) and short_name(value.func) in ("get", "setdefault"):

@@ -61,9 +61,8 @@ def _between_calls(facts: Facts) -> Iterator[Finding]:
 def _same_state(one: Effect, other: Effect, fn: Function, facts: Facts) -> str | None:
     """What one method reads under a lock of the object, and the other one changes under that lock."""
     reads, changes = one.callee, other.callee
-    receivers = {
-        dotted(e.node.func.value) for e in (one, other) if isinstance(getattr(e.node, "func", None), ast.Attribute)
-    }
+    methods = [getattr(effect.node, "func", None) for effect in (one, other)]
+    receivers = {dotted(method.value) if isinstance(method, ast.Attribute) else "" for method in methods}
     if reads is None or changes is None or reads is changes or len(receivers) != 1 or "" in receivers:
         return None
     if reads.cls is not changes.cls or reads.cls is None or reads.cls is fn.cls:

@@ -14,7 +14,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, parent, short_name
 from paceline.check.threads.roots import STARTS, in_loop
 
 
@@ -94,9 +94,9 @@ def _plain(node: ast.expr, fn: Function) -> str:
 
 def _one_more(parties: ast.expr, count: ast.expr | None, fn: Function) -> bool:
     """Whether a number is another one and one."""
-    adds = isinstance(parties, ast.BinOp) and isinstance(parties.op, ast.Add)
-    one = adds and isinstance(parties.right, ast.Constant) and parties.right.value == 1  # type: ignore[union-attr]
-    return one and _same(parties.left, count, fn)  # type: ignore[union-attr]
+    if not isinstance(parties, ast.BinOp) or not isinstance(parties.op, ast.Add):
+        return False
+    return is_constant(parties.right, 1) and _same(parties.left, count, fn)
 
 
 def _report(at: ast.Call, fn: Function, barrier: str, what: str, runs: Function) -> Finding:

@@ -69,7 +69,7 @@ def tells(node: ast.AST, ends: set[str], fn: Function) -> bool:
     return dotted(node) in ends
 
 
-def done_before(fn: Function, join: ast.Call, facts: Facts) -> Iterator[ast.AST]:
+def done_before(fn: Function, join: ast.expr, facts: Facts) -> Iterator[ast.AST]:
     """What the function, and what it calls, does before a join."""
     for call in fn.calls:
         if call.lineno <= join.lineno:
@@ -87,9 +87,9 @@ def never_told(
     """A wait without a timeout in the loop of a thread that only a flag ends, for what, and where the flag is set."""
     names = names_in(made, maker, runs, fn)
     for loop in runs.loops:
-        asleep = _in_event(loop, names, runs, fn, join, facts)
-        if asleep is not None:
-            return asleep
+        paused = _in_event(loop, names, runs, fn, join, facts)
+        if paused is not None:
+            return paused
         flag = renamed(_flag(loop.test), names) if isinstance(loop, ast.While) else ""
         told = next((t for t, _ in fn.assigns if flag and dotted(t) == flag and t.lineno < join.lineno), None)
         told = told or next(
@@ -114,7 +114,9 @@ def _in_event(
     flags = {flag for test in tests if (flag := renamed(_flag(test), names))}
     told = next((t for t, v in fn.assigns if dotted(t) in flags and t.lineno < join.lineno), None)
     told = told or next((c.func for c in fn.calls if dotted(c.func).removesuffix(".set") in flags), None)
-    for effect in facts.walker.effects(runs) if told is not None else ():
+    if told is None:
+        return None
+    for effect in facts.walker.effects(runs):
         event, call = effect.resource, effect.node
         waits = effect.kind == "wait" and not effect.timeout and isinstance(call, ast.Call) and inside(call, loop)
         if not waits or event is None or event.kind not in EVENTS or event.id in {*flags}:

@@ -55,8 +55,9 @@ def _asked(cancels: Function, renewing: tuple[Function, ...], cls: Class) -> boo
 def _changes(call: ast.Call) -> bool:
     """Whether this sets or clears an event."""
     method = call.func
-    named = isinstance(method, ast.Attribute) and method.attr in ("set", "clear")
-    return named and isinstance(method.value, ast.Attribute)  # type: ignore[union-attr]
+    if not isinstance(method, ast.Attribute):
+        return False
+    return method.attr in ("set", "clear") and isinstance(method.value, ast.Attribute)
 
 
 def _report(cancel: ast.Call, fn: Function, fires: Function, starter: Function) -> Finding:
