@@ -22,6 +22,7 @@ from paceline.check.values.passing import Passing
 from paceline.check.values.varying import Varying
 
 ALIASES = 4  # assignments through which a name is followed
+WRAPPING = ("partial", "WeakMethod", "ref", "wraps")  # calls that stand for the function that they are given
 
 
 class Module(Declarations):
@@ -286,8 +287,7 @@ class Module(Declarations):
                     return found or (self._by_use.of(scope, node.id) if self._adopted else None)
                 if node.id in scope.parameters:
                     found = self.annotated(scope.parameters[node.id])
-                    passed = self.passing.to(scope, node.id) if found is None else ()
-                    for given in passed:
+                    for given in self.passing.to(scope, node.id) if found is None else ():
                         found = found or self.type_of_value(given.value, given.caller, depth + 1)
                     unknown = found is None and scope.parameters[node.id] is None
                     return self._by_use.of(scope, node.id) if unknown and self._adopted else found
@@ -378,11 +378,7 @@ class Module(Declarations):
         """The function of this file that an expression names, through aliases, `partial` and `super()`."""
         if isinstance(node, ast.Lambda):
             return self.function_of(node)
-        if (
-            isinstance(node, ast.Call)
-            and short_name(node.func) in ("partial", "WeakMethod", "ref", "wraps")
-            and node.args
-        ):
+        if isinstance(node, ast.Call) and node.args and short_name(node.func) in WRAPPING:
             return self.function_named(node.args[0], fn, depth + 1)
         if isinstance(node, ast.Name):
             for scope in fn.scopes():
