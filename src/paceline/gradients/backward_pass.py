@@ -24,7 +24,7 @@ def backward(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
 def backward_from(loss: Tensor, weight: float = 1.0) -> None:
     """Add weight x gradient of a loss. Seeding the pass with the weight saves scaling the gradients afterwards."""
     if weight == 1.0:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     else:
         backward([loss], [torch.full_like(loss, weight)])
 

@@ -147,7 +147,7 @@ class _Along:
             if gradient is not None:
                 total.add_(gradient)
         if self.wants_x:
-            self.steps[at] = found[-1]
+            self.steps[at] = torch.zeros_like(x) if found[-1] is None else found[-1]
 
     def of_x(self) -> Tensor | None:
         return torch.stack([self.steps[at] for at in range(len(self.x))]) if self.wants_x else None
