@@ -38,27 +38,20 @@ def compare(
     With --script 'train.py --its-own options' a script of yours is run unchanged by torchrun, alternately on gloo and
     on Paceline's backend. Of the other options only --workers, --quiet and --json apply to it.
     """
+    changes = {"compute": compute, "device": device, "epochs": epochs, "batch_size": batch_size, "seed": seed}
     if job is None and script is None:
         raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     if script is not None:
-        _refuse_beside_script(
-            JOB=job, plans=plans, compute=compute, device=device, seconds=seconds, link=link, epochs=epochs,
-            batch_size=batch_size, seed=seed, data_dir=data_dir,
-        )  # fmt: skip
+        _refuse_beside_script(JOB=job, plans=plans, seconds=seconds, link=link, data_dir=data_dir, **changes)
         compare_scripts(script, workers or 2, quiet, json)
         return
     assert job is not None
     from paceline.api.comparing.compare import compare as run_comparison
     from paceline.cli.comparison import show_comparison
 
-    chosen = options.open_job(
-        job, data_dir, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed
-    )
-    again = options.again(
-        "train", job, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed, data_dir=data_dir
-    )
+    again = options.again("train", job, **changes, data_dir=data_dir)
     found = run_comparison(
-        chosen,
+        options.open_job(job, data_dir, **changes),
         split_plans(plans) if plans is not None else None,
         workers,
         seconds=seconds,
