@@ -38,26 +38,20 @@ def compare(
     With --script 'train.py --its-own options' a script of yours is run unchanged by torchrun, alternately on gloo and
     on Paceline's backend. Of the other options only --workers, --quiet and --json apply to it.
     """
+    changes = {"compute": compute, "device": device, "epochs": epochs, "batch_size": batch_size, "seed": seed}
     if job is None and script is None:
         raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     if script is not None:
-        compare_scripts(
-            script, workers or 2, quiet, json, JOB=job, plans=plans, compute=compute, device=device, seconds=seconds,
-            link=link, epochs=epochs, batch_size=batch_size, seed=seed, data_dir=data_dir,
-        )  # fmt: skip
+        _refuse_beside_script(JOB=job, plans=plans, seconds=seconds, link=link, data_dir=data_dir, **changes)
+        compare_scripts(script, workers or 2, quiet, json)
         return
     assert job is not None
     from paceline.api.comparing.compare import compare as run_comparison
     from paceline.cli.comparison import show_comparison
 
-    chosen = options.open_job(
-        job, data_dir, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed
-    )
-    again = options.again(
-        "train", job, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed, data_dir=data_dir
-    )
+    again = options.again("train", job, **changes, data_dir=data_dir)
     found = run_comparison(
-        chosen,
+        options.open_job(job, data_dir, **changes),
         split_plans(plans) if plans is not None else None,
         workers,
         seconds=seconds,
@@ -72,12 +66,8 @@ def compare(
     show_comparison(found.table)
 
 
-def compare_scripts(script: str, workers: int, quiet: bool, json: bool, **others: object) -> None:
-    """Run a script on gloo and on Paceline's backend, and show how long a step takes on each.
-
-    `others` are what concerns jobs alone, by name; what was given of it is refused.
-    """
-    _refuse_beside_script(**others)
+def compare_scripts(script: str, workers: int, quiet: bool, json: bool) -> None:
+    """Run a script on gloo and on Paceline's backend, and show how long a step takes on each."""
     from paceline.api.comparing.compare_scripts import compare_script
     from paceline.cli.tables import show_scripts
 

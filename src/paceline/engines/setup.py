@@ -21,21 +21,20 @@ from paceline.data.source import Source
 from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
 from paceline.engines.notes import notes_of
+from paceline.engines.refusals import refuse_changes, refuse_data, refuse_nested, refuse_sparse
 from paceline.engines.threads import threads
-from paceline.errors import JobError, JobWarning, PlanError, users_code
+from paceline.errors import JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
 from paceline.gradients.evaluate import rehearse
 from paceline.gradients.first_batch import hint
 from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
-from paceline.jobs.several import nested
 from paceline.links.store_order import require_store_order
 from paceline.operators.planning import OperatorBlueprint, operator_blueprint
 from paceline.parameters.epoch_schedule import EveryEpoch, follows_loss
 from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.parameters.sparse_tables import check_optimizer
-from paceline.plans.codecs import refuse_tables
 from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.split_layers import SplitLayers
@@ -125,14 +124,14 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     traits = plan.traits
     job = _check_loss_rules(job, plan, engine)
     source = open_source(job.data, job.seed)
-    _refuse_data(job, plan, source)
+    refuse_data(job, plan, source)
     if source.arranged:
         job = job.with_(shuffle=False)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
     module = job.make_model()
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
-    _refuse_nested(plan, optimizer)
+    refuse_nested(plan, optimizer)
     agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     choice = None
     if job.compute == "auto":
@@ -145,9 +144,9 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         by_rows = traits.takes_sparse and traits.optimizer_at_server
         found = probe(job, module, source, agenda, by_rows, placement.devices[0])
     found = replace(found, notes=(*found.notes, *notes_of(job, plan, agenda, engine)))
-    _refuse_changes(plan, module, found)
+    refuse_changes(plan, module, found)
     if found.tables:
-        _refuse_sparse(plan, engine, found.tables)
+        refuse_sparse(plan, engine, found.tables)
         check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
@@ -331,69 +330,3 @@ def _by_epochs(job: Job, plan: Plan, optimizer: torch.optim.Optimizer, agenda: A
     if plateau or by_epoch:
         return job.with_(lr_scheduler=EveryEpoch(job.lr_scheduler, agenda.updates_per_epoch))
     return job
-
-
-def _refuse_data(job: Job, plan: Plan, source: Source) -> None:
-    """Raise for data that cannot be divided as the plan divides it."""
-    loader, traits = source.traits.batch_size, source.traits
-    if traits.whole and plan.parts > 1:
-        raise PlanError(
-            f"plan {plan.name} divides every batch among its workers, and this loader makes whole batches "
-            "(batch_size=None, or a batch_sampler whose batches differ in size); give the DataLoader a batch_size and "
-            "a sampler, or use a plan whose workers take whole batches, such as downpour or ssp"
-        )
-    if loader is not None and job.batch_size != loader and (traits.whole or callable(job.data)):
-        raise JobError(
-            f"data= makes batches of {loader}, and the job has batch_size={job.batch_size}; give batch_size={loader}"
-            + (": one update sees one batch of the loader's" if traits.whole else "")
-        )
-    if (
-        traits.redraws
-        and plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, None).data_parts
-    ):
-        raise PlanError(
-            f"plan {plan} gives each worker a part of the data for the whole training, and a sampler or a stream has "
-            "others in every epoch; use shuffle=True instead of a sampler, or another plan"
-        )
-
-
-def _refuse_nested(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-    """Raise for an optimizer that steps by others, whose state it does not have, where the plan moves that state."""
-    if not plan.traits.uses_optimizer or not (kinds := nested(optimizer)):
-        return
-    kind, own = type(optimizer).__name__, ", ".join(kinds)
-    says = f"{kind} steps by optimizers of its own ({own}), whose state is not in its `state`"
-    remedy = "let optimizer= return a list of optimizers, each with parameters of its own, or let all share one `state`"
-    if not (plan.traits.keeps_step and plan.traits.whole_model):
-        raise PlanError(f"{says}: plan {plan.name} cannot carry it from worker to worker; {remedy}")
-    warnings.warn(f"{says}: a resumed run begins without it; {remedy}", JobWarning, stacklevel=4)
-
-
-def _refuse_changes(plan: Plan, module: nn.Module, found: Probe) -> None:
-    """Raise for parameters that the model itself changes, where the plan cannot follow it."""
-    if found.restless and plan.traits.shares_parameters:
-        raise PlanError(
-            f"the model itself changes parameter {found.restless[0]} while it computes, and under plan {plan.name} "
-            "others read it meanwhile, or hold another; use sequential, or: of averaged weights, say that they are not "
-            "trained, as by AveragedModel(net).requires_grad_(False); of an embedding, leave max_norm= out"
-        )
-    frozen = [name for name in found.moving if name not in dict(module.named_buffers())]
-    if frozen and not plan.traits.whole_model:
-        raise PlanError(
-            f"the model itself changes parameter {frozen[0]}, which requires no gradient, while it computes, and under "
-            f"plan {plan.name} no worker has the whole model; make it a buffer, or use a plan such as ring or downpour"
-        )
-
-
-def _refuse_sparse(plan: Plan, engine: str, tables: tuple[str, ...]) -> None:
-    refuse_tables(plan.name, plan.options.get("codec"), tables[0])
-    if engine in ("cluster", "ray"):
-        raise PlanError(
-            f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and several machines "
-            "exchange dense ones; use sparse=False, or downpour or ssp on one machine, where only touched rows travel"
-        )
-    if not plan.traits.takes_sparse:
-        raise PlanError(
-            f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and plan {plan.name} "
-            f"exchanges dense ones; use downpour or ssp, where only touched rows travel, or sparse=False"
-        )

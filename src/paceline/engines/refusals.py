@@ -1,0 +1,86 @@
+"""What a plan refuses of a job before the first update."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+
+from paceline.data.source import Source
+from paceline.errors import JobError, JobWarning, PlanError
+from paceline.gradients.probe import Probe
+from paceline.jobs.job import Job
+from paceline.jobs.several import nested
+from paceline.plans.codecs import refuse_tables
+from paceline.plans.plan import Plan
+
+
+def refuse_data(job: Job, plan: Plan, source: Source) -> None:
+    """Raise for data that cannot be divided as the plan divides it."""
+    loader, traits = source.traits.batch_size, source.traits
+    if traits.whole and plan.parts > 1:
+        raise PlanError(
+            f"plan {plan.name} divides every batch among its workers, and this loader makes whole batches "
+            "(batch_size=None, or a batch_sampler whose batches differ in size); give the DataLoader a batch_size and "
+            "a sampler, or use a plan whose workers take whole batches, such as downpour or ssp"
+        )
+    if loader is not None and job.batch_size != loader and (traits.whole or callable(job.data)):
+        raise JobError(
+            f"data= makes batches of {loader}, and the job has batch_size={job.batch_size}; give batch_size={loader}"
+            + (": one update sees one batch of the loader's" if traits.whole else "")
+        )
+    if (
+        traits.redraws
+        and plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, None).data_parts
+    ):
+        raise PlanError(
+            f"plan {plan} gives each worker a part of the data for the whole training, and a sampler or a stream has "
+            "others in every epoch; use shuffle=True instead of a sampler, or another plan"
+        )
+
+
+def refuse_nested(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+    """Raise for an optimizer that steps by others, whose state it does not have, where the plan moves that state."""
+    if not plan.traits.uses_optimizer or not (kinds := nested(optimizer)):
+        return
+    says = (
+        f"{type(optimizer).__name__} steps by optimizers of its own ({', '.join(kinds)}), and their state is not in "
+        "its `state`, where Paceline looks for it"
+    )
+    remedy = (
+        "let optimizer= return a list of optimizers, each with parameters of its own, or let them share one `state`"
+    )
+    if not (plan.traits.keeps_step and plan.traits.whole_model):
+        raise PlanError(f"{says}: plan {plan.name} cannot carry it from worker to worker; {remedy}")
+    warnings.warn(f"{says}: a resumed run begins without it; {remedy}", JobWarning, stacklevel=4)
+
+
+def refuse_changes(plan: Plan, module: nn.Module, found: Probe) -> None:
+    """Raise for parameters that the model itself changes, where the plan cannot follow it."""
+    if found.restless and plan.traits.shares_parameters:
+        raise PlanError(
+            f"the model itself changes parameter {found.restless[0]} while it computes, and under plan {plan.name} "
+            "others read it meanwhile, or hold another; use sequential, or: of averaged weights, say that they are not "
+            "trained, as by AveragedModel(net).requires_grad_(False); of an embedding, leave max_norm= out"
+        )
+    frozen = [name for name in found.moving if name not in dict(module.named_buffers())]
+    if frozen and not plan.traits.whole_model:
+        raise PlanError(
+            f"the model itself changes parameter {frozen[0]}, which requires no gradient, while it computes, and under "
+            f"plan {plan.name} no worker has the whole model; make it a buffer, or use a plan such as ring or downpour"
+        )
+
+
+def refuse_sparse(plan: Plan, engine: str, tables: tuple[str, ...]) -> None:
+    refuse_tables(plan.name, plan.options.get("codec"), tables[0])
+    if engine in ("cluster", "ray"):
+        raise PlanError(
+            f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and several machines "
+            "exchange dense ones; use sparse=False, or downpour or ssp on one machine, where only touched rows travel"
+        )
+    if not plan.traits.takes_sparse:
+        raise PlanError(
+            f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and plan {plan.name} "
+            f"exchanges dense ones; use downpour or ssp, where only touched rows travel, or sparse=False"
+        )
