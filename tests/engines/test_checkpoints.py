@@ -110,13 +110,13 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
 
 
 def killed_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[int, ...]) -> Run:
-    """End every part of the run but the last by SIGKILL to the whole tree, after two more checkpoints."""
+    """End every part of the run but the last by SIGKILL to the whole tree: after two checkpoints, then after one more."""
     *first, last = workers
     for part, count in enumerate(first):
         begun = ["--resume", *runs.iterdir()] if part else [file, "--plan", plan, "--runs", runs]
         with slowly(file):
             process = paceline(*begun, "-w", count, "--checkpoint-every", EVERY)
-            enough = newest(runs) + 2 * EVERY
+            enough = newest(runs) + (EVERY if part else 2 * EVERY)
             until(lambda: newest(runs) >= enough, process)  # noqa: B023
             kill_tree(psutil.Process(process.pid))
             _, said = process.communicate()
@@ -130,10 +130,10 @@ class Interrupted(Exception):
 
 
 def interrupted_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[int, ...]) -> Run:
-    """End every part of the run but the last by an exception in the parent, after two more checkpoints."""
+    """End every part of the run but the last by an exception in the parent: after two checkpoints, then after one more."""
     *first, last = workers
     for part, count in enumerate(first):
-        enough = newest(runs) + 2 * EVERY
+        enough = newest(runs) + (EVERY if part else 2 * EVERY)
 
         def look(_: Progress, enough: int = enough) -> None:
             if newest(runs) >= enough:

@@ -361,8 +361,11 @@ def test_what_is_said_of_stages_is_said_of_stages_that_there_are() -> None:
 
 
 def test_a_table_that_is_too_large_to_be_walked_is_refused_at_once() -> None:
-    for text in ("gpipe:micro_batches=1000000000", "one_f_one_b:workers=1000000"):
-        with pytest.raises(PlanError, match=r"would have [\d,]+ cells.*at most 200,000 are proved"):
+    for text, says in (
+        ("gpipe:micro_batches=1000000000", r"would have [\d,]+ cells.*at most 200,000 are proved"),
+        ("one_f_one_b:workers=1000000", "Prove at most 128"),
+    ):
+        with pytest.raises(PlanError, match=says):
             prove_plan(Plan.parse(text))
 
 
