@@ -110,7 +110,7 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
 
 
 def killed_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[int, ...]) -> Run:
-    """End every part of the run but the last by SIGKILL to the whole tree: after two checkpoints, then after one more."""
+    """End every part but the last by SIGKILL to the whole tree, after two checkpoints and then one more."""
     *first, last = workers
     for part, count in enumerate(first):
         begun = ["--resume", *runs.iterdir()] if part else [file, "--plan", plan, "--runs", runs]
@@ -130,7 +130,7 @@ class Interrupted(Exception):
 
 
 def interrupted_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[int, ...]) -> Run:
-    """End every part of the run but the last by an exception in the parent: after two checkpoints, then after one more."""
+    """End every part but the last by an exception in the parent, after two checkpoints and then one more."""
     *first, last = workers
     for part, count in enumerate(first):
         enough = newest(runs) + (EVERY if part else 2 * EVERY)
