@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(VENV)/.ready          ## environment, then a comparison ending in a table and a page
 	$(BIN)/paceline compare digits --plans sequential,ddp,ring,downpour --workers 2
 
-test: lint                    ## everything CI runs: ten minutes on two cores
+test: lint                    ## everything CI runs: a quarter of an hour on two cores
 	$(MAKE) --no-print-directory -j2 types tests  # side by side: mypy keeps one core busy
 
 tests: $(VENV)/.ready
