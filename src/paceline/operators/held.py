@@ -49,7 +49,7 @@ class HeldOperators:
         self.own = {o: [(n, p) for n, p in self.held.items() if _within(n, self.names[o])] for o in mine}
         stepped = _sharing(module)
         self.stepped = {name: parameter for name, parameter in trainable(stepped).items() if name in self.held}
-        self.optimizer = job.make_optimizer(stepped, list(self.stepped.values()))
+        self._step = bare_step(job.make_optimizer(stepped, list(self.stepped.values())))
         self.kept: dict[tuple[int, int], Kept] = {}
         #: By (instance, operator): the sums of its gradients so far.
         self.sums: dict[tuple[int, int], Gradients] = {}
@@ -124,7 +124,7 @@ class HeldOperators:
         stepped = [self.stepped[name] for name, _ in self.own[operator]]
         for parameter, gradient in zip(stepped, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient / weight
-        bare_step(self.optimizer)()
+        self._step()
         for parameter in stepped:
             parameter.grad = None
         return all(bool(parameter.isfinite().all()) for parameter in stepped)

@@ -84,6 +84,9 @@ MODULE_ALIASES = {
 }
 
 QUEUES = {"Queue", "ProcessQueue", "AsyncQueue"}  # what may have a size
+PUTS = ("put", "put_nowait")
+THREAD_EVENTS = ("Event", "ProcessEvent")
+EVENTS = (*THREAD_EVENTS, "AsyncEvent")
 
 # What a blocking call waits for: who has to do what.
 PUT_ITEM = "a producer to put an item"

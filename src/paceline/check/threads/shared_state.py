@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.libraries.catalogue import EVENTS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.names import dotted, is_constant, parent, short_name
@@ -33,7 +34,6 @@ ENDINGS = (
     "__aexit__",
     "quit",
 )
-EVENTS = ("Event", "AsyncEvent", "ProcessEvent")
 BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__post_init__", "setUp", "setup"}
 
 

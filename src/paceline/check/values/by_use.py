@@ -27,22 +27,19 @@ _KNOWN = (
     *(dict, list, set, str, bytes, deque, BufferedRandom, TextIOWrapper, Path, Executor, Future, socket.socket),
     *(queue.Queue, subprocess.Popen, threading.Thread, threading.Event, threading.Condition),
 )
-#: What objects of libraries, and of many classes, have as well.
 _WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
+#: What objects of libraries, and of many classes, have as well.
 COMMON = {
     *(name for cls in _KNOWN for name in dir(cls)),
-    "acquire", "release", "locked", "connect", "reset", "execute", "fetch", "request", "post", "delete", "head",
-    "options", "name", "id", "key", "value", "values", "data", "path", "size", "type", "state", "status", "config",
-    "args", "stop", "begin", "end", "init", "setup", "process", "handle", "save", "load", "check", "call", "main",
-    "lock", "logger", "log", "info", "debug", "warning", "error", "critical", "exception", "device", "shape", "dtype",
-    "put_nowait", "get_nowait", "task_done", "set_result", "set_exception", "add_done_callback", "call_soon",
-    "call_later", "call_soon_threadsafe", "run_until_complete", "run_in_executor", "create_task", "start_soon",
-    "run_forever", "is_set", "wait_for", "notify_all", "wait_closed", "is_alive", "add_signal_handler", "read_text",
-    "write_text", "read_bytes", "write_bytes", "is_file", "is_dir", "state_dict", "load_state_dict", "zero_grad",
-    "set_epoch", "save_checkpoint", "load_checkpoint", "train_batch", "save_pretrained", "from_pretrained",
-    "training_step", "validation_step", "send_json", "send_text", "send_bytes", "receive_text", "receive_json",
-    "all_reduce", "all_gather", "all_to_all", "add_scalar", "set_description", "raise_for_status", "process_request",
-    "handle_request", "get_logger",
+    "acquire", "release", "locked", "reset", "execute", "fetch", "request", "post", "delete", "head", "options", "id",
+    "key", "value", "data", "path", "size", "state", "status", "config", "args", "stop", "begin", "end", "init",
+    "setup", "process", "handle", "save", "load", "check", "call", "main", "lock", "logger", "log", "info", "debug",
+    "warning", "error", "critical", "device", "shape", "dtype", "call_soon", "call_later", "call_soon_threadsafe",
+    "run_until_complete", "run_in_executor", "create_task", "start_soon", "run_forever", "wait_closed",
+    "add_signal_handler", "state_dict", "load_state_dict", "zero_grad", "set_epoch", "save_checkpoint",
+    "load_checkpoint", "train_batch", "save_pretrained", "from_pretrained", "training_step", "validation_step",
+    "send_json", "send_text", "send_bytes", "receive_text", "receive_json", "all_reduce", "all_gather", "all_to_all",
+    "add_scalar", "set_description", "raise_for_status", "process_request", "handle_request", "get_logger",
 }  # fmt: skip
 
 

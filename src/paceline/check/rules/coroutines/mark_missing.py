@@ -11,9 +11,10 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import PUTS
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
-from paceline.check.rules.waits.few_sentinels import PUTS, ends_by
+from paceline.check.rules.waits.few_sentinels import ends_by
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import is_constant, parent, short_name

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import PUTS
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
@@ -24,7 +25,6 @@ SENDS = ("send", "request", "publish", "submit", "write", "transmit", "dispatch"
          "spawn", "worker", "call_async", "put")  # fmt: skip
 MESSAGES = ("send", "sendall", "sendto", "send_message", "send_request", "publish", "execute_command", "transmit")
 TAKES = ("pop", "remove", "discard", "get")
-PUTS = ("put", "put_nowait")
 ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
 
 

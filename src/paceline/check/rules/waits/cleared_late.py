@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import has_timeout, text_of
+from paceline.check.libraries.catalogue import EVENTS
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -21,7 +22,6 @@ from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, parent, short_name
 from paceline.check.threads.roots import STARTS
 
-EVENTS = ("Event", "ProcessEvent", "AsyncEvent")
 AT_ONCE = ("run_coroutine_threadsafe", "start_new_thread", "submit", "run_in_executor", "Thread", "Timer", "Process")
 DEPTH = 3  # calls through which the started function is followed to its `set()`
 

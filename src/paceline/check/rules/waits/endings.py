@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.libraries.catalogue import PUT_ITEM
+from paceline.check.libraries.catalogue import PUT_ITEM, PUTS, THREAD_EVENTS
 from paceline.check.rules.waits.join_before_drain import arguments
 from paceline.check.rules.waits.never_set import is_end_mark
 from paceline.check.summaries import Facts
@@ -13,10 +13,8 @@ from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, short_name
 
 TELLS = ("set", "cancel", "notify", "notify_all")
-PUTS = ("put", "put_nowait")
 ASKS = ("is_set", "isSet", "wait", "get", "get_nowait")
 Loop = ast.For | ast.AsyncFor | ast.While | ast.comprehension
-EVENTS = ("Event", "ProcessEvent")
 #: What gives a socket a timeout, or asks it whether anything has come.
 LIMITS = ("settimeout", "setblocking", "setdefaulttimeout", "select", "poll", "register")
 #: What wakes up a thread that waits at a socket, or ends it by force.
@@ -119,7 +117,7 @@ def _in_event(
     for effect in facts.walker.effects(runs):
         event, call = effect.resource, effect.node
         waits = effect.kind == "wait" and not effect.timeout and isinstance(call, ast.Call) and inside(call, loop)
-        if not waits or event is None or event.kind not in EVENTS or event.id in {*flags}:
+        if not waits or event is None or event.kind not in THREAD_EVENTS or event.id in {*flags}:
             continue
         if _does("clear", event.id, facts.module.functions, facts) and not any(
             isinstance(n, ast.Call) and short_name(n.func) == "set" and dotted(n.func) != dotted(told) + ".set"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.libraries.catalogue import PUTS
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
@@ -17,8 +18,6 @@ from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import awaited, dotted
 from paceline.check.threads.roots import Root, in_loop
 from paceline.narrative import Wait
-
-PUTS = ("put", "put_nowait")
 
 
 def find(facts: Facts) -> Iterator[Finding]:

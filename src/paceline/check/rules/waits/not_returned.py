@@ -11,14 +11,13 @@ from collections.abc import Iterator
 
 from paceline.check.flow.duties import Duty, Skipped
 from paceline.check.flow.effects import has_timeout, text_of
+from paceline.check.libraries.catalogue import PUTS
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import awaited
 from paceline.check.threads.roots import in_loop
-
-PUTS = ("put", "put_nowait")
 
 
 def find(facts: Facts) -> Iterator[Finding]:

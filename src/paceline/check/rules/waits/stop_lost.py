@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.libraries.catalogue import EVENTS
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
@@ -17,8 +18,6 @@ from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, enclosing, is_constant
 from paceline.check.threads.roots import Root
 from paceline.check.threads.shared_state import BEGINNINGS
-
-EVENTS = ("Event", "ProcessEvent", "AsyncEvent")
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import has_timeout, text_of
+from paceline.check.libraries.catalogue import THREAD_EVENTS
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.waits.join_before_drain import arguments
@@ -19,7 +20,6 @@ from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, enclosing, is_constant, parent, short_name
 
 ASKS = ("is_alive", "exitcode", "terminate", "kill")
-EVENTS = ("Event", "ProcessEvent")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -78,7 +78,7 @@ def _unnoticed(call: ast.Call, fn: Function, facts: Facts) -> bool:
     event = call.func.value
     known = facts.module.resource(event, fn) if dropped else None
     if known is not None:
-        return known.kind in EVENTS
+        return known.kind in THREAD_EVENTS
     key = event.slice if isinstance(event, ast.Subscript) else None
     return dropped and isinstance(key, ast.Constant) and _is_event(key.value, facts)
 
