@@ -46,10 +46,13 @@ class Net(nn.Module):
         return result
 
     def _is_due(self) -> bool:
-        """Whether a worker stops now: at once or, if the file says so, after a checkpoint; until then it is slow."""
+        """Whether a worker stops now: at once or, if the file says so, after a checkpoint; until then it is slow.
+
+        After some passes it is much slower, since a disk may need seconds for a checkpoint.
+        """
         if (self.folder / "hold").read_text() != "checkpoint":
             return True
-        time.sleep(0.02)
+        time.sleep(0.02 if Net.passes < 4 * PASSES else 0.5)
         return any(is_late(path) for path in self.folder.glob("*runs/*/checkpoints/*"))
 
 
