@@ -39,8 +39,8 @@ for batch_size in (8, 512):
     print(found)
 
 # %% [markdown]
-# Small batches leave little to compute between two exchanges. If the table is undecided, the rounds disagree too much
-# for a verdict, as they do on a busy machine: time it longer, with `seconds=60`.
+# Small batches leave little to compute between two exchanges. If the answer is undecided, the intervals are too wide,
+# as they are on a busy machine: time it longer, with `seconds=60`.
 #
 # If one process wins, there is still something to gain: a larger batch, fewer exchanges (`local_sgd`), no waiting
 # (`downpour`), or [compiled kernels](../kernels.md) for a small network.

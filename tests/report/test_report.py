@@ -451,7 +451,7 @@ def compared(runs: Path, folder: Path, *ratios: float) -> Path:
 def test_the_page_of_a_comparison_begins_with_the_answer(runs: Path, tmp_path: Path) -> None:
     text = page(open_all([compared(runs, tmp_path / "fast", 1.5, 1.5, 1.6, 1.5, 1.55)]))
     assert '<h1>small: 3 plans compared</h1></header>\n<section class="answer recommended"' in text
-    assert "<dd>1.50× ±3%</dd>" in text
+    assert "<dd>1.50\u00a0±3%</dd>" in text
     assert f"<dd>+0.0 ±{100 * difference_of_accuracies(0.9, 0.9, 200).half:.1f}</dd>" in text
     assert NASTY not in text
     assert "<code>train &lt;script&gt;" in text

@@ -6,9 +6,11 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from paceline.report.formatting import ratio
 from paceline.report.reading import Reading
 from paceline.runs.comparison import Answer, ComparisonRecord, Kind
 from paceline.runs.intervals import Interval
+from paceline.runs.verdict import SETTLED
 
 TITLES = {Kind.RECOMMENDED: "Recommended", Kind.SINGLE: "One process is best here", Kind.UNDECIDED: "Undecided"}
 
@@ -51,8 +53,8 @@ def _reason(comparison: ComparisonRecord, answer: Answer) -> str:
 def _figures(answer: Answer) -> list[tuple[str, str]]:
     if answer.kind != Kind.RECOMMENDED or answer.speedup is None or answer.speedup_interval is None:
         return []
-    half = Interval(*answer.speedup_interval).half / answer.speedup
-    found = [("times as fast as one process", f"{answer.speedup:.2f}× ±{half:.0%}")]
+    apart = Interval(*answer.speedup_interval).half > SETTLED * answer.speedup
+    found = [("times as fast as one process", ratio(answer.speedup, answer.speedup_interval, range_only=apart))]
     if answer.accuracy_change is not None and answer.accuracy_change_interval is not None:
         points = 100 * Interval(*answer.accuracy_change_interval).half
         found.append(("points of accuracy against one process", f"{100 * answer.accuracy_change:+.1f} ±{points:.1f}"))

@@ -7,13 +7,15 @@
     anything else                      ├─────│──┤                  undecided
 
 The fastest of the plans that may be recommended is, unless it loses more than MOST_LOST of accuracy. What it loses is
-in the sentence. If rounds disagree by more than SETTLED, nothing is recommended and nothing is ruled out.
+in the sentence. If rounds disagree by more than SETTLED, the two limits change places: an interval has to lie whole
+above 1.05 for its plan to be recommended, and whole below 1 for it not to pay.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 from paceline.runs.comparison import Answer, ComparisonRecord, Kind, Row
 from paceline.runs.intervals import CONFIDENCE, Interval, difference_of_accuracies
@@ -26,7 +28,7 @@ ENOUGH_SECONDS = 60.0
 
 
 def decided(record: ComparisonRecord) -> ComparisonRecord:
-    """Return the comparison with what it comes to; where rounds disagree, without verdicts on its plans."""
+    """Return the comparison with what it comes to; where rounds disagree, without explanations of its figures."""
     found = replace(record, disagreement=_disagreement_note(record))
     if found.disagreement:
         found = replace(found, plans=tuple(replace(row, verdict=None) for row in found.plans))
@@ -38,14 +40,19 @@ def decide(record: ComparisonRecord) -> Answer:
     rows = sorted((row for row in record.plans if _is_candidate(row)), key=lambda row: (-row.speedup, row.plan))
     if not rows:
         return _single(record, None, "no plan with several workers was compared")
+    limits = AGREED if disagreement(record) <= SETTLED else DISAGREED
     fit = [row for row in rows if not _loses(record, row)]
-    paying = [row for row in fit if _pays(row)]
-    unsettled = [row for row in fit if _is_open(row) and (not paying or row.speedup >= paying[0].speedup)]
-    if disagreement(record) > SETTLED or unsettled:
-        return _undecided(record, unsettled or fit or rows)
+    paying = [row for row in fit if limits.recommend(row)]
+    unsettled = [
+        row
+        for row in fit
+        if not limits.recommend(row) and not limits.rule_out(row) and (not paying or row.speedup >= paying[0].speedup)
+    ]
+    if unsettled:
+        return _undecided(record, unsettled)
     if paying:
         return _recommended(record, _preferred(record, paying))
-    fast = next((row for row in rows if row not in fit and _pays(row)), None)
+    fast = next((row for row in rows if row not in fit and limits.recommend(row)), None)
     return _single(record, (fit or rows)[0], _why_not(record, fast) if fast else "")
 
 
@@ -71,11 +78,27 @@ def _disagreement_note(record: ComparisonRecord) -> str | None:
         return None
     return (
         f"The rounds disagree by up to ±{most:.0%} (more than ±{SETTLED:.0%}): the table gives intervals that hold the "
-        f"median with {CONFIDENCE:.0%} confidence, and no verdict"
+        f"median with {CONFIDENCE:.0%} confidence, and only a plan whose whole interval is clear is judged"
     )
 
 
 # --- a plan ---
+
+
+class _Limits(NamedTuple):
+    """What the whole interval of a plan's speed-up has to lie above or below for the plan to be judged."""
+
+    above: float
+    below: float
+
+    def recommend(self, row: Row) -> bool:
+        return _interval(row).low > self.above and row.speedup >= PAYS
+
+    def rule_out(self, row: Row) -> bool:
+        return _interval(row).high < self.below
+
+
+AGREED, DISAGREED = _Limits(above=1.0, below=PAYS), _Limits(above=PAYS, below=1.0)
 
 
 def _is_candidate(row: Row) -> bool:
@@ -85,15 +108,6 @@ def _is_candidate(row: Row) -> bool:
 
 def _interval(row: Row) -> Interval:
     return Interval(*(row.speedup_interval or (row.speedup, row.speedup)))
-
-
-def _pays(row: Row) -> bool:
-    return _interval(row).low > 1 and row.speedup >= PAYS
-
-
-def _is_open(row: Row) -> bool:
-    """Whether it is not settled if the plan pays."""
-    return not _pays(row) and _interval(row).high >= PAYS
 
 
 def _reference(record: ComparisonRecord) -> Row | None:
@@ -147,8 +161,11 @@ def _recommended(record: ComparisonRecord, row: Row) -> Answer:
 
 
 def _times(row: Row) -> str:
-    half = _interval(row).half
-    return f"{row.speedup:.2f}x" + (f" (±{half / row.speedup:.0%})" if half else "")
+    interval = _interval(row)
+    share = interval.half / row.speedup
+    if share > SETTLED:
+        return f"{interval.low:.2f}x to {interval.high:.2f}x"
+    return f"{row.speedup:.2f}x" + (f" (±{share:.0%})" if share else "")
 
 
 def _quality(record: ComparisonRecord, row: Row) -> str:
