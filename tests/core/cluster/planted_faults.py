@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 from paceline.core.cluster.applied import Applied
 from paceline.core.cluster.desk import DeskMachine
 from paceline.core.cluster.followers import NEVER
+from paceline.core.cluster.leases import Registration
 from paceline.core.cluster.messages import (
     NONE,
     Acknowledged,
     Dismiss,
     Enrol,
     InSync,
+    NextBatch,
     Process,
     Propose,
     Pulled,
@@ -22,7 +24,7 @@ from paceline.core.cluster.messages import (
     Replicate,
     Replicated,
 )
-from paceline.core.cluster.outputs import Output, Send
+from paceline.core.cluster.outputs import Again, Output, Send
 from paceline.core.cluster.shard import ShardMachine
 from paceline.core.cluster.views import EPOCH_BITS, ShardViews, Trust
 from paceline.core.cluster.worker import Stage, WorkerMachine
@@ -245,6 +247,16 @@ class BlamesOthersForItsSleep(DeskMachine):
         pass
 
 
+class TellsNoLosses(DeskMachine):
+    """Leases lost batches again, and does not say so."""
+
+    def _rebuild(self) -> Iterator[Output]:
+        return (output for output in super()._rebuild() if not isinstance(output, Again))
+
+    def _finish(self, registration: Registration, request: NextBatch) -> Iterator[Output]:
+        return (output for output in super()._finish(registration, request) if not isinstance(output, Again))
+
+
 # Of a worker
 
 
@@ -283,6 +295,7 @@ def _plants() -> Iterator[Plant]:
     yield Plant(Machines(shard=TakesOldGradients), {"gathers": 2, "gate": Backup(2), "shards": 1})
     several = {"shards": 1, "backups": 1, "most": 14, "nodes": 4, "workers": 4}
     yield Plant(Machines(shard=TakesLostParameters), several)
+    yield Plant(Machines(desk=TellsNoLosses), several)
 
 
 def _name(plant: Plant) -> str:

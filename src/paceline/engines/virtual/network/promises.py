@@ -8,7 +8,7 @@
 - A gradient is applied by a primary that has had the parameters which it was computed from.
 - It has every acknowledged push, whatever the desk knows, as long as each shard lost one server at most between two
   completed re-replications (`Scenario.gentle`).
-- A batch that all shards had acknowledged, and that one has lost, is computed again; and the run says so.
+- A batch that all shards had acknowledged, and that one has lost, is computed again; by its end the run has said so.
 - The history ends with every batch in every shard.
 """
 
@@ -38,6 +38,8 @@ class Promises:
         self.broken: str | None = None
         #: For each shard, the batches that were acknowledged, with the views that did.
         self._acknowledged: list[dict[int, set[int]]] = [{} for _ in range(scenario.shards)]
+        #: For each shard, the batches that its newest primary of that time has acknowledged.
+        self._durable: list[set[int]] = [set() for _ in range(scenario.shards)]
         #: For each shard, its newest primary, with the view that it entered.
         self._primaries: list[tuple[int, Actor | None]] = [(0, None)] * scenario.shards
         #: Which acknowledgements the desk of a view trusts.
@@ -46,6 +48,8 @@ class Promises:
         self._stray: set[int] = set()
         #: Batches that the run has said are computed again.
         self._again: set[int] = set()
+        #: Batches that it has to say so of, each with what was seen.
+        self._lost: dict[int, str] = {}
 
     def break_(self, what: str) -> None:
         self.broken = self.broken or what
@@ -82,7 +86,9 @@ class Promises:
             return
         self._acknowledged[message.shard].setdefault(message.batch, set()).add(message.view)
         view, primary = self._primaries[message.shard]
-        if primary is not None and message.view < view:
+        if primary is None or message.view >= view:
+            self._durable[message.shard].add(message.batch)
+        else:
             self._check_trusted(view, primary, message.shard, message.batch)
 
     def shows(self, server: Actor, message: Pushed | Pulled) -> None:
@@ -137,8 +143,8 @@ class Promises:
         self._again |= set(range(again.since, self.scenario.batches) if again.since != NONE else ())
 
     def computes(self, worker: Actor, batch: int) -> None:
-        """A worker computes a batch."""
-        if batch in self._again or not all(batch in each for each in self._acknowledged):
+        """A worker computes a batch. That it was lost may be said later, when the leases are rebuilt."""
+        if not all(batch in each for each in self._durable):
             return
         # A primary that was dismissed has forgotten everything: a stray desk has made another one.
         lacking = [
@@ -147,9 +153,7 @@ class Promises:
             if primary and primary.shard == shard and batch not in primary.content
         ]
         if lacking:
-            self.break_(
-                f"{worker.process} computes batch {batch} again, which shards {lacking} lost, and no record says so"
-            )
+            self._lost[batch] = f"{worker.process} computes batch {batch} again, which shards {lacking} lost"
 
     def forgets(self, server: Actor) -> None:
         """A server drops what it holds."""
@@ -158,7 +162,10 @@ class Promises:
             self.break_(f"{server.process} forgets shard {server.shard}, and no other server holds it")
 
     def at_the_end(self, desk: Any) -> None:
-        """Check what the shards hold when all workers have finished."""
+        """Check what the shards hold when all workers have finished, and what the run has said."""
+        for batch, what in self._lost.items():
+            if batch not in self._again:
+                self.break_(f"{what}, and no record says so")
         for views in desk.views:
             if not views.view.members:
                 continue  # a desk that was just started
