@@ -43,14 +43,14 @@ from paceline.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeSe
 from paceline.engines.cluster.servers.processes import ServerConfig, run_worker
 from paceline.engines.cluster.servers.team import TeamMemory, TeamShape
 from paceline.engines.cluster.worker_main import main
-from paceline.engines.local.diagnosis import Ending
+from paceline.engines.diagnosis import Ending
 from paceline.engines.setup import Setup
 from paceline.engines.workers import messages
 from paceline.engines.workers.arena import TAKEN, WANTED, Arena, ArenaShape
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.forkserver import short_folder
 from paceline.engines.workers.process import oom_kills
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import ResumePoint
 from paceline.links.memory import SharedTensors
 from paceline.links.tcp.connection import Buffer

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from paceline.engines import checkpoints
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.engines.local.checkpointing import MARGIN, Writer, model_of
-from paceline.engines.local.observer import Observer
+from paceline.engines.observer import Observer
 from paceline.engines.setup import Setup
 from paceline.engines.signals import Signals
 from paceline.errors import RunStopped

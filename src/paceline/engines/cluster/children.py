@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter_ns as now
 from typing import Any, NamedTuple
 
-from paceline.engines.local.diagnosis import GONE
+from paceline.engines.diagnosis import GONE
 from paceline.engines.workers.forkserver import interrupts_wait, nameless_main, prepare
 from paceline.engines.workers.messages import Died
 from paceline.runs.events import ProcessKind

@@ -35,11 +35,11 @@ from paceline.engines.cluster.control import (
     state_of,
 )
 from paceline.engines.cluster.rendezvous import Node
-from paceline.engines.local.diagnosis import Diagnosis
-from paceline.engines.local.observer import Observer
+from paceline.engines.diagnosis import Diagnosis
+from paceline.engines.observer import Observer
 from paceline.engines.setup import Setup
 from paceline.engines.workers.messages import FailureReport
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.errors import DeathWarning, RunFailed
 from paceline.errors.failure import Position
 from paceline.links.tcp.address import Address

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from paceline.engines.checkpoints import CheckpointRequest
@@ -36,9 +35,9 @@ from paceline.engines.cluster.history import History
 from paceline.engines.cluster.node import POLL, NodePart, Nodes, joined, resume_line, resume_point
 from paceline.engines.cluster.rendezvous import Node, Registry
 from paceline.engines.cluster.servers.head import ServerHead
-from paceline.engines.local.worker_pool import snapshot_file
-from paceline.engines.outcome import Outcome, Snapshot
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.outcome import Outcome
+from paceline.engines.snapshots import list_snapshots, open_snapshots
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.errors import PacelineError, RunFailed, UsageError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.events import Gone, Received
@@ -48,7 +47,7 @@ from paceline.plans.methods.server import Server
 from paceline.runs.events import EventLog
 from paceline.runs.live import Heartbeat, Phase
 from paceline.runs.progress import ProgressCallback, Watcher
-from paceline.runs.trace import Kind, Trace
+from paceline.runs.trace import Trace
 
 FAREWELL = 30.0  # seconds that nodes may take to receive the result
 
@@ -82,7 +81,7 @@ class HeadNode:
         self.snapshots: SnapshotFile | None = None
         self.checkpoints: Checkpoints | None = None
         undo.callback(self.close)
-        self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
+        self.snapshots = open_snapshots(setup, request, setup.snapshots_every)
         self.checkpoints = Checkpoints(setup, request) if request else None
         self.agent = self._agent()
         undo.callback(self.agent.close)
@@ -174,7 +173,7 @@ class HeadNode:
         waited = sum(end.core_wait for end in head.finished.values()) / 1e9
         ends = [head.finished.get(rank) for rank in range(setup.plan.workers)]
         memory = [end.peak_memory if end else 0 for end in ends]
-        kept = _snapshots(self.snapshots, trace)
+        kept = list_snapshots(trace, self.snapshots)
         return Outcome(trace, head.seconds, values, kept, waited, memory, deaths=head.deaths)
 
     def close(self) -> None:
@@ -279,15 +278,6 @@ class HeadNode:
         end = time.monotonic() + FAREWELL
         while self.hub.peers and time.monotonic() < end:
             self.hub.poll(POLL)
-
-
-def _snapshots(file: SnapshotFile | None, trace: Trace) -> list[Snapshot]:
-    if file is None:
-        return []
-    return [
-        Snapshot(int(row["update"]), float(row["start"]) / 1e9, partial(file.read, int(row["update"])))
-        for row in trace.of_kind(Kind.SNAPSHOT)
-    ]
 
 
 def _said(error: BaseException) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from paceline.engines.cluster.control import Began, Exited
 from paceline.engines.cluster.rendezvous import Node, boot
-from paceline.engines.local.observer import Observer
+from paceline.engines.observer import Observer
 from paceline.runs.events import Event, EventKind, EventLog, ProcessKind, wall_time
 from paceline.runs.live import Heartbeat, NodeProcess, ProcessRecord
 

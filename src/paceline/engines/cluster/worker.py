@@ -19,7 +19,7 @@ from paceline.engines.workers.messages import StateLeft
 from paceline.engines.workers.methods import WALKS
 from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.replica_worker import ReplicaWorker
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker import WorkerProcess
 from paceline.engines.workers.worker_context import WorkerContext

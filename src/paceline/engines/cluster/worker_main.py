@@ -17,7 +17,7 @@ from paceline.engines.workers.arena import Arena
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.messages import Failed, FailureReport, Finished
 from paceline.engines.workers.process import become_worker, core_wait, memory, trim_heap
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.errors.failure import Position
 from paceline.links.memory import SharedTensors

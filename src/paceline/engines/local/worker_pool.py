@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,32 +17,32 @@ from torch import Tensor
 from paceline.core.server.events import Death
 from paceline.data.source import TensorSource
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
+from paceline.engines.diagnosis import GONE, Diagnosis, Ending, process_state
 from paceline.engines.local.checkpointing import CheckpointCoordinator
-from paceline.engines.local.diagnosis import GONE, Diagnosis, Ending, process_state
-from paceline.engines.local.observer import Observer
+from paceline.engines.observer import Observer
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.servers.stage_shards import stage_shards, whole_values
 from paceline.engines.setup import Setup
+from paceline.engines.snapshots import list_snapshots, open_snapshots
 from paceline.engines.workers.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.forkserver import interrupts_wait, nameless_main, prepare, short_folder, too_long
 from paceline.engines.workers.messages import Died, Failed, Finished, Message
 from paceline.engines.workers.process import oom_kills
 from paceline.engines.workers.process_main import main
-from paceline.engines.workers.snapshots import SnapshotFile
 from paceline.engines.workers.state_buffers import ResumePoint
 from paceline.errors import RunFailed, RunStopped
 from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.operators.planning import with_operators_of
-from paceline.parameters.layout import not_trained, trainable
+from paceline.parameters.layout import trainable
 from paceline.plans.methods import Method
 from paceline.plans.methods.pipeline import LAYERS, Pipeline
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.runs.live import Heartbeat, Phase, ProcessRecord
 from paceline.runs.progress import ProgressCallback, Watcher
-from paceline.runs.trace import Kind, Trace
+from paceline.runs.trace import Trace
 from paceline.splits.slicing import sliced
 from paceline.stages.segment import skeleton
 
@@ -99,7 +98,7 @@ class WorkerPool:
         self.core_wait = 0.0
         #: Bytes that each worker took at most.
         self.peak_memory = [0] * self.workers
-        self.snapshot_file = snapshot_file(setup, request, setup.snapshots_every)
+        self.snapshot_file = open_snapshots(setup, request, setup.snapshots_every)
         self.scratch = _scratch(setup, request)
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
@@ -239,13 +238,7 @@ class WorkerPool:
 
     def snapshots(self, trace: Trace) -> list[Snapshot]:
         """List the snapshots to evaluate; each is read from its file when it is."""
-        if self.snapshot_file is None:
-            return []
-        rows = trace.of_kind(Kind.SNAPSHOT)
-        return [
-            Snapshot(int(r["update"]), float(r["start"]) / 1e9, partial(self.snapshot_file.read, int(r["update"])))
-            for r in rows
-        ]
+        return list_snapshots(trace, self.snapshot_file)
 
     def close(self) -> None:
         """Release everything that the workers shared."""
@@ -355,16 +348,6 @@ def _scratch(setup: Setup, request: CheckpointRequest | None) -> tempfile.Tempor
         return None
     near = short_folder() if request is None or (loaders and too_long(request.run)) else request.run
     return tempfile.TemporaryDirectory(prefix="paceline-", dir=near)
-
-
-def snapshot_file(setup: Setup, request: CheckpointRequest | None, every: int) -> SnapshotFile | None:
-    """Open the file of snapshots, if there are any: in the run's folder if the run may be resumed."""
-    if not every:
-        return None
-    tensors = {**trainable(setup.module), **not_trained(setup.module)}
-    shapes = {name: tuple(tensors[name].shape) for name in setup.names}
-    named = request.run / "snapshots.bin" if request else None
-    return SnapshotFile(shapes, setup.layout.dtype, every, named)
 
 
 def bounded(method: Method) -> bool:

@@ -25,7 +25,7 @@ from paceline.data.source import Reader, Source
 from paceline.engines.workers.arena import Arena
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.process import die_with_parent
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker import WorkerProcess
 from paceline.engines.workers.worker_context import WorkerContext

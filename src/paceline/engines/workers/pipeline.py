@@ -21,7 +21,7 @@ from paceline.engines.workers.mesh_group import StageSums
 from paceline.engines.workers.meter import Meter
 from paceline.engines.workers.process import die_with_parent
 from paceline.engines.workers.replica_lease import ReplicaLease
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.state_writer import StateWriter
 from paceline.engines.workers.worker import WorkerProcess

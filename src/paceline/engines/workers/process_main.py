@@ -23,7 +23,7 @@ from paceline.engines.workers.process import (
     memory,
     trim_heap,
 )
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.splits import SplitWorker
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker import LocalWorker

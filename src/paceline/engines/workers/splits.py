@@ -21,7 +21,7 @@ from paceline.engines.workers.methods.runner import GradientRequest, PlanRunner
 from paceline.engines.workers.methods.split_layers import split_layers
 from paceline.engines.workers.process import die_with_parent
 from paceline.engines.workers.read_ahead import ReadAhead
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker import WorkerProcess
 from paceline.engines.workers.worker_context import WorkerContext

@@ -16,7 +16,7 @@ from paceline.engines.workers.methods import walk_of
 from paceline.engines.workers.methods.coordinated import train_coordinated
 from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.replica_worker import ReplicaWorker
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors.failure import Position

@@ -39,10 +39,10 @@ from paceline.engines.cluster.servers.collector import Collector
 from paceline.engines.cluster.servers.node_servers import DeskKeeper
 from paceline.engines.cluster.servers.placement import Placement
 from paceline.engines.cluster.servers.processes import ServerConfig
-from paceline.engines.local.diagnosis import Diagnosis
-from paceline.engines.local.observer import Observer
+from paceline.engines.diagnosis import Diagnosis
+from paceline.engines.observer import Observer
 from paceline.engines.setup import Setup
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import listen
