@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.core.cluster import group
 from paceline.core.cluster.group import Accuse, Excluded, Formed, Output, Send
 from paceline.engines.checkpoints import Checkpoint
-from paceline.engines.cluster.checkpointing import FarCheckpoints
+from paceline.engines.cluster.checkpointing import GroupCheckpoints
 from paceline.engines.cluster.control import (
     Asked,
     Deliver,
@@ -96,7 +96,7 @@ class Head:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, patience: float,
-        snapshots: SnapshotFile | None, note: Callable[[Event], None], checkpoints: FarCheckpoints | None,
+        snapshots: SnapshotFile | None, note: Callable[[Event], None], checkpoints: GroupCheckpoints | None,
         delay: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
         """`delay` returns by how many seconds processes have run too late of late, which ranks are given on top."""
@@ -176,14 +176,14 @@ class Head:
         if self.checkpoints is not None and self.observer is not None and self.observer.started_at:
             due = self.checkpoints.take(self.machine.alive, self.far.doing)
             if due is not None:
-                self.checkpoints.written.take(due, self.observer)
+                self.checkpoints.manager.save(due, self.observer)
 
     def _asked(self, rank: int, number: int) -> None:
         """A node was sent a signal: Ctrl-C stops the run, any other ends that node alone."""
         if number != signal.SIGINT:
             self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
         elif self.checkpoints is not None:
-            self.checkpoints.written.signals.take_of_another(number)
+            self.checkpoints.manager.signals.take_of_another(number)
         else:
             raise KeyboardInterrupt
 
@@ -209,7 +209,7 @@ class Head:
         if formed.group.epoch == 1:
             self.far.started_at = self.observer.started_at = now()
             if self.checkpoints is not None:
-                self.checkpoints.written.origin = self.observer.origin
+                self.checkpoints.manager.origin = self.observer.origin
                 self.checkpoints.ask = lambda update: self._tell_all(Wanted(update))
             self.observer.training_started(self._trace_file)
         if formed.group.epoch > 1 or self.observer.start is not None:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.checkpointing import Checkpoints, FarCheckpoints, state_for
+from paceline.engines.cluster.checkpointing import GroupCheckpoints, state_for
 from paceline.engines.cluster.children import Children
 from paceline.engines.cluster.control import (
     Began,
@@ -79,10 +80,10 @@ class HeadNode:
         """Make what leads the run; `undo` releases what was made, if something after it fails."""
         setup, request, nodes = self.part.setup, self.request, self.registry.nodes
         self.snapshots: SnapshotFile | None = None
-        self.checkpoints: Checkpoints | None = None
+        self.manager: CheckpointManager | None = None
         undo.callback(self.close)
         self.snapshots = open_snapshots(setup, request, setup.snapshots_every)
-        self.checkpoints = Checkpoints(setup, request) if request else None
+        self.manager = CheckpointManager(setup, request) if request else None
         self.agent = self._agent()
         undo.callback(self.agent.close)
         self.history = History(EventLog(folder), self.heartbeat, nodes, os.getpid())
@@ -93,7 +94,7 @@ class HeadNode:
         self.head.observe(self.observer, folder / "trace.arrow" if folder else None)
         if isinstance(progress, Watcher):
             read = self.snapshots.read if self.snapshots else None
-            progress.connect(read, self.checkpoints.signals.stop if self.checkpoints else None)
+            progress.connect(read, self.manager.signals.stop if self.manager else None)
 
     def _gather(self) -> Registry:
         """Wait for every node, and welcome them all."""
@@ -119,7 +120,7 @@ class HeadNode:
             self._to_head,
             self.snapshots,
             leads=True,
-            resume=resume_point(updates, every, self.checkpoints is not None, state),
+            resume=resume_point(updates, every, self.manager is not None, state),
         )
 
     def _head(self, backups: int) -> Head | ServerHead:
@@ -137,11 +138,11 @@ class HeadNode:
                 backups,
                 note,
                 replaces,
-                self.checkpoints,
+                self.manager,
             )
         return Head(
             part.setup, nodes, self._to_rank, part.deadline, part.timing.silence, self.snapshots, note,
-            FarCheckpoints(self.checkpoints) if self.checkpoints else None, lambda: self.hub.delay,
+            GroupCheckpoints(self.manager) if self.manager else None, lambda: self.hub.delay,
         )  # fmt: skip
 
     def train(self) -> Outcome:
@@ -150,7 +151,7 @@ class HeadNode:
         trace = Trace.of([])
         try:
             try:
-                with self.checkpoints.signals.listening() if self.checkpoints else contextlib.nullcontext():
+                with self.manager.signals.listening() if self.manager else contextlib.nullcontext():
                     if not self.part.roster.apart:
                         self.agent.start()
                     self._lead()
@@ -178,8 +179,8 @@ class HeadNode:
 
     def close(self) -> None:
         """Release the files of the run."""
-        if self.checkpoints is not None:
-            self.checkpoints.close()
+        if self.manager is not None:
+            self.manager.close()
         if self.snapshots is not None:
             self.snapshots.close()
 
@@ -204,10 +205,10 @@ class HeadNode:
                 to_head, message, content = self._own.popleft()
                 self._hear(self.part.roster.rank, message, content) if to_head else agent.hear(message, content)
             head.look()
-            if self.checkpoints:
-                self.checkpoints.signals.check()
+            if self.manager:
+                self.manager.signals.check()
             if observer.writer is not None:
-                observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
+                observer.look(stopping=bool(self.manager and self.manager.signals.ending))
             else:
                 observer.beat()
 

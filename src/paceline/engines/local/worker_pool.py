@@ -16,9 +16,10 @@ from torch import Tensor
 
 from paceline.core.server.events import Death
 from paceline.data.source import TensorSource
+from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.engines.diagnosis import GONE, Diagnosis, Ending, process_state
-from paceline.engines.local.checkpointing import CheckpointCoordinator
+from paceline.engines.local.checkpointing import LocalCheckpoints
 from paceline.engines.observer import Observer
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.servers.stage_shards import stage_shards, whole_values
@@ -31,7 +32,7 @@ from paceline.engines.workers.messages import Died, Failed, Finished, Message
 from paceline.engines.workers.process import oom_kills
 from paceline.engines.workers.process_main import main
 from paceline.engines.workers.state_buffers import ResumePoint
-from paceline.errors import RunFailed, RunStopped
+from paceline.errors import RunFailed
 from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
@@ -62,7 +63,7 @@ def train(
     pool = WorkerPool(setup, heartbeat, progress, deadline, request)
     try:
         try:
-            with pool.checkpoints.signals.listening() if pool.checkpoints else contextlib.nullcontext():
+            with pool.checkpoints.manager.signals.listening() if pool.checkpoints else contextlib.nullcontext():
                 pool.start()
                 trace = pool.watch(run / "trace.arrow" if run else None)
         finally:
@@ -110,10 +111,13 @@ class WorkerPool:
                 self.arena.put_version_0(setup.module, {})
             else:
                 self.arena.resume(self.begin)
-        self.checkpoints = CheckpointCoordinator(setup, self.arena, request, self.waiter) if request else None
+        #: None if the run keeps no checkpoints.
+        self.checkpoints = (
+            LocalCheckpoints(CheckpointManager(setup, request), self.arena, self.waiter) if request else None
+        )
         if isinstance(progress, Watcher):
             read = self.snapshot_file.read if self.snapshot_file else None
-            progress.connect(read, self.checkpoints.signals.stop if self.checkpoints else None)
+            progress.connect(read, self.checkpoints.manager.signals.stop if self.checkpoints else None)
         self.holdings = setup.blueprint.holdings(setup.module) if setup.blueprint else []
 
     @property
@@ -150,7 +154,7 @@ class WorkerPool:
         self._wait_until_ready()
         self.observer.started_at = time.perf_counter_ns()
         if self.checkpoints is not None:
-            self.checkpoints.origin = self.observer.origin
+            self.checkpoints.manager.origin = self.observer.origin
         self.arena.control[GO] = 1
         for doorbell in self.arena.doorbells:
             doorbell.ring()
@@ -173,20 +177,16 @@ class WorkerPool:
             while len(self.finished | self.dead) < self.workers:
                 for number, message in self._messages():
                     self._handle(number, message)
-                due = self.checkpoints.take(self.finished) if self.checkpoints else None
-                if self.checkpoints:
-                    self.checkpoints.signals.check()
-                self.observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
-                if due is not None:
-                    self._write_checkpoint(due)
-                elif self.checkpoints is not None and (waited := self.checkpoints.stuck):
-                    raise self._stopped(self.checkpoints.last, waited)
+                if self.checkpoints is None:
+                    self.observer.look(stopping=False)
+                else:
+                    self._look(self.checkpoints)
             if not self.finished:
                 raise RunFailed("every worker died; nothing was left to finish the run")
             if self.checkpoints is not None and self.observer.writer is not None:
                 last = self.checkpoints.take_last(self.finished)
                 if last is not None:
-                    self.checkpoints.writer.offer(last, self.observer.writer.sync)
+                    self.checkpoints.manager.writer.offer(last, self.observer.writer.sync)
         finally:
             trace = self.observer.close()
         return trace
@@ -199,23 +199,16 @@ class WorkerPool:
         elif isinstance(message, Died):
             self._handle_death(number)
 
-    def _write_checkpoint(self, due: Checkpoint) -> None:
-        """Have a checkpoint written, now that the trace holds every row that led to it."""
-        assert self.checkpoints is not None
-        assert self.observer.writer is not None
-        writer = self.observer.writer
-        self.checkpoints.writer.offer(due, writer.sync)
-        if self.checkpoints.signals.ending:
-            self.checkpoints.writer.flush()
-            raise self._stopped(due.updates)
-
-    def _stopped(self, updates: int, waited: float = 0.0) -> RunStopped:
-        """Return what a signal has made of the run, of which the last checkpoint is that after so many updates."""
-        assert self.checkpoints is not None
-        assert self.observer.writer is not None
-        loss = self.observer.writer.so_far().newest_loss
-        ending, run = self.checkpoints.signals.ending, str(self.checkpoints.request.run)
-        return RunStopped(ending, updates, self.setup.agenda.updates, loss, run, waited)
+    def _look(self, checkpoints: LocalCheckpoints) -> None:
+        """Observe the workers of a run that keeps checkpoints, and take one if it is due."""
+        manager, due = checkpoints.manager, checkpoints.take(self.finished)
+        manager.signals.check()
+        if due is not None:
+            manager.save(due, self.observer)
+            return
+        self.observer.look(stopping=bool(manager.signals.ending))
+        if waited := checkpoints.stuck:
+            raise manager.stopped(self.observer, waited)
 
     def values(self) -> list[Tensor]:
         """Return the trainable parameters in the module's order, then the moving buffers."""

@@ -15,9 +15,9 @@ from torch import Tensor
 from paceline.core.cluster.group import Dismiss
 from paceline.core.cluster.messages import Process, Role
 from paceline.core.server.gates.asynchronous import Asynchronous
+from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.checkpointing import Checkpoints
 from paceline.engines.cluster.control import (
     Asked,
     Ended,
@@ -34,7 +34,7 @@ from paceline.engines.cluster.control import (
 )
 from paceline.engines.cluster.head import FarWorkers, ToRank, report_of
 from paceline.engines.cluster.rendezvous import Node
-from paceline.engines.cluster.servers.checkpointing import ServedCheckpoints, starts_of
+from paceline.engines.cluster.servers.checkpointing import ServerCheckpoints, starts_of
 from paceline.engines.cluster.servers.collector import Collector
 from paceline.engines.cluster.servers.node_servers import DeskKeeper
 from paceline.engines.cluster.servers.placement import Placement
@@ -61,7 +61,7 @@ class ServerHead:
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
         agent: Agent, backups: int, note: Callable[[Event], None], living: bool = False,
-        written: Checkpoints | None = None,
+        manager: CheckpointManager | None = None,
     ) -> None:  # fmt: skip
         """Replace nodes and workers that end, with `living`."""
         self.note, self.to_rank, self.living, self.deadline = note, to_rank, living, deadline
@@ -107,10 +107,10 @@ class ServerHead:
         self._servers = [tuple(shard for _, shard in placement.on(rank)) for rank in range(self.nodes)]
         self._desk = config.desk
         self.collector.meanwhile = agent.look
-        self.checkpoints = ServedCheckpoints(written, self.collector, READ_SECONDS) if written is not None else None
+        self.checkpoints = ServerCheckpoints(manager, self.collector, READ_SECONDS) if manager is not None else None
         if self.checkpoints is not None:
             self.checkpoints.ask, self.checkpoints.tell = self._ask_workers, self._tell
-        self._start_nodes(written.request.start if written is not None else None)
+        self._start_nodes(manager.request.start if manager is not None else None)
 
     def _start_nodes(self, begun: Checkpoint | None) -> None:
         """Let every node start its servers and its worker, from a checkpoint if the run is resumed."""
@@ -182,7 +182,7 @@ class ServerHead:
         if number == signal.SIGINT:
             if self.checkpoints is None:
                 raise KeyboardInterrupt
-            self.checkpoints.written.signals.take_of_another(number)
+            self.checkpoints.manager.signals.take_of_another(number)
             return
         self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
         self.to_rank(rank, Dismiss(0))
@@ -203,7 +203,7 @@ class ServerHead:
         if self.observer is not None and self.observer.writer is None and collector.workers:
             self.far.started_at = self.observer.started_at = now()
             if self.checkpoints is not None:
-                self.checkpoints.written.origin = self.observer.origin
+                self.checkpoints.manager.origin = self.observer.origin
             self.observer.training_started(self._trace_file)
         if collector.lost_shard is not None:
             raise RunFailed(
@@ -215,7 +215,7 @@ class ServerHead:
             alive = set(range(self.nodes)) - self.dead - self.finished.keys()
             due = self.checkpoints.take(collector.finished, alive)
             if due is not None:
-                self.checkpoints.written.take(due, self.observer)
+                self.checkpoints.manager.save(due, self.observer)
         if self.snapshots is not None and 0 < self._snapshot_at <= self._updates < self.setup.agenda.updates:
             self._snapshot()
         if collector.done and not self._values and self.finished.keys() | self.dead >= set(range(self.nodes)):
