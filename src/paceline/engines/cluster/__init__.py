@@ -4,8 +4,9 @@
     rendezvous.py   how nodes meet at the head, and see that they would train the same (terms.py)
     engine.py       a run, as each node sees it: node.py, head_node.py for the head, other_node.py for the others
     agent.py        a node's agent: its worker (children.py), and what passes between the worker and the head
-    head.py         the agent of rank 0: the group, the trace, the result
-    checkpointing.py  the head's checkpoints, of the states that agents send
+    group_head.py   what the head of a plan without servers decides: the group, the result; servers/server_head.py, with them
+    remote_workers.py  what the head knows of the workers; process_log.py, of all processes
+    checkpointing.py  the checkpoints of a group, of the states that agents send
     control.py      the messages between agents and the head
     group_client.py a worker's side of its group; surviving.py, collectives that are made again when the group changes
     ray_nodes.py    the roster `ray`; ray_actors.py starts and ends its actors, in which ray_agent.py runs;

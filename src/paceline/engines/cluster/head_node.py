@@ -15,7 +15,7 @@ from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.checkpointing import GroupCheckpoints, state_for
+from paceline.engines.cluster.checkpointing import state_for
 from paceline.engines.cluster.children import Children
 from paceline.engines.cluster.control import (
     Began,
@@ -31,11 +31,12 @@ from paceline.engines.cluster.control import (
     state_message,
     unpack,
 )
-from paceline.engines.cluster.head import Head, observer_of
-from paceline.engines.cluster.history import History
+from paceline.engines.cluster.group_head import GroupHead
 from paceline.engines.cluster.node import POLL, NodePart, Nodes, joined, resume_line, resume_point
+from paceline.engines.cluster.process_log import ProcessLog
+from paceline.engines.cluster.remote_workers import RemoteWorkers
 from paceline.engines.cluster.rendezvous import Node, Registry
-from paceline.engines.cluster.servers.head import ServerHead
+from paceline.engines.cluster.servers.server_head import ServerHead
 from paceline.engines.outcome import Outcome
 from paceline.engines.snapshots import list_snapshots, open_snapshots
 from paceline.engines.workers.snapshot_file import SnapshotFile
@@ -86,12 +87,14 @@ class HeadNode:
         self.manager = CheckpointManager(setup, request) if request else None
         self.agent = self._agent()
         undo.callback(self.agent.close)
-        self.history = History(EventLog(folder), self.heartbeat, nodes, os.getpid())
-        undo.callback(self.history.log.close)
+        self.processes = ProcessLog(EventLog(folder), self.heartbeat, nodes, os.getpid())
+        undo.callback(self.processes.events.close)
+        self.workers = RemoteWorkers(
+            setup, nodes, self.part.deadline, self.manager, self.heartbeat, progress,
+            folder / "trace.arrow" if folder else None,
+        )  # fmt: skip
         self.head = self._head(backups)
-        start = request.start if request else None
-        self.observer = observer_of(setup, self.head, nodes, os.getpid(), self.heartbeat, progress, start)
-        self.head.observe(self.observer, folder / "trace.arrow" if folder else None)
+        self.workers.processes_started(os.getpid())
         if isinstance(progress, Watcher):
             read = self.snapshots.read if self.snapshots else None
             progress.connect(read, self.manager.signals.stop if self.manager else None)
@@ -123,31 +126,17 @@ class HeadNode:
             resume=resume_point(updates, every, self.manager is not None, state),
         )
 
-    def _head(self, backups: int) -> Head | ServerHead:
+    def _head(self, backups: int) -> GroupHead | ServerHead:
         """Return what leads the run under its plan."""
-        part, nodes, note = self.part, self.registry.nodes, self.history.note
-        if isinstance(part.setup.plan.method, Server):
+        workers, note = self.workers, self.processes.note
+        if isinstance(self.part.setup.plan.method, Server):
             replaces = self.living is not None and self.living.replaces
-            return ServerHead(
-                part.setup,
-                nodes,
-                self._to_rank,
-                part.deadline,
-                self.snapshots,
-                self.agent,
-                backups,
-                note,
-                replaces,
-                self.manager,
-            )
-        return Head(
-            part.setup, nodes, self._to_rank, part.deadline, part.timing.silence, self.snapshots, note,
-            GroupCheckpoints(self.manager) if self.manager else None, lambda: self.hub.delay,
-        )  # fmt: skip
+            return ServerHead(workers, self._to_rank, self.snapshots, self.agent, backups, note, replaces)
+        return GroupHead(workers, self._to_rank, self.part.timing.silence, self.snapshots, note, lambda: self.hub.delay)
 
     def train(self) -> Outcome:
         """Train, and return what the run has come to."""
-        head, setup = self.head, self.part.setup
+        workers, setup = self.workers, self.part.setup
         trace = Trace.of([])
         try:
             try:
@@ -157,9 +146,9 @@ class HeadNode:
                     self._lead()
             finally:
                 self.agent.close()
-                self.history.log.close()
-                if self.observer.writer is not None:
-                    trace = self.observer.close()
+                self.processes.events.close()
+                if workers.observer.writer is not None:
+                    trace = workers.observer.close()
         except BaseException as error:
             self._tell_all(Over(*_said(error)))
             self._farewell()
@@ -167,15 +156,15 @@ class HeadNode:
                 where = ["on Ray or on one machine"] if self.living is not None else []
                 raise RunFailed(f"{error}{resume_line(self.request.run, *where)}") from error
             raise
-        values = head.values()
+        values = self.head.values()
         self._tell_all(Result(), [joined(values)])
         self.heartbeat.beat(Phase.EVALUATING, setup.agenda.updates)
         self._farewell()
-        waited = sum(end.core_wait for end in head.finished.values()) / 1e9
-        ends = [head.finished.get(rank) for rank in range(setup.plan.workers)]
+        waited = sum(end.core_wait for end in workers.finished.values()) / 1e9
+        ends = [workers.finished.get(rank) for rank in range(setup.plan.workers)]
         memory = [end.peak_memory if end else 0 for end in ends]
         kept = list_snapshots(trace, self.snapshots)
-        return Outcome(trace, head.seconds, values, kept, waited, memory, deaths=head.deaths)
+        return Outcome(trace, workers.seconds, values, kept, waited, memory, deaths=workers.deaths)
 
     def close(self) -> None:
         """Release the files of the run."""
@@ -186,13 +175,13 @@ class HeadNode:
 
     def _lead(self) -> None:
         """Pass messages until the result is there."""
-        head, agent, observer = self.head, self.agent, self.observer
+        head, agent, observer = self.head, self.agent, self.workers.observer
         while not head.done:
             for event in self.hub.poll(POLL):
                 if isinstance(event, Gone):
                     if self._peers.get(event.peer.number) != event.peer:
                         continue  # it was refused
-                    self.history.node_lost(event.peer.number, event.why)
+                    self.processes.node_lost(event.peer.number, event.why)
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
                     if self.living is not None:
                         self.living.lost(event.peer.number)
@@ -207,7 +196,7 @@ class HeadNode:
             head.look()
             if self.manager:
                 self.manager.signals.check()
-            if observer.writer is not None:
+            if self.workers.training:
                 observer.look(stopping=bool(self.manager and self.manager.signals.ending))
             else:
                 observer.beat()
@@ -222,7 +211,7 @@ class HeadNode:
     def _hear(self, rank: int, message: Message, content: memoryview) -> None:
         """Take a message of the agent of a rank."""
         if isinstance(message, Began | Exited):
-            self.history.took(rank, message, self.observer)
+            self.processes.add(rank, message, self.workers.observer)
         else:
             self.head.hear(rank, message, content)
 
