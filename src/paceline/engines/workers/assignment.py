@@ -7,12 +7,13 @@ from pathlib import Path
 
 from paceline.core.agenda import Agenda
 from paceline.data.opening import open_source
-from paceline.data.source import Source
+from paceline.data.source import Source, TensorSource
 from paceline.engines.devices import Placement
 from paceline.engines.workers.state_buffers import ResumePoint
 from paceline.errors import JobError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
+from paceline.links.memory import SharedTensors
 from paceline.operators.planning import OperatorBlueprint
 from paceline.plans.plan import Plan
 from paceline.splits.gradients import SplitBlueprint
@@ -47,8 +48,10 @@ class Assignment:
     #: Whether some parameter got no gradient from the first batch.
     some_unused: bool = False
 
-    def open_data(self) -> Source:
-        """Make the source of the data that are not shared tensors. A stream's samples have been counted before."""
+    def open_data(self, tensors: SharedTensors | None) -> Source:
+        """Open the data: shared tensors, or what the assignment has. A stream's samples have been counted before."""
+        if tensors is not None:
+            return TensorSource(tensors.open())
         return open_source(self.data, self.job.seed, length=self.samples)
 
     def pack(self) -> bytes:
