@@ -32,7 +32,7 @@ from paceline.engines.cluster.control import (
     unpack,
 )
 from paceline.engines.cluster.group_head import GroupHead
-from paceline.engines.cluster.node import POLL, NodePart, Nodes, joined, resume_line, resume_point
+from paceline.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_line, resume_point
 from paceline.engines.cluster.process_log import ProcessLog
 from paceline.engines.cluster.remote_workers import RemoteWorkers
 from paceline.engines.cluster.rendezvous import Node, Registry
@@ -59,10 +59,10 @@ class HeadNode:
 
     def __init__(
         self, part: NodePart, folder: Path | None, heartbeat: Heartbeat, progress: ProgressCallback | None,
-        request: CheckpointRequest | None, backups: int, living: Nodes | None,
+        request: CheckpointRequest | None, backups: int, managed: ManagedNodes | None,
     ) -> None:  # fmt: skip
-        """`living` are the nodes of a living roster, which have been started."""
-        self.part, self.request, self.living = part, request, living
+        """`managed` are the nodes that the head has started; None if a launcher has started all."""
+        self.part, self.request, self.managed = part, request, managed
         self.hub, self.heartbeat = part.hub, heartbeat
         #: The name of the run in handshakes.
         self.run = secrets.token_bytes(RUN_BYTES)
@@ -101,13 +101,13 @@ class HeadNode:
 
     def _gather(self) -> Registry:
         """Wait for every node, and welcome them all."""
-        part, living = self.part, self.living
+        part, managed = self.part, self.managed
         registry = Registry(part.hub, part.roster, part.terms, part.setup.module)
-        rendezvous.gather(registry, part.deadline, living.look if living else None)
+        rendezvous.gather(registry, part.deadline, managed.look if managed else None)
         for rank, node in registry.nodes.items():
             self._welcome(rank, node)
-        if living is not None:
-            living.started()
+        if managed is not None:
+            managed.started()
         return registry
 
     def _agent(self) -> Agent:
@@ -130,7 +130,7 @@ class HeadNode:
         """Return what leads the run under its plan."""
         workers, note = self.workers, self.processes.note
         if isinstance(self.part.setup.plan.method, Server):
-            replaces = self.living is not None and self.living.replaces
+            replaces = self.managed is not None and self.managed.replaces
             return ServerHead(workers, self._to_rank, self.snapshots, self.agent, backups, note, replaces)
         return GroupHead(workers, self._to_rank, self.part.timing.silence, self.snapshots, note, lambda: self.hub.delay)
 
@@ -153,7 +153,7 @@ class HeadNode:
             self._tell_all(Over(*_said(error)))
             self._farewell()
             if type(error) is RunFailed and self.request is not None:  # no worker of the job's is to blame
-                where = ["on Ray or on one machine"] if self.living is not None else []
+                where = ["on Ray or on one machine"] if self.managed is not None else []
                 raise RunFailed(f"{error}{resume_line(self.request.run, *where)}") from error
             raise
         values = self.head.values()
@@ -183,13 +183,13 @@ class HeadNode:
                         continue  # it was refused
                     self.processes.node_lost(event.peer.number, event.why)
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
-                    if self.living is not None:
-                        self.living.lost(event.peer.number)
+                    if self.managed is not None:
+                        self.managed.lost(event.peer.number)
                 elif isinstance(event, Received):
                     self._received(event)
             agent.look()
-            if self.living is not None:
-                self.living.look()
+            if self.managed is not None:
+                self.managed.look()
             while self._own:
                 to_head, message, content = self._own.popleft()
                 self._hear(self.part.roster.rank, message, content) if to_head else agent.hear(message, content)
@@ -234,8 +234,8 @@ class HeadNode:
         if node is not None:
             self._welcome(peer.number, node)
             self.head.joined(peer.number, node)
-            if self.living is not None:
-                self.living.joined(peer.number)
+            if self.managed is not None:
+                self.managed.joined(peer.number)
 
     def _welcome(self, rank: int, node: Node) -> None:
         """Let a node begin, with the state of its worker if the run is resumed."""

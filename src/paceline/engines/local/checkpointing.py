@@ -15,8 +15,9 @@ from paceline.core.server.version_slots import ReplicaSlots
 from paceline.engines.checkpoint_manager import MARGIN, CheckpointManager
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.servers.shard_memory import DeskMemory
-from paceline.engines.workers.arena import DESK_LOCK, TAKEN, WANTED, Arena
+from paceline.engines.workers.arena import DESK_LOCK, Arena
 from paceline.engines.workers.state_buffers import StateBuffer
+from paceline.engines.workers.worker_context import REQUESTED, TAKEN
 from paceline.links.locks import RecordLock
 from paceline.links.waiting import Waiter
 from paceline.parameters.shard_version import ShardVersion
@@ -39,7 +40,7 @@ class LocalCheckpoints:
         self._margin = MARGIN
         #: What the workers were doing when that last changed, or when the signal came that ends the run.
         self._moved: tuple[list[int], float] = ([], 0.0)
-        arena.control[TAKEN] = manager.last
+        arena.checkpoints[TAKEN] = manager.last
         if (start := manager.request.start) is not None:
             self._fill_buffers(start)
 
@@ -83,7 +84,7 @@ class LocalCheckpoints:
         """Take a checkpoint after the newest update at which every worker has written its state."""
         arena, found = self.arena, None
         tags = [state_buffer.tags for state_buffer in self.state_buffers]
-        for update in sorted({tag for mine in tags for tag in mine if tag > arena.control[TAKEN]}):
+        for update in sorted({tag for mine in tags for tag in mine if tag > arena.checkpoints[TAKEN]}):
             missing = [worker for worker, mine in enumerate(tags) if update not in mine]
             if not missing:
                 kept = [state_buffer.read(update) for state_buffer in self.state_buffers]
@@ -91,14 +92,14 @@ class LocalCheckpoints:
                 found = self.manager.checkpoint(update, holders)
             elif not any(w in finished or doing[w] >= update or max(tags[w], default=0) > update for w in missing):
                 break
-            arena.control[TAKEN] = update  # taken, or skipped: a worker was already past this update
+            arena.checkpoints[TAKEN] = update  # taken, or skipped: a worker was already past this update
         return found
 
     def _request_states(self, doing: list[int]) -> None:
         """Let all workers write their states after the same later update, unless they have yet to do so."""
-        arena, wanted = self.arena, self.arena.control[WANTED]
-        if wanted <= arena.control[TAKEN] or min(doing) >= wanted:
-            arena.control[WANTED] = max(self.manager.last, *doing, *arena.reach) + self._margin
+        arena, wanted = self.arena, self.arena.checkpoints[REQUESTED]
+        if wanted <= arena.checkpoints[TAKEN] or min(doing) >= wanted:
+            arena.checkpoints[REQUESTED] = max(self.manager.last, *doing, *arena.reach) + self._margin
             self._margin *= 2  # a worker may pass that update before it sees the request; then a later one is tried
 
     def _take_at_server(self, desk: DeskMemory) -> Checkpoint | None:

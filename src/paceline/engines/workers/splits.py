@@ -23,7 +23,7 @@ from paceline.engines.workers.process import die_with_parent
 from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
-from paceline.engines.workers.worker import WorkerProcess
+from paceline.engines.workers.worker import ProcessHost
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors.failure import Position
 from paceline.gradients.learner import Learner
@@ -48,7 +48,7 @@ class SplitWorker:
         assert given.split is not None
         self.method, self.blueprint, job, number = method, given.split, given.job, given.number
         self.snapshots, self.arena = snapshots, arena
-        host = WorkerProcess(arena, snapshots)
+        host = ProcessHost(arena, snapshots)
         waiter = arena.waiter(number, host.cancelled, given.deadline, given.plan.threads)
         mesh = method.mesh(given.plan.workers)
         self.place = mesh.coordinate(number, INSIDE)

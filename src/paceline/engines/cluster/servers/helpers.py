@@ -51,7 +51,7 @@ def run_helper(
         os._exit(1)
 
 
-class HelperKeeper:
+class HelperSupervisor:
     """Starts the helpers of a node, and others in the place of those that end."""
 
     def __init__(

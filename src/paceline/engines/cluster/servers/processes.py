@@ -37,7 +37,7 @@ from paceline.engines.workers.process import become_worker, trim_heap
 from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.replica_worker import ReplicaWorker
 from paceline.engines.workers.state_buffers import StateBuffer
-from paceline.engines.workers.worker import WorkerProcess
+from paceline.engines.workers.worker import ProcessHost
 from paceline.engines.workers.worker_report import worker_process
 from paceline.errors.failure import Position
 from paceline.gradients.encoder import GradientEncoder
@@ -173,7 +173,7 @@ def run_worker(
         given: Assignment = pickle.loads(box.pop())
         torch.set_num_threads(given.plan.threads)
         source = given.open_data(tensors)
-        host, shared = WorkerProcess(arena, None), arena.of_worker(0)
+        host, shared = ProcessHost(arena, None), arena.of_worker(0)
         waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, lambda: "at a server")
         notify = partial(pipe.send, StateLeft())
         resume = replace(given.resume_point, state_buffer=state_buffer, notify=notify)

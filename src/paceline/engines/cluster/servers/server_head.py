@@ -35,7 +35,7 @@ from paceline.engines.cluster.remote_workers import RemoteWorkers
 from paceline.engines.cluster.rendezvous import Node
 from paceline.engines.cluster.servers.checkpointing import ServerCheckpoints, starts_of
 from paceline.engines.cluster.servers.collector import Collector
-from paceline.engines.cluster.servers.node_servers import DeskKeeper
+from paceline.engines.cluster.servers.node_servers import DeskSupervisor
 from paceline.engines.cluster.servers.placement import Placement
 from paceline.engines.cluster.servers.processes import ServerConfig
 from paceline.engines.setup import Setup
@@ -85,11 +85,11 @@ class ServerHead:
             gathered_by(setup.plan.method),
             isinstance(setup.plan.method, CentreServer),
         )
-        self.keeper = DeskKeeper(
+        self.desk_supervisor = DeskSupervisor(
             agent.children, config, listener, agent.assignment, placement.members(), placement.copies,
             lambda: self.collector.loop.addresses, block_of(setup),
         )  # fmt: skip
-        agent.keepers.append(self.keeper)
+        agent.supervisors.append(self.desk_supervisor)
         self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
         #: The epoch of the desk that is connected, or was last.
         self._epoch = 0
@@ -247,13 +247,13 @@ class ServerHead:
             warnings.warn(line, DeathWarning, stacklevel=2)
 
     def _desk_met(self) -> None:
-        self._epoch = self.keeper.epoch
+        self._epoch = self.desk_supervisor.epoch
 
     def _desk_lost(self, why: str) -> None:
         """Replace a desk that does not answer, as its process is stopped; one that has ended is replaced already."""
         self.note(Event(EventKind.LOST, time.time(), ProcessKind.DESK, 0, self._epoch, why=why))
-        if self._epoch == self.keeper.epoch:
-            self.keeper.replace()
+        if self._epoch == self.desk_supervisor.epoch:
+            self.desk_supervisor.replace()
 
     def _worker_died(self, rank: int, why: str, replaced: bool = False) -> None:
         workers = self.workers
