@@ -254,14 +254,9 @@ class Agent:
 
     def assignment(self) -> bytes:
         """Pickle what a process of this node has to know of the job."""
-        setup, job = self.setup, self.setup.job
-        given = Assignment(
-            self.config.rank, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving,
-            setup.placement, job.data if self.tensors is None else None, len(setup.source), setup.initial_sha256,
-            Path(self.scratch.name) if self.scratch else None, self.config.deadline,
-            replace(self.resume, state_buffer=None),
-        )  # fmt: skip
-        return given.pack()
+        setup, config, resume_point = self.setup, self.config, replace(self.resume, state_buffer=None)
+        scratch = Path(self.scratch.name) if self.scratch else None
+        return Assignment.of(setup, config.rank, setup.job, scratch, config.deadline, resume_point).pack()
 
 
 def _whole(tensors: Sequence[Tensor]) -> list[Tensor]:

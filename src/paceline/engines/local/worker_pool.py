@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import shutil
 import tempfile
 import time
@@ -27,7 +26,7 @@ from paceline.engines.setup import Setup
 from paceline.engines.snapshots import list_snapshots, open_snapshots
 from paceline.engines.workers.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.workers.assignment import Assignment
-from paceline.engines.workers.forkserver import interrupts_wait, nameless_main, prepare, short_folder, too_long
+from paceline.engines.workers.forkserver import nameless_main, prepare, short_folder, start_process, too_long
 from paceline.engines.workers.messages import Died, Failed, Finished, Message
 from paceline.engines.workers.process import oom_kills
 from paceline.engines.workers.process_main import main
@@ -127,29 +126,16 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start every worker, wait until all are ready, and let them begin together."""
-        context = multiprocessing.get_context("forkserver")
         with nameless_main():
-            prepare()
-            for number in range(self.workers):
-                mine, theirs = context.Pipe(duplex=False)
-                state_buffer = self.checkpoints.state_buffers[number] if self.checkpoints else None
-                process = context.Process(
-                    target=main,
-                    args=(
-                        [self._assignment(number)],
-                        bounded(self.setup.plan.method),
-                        self.arena,
-                        self.tensors,
-                        self.snapshot_file,
-                        state_buffer,
-                        theirs,
-                    ),
-                )
-                with interrupts_wait():
-                    process.start()
-                theirs.close()
-                self.processes.append(process)
-                self.pipes.append(mine)
+            prepare()  # it loads its modules while the first assignment is pickled
+        for number in range(self.workers):
+            given, scarce = [self._assignment(number)], bounded(self.setup.plan.method)
+            buffer = self.checkpoints.state_buffers[number] if self.checkpoints else None
+            process, pipe = start_process(
+                main, (given, scarce, self.arena, self.tensors, self.snapshot_file, buffer), duplex=False
+            )
+            self.processes.append(process)
+            self.pipes.append(pipe)
         self.observer.processes_started([ProcessRecord.of(process.pid or -1) for process in self.processes])
         self._wait_until_ready()
         self.observer.started_at = time.perf_counter_ns()
@@ -248,7 +234,6 @@ class WorkerPool:
     def _assignment(self, number: int) -> bytes:
         """Pickle the assignment of a worker."""
         setup, job = self.setup, self.setup.job
-        data = job.data if self.tensors is None else None
         if setup.blueprint is not None:
             assert setup.pipeline is not None
             mesh = setup.pipeline.mesh(self.workers)
@@ -261,17 +246,10 @@ class WorkerPool:
             job = job.with_(model=sliced(setup.module, setup.split.stored, place))
         if setup.operators is not None:
             job = job.with_(model=with_operators_of(setup.module, setup.operators, number))
-        given = Assignment(
-            number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, setup.placement,
-            data, len(setup.source), setup.initial_sha256,
-            Path(self.scratch.name) if self.scratch else None, self.deadline,
-            ResumePoint(
-                self.begin.updates if self.begin else 0, self.begin is not None,
-                self.request.interval.updates if self.request else 0, at_end=True,
-            ),
-            setup.blueprint, setup.split, setup.operators, setup.probe.some_unused,
-        )  # fmt: skip
-        return given.pack()
+        every = self.request.interval.updates if self.request else 0
+        resume_point = ResumePoint(self.begin.updates if self.begin else 0, self.begin is not None, every, at_end=True)
+        scratch = Path(self.scratch.name) if self.scratch else None
+        return Assignment.of(setup, number, job, scratch, self.deadline, resume_point).pack()
 
     def _messages(self) -> list[tuple[int, Message]]:
         """Wait up to `POLL` for messages; a pipe that ends before `Finished` means death. Raise the first failure."""
