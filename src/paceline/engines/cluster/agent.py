@@ -23,7 +23,6 @@ from paceline.engines.cluster.control import (
     Deliver,
     Ended,
     Exited,
-    Failed,
     Finished,
     Message,
     Regrouped,
@@ -190,8 +189,7 @@ class Agent:
                 for supervisor in self.supervisors:
                     supervisor.ended(child)
             elif isinstance(message, messages.Failed):
-                report = message.report
-                self.to_head(ServerFailed(child.name.number, report.what, report.traceback, report.advice))
+                self.to_head(ServerFailed(child.name.number, message.report))
         self._tell_of_starts()
 
     def close(self) -> None:
@@ -215,7 +213,7 @@ class Agent:
         elif isinstance(message, messages.StateLeft):
             self._send_states()
         elif isinstance(message, messages.Failed):
-            self.to_head(_failed(message.report))
+            self.to_head(message)
         elif isinstance(message, messages.Died):
             assert self.worker is not None
             ending = Ending.of(self.worker.process, self.oom_kills)
@@ -261,11 +259,3 @@ class Agent:
 
 def _whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.contiguous().flatten() for tensor in tensors]
-
-
-def _failed(report: messages.FailureReport) -> Failed:
-    position = report.position
-    return Failed(
-        report.what, position.update, position.version, tuple(position.samples), report.traceback, report.advice,
-        report.waited_for, report.complete,
-    )  # fmt: skip

@@ -19,7 +19,6 @@ from paceline.engines.cluster.control import (
     Asked,
     Deliver,
     Ended,
-    Failed,
     Finished,
     Message,
     Regrouped,
@@ -32,6 +31,7 @@ from paceline.engines.cluster.control import (
     state_of,
 )
 from paceline.engines.cluster.remote_workers import RemoteWorkers
+from paceline.engines.workers.messages import Failed
 from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.address import Address
@@ -105,7 +105,7 @@ class GroupHead:
             self.lost(rank, f"died ({message.how})")
         elif isinstance(message, Failed) and rank in self.machine.alive:
             victims = sorted(self.machine.alive - {rank} - self.workers.finished.keys())
-            raise self.workers.failed(rank, message, victims)
+            raise self.workers.diagnosis.failed(rank, message.report, victims)
 
     def lost(self, rank: int, why: str) -> None:
         """A worker has died, or its node cannot be reached."""

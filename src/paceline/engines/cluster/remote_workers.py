@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter_ns as now
 
 import numpy as np
 
 from paceline.engines.checkpoint_manager import CheckpointManager
-from paceline.engines.cluster.control import Failed, Finished
+from paceline.engines.cluster.control import Finished
 from paceline.engines.cluster.rendezvous import Node
 from paceline.engines.diagnosis import Diagnosis
 from paceline.engines.observer import Observer
 from paceline.engines.setup import Setup
-from paceline.engines.workers.messages import FailureReport
-from paceline.errors import RunFailed
-from paceline.errors.failure import Position
 from paceline.runs.live import Heartbeat, ProcessRecord
 from paceline.runs.progress import ProgressCallback
 from paceline.runs.record import DeathRecord
@@ -38,6 +34,7 @@ class RemoteWorkers:
         self.finished: dict[int, Finished] = {}
         self.dead: set[int] = set()
         self.deaths: list[DeathRecord] = []
+        self.diagnosis = Diagnosis(self.doing, lambda rank: f"It is rank {rank}", setup.source, deadline)
         self._rows: list[list[Columns]] = [[] for _ in range(self.count)]
         start = manager.request.start if manager is not None else None
         self.observer = Observer(setup, self, start, self.finished, self.dead, heartbeat, progress)
@@ -79,15 +76,6 @@ class RemoteWorkers:
         self.deaths.append(DeathRecord(rank, why, self.doing[rank], (now() - begun) / 1e9))
         if self.training:
             self.observer.worker_died(rank)
-
-    def failed(self, rank: int, message: Failed, victims: Sequence[int]) -> RunFailed:
-        """Return the error for an exception in a worker; `victims` are those that it stops."""
-        position = Position(message.update, message.version, message.samples)
-        report = FailureReport(
-            message.what, position, message.traceback, message.advice, message.waited_for, message.complete, now()
-        )
-        diagnosis = Diagnosis(self.doing, lambda other: f"It is rank {other}", self.setup.source, self.deadline)
-        return diagnosis.failed(rank, report, list(victims))
 
     def drain(self) -> list[Columns]:
         found = [np.concatenate([np.empty(0, DTYPE), *parts]) for parts in self._rows]

@@ -99,7 +99,7 @@ class PipelineWorker(WorkerContext):
         """Return the update that the worker is in, with the samples of its micro-batch if they are known."""
         if self.chunk is None or self.chunk.update != update:
             return Position(update)
-        return Position(update, samples=self.reader.order.indices(self.chunk).tolist())
+        return Position(update, samples=tuple(self.reader.order.indices(self.chunk).tolist()))
 
     def train(self) -> None:
         """Run the worker's program, table after table."""

@@ -79,7 +79,7 @@ class SplitWorker:
         if self.due.update != update:
             return Position(update)
         samples = [n for chunk in self.due.chunks for n in self.reader.order.indices(chunk).tolist()]
-        return Position(update, self.due.version, samples)
+        return Position(update, self.due.version, tuple(samples))
 
     def train(self) -> None:
         """Compute what the walk of the method requests, until it ends."""

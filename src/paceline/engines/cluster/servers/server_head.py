@@ -19,7 +19,6 @@ from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.control import (
     Asked,
     Ended,
-    Failed,
     Finished,
     Message,
     Rows,
@@ -39,6 +38,7 @@ from paceline.engines.cluster.servers.node_servers import DeskSupervisor
 from paceline.engines.cluster.servers.placement import Placement
 from paceline.engines.cluster.servers.processes import ServerConfig
 from paceline.engines.setup import Setup
+from paceline.engines.workers.messages import Failed
 from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.address import Address
@@ -138,11 +138,12 @@ class ServerHead:
             self._worker_died(rank, f"died ({message.how})", message.replaced)
         elif isinstance(message, Failed):
             others = [r for r in range(self.nodes) if r != rank and r not in self.workers.finished]
-            raise self.workers.failed(rank, message, others)
+            raise self.workers.diagnosis.failed(rank, message.report, others)
         elif isinstance(message, ServerFailed):  # what the job's own code raises, it would raise at the backups, too
-            advice = f"\n  advice   {message.advice}" if message.advice else ""
-            what = f"server {message.number}, of rank {rank}, failed: {message.what}"
-            raise RunFailed(f"{what}{advice}\n{message.traceback}".rstrip())
+            report = message.report
+            advice = f"\n  advice   {report.advice}" if report.advice else ""
+            what = f"server {message.number}, of rank {rank}, failed: {report.what}"
+            raise RunFailed(f"{what}{advice}\n{report.traceback}".rstrip())
 
     def lost(self, rank: int, why: str) -> None:
         """A node cannot be reached any longer: its worker's batch goes to another one, its shards to their backups."""
