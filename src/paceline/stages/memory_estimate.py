@@ -25,7 +25,8 @@ from paceline.data.source import Reader
 from paceline.jobs.job import Job
 from paceline.parameters.optimizers import bare_step, optimizer_over
 from paceline.stages import onednn_workspace as workspace
-from paceline.stages.segment import Blueprint, Segment, skeleton
+from paceline.stages.blueprint import Blueprint, skeleton
+from paceline.stages.segment import Segment
 from paceline.stages.stage import Stage, run_alone
 
 BESIDES = 3 << 19

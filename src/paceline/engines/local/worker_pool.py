@@ -44,7 +44,7 @@ from paceline.runs.live import Heartbeat, Phase, ProcessRecord
 from paceline.runs.progress import ProgressCallback, Watcher
 from paceline.runs.trace import Trace
 from paceline.splits.slicing import sliced
-from paceline.stages.segment import skeleton
+from paceline.stages.blueprint import skeleton
 
 POLL = 0.1  # seconds between two looks at the workers, at most
 

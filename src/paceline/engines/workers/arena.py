@@ -61,7 +61,7 @@ from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, TraceRing
 from paceline.splits.gradients import SplitBlueprint
 from paceline.splits.stages import bytes_sent
-from paceline.stages.segment import Blueprint
+from paceline.stages.blueprint import Blueprint
 
 CONTROL = 4
 ABORT, GO = 0, 1

@@ -18,7 +18,7 @@ from paceline.links.memory import SharedTensors
 from paceline.operators.planning import OperatorBlueprint
 from paceline.plans.plan import Plan
 from paceline.splits.gradients import SplitBlueprint
-from paceline.stages.segment import Blueprint
+from paceline.stages.blueprint import Blueprint
 
 if TYPE_CHECKING:
     from paceline.engines.setup import Setup
