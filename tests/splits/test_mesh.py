@@ -12,7 +12,7 @@ from paceline.api.train import train
 from paceline.engines.setup import set_up
 from paceline.errors import PlanError, WorkerDied
 from paceline.plans.plan import Plan, make
-from paceline.stages.segment import Blueprint
+from paceline.stages.blueprint import Blueprint
 from paceline.testing.conformance import difference, no_update_lost, replays, same_numbers
 from paceline.testing.jobs import DEEP_JOBS, JOBS, SAMPLES
 from paceline.testing.killing import kill_one

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.engines.setup import set_up
 from paceline.errors import JobError
 from paceline.plans.plan import make
-from paceline.stages.segment import Blueprint
+from paceline.stages.blueprint import Blueprint
 from paceline.testing.conformance import same_numbers
 from tests.stages.cuttable import job_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.api.hooks import Hooks
 from paceline.engines import checkpoints
-from paceline.engines.local.checkpointing import result_of
+from paceline.engines.checkpoint_manager import result_of
 from paceline.engines.outcome import Outcome, Snapshot, finish
 from paceline.engines.setup import Setup, set_up
 from paceline.runs.folder import RunFolder

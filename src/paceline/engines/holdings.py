@@ -10,7 +10,7 @@ from paceline.parameters.layout import not_trained, trainable
 from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.splits.slicing import Stored, stored_part
-from paceline.stages.segment import held
+from paceline.stages.blueprint import held
 
 
 class Piece(NamedTuple):

@@ -14,8 +14,8 @@ from paceline.data.source import Reader, Source
 from paceline.errors import PlanError
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
+from paceline.stages.blueprint import Blueprint
 from paceline.stages.memory_estimate import needed, weigh_all
-from paceline.stages.segment import Blueprint
 
 MIB = 1 << 20
 STAGES = "more workers or smaller micro-batches, recompute=all, or balance=memory"

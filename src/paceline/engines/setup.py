@@ -45,9 +45,9 @@ from paceline.splits.optimizers import check_parts
 from paceline.splits.planning import split_blueprint
 from paceline.splits.stage_planning import with_parts
 from paceline.splits.weighing import peaks_of_parts
+from paceline.stages.blueprint import Blueprint
 from paceline.stages.planning import CutRequest, agrees, blueprint
 from paceline.stages.rehearsal import examples_of
-from paceline.stages.segment import Blueprint
 
 #: What a worker takes at least, beside the memory that all workers share.
 PROCESS_BYTES = 30 << 20

@@ -30,7 +30,7 @@ class Position(NamedTuple):
 
     update: int = -1  # -1: before its first
     version: int = -1  # of the parameters it computed with
-    samples: Sequence[int] = ()
+    samples: tuple[int, ...] = ()
 
     def describe(self) -> str:
         if self.update < 0:

@@ -24,11 +24,6 @@ class DoubleBuffer:
         return futex.address_of(self._flip), futex.address_of(self._copies[0]), futex.address_of(self._copies[1])
 
     @property
-    def parity(self) -> int:
-        """The number of the valid copy."""
-        return self._flip[0]
-
-    @property
     def current(self) -> memoryview:
         """The valid copy."""
         return self._copies[self._flip[0]]

@@ -24,8 +24,9 @@ from paceline.splits.gradients import Shapes
 from paceline.splits.planning import APART, compare_buffers, compare_gradients, compare_losses, rehearsed, run_together
 from paceline.splits.slicing import Stored, shapes_of, sliced, stored_by
 from paceline.splits.stages import SplitStages, traced_stage
+from paceline.stages.blueprint import Blueprint
 from paceline.stages.rehearsal import Example, fresh, through
-from paceline.stages.segment import Blueprint, Segment
+from paceline.stages.segment import Segment
 from paceline.stages.tracing import retrace
 
 

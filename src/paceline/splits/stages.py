@@ -19,8 +19,8 @@ from paceline.splits.exchanging import Request
 from paceline.splits.gradients import largest_of, seed_alike
 from paceline.splits.slicing import outline
 from paceline.splits.walk import ChunkWalk, SplitModel
+from paceline.stages.blueprint import Blueprint
 from paceline.stages.cutting import Code
-from paceline.stages.segment import Blueprint
 from paceline.stages.tracing import Call, Traced
 
 Moving = Generator[Request, Tensor, Any]

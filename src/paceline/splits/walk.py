@@ -105,7 +105,7 @@ class SplitModel:
             shape, whole = self.program.shapes[step.value], self.shapes[step.value]
             mine = self.stored(step.value.removeprefix(PARAMETER))
             given = torch.zeros(shape, dtype=mine.dtype) if step.back else mine.detach()
-            if self._shared_already(step, given):
+            if self._shared_already(step):
                 continue
             moved = yield Request(step, shape, given, whole)
             if step.back:
@@ -114,7 +114,7 @@ class SplitModel:
                 self.shares.gathered[step.value, step.target] = moved
         return 0.0
 
-    def _shared_already(self, step: Step, given: Tensor) -> bool:
+    def _shared_already(self, step: Step) -> bool:
         """Whether a movement is left out, since its result is known or it waits for the end of the update."""
         if self.shares is None or self.shares.stage == 3:
             return False

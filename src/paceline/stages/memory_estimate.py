@@ -25,7 +25,8 @@ from paceline.data.source import Reader
 from paceline.jobs.job import Job
 from paceline.parameters.optimizers import bare_step, optimizer_over
 from paceline.stages import onednn_workspace as workspace
-from paceline.stages.segment import Blueprint, Segment, skeleton
+from paceline.stages.blueprint import Blueprint, skeleton
+from paceline.stages.segment import Segment
 from paceline.stages.stage import Stage, run_alone
 
 BESIDES = 3 << 19
@@ -119,10 +120,10 @@ def weigh_all(job: Job, module: nn.Module, blueprint: Blueprint, reader: Reader,
     """Weigh every stage of a blueprint, on segments that are made for it."""
     holdings = blueprint.holdings(module)
     twins = [skeleton(module, mine) for mine in holdings]
-    return weigh(job, [Segment(w, job, twin, blueprint, reader) for w, twin in enumerate(twins)], chunk)
+    return weigh([Segment(w, job, twin, blueprint, reader) for w, twin in enumerate(twins)], chunk)
 
 
-def weigh(job: Job, segments: Sequence[Segment], chunk: Chunk) -> list[Weighed]:
+def weigh(segments: Sequence[Segment], chunk: Chunk) -> list[Weighed]:
     """Weigh every stage by two micro-batches like this one: the second finds gradients to add to."""
     live, stages = Live(), [s for segment in segments for s in segment.stages.values()]
     stages = sorted(stages, key=lambda stage: stage.code.number)

@@ -22,11 +22,11 @@ from paceline.errors import JobError, PlanError
 from paceline.gradients.backward_pass import backward
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
+from paceline.stages.blueprint import Blueprint
 from paceline.stages.cutting import cut_conflict, indivisible, mark_tensors, message_bytes, name_of, obstacle, places_of
 from paceline.stages.exporting import CannotExport
 from paceline.stages.refusals import in_pieces
 from paceline.stages.rehearsal import Example, fresh, rehearse
-from paceline.stages.segment import Blueprint
 from paceline.stages.tracing import Call, Traced, export, trace
 
 ROUNDS = 3  # measurements of each piece, of which the shortest counts

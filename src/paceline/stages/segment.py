@@ -6,18 +6,14 @@ from another worker handed to it. What goes from one of its stages to another st
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, SEND_ON, TAKE_ON, UPDATE, WEIGHTS, Work
 from paceline.core.schedules.passes import Pass
-from paceline.core.splits import Placement
-from paceline.core.splits.derivation import Program
 from paceline.data.source import Reader
 from paceline.errors import NotFinite
 from paceline.gradients.payload import GradientSum
@@ -28,81 +24,12 @@ from paceline.parameters.layout import Layout, lay_out_tensors, trainable
 from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.store import restore_store, state_of_store
 from paceline.parameters.worker_state import WorkerState, copy_into
-from paceline.stages.cutting import Code, cut
-from paceline.stages.exporting import ExportedGraph
+from paceline.stages.blueprint import Blueprint, held
+from paceline.stages.cutting import Code
 from paceline.stages.stage import Moves, Parts, Stage
-from paceline.stages.tracing import Call, retrace
 from paceline.stages.weight_versions import weights_of
 
 Message = list[Tensor | None]
-
-
-@dataclass(frozen=True)
-class Blueprint:
-    """The cuts of the model, with all that workers need to cut it in the same way."""
-
-    call: Call
-    exported: ExportedGraph | None  # the model's graph, where torch.fx cannot make it
-    numbers: tuple[str, ...]  # values that travel as tensors and are whole numbers
-    places: tuple[int, ...]  # where stages begin, in pieces
-    names: tuple[str, ...]  # the same, as users know them
-    needs: tuple[tuple[bool, ...], ...]  # per stage: which of what it takes wants a gradient
-    carries_chance: bool  # whether the generator's state goes with the activations
-    moving: tuple[str, ...]
-    stage_to_worker: tuple[int, ...]
-    versions: tuple[int, ...]
-    predicts: bool
-    slots: int
-    flushes: bool
-    recompute: tuple[bool, ...]
-    splits: bool  # whether backwards come in two halves
-    agrees: bool  # whether workers all-reduce the norm of the gradient before an update
-    bytes_on: tuple[int, ...]  # of the largest message from each stage to the next
-    bytes_back: tuple[int, ...]  # and back from that one
-    #: Per stage, where workers share its layers: their program for each size of what the stage takes.
-    programs: tuple[Mapping[tuple[tuple[int, ...], ...], Program], ...] = ()
-    #: The shapes of the model's whole parameters and buffers.
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    #: How workers that share layers store each parameter and buffer, with the shape that the placement refers to.
-    stored: Mapping[str, tuple[Placement, tuple[int, ...]]] = field(default_factory=dict)
-
-    def codes(self, module: nn.Module) -> list[Code]:
-        """Return the code of every stage, over this module."""
-        traced = retrace(module.train(), self.call, self.exported)
-        traced.numbers = set(self.numbers)
-        return cut(traced, self.places)
-
-    def holdings(self, module: nn.Module) -> list[list[str]]:
-        """Return, per worker, the names of the parameters and buffers that it holds."""
-        found: list[list[str]] = [[] for _ in range(max(self.stage_to_worker) + 1)]
-        for worker, names in zip(self.stage_to_worker, held(self.codes(module), module), strict=True):
-            found[worker] += names
-        return found
-
-
-def skeleton(module: nn.Module, names: Sequence[str]) -> nn.Module:
-    """Return a copy of the module in which only these parameters and buffers have memory."""
-    real, memo = set(names), dict[int, object]()
-    for name, parameter in module.named_parameters():
-        if name not in real:
-            memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-    for name, buffer in module.named_buffers():
-        if name not in real:
-            memo[id(buffer)] = buffer.to("meta")
-    return copy.deepcopy(module, memo)
-
-
-def held(codes: Sequence[Code], module: nn.Module) -> list[list[str]]:
-    """Return, per stage, the names of its parameters and buffers, in the module's order.
-
-    A trained parameter belongs to the first stage that uses it, the rest to every one, and the last has the unused.
-    """
-    tensors, trained = dict((*module.named_parameters(), *module.named_buffers())), trainable(module)
-    used = [{id(t) for t in (*code.part.parameters(), *code.part.buffers())} for code in codes]
-    used[-1] |= {id(t) for t in tensors.values()} - set[int]().union(*used)
-    once = {id(t) for t in trained.values()}
-    used = [mine - (once & set[int]().union(*used[:number])) for number, mine in enumerate(used)]
-    return [[name for name, tensor in tensors.items() if id(tensor) in mine] for mine in used]
 
 
 class Inside(Protocol):
@@ -159,18 +86,15 @@ class Segment:
     def _stage(
         self, code: Code, names: list[str], job: Job, module: nn.Module, optimizer: Optimizer, chance: Chance
     ) -> Stage:
-        plan, number, named = self.blueprint, code.number, trainable(module)
+        blueprint, number, named = self.blueprint, code.number, trainable(module)
         mine = [named[name] for name in names if name in named]
-        moving = [name for name in plan.moving if name in names]
+        moving = [name for name in blueprint.moving if name in names]
         replica = Replica(job, nn.ParameterList(), ())
         replica.parameters, replica.chance = mine, chance
-        weights = weights_of(mine, optimizer, job.lr_scheduler, plan.versions[number], plan.predicts)
+        weights = weights_of(mine, optimizer, job.lr_scheduler, blueprint.versions[number], blueprint.predicts)
         self.names[number] = [*(name for name in names if name in named), *moving]
-        return Stage(
-            code, replica, plan.call, plan.needs[number], weights, moving, plan.flushes,
-            plan.recompute[number], plan.carries_chance, plan.splits, plan.exported,
-            None if self.inside is None else self.inside.parts(code),
-        )  # fmt: skip
+        parts = self.inside.parts(code) if self.inside is not None else None
+        return Stage(code, replica, blueprint, weights, moving, parts)
 
     def begin(self, passing: Pass) -> None:
         """Begin a new table."""

@@ -29,10 +29,11 @@ from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch
 from paceline.parameters.rows import total_norm
+from paceline.stages.blueprint import Blueprint
 from paceline.stages.cutting import Code
 from paceline.stages.deferred_gradients import DeferredGradient, defer
-from paceline.stages.exporting import ExportedGraph, check_sizes
-from paceline.stages.tracing import Call, KnownResult
+from paceline.stages.exporting import check_sizes
+from paceline.stages.tracing import KnownResult
 from paceline.stages.weight_versions import Weights
 
 Values = list[Tensor]
@@ -99,15 +100,14 @@ class Stage:
     """One stage of the model at its worker."""
 
     def __init__(
-        self, code: Code, replica: Replica, call: Call, needs: Sequence[bool], weights: Weights, moving: Sequence[str],
-        flushes: bool, recompute: bool, carries_chance: bool, splits: bool, exported: ExportedGraph | None,
+        self, code: Code, replica: Replica, blueprint: Blueprint, weights: Weights, moving: Sequence[str],
         parts: Parts | None = None,
     ) -> None:  # fmt: skip
-        self.code, self.replica, self.call, self.weights, self.parts = code, replica, call, weights, parts
-        self.moving, self.flushes = Moving(code.part if parts is None else parts.module, moving), flushes
-        self.exported = exported
-        self.needs = list(needs)  # which of what it takes wants a gradient
-        self.recompute, self.carries_chance = recompute, carries_chance
+        self.code, self.replica, self.weights, self.parts = code, replica, weights, parts
+        self.call, self.exported = blueprint.call, blueprint.exported
+        self.moving, self.flushes = Moving(code.part if parts is None else parts.module, moving), blueprint.flushes
+        self.needs = list(blueprint.needs[code.number])  # which of what it takes wants a gradient
+        self.recompute, self.carries_chance = blueprint.recompute[code.number], blueprint.carries_chance
         self.start = self.moving.values  # where the forwards of an update begin
         self.dtype = replica.parameters[0].dtype if replica.parameters else torch.get_default_dtype()
         self.kept: dict[int, _Kept] = {}
@@ -117,7 +117,7 @@ class Stage:
         self.answered = KnownResult()
         self.pending: list[DeferredGradient] = []  # of the first half of a backward
         self.deferred: dict[int, list[DeferredGradient]] = {}
-        if splits and replica.autocast is None:
+        if blueprint.splits and replica.autocast is None:
             defer(code.part, {*replica.parameters} - {*code.tied}, lambda gradient: self.pending.append(gradient))
 
     # --- forward ----------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from paceline.core.cluster.messages import (
 )
 from paceline.core.cluster.outputs import TIMING, Apply
 from paceline.engines.cluster.servers.collector import Collector
-from paceline.engines.cluster.servers.head import ServerHead
+from paceline.engines.cluster.servers.server_head import ServerHead
 from paceline.engines.cluster.servers.shard_process import ShardProcess
 from paceline.engines.cluster.servers.shard_state import ShardState
 from paceline.engines.cluster.servers.wire import MESSAGES, Other, kind_of, peer_of
@@ -131,11 +131,11 @@ def test_the_head_sees_that_a_shard_lacks_its_last_pushes() -> None:
 
 def test_a_checkpoint_may_come_before_any_new_push() -> None:
     """As when Ctrl-C is pressed while workers start."""
-    took = list[bytes]()
-    far = SimpleNamespace(ahead=[0], took=lambda rank, doing, rows: took.append(bytes(rows)))
-    head: Any = SimpleNamespace(nodes=1, far=far, collector=SimpleNamespace(sources=[]))
+    added = list[bytes]()
+    workers = SimpleNamespace(ahead=[0], add_rows=lambda rank, doing, rows: added.append(bytes(rows)))
+    head: Any = SimpleNamespace(nodes=1, workers=workers, collector=SimpleNamespace(sources=[]))
     assert ServerHead._tell(head, np.empty(0, DTYPE)) == 0
-    assert took == [b""]
+    assert added == [b""]
 
 
 def test_a_push_is_replicated_as_it_came_to_a_server_that_reads_it_late() -> None:

@@ -27,7 +27,8 @@ from paceline.links.mailbox import bytes_of
 from paceline.splits.planning import run_together
 from paceline.splits.slicing import assembled, sliced
 from paceline.splits.stages import SplitStages
-from paceline.stages.segment import Message, Segment, skeleton
+from paceline.stages.blueprint import skeleton
+from paceline.stages.segment import Message, Segment
 
 #: One segment for each replica and place inside: the workers that do the same work of the table.
 Team = list[list[Segment]]

@@ -23,7 +23,6 @@ from paceline.engines.cluster.control import (
     Deliver,
     Ended,
     Exited,
-    Failed,
     Finished,
     Message,
     Regrouped,
@@ -38,20 +37,21 @@ from paceline.engines.cluster.control import (
     state_message,
 )
 from paceline.engines.cluster.group_client import RankConfig
-from paceline.engines.cluster.servers.helpers import HelperKeeper
+from paceline.engines.cluster.servers.helpers import HelperSupervisor
 from paceline.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers, parted
 from paceline.engines.cluster.servers.processes import ServerConfig, run_worker
 from paceline.engines.cluster.servers.team import TeamMemory, TeamShape
 from paceline.engines.cluster.worker_main import main
-from paceline.engines.local.diagnosis import Ending
+from paceline.engines.diagnosis import Ending
 from paceline.engines.setup import Setup
 from paceline.engines.workers import messages
-from paceline.engines.workers.arena import TAKEN, WANTED, Arena, ArenaShape
+from paceline.engines.workers.arena import Arena, ArenaShape
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.forkserver import short_folder
 from paceline.engines.workers.process import oom_kills
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import ResumePoint
+from paceline.engines.workers.worker_context import REQUESTED, TAKEN
 from paceline.links.memory import SharedTensors
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.link import raw
@@ -69,11 +69,11 @@ class ToHead(Protocol):
     def __call__(self, message: Message, content: Sequence[Buffer] = ()) -> None: ...
 
 
-class Keeper(Protocol):
-    """Keeps a process running."""
+class Supervisor(Protocol):
+    """Keeps processes of one kind running."""
 
     def ended(self, child: Child) -> None:
-        """Start another process, if this one that has ended was its own."""
+        """Start another process in the place of this one, if it was one of its own."""
 
 
 @dataclass
@@ -100,14 +100,13 @@ class Agent:
             tempfile.TemporaryDirectory(prefix="paceline-", dir=short_folder()) if setup.job.num_workers else None
         )
         self.oom_kills = oom_kills()  # before the run
-        #: Those who start another process in the place of one that has ended, other than the worker.
-        self.keepers: list[Keeper] = []
+        self.supervisors: list[Supervisor] = []
         #: None once the worker has ended.
         self.worker: Child | None = None
         #: How the worker has ended, if it has.
         self.ending = ""
         self._doing = -1
-        self.arena.control[TAKEN] = self.resume.updates
+        self.arena.checkpoints[TAKEN] = self.resume.updates
         #: What processes need to reach the servers; None under other plans.
         self._server_config: ServerConfig | None = None
         self._node_servers: NodeServers | None = None
@@ -134,13 +133,13 @@ class Agent:
         self._node_servers = servers = NodeServers(
             self.children, server_config, config.rank, config.parts, self.assignment, layout, message.life
         )
-        self.keepers.append(servers)
+        self.supervisors.append(servers)
         servers.start(message.shards, message.spares, parted(message.starts, content))
         self._server_config, self._life = server_config, message.life
         if (shape := TeamShape.of(self.setup, len(os.sched_getaffinity(0)))) is not None:
             self._team = TeamMemory(shape)
-            helpers = HelperKeeper(self.children, self._team, self._number, self.assignment, self.tensors)
-            self.keepers.append(helpers)
+            helpers = HelperSupervisor(self.children, self._team, self._number, self.assignment, self.tensors)
+            self.supervisors.append(helpers)
             helpers.start()
         self._start_worker()
 
@@ -172,7 +171,7 @@ class Agent:
             if self._node_servers is not None:
                 self._node_servers.start([NONE])
         elif isinstance(message, Wanted):
-            self.arena.control[WANTED] = message.update
+            self.arena.checkpoints[REQUESTED] = message.update
         elif isinstance(message, Deliver):
             self.to_head(Result(), [raw(self.arena.results[0])])
 
@@ -187,11 +186,10 @@ class Agent:
             if child is self.worker:
                 self._pass(message)
             elif isinstance(message, messages.Died):
-                for keeper in self.keepers:
-                    keeper.ended(child)
+                for supervisor in self.supervisors:
+                    supervisor.ended(child)
             elif isinstance(message, messages.Failed):
-                report = message.report
-                self.to_head(ServerFailed(child.name.number, report.what, report.traceback, report.advice))
+                self.to_head(ServerFailed(child.name.number, message.report))
         self._tell_of_starts()
 
     def close(self) -> None:
@@ -215,7 +213,7 @@ class Agent:
         elif isinstance(message, messages.StateLeft):
             self._send_states()
         elif isinstance(message, messages.Failed):
-            self.to_head(_failed(message.report))
+            self.to_head(message)
         elif isinstance(message, messages.Died):
             assert self.worker is not None
             ending = Ending.of(self.worker.process, self.oom_kills)
@@ -235,10 +233,10 @@ class Agent:
         """Send the states that the worker has left since the last call."""
         assert self.resume.state_buffer is not None
         for slot in sorted(self.resume.state_buffer.slots, key=lambda slot: slot.tag):
-            if slot.tag > self.arena.control[TAKEN]:
+            if slot.tag > self.arena.checkpoints[TAKEN]:
                 state, content = state_message(slot.tag, slot.read())
                 self.to_head(state, [raw(content)])
-                self.arena.control[TAKEN] = slot.tag  # the worker may overwrite it
+                self.arena.checkpoints[TAKEN] = slot.tag  # the worker may overwrite it
 
     def _pass_rows(self) -> None:
         """Send new rows of the trace, and the snapshots that they tell of."""
@@ -254,23 +252,10 @@ class Agent:
 
     def assignment(self) -> bytes:
         """Pickle what a process of this node has to know of the job."""
-        setup, job = self.setup, self.setup.job
-        given = Assignment(
-            self.config.rank, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving,
-            setup.placement, job.data if self.tensors is None else None, len(setup.source), setup.initial_sha256,
-            Path(self.scratch.name) if self.scratch else None, self.config.deadline,
-            replace(self.resume, state_buffer=None),
-        )  # fmt: skip
-        return given.pack()
+        setup, config, resume_point = self.setup, self.config, replace(self.resume, state_buffer=None)
+        scratch = Path(self.scratch.name) if self.scratch else None
+        return Assignment.of(setup, config.rank, setup.job, scratch, config.deadline, resume_point).pack()
 
 
 def _whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.contiguous().flatten() for tensor in tensors]
-
-
-def _failed(report: messages.FailureReport) -> Failed:
-    position = report.position
-    return Failed(
-        report.what, position.update, position.version, tuple(position.samples), report.traceback, report.advice,
-        report.waited_for, report.complete,
-    )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +12,8 @@ from queue import Empty, SimpleQueue
 from time import perf_counter_ns as now
 from typing import Any, NamedTuple
 
-from paceline.engines.local.diagnosis import GONE
-from paceline.engines.workers.forkserver import interrupts_wait, nameless_main, prepare
+from paceline.engines.diagnosis import GONE
+from paceline.engines.workers.forkserver import start_process
 from paceline.engines.workers.messages import Died
 from paceline.runs.events import ProcessKind
 
@@ -60,14 +59,7 @@ class Children:
 
     def start(self, name: ProcessName, target: Callable[..., None], args: tuple[object, ...]) -> Child:
         """Start a process. Its last argument is its end of the pipe."""
-        context = multiprocessing.get_context("forkserver")
-        with nameless_main():
-            prepare()
-            mine, theirs = context.Pipe()
-            process = context.Process(target=target, args=(*args, theirs))
-            with interrupts_wait():
-                process.start()
-            theirs.close()
+        process, mine = start_process(target, args)
         listener = threading.Thread(target=lambda: self._listen(child), name="paceline-child", daemon=True)
         child = Child(process, mine, listener, name)
         self._all.append(child)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.core.cluster.group import Accuse, CallOff, Dismiss, Regroup, Report
 from paceline.engines.cluster.terms import Terms
+from paceline.engines.workers.messages import Failed, FailureReport
 from paceline.errors import FrameError
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
@@ -118,27 +119,11 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """An exception ended a worker; the fields are those of `engines.workers.messages.FailureReport`."""
-
-    what: str
-    update: int
-    version: int
-    samples: tuple[int, ...]
-    traceback: str
-    advice: str
-    waited_for: str
-    complete: bool
-
-
-@dataclass(frozen=True)
 class ServerFailed:
     """An exception ended a shard server, as of the user's optimizer."""
 
     number: int
-    what: str
-    traceback: str
-    advice: str
+    report: FailureReport
 
 
 @dataclass(frozen=True)

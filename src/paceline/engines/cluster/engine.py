@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.head_node import HeadNode
-from paceline.engines.cluster.node import NodePart, Nodes
+from paceline.engines.cluster.node import ManagedNodes, NodePart
 from paceline.engines.cluster.other_node import follow
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.terms import Terms
@@ -31,11 +31,11 @@ def train(
     deadline: float,
     request: CheckpointRequest | None = None,
     backups: int = 1,
-    nodes: Nodes | None = None,
+    nodes: ManagedNodes | None = None,
 ) -> Iterator[Outcome]:
     """Run this node's part of the plan. Every node gets the trained model; the head has the whole trace.
 
-    `nodes` are those of a living roster, which the head starts.
+    `nodes` are those that the head starts; None if a launcher has started all.
     """
     most = 16 * setup.layout.bytes  # of a worker's state, with what optimizers keep
     limits = Limits(LIMITS.ints, max(LIMITS.body, most), max(LIMITS.queue, most))

@@ -9,13 +9,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
+from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.checkpointing import Checkpoints, FarCheckpoints, state_for
+from paceline.engines.cluster.checkpointing import state_for
 from paceline.engines.cluster.children import Children
 from paceline.engines.cluster.control import (
     Began,
@@ -31,14 +31,15 @@ from paceline.engines.cluster.control import (
     state_message,
     unpack,
 )
-from paceline.engines.cluster.head import Head, observer_of
-from paceline.engines.cluster.history import History
-from paceline.engines.cluster.node import POLL, NodePart, Nodes, joined, resume_line, resume_point
+from paceline.engines.cluster.group_head import GroupHead
+from paceline.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_line, resume_point
+from paceline.engines.cluster.process_log import ProcessLog
+from paceline.engines.cluster.remote_workers import RemoteWorkers
 from paceline.engines.cluster.rendezvous import Node, Registry
-from paceline.engines.cluster.servers.head import ServerHead
-from paceline.engines.local.worker_pool import snapshot_file
-from paceline.engines.outcome import Outcome, Snapshot
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.cluster.servers.server_head import ServerHead
+from paceline.engines.outcome import Outcome
+from paceline.engines.snapshots import list_snapshots, open_snapshots
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.errors import PacelineError, RunFailed, UsageError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.events import Gone, Received
@@ -48,7 +49,7 @@ from paceline.plans.methods.server import Server
 from paceline.runs.events import EventLog
 from paceline.runs.live import Heartbeat, Phase
 from paceline.runs.progress import ProgressCallback, Watcher
-from paceline.runs.trace import Kind, Trace
+from paceline.runs.trace import Trace
 
 FAREWELL = 30.0  # seconds that nodes may take to receive the result
 
@@ -58,10 +59,10 @@ class HeadNode:
 
     def __init__(
         self, part: NodePart, folder: Path | None, heartbeat: Heartbeat, progress: ProgressCallback | None,
-        request: CheckpointRequest | None, backups: int, living: Nodes | None,
+        request: CheckpointRequest | None, backups: int, managed: ManagedNodes | None,
     ) -> None:  # fmt: skip
-        """`living` are the nodes of a living roster, which have been started."""
-        self.part, self.request, self.living = part, request, living
+        """`managed` are the nodes that the head has started; None if a launcher has started all."""
+        self.part, self.request, self.managed = part, request, managed
         self.hub, self.heartbeat = part.hub, heartbeat
         #: The name of the run in handshakes.
         self.run = secrets.token_bytes(RUN_BYTES)
@@ -80,31 +81,33 @@ class HeadNode:
         """Make what leads the run; `undo` releases what was made, if something after it fails."""
         setup, request, nodes = self.part.setup, self.request, self.registry.nodes
         self.snapshots: SnapshotFile | None = None
-        self.checkpoints: Checkpoints | None = None
+        self.manager: CheckpointManager | None = None
         undo.callback(self.close)
-        self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
-        self.checkpoints = Checkpoints(setup, request) if request else None
+        self.snapshots = open_snapshots(setup, request, setup.snapshots_every)
+        self.manager = CheckpointManager(setup, request) if request else None
         self.agent = self._agent()
         undo.callback(self.agent.close)
-        self.history = History(EventLog(folder), self.heartbeat, nodes, os.getpid())
-        undo.callback(self.history.log.close)
+        self.processes = ProcessLog(EventLog(folder), self.heartbeat, nodes, os.getpid())
+        undo.callback(self.processes.events.close)
+        self.workers = RemoteWorkers(
+            setup, nodes, self.part.deadline, self.manager, self.heartbeat, progress,
+            folder / "trace.arrow" if folder else None,
+        )  # fmt: skip
         self.head = self._head(backups)
-        start = request.start if request else None
-        self.observer = observer_of(setup, self.head, nodes, os.getpid(), self.heartbeat, progress, start)
-        self.head.observe(self.observer, folder / "trace.arrow" if folder else None)
+        self.workers.processes_started(os.getpid())
         if isinstance(progress, Watcher):
             read = self.snapshots.read if self.snapshots else None
-            progress.connect(read, self.checkpoints.signals.stop if self.checkpoints else None)
+            progress.connect(read, self.manager.signals.stop if self.manager else None)
 
     def _gather(self) -> Registry:
         """Wait for every node, and welcome them all."""
-        part, living = self.part, self.living
+        part, managed = self.part, self.managed
         registry = Registry(part.hub, part.roster, part.terms, part.setup.module)
-        rendezvous.gather(registry, part.deadline, living.look if living else None)
+        rendezvous.gather(registry, part.deadline, managed.look if managed else None)
         for rank, node in registry.nodes.items():
             self._welcome(rank, node)
-        if living is not None:
-            living.started()
+        if managed is not None:
+            managed.started()
         return registry
 
     def _agent(self) -> Agent:
@@ -120,95 +123,81 @@ class HeadNode:
             self._to_head,
             self.snapshots,
             leads=True,
-            resume=resume_point(updates, every, self.checkpoints is not None, state),
+            resume=resume_point(updates, every, self.manager is not None, state),
         )
 
-    def _head(self, backups: int) -> Head | ServerHead:
+    def _head(self, backups: int) -> GroupHead | ServerHead:
         """Return what leads the run under its plan."""
-        part, nodes, note = self.part, self.registry.nodes, self.history.note
-        if isinstance(part.setup.plan.method, Server):
-            replaces = self.living is not None and self.living.replaces
-            return ServerHead(
-                part.setup,
-                nodes,
-                self._to_rank,
-                part.deadline,
-                self.snapshots,
-                self.agent,
-                backups,
-                note,
-                replaces,
-                self.checkpoints,
-            )
-        return Head(
-            part.setup, nodes, self._to_rank, part.deadline, part.timing.silence, self.snapshots, note,
-            FarCheckpoints(self.checkpoints) if self.checkpoints else None, lambda: self.hub.delay,
-        )  # fmt: skip
+        workers, note = self.workers, self.processes.note
+        if isinstance(self.part.setup.plan.method, Server):
+            replaces = self.managed is not None and self.managed.replaces
+            return ServerHead(workers, self._to_rank, self.snapshots, self.agent, backups, note, replaces)
+        return GroupHead(workers, self._to_rank, self.part.timing.silence, self.snapshots, note, lambda: self.hub.delay)
 
     def train(self) -> Outcome:
         """Train, and return what the run has come to."""
-        head, setup = self.head, self.part.setup
+        workers, setup = self.workers, self.part.setup
         trace = Trace.of([])
         try:
             try:
-                with self.checkpoints.signals.listening() if self.checkpoints else contextlib.nullcontext():
+                with self.manager.signals.listening() if self.manager else contextlib.nullcontext():
                     if not self.part.roster.apart:
                         self.agent.start()
                     self._lead()
             finally:
                 self.agent.close()
-                self.history.log.close()
-                if self.observer.writer is not None:
-                    trace = self.observer.close()
+                self.processes.events.close()
+                if workers.observer.writer is not None:
+                    trace = workers.observer.close()
         except BaseException as error:
             self._tell_all(Over(*_said(error)))
             self._farewell()
             if type(error) is RunFailed and self.request is not None:  # no worker of the job's is to blame
-                where = ["on Ray or on one machine"] if self.living is not None else []
+                where = ["on Ray or on one machine"] if self.managed is not None else []
                 raise RunFailed(f"{error}{resume_line(self.request.run, *where)}") from error
             raise
-        values = head.values()
+        values = self.head.values()
         self._tell_all(Result(), [joined(values)])
         self.heartbeat.beat(Phase.EVALUATING, setup.agenda.updates)
         self._farewell()
-        waited = sum(end.core_wait for end in head.finished.values()) / 1e9
-        ends = [head.finished.get(rank) for rank in range(setup.plan.workers)]
+        waited = sum(end.core_wait for end in workers.finished.values()) / 1e9
+        ends = [workers.finished.get(rank) for rank in range(setup.plan.workers)]
         memory = [end.peak_memory if end else 0 for end in ends]
-        kept = _snapshots(self.snapshots, trace)
-        return Outcome(trace, head.seconds, values, kept, waited, memory, deaths=head.deaths)
+        kept = list_snapshots(trace, self.snapshots)
+        return Outcome(trace, workers.seconds, values, kept, waited, memory, deaths=workers.deaths)
 
     def close(self) -> None:
         """Release the files of the run."""
-        if self.checkpoints is not None:
-            self.checkpoints.close()
+        if self.manager is not None:
+            self.manager.close()
         if self.snapshots is not None:
             self.snapshots.close()
 
     def _lead(self) -> None:
         """Pass messages until the result is there."""
-        head, agent, observer = self.head, self.agent, self.observer
+        head, agent, observer = self.head, self.agent, self.workers.observer
         while not head.done:
             for event in self.hub.poll(POLL):
                 if isinstance(event, Gone):
                     if self._peers.get(event.peer.number) != event.peer:
                         continue  # it was refused
-                    self.history.node_lost(event.peer.number, event.why)
+                    self.processes.node_lost(event.peer.number, event.why)
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
-                    if self.living is not None:
-                        self.living.lost(event.peer.number)
+                    if self.managed is not None:
+                        self.managed.lost(event.peer.number)
                 elif isinstance(event, Received):
                     self._received(event)
             agent.look()
-            if self.living is not None:
-                self.living.look()
+            if self.managed is not None:
+                self.managed.look()
             while self._own:
                 to_head, message, content = self._own.popleft()
                 self._hear(self.part.roster.rank, message, content) if to_head else agent.hear(message, content)
             head.look()
-            if self.checkpoints:
-                self.checkpoints.signals.check()
-            if observer.writer is not None:
-                observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
+            if self.manager:
+                self.manager.signals.check()
+            if self.workers.training:
+                observer.look(stopping=bool(self.manager and self.manager.signals.ending))
             else:
                 observer.beat()
 
@@ -222,7 +211,7 @@ class HeadNode:
     def _hear(self, rank: int, message: Message, content: memoryview) -> None:
         """Take a message of the agent of a rank."""
         if isinstance(message, Began | Exited):
-            self.history.took(rank, message, self.observer)
+            self.processes.add(rank, message, self.workers.observer)
         else:
             self.head.hear(rank, message, content)
 
@@ -245,8 +234,8 @@ class HeadNode:
         if node is not None:
             self._welcome(peer.number, node)
             self.head.joined(peer.number, node)
-            if self.living is not None:
-                self.living.joined(peer.number)
+            if self.managed is not None:
+                self.managed.joined(peer.number)
 
     def _welcome(self, rank: int, node: Node) -> None:
         """Let a node begin, with the state of its worker if the run is resumed."""
@@ -279,15 +268,6 @@ class HeadNode:
         end = time.monotonic() + FAREWELL
         while self.hub.peers and time.monotonic() < end:
             self.hub.poll(POLL)
-
-
-def _snapshots(file: SnapshotFile | None, trace: Trace) -> list[Snapshot]:
-    if file is None:
-        return []
-    return [
-        Snapshot(int(row["update"]), float(row["start"]) / 1e9, partial(file.read, int(row["update"])))
-        for row in trace.of_kind(Kind.SNAPSHOT)
-    ]
 
 
 def _said(error: BaseException) -> tuple[str, int]:

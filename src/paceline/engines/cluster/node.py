@@ -54,8 +54,8 @@ class NodePart:
         return RankConfig(self.roster.rank, parts, run, job, host, self.roster.credentials, self.deadline, self.timing)
 
 
-class Nodes(Protocol):
-    """The nodes of a living roster, as the head sees them."""
+class ManagedNodes(Protocol):
+    """Nodes that the head starts, and may replace, as those of the roster `ray`."""
 
     #: Whether a node that is lost is replaced.
     replaces: bool

@@ -14,9 +14,9 @@ from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.children import Children
 from paceline.engines.cluster.control import Asked, Over, Result, Welcome, state_of, unpack
 from paceline.engines.cluster.node import POLL, NodePart, resume_line, resume_point, split
-from paceline.engines.local.worker_pool import snapshot_file
 from paceline.engines.outcome import Outcome
 from paceline.engines.signals import Noted, handling
+from paceline.engines.snapshots import open_snapshots
 from paceline.errors import RunFailed, RunOver
 from paceline.links.tcp.events import Event, Gone, Received
 from paceline.links.tcp.handshake import Peer
@@ -37,7 +37,7 @@ def follow(part: NodePart) -> Outcome:
     part = part if initial is None else part.starting_from(initial)
     setup = part.setup
     state = state_of(welcome.state, content) if welcome.state is not None else None
-    snapshots = snapshot_file(setup, None, welcome.snapshots_every)
+    snapshots = open_snapshots(setup, None, welcome.snapshots_every)
     agent = Agent(
         setup,
         part.rank_config(bytes.fromhex(welcome.run), rendezvous.own_host(part.roster.head)),

@@ -51,7 +51,7 @@ from paceline.links.tcp.waiting import Timing
 from paceline.parameters.layout import state_tensors
 from paceline.parameters.worker_state import WorkerState
 
-#: Looks after the nodes of a living roster while they are waited for, and raises what ends the run.
+#: Looks after the nodes that the head has started while they are waited for, and raises what ends the run.
 Look = Callable[[], None]
 
 LOOK = 0.05  # seconds between two looks at the deadline
@@ -195,7 +195,7 @@ def second(rank: int) -> str:
 def gather(registry: Registry, deadline: float, look: Look | None = None) -> None:
     """Wait for every node; they wait for their welcome.
 
-    With `look` the roster is a living one: a node that has ended is waited for again.
+    With `look` the head has started the nodes: one that has ended is waited for again.
 
     Raises:
         UsageError: a node would train something else; all nodes are told.

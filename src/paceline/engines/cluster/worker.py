@@ -19,9 +19,9 @@ from paceline.engines.workers.messages import StateLeft
 from paceline.engines.workers.methods import WALKS
 from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.replica_worker import ReplicaWorker
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
-from paceline.engines.workers.worker import WorkerProcess
+from paceline.engines.workers.worker import ProcessHost
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors.failure import Position
 from paceline.gradients.payload import GradientSum
@@ -37,7 +37,7 @@ class ClusterWorker:
         self, given: Assignment, config: RankConfig, arena: Arena, source: Source, snapshots: SnapshotFile | None,
         state_buffer: StateBuffer | None, pipe: Connection,
     ) -> None:  # fmt: skip
-        host, shared, layout = WorkerProcess(arena, snapshots), arena.of_worker(0), arena.shape.layout
+        host, shared, layout = ProcessHost(arena, snapshots), arena.of_worker(0), arena.shape.layout
         self._doing = shared.doing
         waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, self._where)
         sums = isinstance(given.plan.method, AllReduce)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,35 +15,36 @@ from torch import Tensor
 
 from paceline.core.server.events import Death
 from paceline.data.source import TensorSource
+from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
-from paceline.engines.local.checkpointing import CheckpointCoordinator
-from paceline.engines.local.diagnosis import GONE, Diagnosis, Ending, process_state
-from paceline.engines.local.observer import Observer
+from paceline.engines.diagnosis import GONE, Diagnosis, Ending, process_state
+from paceline.engines.local.checkpointing import LocalCheckpoints
+from paceline.engines.observer import Observer
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.servers.stage_shards import stage_shards, whole_values
 from paceline.engines.setup import Setup
+from paceline.engines.snapshots import list_snapshots, open_snapshots
 from paceline.engines.workers.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.workers.assignment import Assignment
-from paceline.engines.workers.forkserver import interrupts_wait, nameless_main, prepare, short_folder, too_long
+from paceline.engines.workers.forkserver import nameless_main, prepare, short_folder, start_process, too_long
 from paceline.engines.workers.messages import Died, Failed, Finished, Message
 from paceline.engines.workers.process import oom_kills
 from paceline.engines.workers.process_main import main
-from paceline.engines.workers.snapshots import SnapshotFile
 from paceline.engines.workers.state_buffers import ResumePoint
-from paceline.errors import RunFailed, RunStopped
+from paceline.errors import RunFailed
 from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.operators.planning import with_operators_of
-from paceline.parameters.layout import not_trained, trainable
+from paceline.parameters.layout import trainable
 from paceline.plans.methods import Method
 from paceline.plans.methods.pipeline import LAYERS, Pipeline
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.runs.live import Heartbeat, Phase, ProcessRecord
 from paceline.runs.progress import ProgressCallback, Watcher
-from paceline.runs.trace import Kind, Trace
+from paceline.runs.trace import Trace
 from paceline.splits.slicing import sliced
-from paceline.stages.segment import skeleton
+from paceline.stages.blueprint import skeleton
 
 POLL = 0.1  # seconds between two looks at the workers, at most
 
@@ -63,7 +62,7 @@ def train(
     pool = WorkerPool(setup, heartbeat, progress, deadline, request)
     try:
         try:
-            with pool.checkpoints.signals.listening() if pool.checkpoints else contextlib.nullcontext():
+            with pool.checkpoints.manager.signals.listening() if pool.checkpoints else contextlib.nullcontext():
                 pool.start()
                 trace = pool.watch(run / "trace.arrow" if run else None)
         finally:
@@ -99,7 +98,7 @@ class WorkerPool:
         self.core_wait = 0.0
         #: Bytes that each worker took at most.
         self.peak_memory = [0] * self.workers
-        self.snapshot_file = snapshot_file(setup, request, setup.snapshots_every)
+        self.snapshot_file = open_snapshots(setup, request, setup.snapshots_every)
         self.scratch = _scratch(setup, request)
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
@@ -111,10 +110,13 @@ class WorkerPool:
                 self.arena.put_version_0(setup.module, {})
             else:
                 self.arena.resume(self.begin)
-        self.checkpoints = CheckpointCoordinator(setup, self.arena, request, self.waiter) if request else None
+        #: None if the run keeps no checkpoints.
+        self.checkpoints = (
+            LocalCheckpoints(CheckpointManager(setup, request), self.arena, self.waiter) if request else None
+        )
         if isinstance(progress, Watcher):
             read = self.snapshot_file.read if self.snapshot_file else None
-            progress.connect(read, self.checkpoints.signals.stop if self.checkpoints else None)
+            progress.connect(read, self.checkpoints.manager.signals.stop if self.checkpoints else None)
         self.holdings = setup.blueprint.holdings(setup.module) if setup.blueprint else []
 
     @property
@@ -124,34 +126,21 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start every worker, wait until all are ready, and let them begin together."""
-        context = multiprocessing.get_context("forkserver")
         with nameless_main():
-            prepare()
-            for number in range(self.workers):
-                mine, theirs = context.Pipe(duplex=False)
-                state_buffer = self.checkpoints.state_buffers[number] if self.checkpoints else None
-                process = context.Process(
-                    target=main,
-                    args=(
-                        [self._assignment(number)],
-                        bounded(self.setup.plan.method),
-                        self.arena,
-                        self.tensors,
-                        self.snapshot_file,
-                        state_buffer,
-                        theirs,
-                    ),
-                )
-                with interrupts_wait():
-                    process.start()
-                theirs.close()
-                self.processes.append(process)
-                self.pipes.append(mine)
+            prepare()  # it loads its modules while the first assignment is pickled
+        for number in range(self.workers):
+            given, scarce = [self._assignment(number)], bounded(self.setup.plan.method)
+            buffer = self.checkpoints.state_buffers[number] if self.checkpoints else None
+            process, pipe = start_process(
+                main, (given, scarce, self.arena, self.tensors, self.snapshot_file, buffer), duplex=False
+            )
+            self.processes.append(process)
+            self.pipes.append(pipe)
         self.observer.processes_started([ProcessRecord.of(process.pid or -1) for process in self.processes])
         self._wait_until_ready()
         self.observer.started_at = time.perf_counter_ns()
         if self.checkpoints is not None:
-            self.checkpoints.origin = self.observer.origin
+            self.checkpoints.manager.origin = self.observer.origin
         self.arena.control[GO] = 1
         for doorbell in self.arena.doorbells:
             doorbell.ring()
@@ -174,20 +163,16 @@ class WorkerPool:
             while len(self.finished | self.dead) < self.workers:
                 for number, message in self._messages():
                     self._handle(number, message)
-                due = self.checkpoints.take(self.finished) if self.checkpoints else None
-                if self.checkpoints:
-                    self.checkpoints.signals.check()
-                self.observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
-                if due is not None:
-                    self._write_checkpoint(due)
-                elif self.checkpoints is not None and (waited := self.checkpoints.stuck):
-                    raise self._stopped(self.checkpoints.last, waited)
+                if self.checkpoints is None:
+                    self.observer.look(stopping=False)
+                else:
+                    self._look(self.checkpoints)
             if not self.finished:
                 raise RunFailed("every worker died; nothing was left to finish the run")
             if self.checkpoints is not None and self.observer.writer is not None:
                 last = self.checkpoints.take_last(self.finished)
                 if last is not None:
-                    self.checkpoints.writer.offer(last, self.observer.writer.sync)
+                    self.checkpoints.manager.writer.offer(last, self.observer.writer.sync)
         finally:
             trace = self.observer.close()
         return trace
@@ -200,23 +185,16 @@ class WorkerPool:
         elif isinstance(message, Died):
             self._handle_death(number)
 
-    def _write_checkpoint(self, due: Checkpoint) -> None:
-        """Have a checkpoint written, now that the trace holds every row that led to it."""
-        assert self.checkpoints is not None
-        assert self.observer.writer is not None
-        writer = self.observer.writer
-        self.checkpoints.writer.offer(due, writer.sync)
-        if self.checkpoints.signals.ending:
-            self.checkpoints.writer.flush()
-            raise self._stopped(due.updates)
-
-    def _stopped(self, updates: int, waited: float = 0.0) -> RunStopped:
-        """Return what a signal has made of the run, of which the last checkpoint is that after so many updates."""
-        assert self.checkpoints is not None
-        assert self.observer.writer is not None
-        loss = self.observer.writer.so_far().newest_loss
-        ending, run = self.checkpoints.signals.ending, str(self.checkpoints.request.run)
-        return RunStopped(ending, updates, self.setup.agenda.updates, loss, run, waited)
+    def _look(self, checkpoints: LocalCheckpoints) -> None:
+        """Observe the workers of a run that keeps checkpoints, and take one if it is due."""
+        manager, due = checkpoints.manager, checkpoints.take(self.finished)
+        manager.signals.check()
+        if due is not None:
+            manager.save(due, self.observer)
+            return
+        self.observer.look(stopping=bool(manager.signals.ending))
+        if waited := checkpoints.stuck:
+            raise manager.stopped(self.observer, waited)
 
     def values(self) -> list[Tensor]:
         """Return the trainable parameters in the module's order, then the moving buffers."""
@@ -239,13 +217,7 @@ class WorkerPool:
 
     def snapshots(self, trace: Trace) -> list[Snapshot]:
         """List the snapshots to evaluate; each is read from its file when it is."""
-        if self.snapshot_file is None:
-            return []
-        rows = trace.of_kind(Kind.SNAPSHOT)
-        return [
-            Snapshot(int(r["update"]), float(r["start"]) / 1e9, partial(self.snapshot_file.read, int(r["update"])))
-            for r in rows
-        ]
+        return list_snapshots(trace, self.snapshot_file)
 
     def close(self) -> None:
         """Release everything that the workers shared."""
@@ -262,7 +234,6 @@ class WorkerPool:
     def _assignment(self, number: int) -> bytes:
         """Pickle the assignment of a worker."""
         setup, job = self.setup, self.setup.job
-        data = job.data if self.tensors is None else None
         if setup.blueprint is not None:
             assert setup.pipeline is not None
             mesh = setup.pipeline.mesh(self.workers)
@@ -275,17 +246,10 @@ class WorkerPool:
             job = job.with_(model=sliced(setup.module, setup.split.stored, place))
         if setup.operators is not None:
             job = job.with_(model=with_operators_of(setup.module, setup.operators, number))
-        given = Assignment(
-            number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, setup.placement,
-            data, len(setup.source), setup.initial_sha256,
-            Path(self.scratch.name) if self.scratch else None, self.deadline,
-            ResumePoint(
-                self.begin.updates if self.begin else 0, self.begin is not None,
-                self.request.interval.updates if self.request else 0, at_end=True,
-            ),
-            setup.blueprint, setup.split, setup.operators, setup.probe.some_unused,
-        )  # fmt: skip
-        return given.pack()
+        every = self.request.interval.updates if self.request else 0
+        resume_point = ResumePoint(self.begin.updates if self.begin else 0, self.begin is not None, every, at_end=True)
+        scratch = Path(self.scratch.name) if self.scratch else None
+        return Assignment.of(setup, number, job, scratch, self.deadline, resume_point).pack()
 
     def _messages(self) -> list[tuple[int, Message]]:
         """Wait up to `POLL` for messages; a pipe that ends before `Finished` means death. Raise the first failure."""
@@ -355,16 +319,6 @@ def _scratch(setup: Setup, request: CheckpointRequest | None) -> tempfile.Tempor
         return None
     near = short_folder() if request is None or (loaders and too_long(request.run)) else request.run
     return tempfile.TemporaryDirectory(prefix="paceline-", dir=near)
-
-
-def snapshot_file(setup: Setup, request: CheckpointRequest | None, every: int) -> SnapshotFile | None:
-    """Open the file of snapshots, if there are any: in the run's folder if the run may be resumed."""
-    if not every:
-        return None
-    tensors = {**trainable(setup.module), **not_trained(setup.module)}
-    shapes = {name: tuple(tensors[name].shape) for name in setup.names}
-    named = request.run / "snapshots.bin" if request else None
-    return SnapshotFile(shapes, setup.layout.dtype, every, named)
 
 
 def bounded(method: Method) -> bool:

@@ -25,7 +25,8 @@ from paceline.parameters.optimizers import optimizer_over
 from paceline.parameters.shard_version import ShardVersion, VersionShape, version_shape
 from paceline.plans.plan import Plan
 from paceline.splits.slicing import assembled, sliced
-from paceline.stages.segment import Blueprint, Segment, skeleton
+from paceline.stages.blueprint import Blueprint, skeleton
+from paceline.stages.segment import Segment
 
 
 class StageShard(NamedTuple):

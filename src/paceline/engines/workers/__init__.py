@@ -1,6 +1,6 @@
 """Worker processes: what they compute and exchange, on this machine or on a node of a cluster.
 
-    process_main.py   a worker process, from its start to its end; it gets assignment.py and sends messages.py
+    process_main.py   a worker process; it gets assignment.py, sends messages.py, and reports its end (worker_report.py)
     worker.py         a worker with the whole model, which runs a method (methods/); pipeline.py, with stages of it
     splits.py         a worker with parts of layers; dataflow.py, with operators
     arena.py          the memory that the workers of a machine share with their parent

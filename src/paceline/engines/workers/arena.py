@@ -1,6 +1,6 @@
 """The memory that the parent and its workers share. Both build it by the same steps, so they agree on every offset.
 
-    control     abort, go, wanted, taken | per worker: its update, when it finished, its doorbell, its offers
+    control     abort, go, checkpoints | per worker: its update, when it finished, its doorbell, its offers
     traces      a ring of rows per worker
     desk        the desk's integers, twice
     per shard   the shard's integers, twice | versions: parameters and optimizer state, one per worker and a spare |
@@ -33,7 +33,7 @@ from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.servers.open_ports import put_version_0, restore, version_shapes
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
 from paceline.engines.workers.channels import mail_between, mail_of
-from paceline.engines.workers.worker_context import KEPT, REQUESTED, WorkerMemory
+from paceline.engines.workers.worker_context import REQUESTED, WorkerMemory
 from paceline.gradients.coded_frame import CodedFrame
 from paceline.gradients.payload import Payload
 from paceline.kernels.stream import stream_copy, stream_tensor
@@ -61,12 +61,11 @@ from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, TraceRing
 from paceline.splits.gradients import SplitBlueprint
 from paceline.splits.stages import bytes_sent
-from paceline.stages.segment import Blueprint
+from paceline.stages.blueprint import Blueprint
 
 CONTROL = 4
 ABORT, GO = 0, 1
-CHECKPOINTS = 2  # the first of the integers of checkpoints
-WANTED, TAKEN = (CHECKPOINTS + place for place in (REQUESTED, KEPT))
+CHECKPOINTS = 2  # the first of the integers of checkpoints: REQUESTED, TAKEN
 DESK_LOCK = 0  # shard s has lock s + 1
 
 
@@ -156,6 +155,7 @@ class Arena:
         self.shape, self.memory, self.locks = shape, memory, locks
         workers = shape.workers
         self.control = memory.ints(CONTROL)
+        self.checkpoints = self.control[CHECKPOINTS:CONTROL]
         #: The update or batch that each worker is in; -1 before the first.
         self.doing = memory.ints(workers)
         #: The last update that each worker will make before it looks at what is requested of it; -1 if it always does.
@@ -184,7 +184,7 @@ class Arena:
         result = self.results[number] if number < len(self.results) else None
         return WorkerMemory(
             self.traces[number], self.doing[number : number + 1], self.reach[number : number + 1],
-            self.control[CHECKPOINTS:CONTROL], self.control[ABORT : ABORT + 1], result,
+            self.checkpoints, self.control[ABORT : ABORT + 1], result,
         )  # fmt: skip
 
     def waiter(self, number: int, cancelled: Callable[[], bool], deadline: float, threads: int) -> Waiter:
@@ -287,7 +287,7 @@ class Arena:
             shard.init()
         for worker in range(shape.workers):
             arena.doing[worker] = arena.reach[worker] = -1
-        arena.control[WANTED] = -1
+        arena.checkpoints[REQUESTED] = -1
         return arena
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.core.agenda import Agenda
 from paceline.data.opening import open_source
-from paceline.data.source import Source
+from paceline.data.source import Source, TensorSource
 from paceline.engines.devices import Placement
 from paceline.engines.workers.state_buffers import ResumePoint
 from paceline.errors import JobError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
+from paceline.links.memory import SharedTensors
 from paceline.operators.planning import OperatorBlueprint
 from paceline.plans.plan import Plan
 from paceline.splits.gradients import SplitBlueprint
-from paceline.stages.segment import Blueprint
+from paceline.stages.blueprint import Blueprint
+
+if TYPE_CHECKING:
+    from paceline.engines.setup import Setup
 
 
 @dataclass
@@ -47,8 +52,22 @@ class Assignment:
     #: Whether some parameter got no gradient from the first batch.
     some_unused: bool = False
 
-    def open_data(self) -> Source:
-        """Make the source of the data that are not shared tensors. A stream's samples have been counted before."""
+    @staticmethod
+    def of(
+        setup: Setup, number: int, job: Job, scratch: Path | None, deadline: float, resume_point: ResumePoint
+    ) -> Assignment:
+        """Return the assignment of a worker, whose job may have a part of the model."""
+        data = None if isinstance(setup.source, TensorSource) else setup.job.data
+        return Assignment(
+            number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, setup.placement,
+            data, len(setup.source), setup.initial_sha256, scratch, deadline, resume_point,
+            setup.blueprint, setup.split, setup.operators, setup.probe.some_unused,
+        )  # fmt: skip
+
+    def open_data(self, tensors: SharedTensors | None) -> Source:
+        """Open the data: shared tensors, or what the assignment has. A stream's samples have been counted before."""
+        if tensors is not None:
+            return TensorSource(tensors.open())
         return open_source(self.data, self.job.seed, length=self.samples)
 
     def pack(self) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paceline.links.mailbox import MailShape
 from paceline.operators.planning import OperatorBlueprint
-from paceline.stages.segment import Blueprint
+from paceline.stages.blueprint import Blueprint
 
 MESSAGES = 64  # slots of a mailbox between two workers with operators; what finds it full waits with its sender
 

@@ -25,9 +25,9 @@ from paceline.data.source import Reader, Source
 from paceline.engines.workers.arena import Arena
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.process import die_with_parent
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
-from paceline.engines.workers.worker import WorkerProcess
+from paceline.engines.workers.worker import ProcessHost
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors import JobError
 from paceline.errors.failure import Position
@@ -45,7 +45,7 @@ class DataflowWorker(WorkerContext):
         self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
         state_buffer: StateBuffer | None, notify: Callable[[], None],
     ) -> None:  # fmt: skip
-        host = WorkerProcess(arena, snapshots)
+        host = ProcessHost(arena, snapshots)
         waiter = arena.waiter(given.number, host.cancelled, given.deadline, given.plan.threads)
         resume_point = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
         shared = arena.of_worker(given.number)

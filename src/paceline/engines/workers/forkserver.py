@@ -13,8 +13,10 @@ import signal
 import sys
 import tempfile
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, process, resource_tracker, util
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,21 @@ def interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_process(
+    target: Callable[..., None], args: tuple[object, ...], duplex: bool = True
+) -> tuple[BaseProcess, Connection]:
+    """Start a process from the forkserver; return it with this end of the pipe whose other end is its last argument."""
+    context = multiprocessing.get_context("forkserver")
+    with nameless_main():
+        prepare()
+        mine, theirs = context.Pipe(duplex)
+        started = context.Process(target=target, args=(*args, theirs))
+        with interrupts_wait():
+            started.start()
+        theirs.close()
+    return started, mine
 
 
 @contextlib.contextmanager

@@ -21,10 +21,10 @@ from paceline.engines.workers.mesh_group import StageSums
 from paceline.engines.workers.meter import Meter
 from paceline.engines.workers.process import die_with_parent
 from paceline.engines.workers.replica_lease import ReplicaLease
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.state_writer import StateWriter
-from paceline.engines.workers.worker import WorkerProcess
+from paceline.engines.workers.worker import ProcessHost
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors import NotFinite
 from paceline.errors.failure import Position
@@ -49,7 +49,7 @@ class PipelineWorker(WorkerContext):
         state_buffer: StateBuffer | None, notify: Callable[[], None],
     ) -> None:  # fmt: skip
         resume_point = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
-        host = WorkerProcess(arena, snapshots)
+        host = ProcessHost(arena, snapshots)
         waiter = arena.waiter(given.number, host.cancelled, given.deadline, given.plan.threads)
         shared = arena.of_worker(given.number)
         super().__init__(given.number, shared, waiter, given.plan, given.agenda, resume_point, host)
@@ -99,7 +99,7 @@ class PipelineWorker(WorkerContext):
         """Return the update that the worker is in, with the samples of its micro-batch if they are known."""
         if self.chunk is None or self.chunk.update != update:
             return Position(update)
-        return Position(update, samples=self.reader.order.indices(self.chunk).tolist())
+        return Position(update, samples=tuple(self.reader.order.indices(self.chunk).tolist()))
 
     def train(self) -> None:
         """Run the worker's program, table after table."""

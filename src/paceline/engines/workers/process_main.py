@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
-import sys
 from multiprocessing.connection import Connection
 from time import perf_counter_ns as now
 
 import torch
 
-from paceline.data.source import TensorSource
 from paceline.engines.workers.arena import GO, Arena
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.dataflow import DataflowWorker
-from paceline.engines.workers.messages import Failed, FailureReport, Finished, Ready, StateLeft
+from paceline.engines.workers.messages import Ready, StateLeft
 from paceline.engines.workers.pipeline import PipelineWorker
-from paceline.engines.workers.process import (
-    become_worker,
-    core_wait,
-    memory,
-    trim_heap,
-)
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.process import trim_heap
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.splits import SplitWorker
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker import LocalWorker
+from paceline.engines.workers.worker_report import worker_process
 from paceline.errors.failure import Position
 from paceline.links.memory import SharedTensors
-from paceline.links.waiting import Cancelled
 
 AnyWorker = LocalWorker | PipelineWorker | SplitWorker | DataflowWorker
 
@@ -44,37 +36,25 @@ def main(
     pipe: Connection,
 ) -> None:
     """Run one worker: prepare, wait for the start, train, and send the outcome. Never returns."""
-    become_worker(scarce)
-    before = memory("RssAnon") - len(box[0])
-    number, worker = -1, None  # type: int, AnyWorker | None
-    try:
+    with worker_process(pipe, len(box[0]), scarce) as report:
         assignment: Assignment = pickle.loads(box.pop())
         number = assignment.number
+        report.position = lambda: Position(arena.doing[number])
         torch.set_num_threads(assignment.plan.threads)
         if assignment.scratch is not None:
             multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
-        source = TensorSource(tensors.open()) if tensors else assignment.open_data()
+        source = assignment.open_data(tensors)
         worker = _kind(assignment)(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
+        report.position = lambda: worker.position(arena.doing[number])
         trim_heap()  # from here on the peak of memory is that of the training
         pipe.send(Ready())
         worker.context.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
-        waited = core_wait()
+        report.begin()
         worker.train()
         arena.ended[number] = now()
-        waited = core_wait() - waited
         if not worker.context.peak:
             worker.context.measure_memory()
-        pipe.send(Finished(waited, worker.context.peak - before))
-    except Cancelled:
-        pass
-    except BaseException as error:
-        update = arena.doing[number] if number >= 0 else -1
-        pipe.send(Failed(FailureReport.of(error, worker.position(update) if worker else Position(update))))
-    finally:
-        pipe.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # without closing shared memory, of which tensors hold views; the kernel frees it
+        report.finished(worker.context.peak)
 
 
 def _kind(given: Assignment) -> type[AnyWorker]:

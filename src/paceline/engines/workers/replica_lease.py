@@ -17,7 +17,7 @@ from paceline.core.server.actions import Done, Lease, Wait
 from paceline.core.server.events import Ask, Finish, Push
 from paceline.engines.servers.stage_shards import open_stage_port, whole_values
 from paceline.engines.workers.arena import DESK_LOCK, Arena
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import NAP_SECONDS, Cancelled

@@ -69,7 +69,7 @@ class ReplicaWorker:
         if due.update < 0 or due.update // self.runner.agenda.shares != update:
             return Position(update)
         samples = [n for chunk in due.chunks for n in self.reader.order.indices(chunk).tolist()]
-        return Position(update, due.version, samples)
+        return Position(update, due.version, tuple(samples))
 
     def follow(self, walk: Walk, computing: Callable[[int], None]) -> None:
         """Compute the gradients that a walk requests, until it ends; `computing` is called with each update.

@@ -21,9 +21,9 @@ from paceline.engines.workers.methods.runner import GradientRequest, PlanRunner
 from paceline.engines.workers.methods.split_layers import split_layers
 from paceline.engines.workers.process import die_with_parent
 from paceline.engines.workers.read_ahead import ReadAhead
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
-from paceline.engines.workers.worker import WorkerProcess
+from paceline.engines.workers.worker import ProcessHost
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors.failure import Position
 from paceline.gradients.learner import Learner
@@ -48,7 +48,7 @@ class SplitWorker:
         assert given.split is not None
         self.method, self.blueprint, job, number = method, given.split, given.job, given.number
         self.snapshots, self.arena = snapshots, arena
-        host = WorkerProcess(arena, snapshots)
+        host = ProcessHost(arena, snapshots)
         waiter = arena.waiter(number, host.cancelled, given.deadline, given.plan.threads)
         mesh = method.mesh(given.plan.workers)
         self.place = mesh.coordinate(number, INSIDE)
@@ -79,7 +79,7 @@ class SplitWorker:
         if self.due.update != update:
             return Position(update)
         samples = [n for chunk in self.due.chunks for n in self.reader.order.indices(chunk).tolist()]
-        return Position(update, self.due.version, samples)
+        return Position(update, self.due.version, tuple(samples))
 
     def train(self) -> None:
         """Compute what the walk of the method requests, until it ends."""

@@ -56,7 +56,7 @@ class StateSlot:
         self._head[0] = tag
 
     def write(self, tag: int, worker_state: WorkerState) -> None:
-        """Overwrite the half; its tag is set last, when the state is whole."""
+        """Overwrite the slot; its tag is set last, when the state is whole."""
         where, size = tensor_slots(worker_state.tensors)
         description = pickle.dumps((where, worker_state.facts))
         start = self._start(len(description))

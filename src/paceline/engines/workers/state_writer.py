@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.engines.workers.worker_context import KEPT, REQUESTED, WorkerContext
+from paceline.engines.workers.worker_context import REQUESTED, TAKEN, WorkerContext
 from paceline.parameters.worker_state import WorkerState
 
 
@@ -36,8 +36,8 @@ class StateWriter:
             return
         slot = self.state_buffer.next
         # The parent may still need the older state: another worker may not have written its part of that checkpoint.
-        if slot.tag > self.checkpoints[KEPT]:
-            self.runner.waiter.until(lambda: self.checkpoints[KEPT] >= slot.tag, lambda: "the parent", rung=False)
+        if slot.tag > self.checkpoints[TAKEN]:
+            self.runner.waiter.until(lambda: self.checkpoints[TAKEN] >= slot.tag, lambda: "the parent", rung=False)
         slot.write(due, worker_state() | self._owed())
         self._notify()
 

@@ -16,7 +16,7 @@ from paceline.engines.workers.methods import walk_of
 from paceline.engines.workers.methods.coordinated import train_coordinated
 from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.replica_worker import ReplicaWorker
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors.failure import Position
@@ -25,7 +25,7 @@ from paceline.plans.methods.native import NativeDdp
 from paceline.runs.trace import Kind
 
 
-class WorkerProcess:
+class ProcessHost:
     """`Host` of a worker in a process that the local engine started."""
 
     def __init__(self, arena: Arena, snapshots: SnapshotFile | None) -> None:
@@ -61,7 +61,7 @@ class LocalWorker:
         #: An object whose destructor must not run before the process ends.
         self.kept_alive: object = None
         number, placement = given.number, given.placement
-        host = WorkerProcess(arena, snapshots)
+        host = ProcessHost(arena, snapshots)
         waiter = arena.waiter(number, host.cancelled, given.deadline, given.plan.threads)
         self.replica = ReplicaWorker(
             given, source, arena.shape.layout, arena.of_worker(number), waiter, host,

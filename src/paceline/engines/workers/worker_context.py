@@ -17,7 +17,7 @@ from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, Kind, TraceRing
 
 #: The places of the integers of checkpoints: the update after which one is requested, and the newest that was taken.
-REQUESTED, KEPT = 0, 1
+REQUESTED, TAKEN = 0, 1
 
 
 class Host(Protocol):

@@ -5,7 +5,7 @@
     shard_state the tensors of a shard: versions are made in place, since one process holds them
     desk_process, shard_process
     client      a worker's side: the walk of `engines.workers.methods` over sockets
-    collector   the head's side: progress, parameters and the trace of pushes
+    server_head, collector   the head's side: progress, parameters, checkpoints and the trace of pushes
 
     worker                          shard server (primary)                 backup
     ------                          ----------------------                 ------

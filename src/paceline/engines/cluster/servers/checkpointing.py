@@ -20,8 +20,9 @@ import torch
 
 from paceline.core.cluster.applied import Applied
 from paceline.core.server.checkpoint_cut import Cut, UnderWay
+from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.checkpoints import Checkpoint
-from paceline.engines.cluster.checkpointing import Checkpoints, owes
+from paceline.engines.cluster.checkpointing import owes
 from paceline.engines.cluster.control import ShardStart
 from paceline.engines.cluster.servers.collector import Collector, ShardsCut
 from paceline.engines.servers.open_ports import version_shapes
@@ -37,11 +38,11 @@ AGAIN = 0.2  # seconds between two requests to hold the leases
 STATES = 10.0  # seconds that workers may take to send what is their own
 
 
-class ServedCheckpoints:
+class ServerCheckpoints:
     """Takes the checkpoints of one run with servers."""
 
-    def __init__(self, written: Checkpoints, collector: Collector, deadline: float) -> None:
-        self.written, self.setup, self.collector, self._deadline = written, written.setup, collector, deadline
+    def __init__(self, manager: CheckpointManager, collector: Collector, deadline: float) -> None:
+        self.manager, self.setup, self.collector, self._deadline = manager, manager.setup, collector, deadline
         #: Called with the updates of a checkpoint for which all workers leave what is their own.
         self.ask: Callable[[int], None] = lambda updates: None
         #: Called with the rows of pushes that led to a checkpoint; returns when the last of them ended, in nanoseconds.
@@ -64,10 +65,10 @@ class ServedCheckpoints:
         """Return a checkpoint, if one was due and all leases are drained; `finished` are the batches, `alive` the ranks
         that have a worker.
         """
-        agenda, written = self.setup.agenda, self.written
-        done, every = agenda.done_by(finished), written.request.interval.updates
-        due = written.requested or (every and done // every > written.last // every)
-        if not due or (written.writer.busy and not written.signals.ending) or done >= agenda.updates:
+        agenda, manager = self.setup.agenda, self.manager
+        done = agenda.done_by(finished)
+        waits = manager.writer.busy and not manager.signals.ending
+        if not manager.due(done) or waits or done >= agenda.updates:
             self._let_go()
             return None
         if not self.collector.drained:
@@ -101,8 +102,7 @@ class ServedCheckpoints:
         return complete or time.monotonic() - self._asked > STATES
 
     def _checkpoint(self, cut: ShardsCut) -> Checkpoint:
-        setup, written = self.setup, self.written
-        updates = setup.agenda.done_by(cut.batches)
+        updates = self.setup.agenda.done_by(cut.batches)
         ended = self.tell(cut.pushes)
         holders: dict[str, WorkerState] = {}
         for number, (whole, shape) in enumerate(zip(cut.whole, self._shapes, strict=True)):
@@ -111,8 +111,7 @@ class ServedCheckpoints:
         owed = self._owed.pop(updates, {})
         holders |= {f"worker.{rank}": state for rank, state in sorted(owed.items())}
         self._owed = {later: found for later, found in self._owed.items() if later > updates}
-        at = max(time.perf_counter_ns(), ended) - written.origin
-        return Checkpoint(updates, at, written.request.lives, self._cut(cut), holders)
+        return self.manager.checkpoint(updates, holders, self._cut(cut), max(time.perf_counter_ns(), ended))
 
     def _cut(self, cut: ShardsCut) -> Cut:
         """Return where the desk and the shards are. What a shard holds for a round is computed again."""

@@ -123,7 +123,7 @@ class Collector:
         """Let the desk lease nothing new, or go on. A desk that is replaced has to be asked again."""
         self.loop.hub.post(peer_of(DESK), Other.HOLD, (int(held),))
 
-    def values(self, deadline: float, called_off: Callable[[], bool] = lambda: False) -> list[Tensor]:
+    def values(self, deadline: float) -> list[Tensor]:
         """Return the newest vector of every shard, from its primary."""
         self._values = {}
 
@@ -177,7 +177,7 @@ class Collector:
         self.sources = []
         for shard, (history, start) in enumerate(zip((each.rows for each in known), new, strict=True)):
             rows = history[start:]
-            found = [_rows(shard, rows, self.layout), *(_pulls(n, rows, other) for n, other in enumerate(taken))]
+            found = [_rows(shard, rows), *(_pulls(n, rows, other) for n, other in enumerate(taken))]
             found += [_joins(rows)] if self.joins else []
             parts += [_of_rounds(each, self.gathers) for each in found] if self.gathers else found
             self.sources += [self._answers[shard].server] * sum(map(len, found))
@@ -243,7 +243,7 @@ class Collector:
             self.desk_lost(why)
 
 
-def _rows(shard: int, history: Columns, layout: Layout) -> Columns:
+def _rows(shard: int, history: Columns) -> Columns:
     """Return a shard's history as rows of the trace; each push moved gradients there and parameters back."""
     rows = np.zeros(len(history), DTYPE)
     rows["kind"], rows["shard"], rows["update"] = Kind.APPLY, shard, history["batch"]

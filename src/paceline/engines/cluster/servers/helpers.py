@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection as Pipe
 
 import torch
 
-from paceline.data.source import TensorSource
 from paceline.engines.cluster.children import Child, Children, ProcessName
 from paceline.engines.cluster.servers.node_servers import ATTEMPTS
 from paceline.engines.cluster.servers.team import TeamMemory, serve
@@ -34,8 +33,7 @@ def run_helper(
     try:
         given: Assignment = pickle.loads(box.pop())
         torch.set_num_threads(given.plan.threads)
-        source = TensorSource(tensors.open()) if tensors else given.open_data()
-        learner = learner_of(given, source)
+        learner = learner_of(given, given.open_data(tensors))
         for parameter, shared in zip(learner.replica.parameters, memory.parameters, strict=True):
             parameter.data = shared
         trim_heap()
@@ -53,7 +51,7 @@ def run_helper(
         os._exit(1)
 
 
-class HelperKeeper:
+class HelperSupervisor:
     """Starts the helpers of a node, and others in the place of those that end."""
 
     def __init__(

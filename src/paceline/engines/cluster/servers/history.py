@@ -75,7 +75,7 @@ class KnownHistory:
         return int(differs[0]) if len(differs) else common
 
 
-class History:
+class PushHistory:
     """The pushes that a shard is made of, in the order of its versions: rows of `history_dtype`."""
 
     def __init__(self, shards: int) -> None:

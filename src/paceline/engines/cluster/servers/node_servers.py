@@ -63,7 +63,7 @@ def parted(starts: Sequence[ShardStart], content: memoryview) -> dict[int, tuple
     return found
 
 
-class DeskKeeper:
+class DeskSupervisor:
     """Starts the desk at a socket that outlasts it, and the next one when it ends."""
 
     def __init__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +20,6 @@ from paceline.core.cluster.messages import Process, Role
 from paceline.core.cluster.outputs import TIMING, Timing
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
-from paceline.data.source import TensorSource
 from paceline.engines.cluster.control import ShardStart
 from paceline.engines.cluster.group_client import RankConfig
 from paceline.engines.cluster.servers.centre import CentreState
@@ -34,12 +32,13 @@ from paceline.engines.cluster.servers.wire import peer_of
 from paceline.engines.workers.arena import Arena
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.collectives import Means, Sums
-from paceline.engines.workers.messages import Failed, FailureReport, Finished, StateLeft
-from paceline.engines.workers.process import become_worker, core_wait, memory, trim_heap
+from paceline.engines.workers.messages import Failed, FailureReport, StateLeft
+from paceline.engines.workers.process import become_worker, trim_heap
 from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.replica_worker import ReplicaWorker
 from paceline.engines.workers.state_buffers import StateBuffer
-from paceline.engines.workers.worker import WorkerProcess
+from paceline.engines.workers.worker import ProcessHost
+from paceline.engines.workers.worker_report import worker_process
 from paceline.errors.failure import Position
 from paceline.gradients.encoder import GradientEncoder
 from paceline.links.memory import SharedTensors
@@ -48,7 +47,7 @@ from paceline.links.tcp.credentials import Credentials, listen
 from paceline.links.tcp.handshake import Identity
 from paceline.links.tcp.hub import Hub, PeerPlace
 from paceline.links.tcp.pump import Pump
-from paceline.links.waiting import Cancelled, Waiter
+from paceline.links.waiting import Waiter
 from paceline.parameters.layout import Layout
 from paceline.plans.methods.server import CentreServer, Served, gathered_by
 
@@ -169,18 +168,18 @@ def run_worker(
 
     `number` is another one for each process. The assignment has the rank, which outlasts it. With a team it leads it.
     """
-    become_worker(scarce=False)
-    before, replica = memory("RssAnon") - len(box[0]), None  # type: int, ReplicaWorker | None
-    try:
+    with worker_process(pipe, len(box[0])) as report:
+        report.position = lambda: Position(arena.doing[0])
         given: Assignment = pickle.loads(box.pop())
         torch.set_num_threads(given.plan.threads)
-        source = TensorSource(tensors.open()) if tensors else given.open_data()
-        host, shared = WorkerProcess(arena, None), arena.of_worker(0)
+        source = given.open_data(tensors)
+        host, shared = ProcessHost(arena, None), arena.of_worker(0)
         waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, lambda: "at a server")
         notify = partial(pipe.send, StateLeft())
         resume = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
         repeats = given.plan.traits.repeats
         replica = ReplicaWorker(given, source, layout, shared, waiter, host, NoGroup(), resume, repeats)
+        report.position = lambda: replica.position(arena.doing[0])
         if team is not None:
             at_team = Waiter(given.number, team.doorbells[0], host.cancelled, given.deadline, lambda: "in its team")
             replica.sums = TeamLeader(team, replica.runner.learner, at_team).compute
@@ -190,18 +189,8 @@ def run_worker(
         )  # fmt: skip
         ahead = ReadAhead(replica.reader, replica.runner, given_out=0)
         trim_heap()
-        waited = core_wait()
+        report.begin()
         replica.follow(client.walk(), ahead.computing)
         arena.ended[0] = now()
-        pipe.send(Finished(core_wait() - waited, replica.runner.peak - before))
+        report.finished(replica.runner.peak)
         client.loop.hub.close()
-    except Cancelled:
-        pass
-    except BaseException as error:
-        update = arena.doing[0]
-        pipe.send(Failed(FailureReport.of(error, replica.position(update) if replica else Position(update))))
-    finally:
-        pipe.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)

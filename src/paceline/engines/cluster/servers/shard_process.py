@@ -25,7 +25,7 @@ from paceline.core.cluster.messages import (
 from paceline.core.cluster.outputs import Apply, Forget, Output, Restore, Timing
 from paceline.core.cluster.shard import ShardMachine
 from paceline.engines.cluster.control import ShardStart
-from paceline.engines.cluster.servers.history import History
+from paceline.engines.cluster.servers.history import PushHistory
 from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.vector_pool import VectorPool
 from paceline.engines.cluster.servers.wire import ROLES, Other, addresses_to_bytes, kind_of, peer_of
@@ -77,7 +77,7 @@ class ShardProcess:
         self.host, self.make_state, self.shards = host, make_state, shards
         self.machine = ShardMachine(number, timing, shard, gathers=gathers)
         self.state: State | None = make_state(shard) if shard != NONE else None
-        self.history = History(shards)
+        self.history = PushHistory(shards)
         #: The gradients that the machine's log still needs, by version.
         self.kept: dict[int, Any] = {}
         #: What the machine has applied and the tensors have not. A primary makes a version when it is on all backups,
@@ -166,7 +166,7 @@ class ShardProcess:
             self.history.restore(body[size:])
         elif isinstance(output, Forget):
             self._unmade.clear()
-            self.state, self.history, self.kept, self._arriving = None, History(self.shards), {}, []
+            self.state, self.history, self.kept, self._arriving = None, PushHistory(self.shards), {}, []
 
     def _made(self, version: int) -> State:
         """Bring the tensors to a version, and return them."""

@@ -36,12 +36,12 @@ from paceline.plans.methods.server import Server
 def serve(runner: PlanRunner, method: Server, arena: Arena) -> Walk:
     """Return the walk of a worker of a plan with a server."""
     # Opened before the run starts: other workers may push as soon as they may start.
-    client = ServerClient(runner, arena, method.traits.gathers)
-    client.resume()
-    return client.walk()
+    worker = ServerWorker(runner, arena, method.traits.gathers)
+    worker.resume()
+    return worker.walk()
 
 
-class ServerClient:
+class ServerWorker:
     """One worker of a plan with a server: its side of the protocol, its ports to the shards, the desk."""
 
     def __init__(self, runner: PlanRunner, arena: Arena, gathers: bool) -> None:

@@ -6,7 +6,6 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter_ns as now
 
 import numpy as np
@@ -17,11 +16,9 @@ from paceline.core.cluster.messages import Process, Role
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.checkpointing import Checkpoints
 from paceline.engines.cluster.control import (
     Asked,
     Ended,
-    Failed,
     Finished,
     Message,
     Rows,
@@ -32,23 +29,22 @@ from paceline.engines.cluster.control import (
     Wanted,
     state_of,
 )
-from paceline.engines.cluster.head import FarWorkers, ToRank, report_of
+from paceline.engines.cluster.group_head import ToRank
+from paceline.engines.cluster.remote_workers import RemoteWorkers
 from paceline.engines.cluster.rendezvous import Node
-from paceline.engines.cluster.servers.checkpointing import ServedCheckpoints, starts_of
+from paceline.engines.cluster.servers.checkpointing import ServerCheckpoints, starts_of
 from paceline.engines.cluster.servers.collector import Collector
-from paceline.engines.cluster.servers.node_servers import DeskKeeper
+from paceline.engines.cluster.servers.node_servers import DeskSupervisor
 from paceline.engines.cluster.servers.placement import Placement
 from paceline.engines.cluster.servers.processes import ServerConfig
-from paceline.engines.local.diagnosis import Diagnosis
-from paceline.engines.local.observer import Observer
 from paceline.engines.setup import Setup
-from paceline.engines.workers.snapshots import SnapshotFile
+from paceline.engines.workers.messages import Failed
+from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import listen
 from paceline.plans.methods.server import CentreServer, Server, gathered_by
 from paceline.runs.events import Event, EventKind, ProcessKind
-from paceline.runs.record import DeathRecord
 from paceline.runs.trace import Columns, Kind, Row, Trace
 
 BLOCK = 16  # batches that are leased at once, at most
@@ -56,29 +52,22 @@ READ_SECONDS = 30.0  # that servers may take to answer the head
 
 
 class ServerHead:
-    """What `engine` asks of a head, for a plan with servers."""
+    """The head's side of a run with servers."""
 
     def __init__(
-        self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
-        agent: Agent, backups: int, note: Callable[[Event], None], living: bool = False,
-        written: Checkpoints | None = None,
+        self, workers: RemoteWorkers, to_rank: ToRank, snapshots: SnapshotFile | None, agent: Agent, backups: int,
+        note: Callable[[Event], None], replaces: bool,
     ) -> None:  # fmt: skip
-        """Replace nodes and workers that end, with `living`."""
-        self.note, self.to_rank, self.living, self.deadline = note, to_rank, living, deadline
+        """`replaces` is whether a node that ends is replaced."""
+        self.workers, self.note, self.to_rank, self.replaces = workers, note, to_rank, replaces
+        setup, manager = workers.setup, workers.manager
         #: Nodes that cannot be reached any longer.
         self._lost: set[int] = set()
         #: How many nodes each rank has had before.
-        self.lives = [0] * setup.plan.workers
+        self.lives = [0] * workers.count
         #: Since when no worker is left.
         self._deserted: float | None = None
-        self.setup, self.snapshots, self.nodes = setup, snapshots, setup.plan.workers
-        self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(self.nodes)])
-        self.finished: dict[int, Finished] = {}
-        self.dead: set[int] = set()
-        self.deaths: list[DeathRecord] = []
-        self.diagnosis = Diagnosis(self.far.doing, lambda rank: f"It is rank {rank}", setup.source, deadline)
-        self.observer: Observer | None = None
-        self._trace_file: Path | None = None
+        self.setup, self.snapshots, self.nodes = setup, snapshots, workers.count
         self._values: list[Tensor] = []
         #: Shards whose first view was heard of.
         self._viewed: set[int] = set()
@@ -96,21 +85,21 @@ class ServerHead:
             gathered_by(setup.plan.method),
             isinstance(setup.plan.method, CentreServer),
         )
-        self.keeper = DeskKeeper(
+        self.desk_supervisor = DeskSupervisor(
             agent.children, config, listener, agent.assignment, placement.members(), placement.copies,
             lambda: self.collector.loop.addresses, block_of(setup),
         )  # fmt: skip
-        agent.keepers.append(self.keeper)
+        agent.supervisors.append(self.desk_supervisor)
         self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
         #: The epoch of the desk that is connected, or was last.
         self._epoch = 0
         self._servers = [tuple(shard for _, shard in placement.on(rank)) for rank in range(self.nodes)]
         self._desk = config.desk
         self.collector.meanwhile = agent.look
-        self.checkpoints = ServedCheckpoints(written, self.collector, READ_SECONDS) if written is not None else None
+        self.checkpoints = ServerCheckpoints(manager, self.collector, READ_SECONDS) if manager is not None else None
         if self.checkpoints is not None:
             self.checkpoints.ask, self.checkpoints.tell = self._ask_workers, self._tell
-        self._start_nodes(written.request.start if written is not None else None)
+        self._start_nodes(manager.request.start if manager is not None else None)
 
     def _start_nodes(self, begun: Checkpoint | None) -> None:
         """Let every node start its servers and its worker, from a checkpoint if the run is resumed."""
@@ -123,21 +112,10 @@ class ServerHead:
             every = self.setup.snapshots_every
             self._snapshot_at = begun.updates // every * every + every if every else 0
 
-    def observe(self, observer: Observer, trace_file: Path | None) -> None:
-        """Report to this observer from now on."""
-        self.observer, self._trace_file = observer, trace_file
-
     @property
     def done(self) -> bool:
         """Whether the result was read."""
         return bool(self._values)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training."""
-        assert self.observer is not None
-        ends = [each.when + self.far.ahead[rank] for rank, each in self.finished.items()]
-        return (max(ends) - self.observer.origin) / 1e9
 
     def values(self) -> list[Tensor]:
         """Return the trainable parameters in the module's order, then the moving buffers."""
@@ -146,12 +124,12 @@ class ServerHead:
     def hear(self, rank: int, message: Message, content: memoryview) -> None:
         """Take a message of the agent of a rank."""
         if isinstance(message, Rows):
-            self.far.took(rank, message.doing, content)
-            if rank in self.dead and message.doing >= 0:
-                self.dead.discard(rank)  # another worker takes part in its place
+            self.workers.add_rows(rank, message.doing, content)
+            if rank in self.workers.dead and message.doing >= 0:
+                self.workers.dead.discard(rank)  # another worker takes part in its place
                 self._deserted = None
         elif isinstance(message, Finished):
-            self.finished[rank] = message
+            self.workers.finished[rank] = message
         elif isinstance(message, State) and self.checkpoints is not None:
             self.checkpoints.put(rank, message.update, state_of(message, content))
         elif isinstance(message, Asked):
@@ -159,13 +137,13 @@ class ServerHead:
         elif isinstance(message, Ended):
             self._worker_died(rank, f"died ({message.how})", message.replaced)
         elif isinstance(message, Failed):
-            others = [r for r in range(self.nodes) if r != rank and r not in self.finished]
-            raise self.diagnosis.failed(rank, report_of(message), others)
-
+            others = [r for r in range(self.nodes) if r != rank and r not in self.workers.finished]
+            raise self.workers.diagnosis.failed(rank, message.report, others)
         elif isinstance(message, ServerFailed):  # what the job's own code raises, it would raise at the backups, too
-            advice = f"\n  advice   {message.advice}" if message.advice else ""
-            what = f"server {message.number}, of rank {rank}, failed: {message.what}"
-            raise RunFailed(f"{what}{advice}\n{message.traceback}".rstrip())
+            report = message.report
+            advice = f"\n  advice   {report.advice}" if report.advice else ""
+            what = f"server {message.number}, of rank {rank}, failed: {report.what}"
+            raise RunFailed(f"{what}{advice}\n{report.traceback}".rstrip())
 
     def lost(self, rank: int, why: str) -> None:
         """A node cannot be reached any longer: its worker's batch goes to another one, its shards to their backups."""
@@ -182,7 +160,7 @@ class ServerHead:
         if number == signal.SIGINT:
             if self.checkpoints is None:
                 raise KeyboardInterrupt
-            self.checkpoints.written.signals.take_of_another(number)
+            self.checkpoints.manager.signals.take_of_another(number)
             return
         self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
         self.to_rank(rank, Dismiss(0))
@@ -191,34 +169,31 @@ class ServerHead:
         """A node has come in the place of one that was lost: it gets a worker, and servers that hold no shard yet."""
         self._worker_died(rank, "has left with its node")
         self._lost.discard(rank)
-        self.far.ahead[rank] = node.ahead
+        self.workers.ahead[rank] = node.ahead
         self.lives[rank] += 1
         spares = len(self._servers[rank])
         self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank]))
 
     def look(self) -> None:
         """Follow the training; called several times a second."""
-        collector = self.collector
+        collector, workers = self.collector, self.workers
         collector.turn(0.0)
-        if self.observer is not None and self.observer.writer is None and collector.workers:
-            self.far.started_at = self.observer.started_at = now()
-            if self.checkpoints is not None:
-                self.checkpoints.written.origin = self.observer.origin
-            self.observer.training_started(self._trace_file)
+        if not workers.training and collector.workers:
+            workers.training_started()
         if collector.lost_shard is not None:
             raise RunFailed(
                 f"shard {collector.lost_shard} of the parameters is lost, since every server that held it has died"
             )
-        if self._deserted is not None and time.monotonic() - self._deserted > self.deadline:
-            raise RunFailed(f"no worker is left, and none has taken their place within {self.deadline:g} s")
-        if self.checkpoints is not None and self.observer is not None and self.observer.writer is not None:
-            alive = set(range(self.nodes)) - self.dead - self.finished.keys()
+        if self._deserted is not None and time.monotonic() - self._deserted > workers.deadline:
+            raise RunFailed(f"no worker is left, and none has taken their place within {workers.deadline:g} s")
+        if self.checkpoints is not None and workers.training:
+            alive = set(range(self.nodes)) - workers.dead - workers.finished.keys()
             due = self.checkpoints.take(collector.finished, alive)
             if due is not None:
-                self.checkpoints.written.take(due, self.observer)
+                self.checkpoints.manager.save(due, workers.observer)
         if self.snapshots is not None and 0 < self._snapshot_at <= self._updates < self.setup.agenda.updates:
             self._snapshot()
-        if collector.done and not self._values and self.finished.keys() | self.dead >= set(range(self.nodes)):
+        if collector.done and not self._values and workers.finished.keys() | workers.dead >= set(range(self.nodes)):
             self._read()
 
     @property
@@ -232,7 +207,7 @@ class ServerHead:
         updates = self._updates // every * every
         self.snapshots.write(updates, self._collect())
         row = Row(Kind.SNAPSHOT, 0, updates, start=start, end=now())
-        self.far.took(0, -1, _raw(row))
+        self.workers.add_rows(0, -1, _raw(row))
         self._snapshot_at = updates + every
 
     def _read(self) -> None:
@@ -249,15 +224,15 @@ class ServerHead:
     def _tell(self, pushes: Columns) -> int:
         """Put rows of pushes into the trace; return when the last of them ended, in nanoseconds."""
         pushes["worker"] %= self.nodes
-        ahead = np.array([self.far.ahead[server % self.nodes] for server in self.collector.sources], np.int64)
+        ahead = np.array([self.workers.ahead[server % self.nodes] for server in self.collector.sources], np.int64)
         for column in ("start", "end"):
             pushes[column] += ahead
-        self.far.took(0, -1, memoryview(pushes.tobytes()))
+        self.workers.add_rows(0, -1, memoryview(pushes.tobytes()))
         return int(pushes["end"].max(initial=0))
 
     def _ask_workers(self, updates: int) -> None:
         """Let all workers leave what they owe."""
-        for rank in set(range(self.nodes)) - self.dead:
+        for rank in set(range(self.nodes)) - self.workers.dead:
             self.to_rank(rank, Wanted(updates))
 
     def _collect(self) -> list[Tensor]:
@@ -273,33 +248,30 @@ class ServerHead:
             warnings.warn(line, DeathWarning, stacklevel=2)
 
     def _desk_met(self) -> None:
-        self._epoch = self.keeper.epoch
+        self._epoch = self.desk_supervisor.epoch
 
     def _desk_lost(self, why: str) -> None:
         """Replace a desk that does not answer, as its process is stopped; one that has ended is replaced already."""
         self.note(Event(EventKind.LOST, time.time(), ProcessKind.DESK, 0, self._epoch, why=why))
-        if self._epoch == self.keeper.epoch:
-            self.keeper.replace()
+        if self._epoch == self.desk_supervisor.epoch:
+            self.desk_supervisor.replace()
 
     def _worker_died(self, rank: int, why: str, replaced: bool = False) -> None:
-        if rank in self.dead or rank in self.finished:  # a worker that has finished ends
+        workers = self.workers
+        if rank in workers.dead or rank in workers.finished:  # a worker that has finished ends
             return
-        assert self.observer is not None
-        begun = self.observer.origin if self.observer.started_at else now()
-        self.deaths.append(DeathRecord(rank, why, self.far.doing[rank], (now() - begun) / 1e9))
-        if self.observer.started_at:
-            self.observer.worker_died(rank)
+        workers.died(rank, why)
         if replaced:
             what = f"the worker of rank {rank} {why}; another one is started in its place"
             warnings.warn(what, DeathWarning, stacklevel=2)
             return
-        self.dead.add(rank)
-        alive = [r for r in range(self.nodes) if r not in self.dead]
-        if not alive and not self.living:
+        workers.dead.add(rank)
+        alive = [r for r in range(self.nodes) if r not in workers.dead]
+        if not alive and not self.replaces:
             raise RunFailed(f"rank {rank} {why}, and no other is left to finish the run")
         if not alive:
             self._deserted = time.monotonic()
-        until = " until another takes its place" if self.living else ""
+        until = " until another takes its place" if self.replaces else ""
         warnings.warn(
             f"the worker of rank {rank} {why}; its batch is computed by another one, and the run continues with "
             f"{len(alive)} of {self.nodes} workers{until}",

@@ -1,4 +1,4 @@
-"""The observer of a local run: the parent reads its workers' traces, their progress and their status."""
+"""The observer of a run: the parent, or the head of a cluster, follows its workers' traces, progress and status."""
 
 from __future__ import annotations
 

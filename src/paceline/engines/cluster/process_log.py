@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from paceline.engines.cluster.control import Began, Exited
 from paceline.engines.cluster.rendezvous import Node, boot
-from paceline.engines.local.observer import Observer
+from paceline.engines.observer import Observer
 from paceline.runs.events import Event, EventKind, EventLog, ProcessKind, wall_time
 from paceline.runs.live import Heartbeat, NodeProcess, ProcessRecord
 
@@ -16,11 +16,11 @@ from paceline.runs.live import Heartbeat, NodeProcess, ProcessRecord
 Note: TypeAlias = Callable[[Event], None]
 
 
-class History:
+class ProcessLog:
     """The processes of a run, and the events of their lives."""
 
-    def __init__(self, log: EventLog, heartbeat: Heartbeat, nodes: dict[int, Node], own: int) -> None:
-        self.log = log
+    def __init__(self, events: EventLog, heartbeat: Heartbeat, nodes: dict[int, Node], own: int) -> None:
+        self.events = events
         #: The processes that run, by their kind and number.
         self.processes: dict[tuple[ProcessKind, int], NodeProcess] = {}
         #: Nanoseconds by which this process's clock is ahead of each node's.
@@ -31,9 +31,9 @@ class History:
 
     def note(self, event: Event) -> None:
         """Record an event."""
-        self.log.add(event)
+        self.events.add(event)
 
-    def took(self, rank: int, message: Began | Exited, observer: Observer) -> None:
+    def add(self, rank: int, message: Began | Exited, observer: Observer) -> None:
         """Take what an agent says of a process."""
         at = wall_time(message.when + self._ahead.get(rank, 0))
         if isinstance(message, Began):
