@@ -31,6 +31,11 @@ def test_a_rule_says_what_it_finds_and_why(code: str) -> None:
     assert len(documentation(RULES[code]).split()) > 25
 
 
+@pytest.mark.parametrize("code", RULES)
+def test_the_file_of_a_rule_has_its_name(code: str) -> None:
+    assert RULES[code].find.__module__.rpartition(".")[2] == RULES[code].name.replace("-", "_")
+
+
 def test_the_page_is_the_one_that_the_rules_make() -> None:
     made = (ROOT / "docs" / "checker-rules.md").read_text()
     assert made == page(), "run `python -m paceline.check.reporting.page > docs/checker-rules.md`"

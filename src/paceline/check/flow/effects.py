@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, NOTIFY, PAUSES, TAKE_ITEM, WAITS
 from paceline.check.syntax.declarations import Function, Resource
-from paceline.check.syntax.names import dotted, is_constant, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.values.module import Module
 from paceline.check.values.targets import targets
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from paceline.check.libraries import catalogue
 from paceline.check.ranks.collectives import collective, written
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing, last_line, parent
 from paceline.check.values.deciding import DATA, FILES, HOST, OF_MATRIX, RANK, asks_for_ranks, decides
 from paceline.check.values.module import Module
 
@@ -125,7 +126,7 @@ def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Con
     test = enclosing(made[0], ast.If) if len(made) == 1 and len(values) == 2 else None
     if not isinstance(test, ast.If) or (asked := condition(test.test, fn, module, 1)) is None:
         return None
-    return _turned(asked, made[0].lineno <= (test.body[-1].end_lineno or 0))
+    return _turned(asked, made[0].lineno <= last_line(test.body))
 
 
 def _turned(asked: Condition, holds: bool) -> Condition:

@@ -20,7 +20,8 @@ from paceline.check.ranks.collectives import Collective, collective
 from paceline.check.ranks.items import LEAVES, Item, flattened, moved, only_in, relevant
 from paceline.check.ranks.lengths import Lengths
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import apart, asked_before, dotted, enclosing, entered_around, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import apart, asked_before, enclosing, entered_around, last_line, lines_of, parent
 from paceline.check.values.deciding import asks_for_ranks, asks_for_several, decides
 from paceline.check.values.module import Module
 
@@ -160,7 +161,7 @@ class Sequences:
         if kind != "except":
             return None
         for side, body in ((True, node.body), (False, node.orelse)):
-            if body and body[0].lineno <= int(line) <= (body[-1].end_lineno or 0):
+            if int(line) in lines_of(body):
                 return side
         return None
 
@@ -323,8 +324,7 @@ class Sequences:
         """The collectives after a test, on the branch that continues."""
         items = relevant(self.whole(fn).items, at)
         flat = [i for item in items for i in flattened(item)]
-        end = test.end_lineno or test.lineno
-        return tuple(i for i in flat if getattr(i.at, "lineno", 0) > end and not apart(test, i.at))
+        return tuple(i for i in flat if getattr(i.at, "lineno", 0) > last_line(test) and not apart(test, i.at))
 
     def in_further_turns(self, test: ast.If, fn: Function, at: Condition) -> tuple[Item, ...]:
         """The collectives of the loop that a branch leaves, which the other ranks call in its next turn."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from paceline.check.libraries.catalogue import EVENTS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, is_constant, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access, kind_of
 from paceline.check.threads.evidence import OWNS_LOCK, of_threads
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from paceline.check import libraries
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import awaited, dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import awaited, enclosing, last_line, parent
 from paceline.check.threads.accesses import VIEWS, Access
 from paceline.check.threads.shared_state import BEGINNINGS, is_caught, is_teardown
 
@@ -131,7 +132,7 @@ def asked_before(access: Access, key: ast.expr) -> int:
     """The line of a test that found a key missing, where an access is decided by it; 0 if there is none."""
     around, container = enclosing(access.node, ast.If), dotted(access.node)
     while isinstance(around, ast.If):
-        if asks_for(around, key, container, ast.NotIn) and access.line <= (around.body[-1].end_lineno or 0):
+        if asks_for(around, key, container, ast.NotIn) and access.line <= last_line(around.body):
             return around.lineno
         around = enclosing(around, ast.If)
     for test in access.fn.tests:

@@ -10,7 +10,8 @@ import ast
 from collections.abc import Callable
 
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, enclosing, parent
+from paceline.check.syntax.names import dotted
+from paceline.check.syntax.tree import enclosing, parent
 from paceline.check.values.deciding import asks_for_ranks, decides
 
 ADDS = ("append", "add", "appendleft", "extend", "put", "push")

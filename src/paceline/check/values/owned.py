@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from paceline.check.flow.effects import Effect
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import parent
+from paceline.check.syntax.tree import is_within, parent
 from paceline.check.values.module import Module
 
 
@@ -51,14 +51,14 @@ def _anew(name: str, call: ast.Call, fn: Function) -> bool:
         if isinstance(at, ast.For | ast.AsyncFor):
             bound = {n.id for n in ast.walk(at.target) if isinstance(n, ast.Name)}
             value = fn.bound.get(name)
-            if name in bound or (value is not None and at.lineno <= value.lineno <= (at.end_lineno or 0)):
+            if name in bound or (value is not None and is_within(value, at)):
                 return True
         elif isinstance(at, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
             if any(isinstance(n, ast.Name) and n.id == name for g in at.generators for n in ast.walk(g.target)):
                 return True
         elif isinstance(at, ast.While):
             value = fn.bound.get(name)
-            if value is not None and at.lineno <= value.lineno <= (at.end_lineno or 0):
+            if value is not None and is_within(value, at):
                 return True
         at = parent(at)
     return False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from paceline.check.syntax.names import enclosing, parent, short_name
+from paceline.check.syntax.names import short_name
+from paceline.check.syntax.tree import enclosing, is_within, parent
 from paceline.check.values.deciding import DATA
 
 
@@ -12,7 +13,7 @@ def changed_in_turn(node: ast.Name, target: ast.expr) -> bool:
     """Whether a loop asks for a name before each turn, which this assignment of the turn before has changed."""
     loop = enclosing(node, ast.While)
     asked = isinstance(loop, ast.While) and loop.test.lineno <= node.lineno < loop.body[0].lineno
-    return asked and target.lineno >= loop.body[0].lineno and target.lineno <= (loop.end_lineno or 0)  # type: ignore[union-attr]
+    return asked and is_within(target, loop.body)  # type: ignore[union-attr]
 
 
 def trained_on(node: ast.Name, loop: ast.AST) -> str:

@@ -16,7 +16,8 @@ from functools import cached_property
 
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing, last_line, parent
 from paceline.check.values.chances import Chances
 from paceline.check.values.counts import Counts
 from paceline.check.values.deciding import (
@@ -315,7 +316,7 @@ class Varying:
         """Why a name differs that is changed under a test that differs, and read after it."""
         for target, value in given:
             test = enclosing(target, ast.If)
-            last = test.end_lineno or 0 if isinstance(test, ast.If) else 0
+            last = last_line(test) if isinstance(test, ast.If) else 0
             wraps = any(isinstance(n, ast.Call) for n in ast.walk(value)) and _reads(value, node.id)
             around = isinstance(test, ast.If) and test.lineno <= node.lineno <= last
             counts = isinstance(parent(target), ast.AugAssign)

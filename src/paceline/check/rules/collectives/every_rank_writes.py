@@ -14,11 +14,12 @@ from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import RANK_CALLS, RANK_DECORATORS, RANK_NAMES
 from paceline.check.ranks.branches import condition
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
+from paceline.check.rules.collectives.collective_on_some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing
 
 SAVES = {"torch.save": 1, "pickle.dump": 1, "json.dump": 1, "numpy.save": 0, "numpy.savez": 0}
 FETCHES = ("urlretrieve", "snapshot_download", "extractall")

@@ -6,7 +6,8 @@ import ast
 
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, parent
+from paceline.check.syntax.names import dotted
+from paceline.check.syntax.tree import parent
 
 ADDS = ("append", "add", "appendleft", "extend", "insert")
 DEPTH = 6  # names, lists and calls through which a value is followed

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from paceline.check.flow.effects import text_of
 from paceline.check.ranks.branches import condition
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
+from paceline.check.rules.collectives.collective_on_some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, last_line
 
 MAKES = ("save", "makedirs", "mkdir", "download", "dump", "write", "rmtree", "remove", "unlink", "extract", "touch",
          "extractall", "to_csv", "to_parquet", "to_disk", "copy", "copyfile", "copytree", "move", "rename", "replace",
@@ -51,12 +52,12 @@ def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
 
 def _used_after(test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Call, ast.Call, str] | None:
     """The call that makes a path in the branch, the next call that uses it on every rank, and the path."""
-    inside = [c for c in fn.calls if test.body[0].lineno <= c.lineno <= (test.end_lineno or 0)]
+    inside = [c for c in fn.calls if test.body[0].lineno <= c.lineno <= last_line(test)]
     if any(_waits(c, fn, facts) for c in inside):
         return None
     made = [(c, path) for c in inside if _makes(c) or _leads_to_making(c, fn, facts) for path in _paths(c)]
     for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)) if made else ():
-        if call.lineno <= (test.end_lineno or 0) or not _every_rank(call, fn, facts):
+        if call.lineno <= last_line(test) or not _every_rank(call, fn, facts):
             continue
         if _waits(call, fn, facts):
             return None

@@ -16,11 +16,12 @@ from paceline.check.ranks.branches import of_rank
 from paceline.check.ranks.collectives import Collective
 from paceline.check.ranks.items import flattened
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
+from paceline.check.rules.collectives.collective_on_some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import enclosing, keyword, parent, short_name
+from paceline.check.syntax.names import keyword, short_name
+from paceline.check.syntax.tree import enclosing, parent
 from paceline.check.values.deciding import RANK
 
 ROOTED = (

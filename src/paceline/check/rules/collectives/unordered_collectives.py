@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from paceline.check.flow.effects import text_of
 from paceline.check.ranks.items import Item, flattened
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
+from paceline.check.rules.collectives.collective_on_some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, is_constant, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.values.deciding import CHANCE, DATA
 
 #: Collectives that carry nothing, so that those of any two elements match.

@@ -19,7 +19,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import parent
+from paceline.check.syntax.tree import parent
 
 KINDS = ("Thread", "Process", "Queue", "ProcessQueue", "SimpleQueue", "Event", "ProcessEvent", "Barrier", "Future",
          "Executor", "Pool")  # fmt: skip

@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, parent
 
 CATCHES = ("CancelledError", "BaseException")
 #: Calls that a handler may make besides those of a logger.

@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import last_line, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import BEGINNINGS, accesses_of_class, is_teardown
 
@@ -34,7 +35,7 @@ def _of_one(accesses: list[Access]) -> Iterator[Finding]:
         if not fn.asynchronous or emptied.locks or is_teardown(fn) or not _empties(emptied) or _holds_lock(fn):
             continue
         filled = next((a for a in accesses if _fills(a, fn) and (a.fn is not fn or a.line > emptied.line)), None)
-        last = filled.line if filled is not None and filled.fn is fn else fn.body[-1].end_lineno or 0
+        last = filled.line if filled is not None and filled.fn is fn else last_line(fn.body)
         pause = next((p for p in fn.awaits if filled and emptied.line < p.lineno <= last), None)
         read = next((a for a in accesses if a.fn is not fn and not a.changes and a.fn.name not in BEGINNINGS), None)
         if filled is not None and pause is not None and read is not None:

@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, keyword, short_name
+from paceline.check.syntax.names import dotted, keyword, short_name
+from paceline.check.syntax.tree import enclosing
 from paceline.check.threads.shared_state import is_caught
 
 SETS = ("set_result", "set_exception")

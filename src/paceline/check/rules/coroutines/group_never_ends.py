@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, keyword, short_name
+from paceline.check.syntax.tree import is_within, parent
 from paceline.check.threads.shared_state import ENDINGS
 from paceline.narrative import Wait
 
@@ -119,7 +120,7 @@ def _of_group(
 
 def _works(block: ast.AsyncWith, fn: Function) -> bool:
     """Whether the body of a group does work of its own that comes to an end: it awaits, in no endless loop."""
-    inside = [a for a in fn.awaits if block.body[0].lineno <= a.lineno <= (block.body[-1].end_lineno or 0)]
+    inside = [a for a in fn.awaits if is_within(a, block.body)]
     named = (short_name(a.value.func).lower() if isinstance(a.value, ast.Call) else "wait" for a in inside)
     loops = (n for s in block.body for n in ast.walk(s) if isinstance(n, ast.While | ast.AsyncFor))
     return bool(inside) and not any(LASTS.search(name) for name in named) and next(loops, None) is None

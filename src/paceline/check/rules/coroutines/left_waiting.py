@@ -12,12 +12,13 @@ from collections.abc import Iterator
 
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.coroutines.future_set_twice import attribute_of, makes_future
+from paceline.check.rules.events.never_set import is_limited
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.rules.waits.never_set import is_limited
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.graph import catches_all
-from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, parent
 from paceline.check.threads.accesses import GROWS
 from paceline.narrative import Wait
 

@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing
 
 OF_LOOP = ("call_soon", "call_later", "call_at")
 OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_event_loop")

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import PUTS
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.queues.too_few_end_marks import ends_by
 from paceline.check.rules.rule import Rule, finding, queue_of
-from paceline.check.rules.waits.few_sentinels import ends_by
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import is_constant, parent, short_name
+from paceline.check.syntax.names import is_constant, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.roots import in_loop
 from paceline.narrative import Wait
 

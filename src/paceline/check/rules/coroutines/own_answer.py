@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, Wait, call_steps
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import apart, enclosing, short_name
+from paceline.check.syntax.names import short_name
+from paceline.check.syntax.tree import apart, enclosing
 from paceline.narrative import Wait as Waits
 
 DOES = {"AsyncEvent": ("set",), "AsyncQueue": ("put", "put_nowait"), "Event": ("set",), "Queue": ("put", "put_nowait"),

@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, entered_around, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import entered_around
 from paceline.check.threads.shared_state import BEGINNINGS
 
 READ = re.compile(r"_*(get|load|read|retrieve|fetch)(_\w+)?$")

@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import enclosing, is_constant, keyword, short_name
+from paceline.check.syntax.names import is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing, last_line
 from paceline.check.together.places import same_file
 from paceline.check.values.library_types import type_name
 
@@ -93,10 +94,9 @@ def _report(fn: Function, call: ast.Call, line: int) -> Finding:
 
 def _comes_first(fork: ast.Call, fn: Function, started: int) -> bool:
     """Whether the only threads are started by the same function, after the fork."""
-    end = getattr(fn.node, "end_lineno", 0) or 0
     loop = enclosing(fork, ast.For, ast.While)
-    again = loop is not None and started <= (getattr(loop, "end_lineno", 0) or 0)
-    return fork.lineno < started <= end and not again
+    again = loop is not None and started <= last_line(loop)
+    return fork.lineno < started <= last_line(fn.node) and not again
 
 
 RULE = Rule(

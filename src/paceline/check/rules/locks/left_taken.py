@@ -20,7 +20,8 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.graph import may_raise
-from paceline.check.syntax.names import dotted, is_constant, parent, short_name, user_of
+from paceline.check.syntax.names import dotted, is_constant, short_name
+from paceline.check.syntax.tree import parent, user_of
 from paceline.check.threads.evidence import IMPORTS, of_threads
 from paceline.check.threads.shared_state import BEGINNINGS
 

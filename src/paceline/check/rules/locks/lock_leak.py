@@ -16,7 +16,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function, Resource
-from paceline.check.syntax.names import enclosing, entered_around
+from paceline.check.syntax.tree import enclosing, entered_around
 
 EXITS = {"__enter__": "__exit__", "__aenter__": "__aexit__"}
 HANDS_ON = ("acquire", "lock", "enter", "aenter", "release_save")

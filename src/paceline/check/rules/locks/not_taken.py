@@ -16,7 +16,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import parent
+from paceline.check.syntax.tree import parent
 
 
 def find(facts: Facts) -> Iterator[Finding]:

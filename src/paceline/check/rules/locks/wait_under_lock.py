@@ -17,7 +17,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing, is_within
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import accesses_of_class
 from paceline.narrative import Wait
@@ -262,7 +263,7 @@ def _all_need(resource: str, kind: str, lock: str, fn: Function, facts: Facts) -
 def _comes_first(take: ast.expr, call: ast.Call, fn: Function) -> bool:
     """Whether a lock is taken on the way to a call: before it, or in a loop around both."""
     loop = enclosing(call, ast.For, ast.While)
-    around = loop is not None and loop.lineno <= take.lineno <= (loop.end_lineno or 0)  # type: ignore[attr-defined]
+    around = loop is not None and is_within(take, loop)
     return around or (take.lineno < call.lineno and enclosing(take, ast.If) is None)
 
 

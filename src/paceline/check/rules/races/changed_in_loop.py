@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, is_within, parent
 from paceline.check.threads.accesses import VIEWS, Access, iterates
 from paceline.check.threads.shared_state import accesses_of_class, is_caught
 
@@ -71,8 +72,7 @@ def _by_a_new_key(loop: ast.For, container: ast.Attribute | ast.Name, fn: Functi
     name = dotted(container)
     keys = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
     for stored in fn.subscripts:
-        own = loop.body[0].lineno <= stored.lineno <= (loop.body[-1].end_lineno or 0)
-        if not own or not isinstance(stored.ctx, ast.Store) or dotted(stored.value) != name:
+        if not is_within(stored, loop.body) or not isinstance(stored.ctx, ast.Store) or dotted(stored.value) != name:
             continue
         fixed = isinstance(stored.slice, ast.Constant) and isinstance(stored.slice.value, str)
         if fixed and keys and not _left_after(stored, loop) and enclosing(stored, ast.For, ast.While) is loop:

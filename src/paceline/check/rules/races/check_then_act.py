@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import enclosing, parent, short_name
+from paceline.check.syntax.names import short_name
+from paceline.check.syntax.tree import enclosing, last_line, lines_of, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.evidence import CLAIMS, IMPORTS, of_all_objects, of_threads
 from paceline.check.threads.shared_state import (
@@ -287,10 +288,10 @@ def _used_in(access: Access, test: ast.If) -> bool:
         if test.orelse:
             body = test.orelse
         elif isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue):
-            return access.line > (test.end_lineno or 0)
+            return access.line > last_line(test)
         else:
             return False
-    return body[0].lineno <= access.line <= (body[-1].end_lineno or 0)
+    return access.line in lines_of(body)
 
 
 def _concurrent(one: Function, two: Function, facts: Facts) -> bool:

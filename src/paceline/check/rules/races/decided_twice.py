@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, same_object
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, parent
+from paceline.check.syntax.names import dotted
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import (
     BEGINNINGS,

@@ -23,7 +23,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing, is_within, last_line, parent
 from paceline.check.threads.evidence import IMPORTS, of_threads
 
 ASKS = ("exists", "lexists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink")
@@ -207,11 +208,11 @@ def _report_lock_file(fn: Function, test: ast.If | ast.While, call: ast.Call, pa
 def _decided_by(call: ast.Call, test: ast.If) -> bool:
     """Whether a call is in a branch of the test, or comes after it where the test returns if the path exists."""
     if enclosing(call, ast.If) is test:
-        first = test.body[0].lineno <= call.lineno <= (test.body[-1].end_lineno or 0)
+        first = is_within(call, test.body)
         plain = isinstance(test.test, ast.Call)  # what exists is not made
         return not (short_name(call.func) in MAKES and plain and first)
     leaves = isinstance(test.body[-1], ast.Return) and not isinstance(test.test, ast.UnaryOp | ast.BoolOp)
-    return leaves and call.lineno > (test.end_lineno or 0) and enclosing(call, ast.If) is enclosing(test, ast.If)
+    return leaves and call.lineno > last_line(test) and enclosing(call, ast.If) is enclosing(test, ast.If)
 
 
 def _ranks(facts: Facts) -> bool:

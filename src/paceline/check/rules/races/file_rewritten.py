@@ -13,7 +13,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, entered_around, keyword, short_name
+from paceline.check.syntax.names import dotted, keyword, short_name
+from paceline.check.syntax.tree import entered_around
 from paceline.check.threads.sharing import overlap
 
 LOCKS = ("flock", "lockf", "FileLock", "locking", "SoftFileLock")

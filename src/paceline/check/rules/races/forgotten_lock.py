@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import enclosing, parent, short_name
+from paceline.check.syntax.names import short_name
+from paceline.check.syntax.tree import enclosing, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import BEGINNINGS, accesses_of_class, accesses_of_globals, own_locks
 from paceline.check.threads.sharing import filled_if_missing, fills_a_gap, may_be_alone

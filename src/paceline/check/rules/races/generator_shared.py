@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import parent, short_name
+from paceline.check.syntax.names import short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import accesses_of_class, accesses_of_globals
 from paceline.check.threads.sharing import THREAD_WORDS, meet

@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import apart, dotted
+from paceline.check.syntax.names import dotted
+from paceline.check.syntax.tree import apart
 from paceline.check.threads.sharing import THREAD_WORDS, overlap
 
 SENDS = ("sendall", "write", "sendmsg")

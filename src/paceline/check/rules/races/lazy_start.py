@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, short_name
+from paceline.check.syntax.tree import enclosing, last_line, parent
 from paceline.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
 from paceline.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown
 from paceline.check.threads.sharing import THREAD_WORDS, absent, overlap
@@ -149,7 +150,7 @@ def _told_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Findin
     if any(dotted(t) == flag and t.lineno > test.lineno for t, _ in fn.assigns):
         return
     for root in facts.roots:
-        starts = root.kind == "thread" and test.lineno < root.line <= (getattr(fn.node, "end_lineno", 0) or 0)
+        starts = root.kind == "thread" and test.lineno < root.line <= last_line(fn.node)
         if starts and any(dotted(t) == flag and is_constant(v, True) for t, v in root.function.assigns):
             start = next((c for c in fn.calls if c.lineno == root.line), None)
             if start is not None and not facts.held_at(start, fn):

@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.evidence import claims_safety, owns_lock
 from paceline.check.threads.shared_state import BEGINNINGS, accesses_of_class, accesses_of_globals, accesses_of_locals

@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, is_constant, parent
+from paceline.check.syntax.names import dotted, is_constant
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.evidence import IMPORTS, STARTS, of_threads
 from paceline.check.threads.shared_state import accesses_of_globals

@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.evidence import OWNS_OTHER, of_threads
 from paceline.check.threads.roots import STARTS
 

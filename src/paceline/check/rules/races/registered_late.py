@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import apart, awaited, dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import apart, awaited, enclosing, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.evidence import IMPORTS, STARTS, of_threads
 from paceline.check.threads.shared_state import accesses_of_class, is_caught

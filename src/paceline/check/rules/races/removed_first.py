@@ -18,7 +18,8 @@ from paceline.check.rules.races.exists_then_create import ASKS, foreseen
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, keyword, short_name
+from paceline.check.syntax.tree import enclosing, parent
 
 #: What puts a file in the place of another one.
 MOVES = ("rename", "renames", "move", "symlink", "link", "symlink_to", "hardlink_to")

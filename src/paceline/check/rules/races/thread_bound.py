@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class
-from paceline.check.syntax.names import keyword, parent
+from paceline.check.syntax.names import keyword
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import accesses_of_class, is_teardown
 from paceline.check.threads.sharing import meet

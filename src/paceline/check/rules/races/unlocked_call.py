@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, parent
+from paceline.check.syntax.names import dotted
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import GROWS, SHRINKS, VIEWS
 from paceline.check.threads.evidence import owns_lock
 from paceline.check.threads.shared_state import BEGINNINGS, own_locks
