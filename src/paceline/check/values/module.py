@@ -13,9 +13,8 @@ from functools import cached_property
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.syntax.names import dotted, is_constant, keyword, model_in, short_name
-from paceline.check.values.by_name import ByName
-from paceline.check.values.by_use import ByUse
 from paceline.check.values.containers import Containers
+from paceline.check.values.guesses import ByName, ByUse
 from paceline.check.values.lock_names import derived, guessed, lock_class
 from paceline.check.values.outside import adopt
 from paceline.check.values.passing import Passing

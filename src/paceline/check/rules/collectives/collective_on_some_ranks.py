@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
-from paceline.check.libraries.catalogue import RANK_DECORATORS
+from paceline.check.libraries.catalogue import RANK_DECORATORS, RANK_WORDS
 from paceline.check.ranks.items import Item
 from paceline.check.ranks.sequences import Difference
 from paceline.check.reporting.findings import Finding, Step
@@ -22,9 +22,6 @@ from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.tree import enclosing
 from paceline.check.values.deciding import DATA
 from paceline.narrative import Wait
-
-RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed", "dist.", "distributed", "fabric",
-              "multihost", "collective", "transformers", "ray.train")  # fmt: skip
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -11,9 +11,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_WORDS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.collective_on_some_ranks import RANK_WORDS
-from paceline.check.rules.collectives.handles import is_dropped
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
@@ -21,6 +20,8 @@ from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.check.syntax.tree import apart, enclosing, last_line, parent
 
 BEGIN = ("isend", "irecv", "Isend", "Irecv", "issend", "Issend")
+ADDS = ("append", "add", "appendleft", "extend", "insert")
+DEPTH = 6  # names, lists and calls through which a value is followed
 
 
 #: What may be asked of a tensor while a message is under way.
@@ -33,7 +34,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         for call in fn.calls:
             if not _begins(call, fn, facts):
                 continue
-            if is_dropped(call, fn, facts):
+            if _is_dropped(call, fn, facts):
                 how = "dropped" if isinstance(parent(call), ast.Expr) else "never waited for"
                 yield _report(call, fn, f"{text_of(call)} returns a handle that is {how}: the program cannot tell when")
             elif (use := _used_early(call, fn, facts)) is not None:
@@ -123,6 +124,49 @@ def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:
         mpi = any(name.startswith("mpi4py") for name in facts.module.imports.values())
         return owner in ("dist", "torch.distributed") or (mpi and "comm" in owner.lower())
     return is_constant(keyword(call, "async_op"), True) and facts.sequences.collective(call, fn) is not None
+
+
+def _is_dropped(node: ast.AST, fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether nothing in the file ever reads what an expression returns."""
+    up = parent(node)
+    if isinstance(up, ast.Expr):
+        return True
+    if depth > DEPTH:
+        return False
+    if isinstance(up, ast.List | ast.Tuple | ast.Set | ast.ListComp | ast.IfExp):
+        asked = isinstance(up, ast.IfExp) and up.test is node
+        return not asked and _is_dropped(up, fn, facts, depth + 1)
+    if isinstance(up, ast.Assign) and up.value is node:
+        return all(_is_unread(target, fn, facts, depth + 1) for target in up.targets)
+    if isinstance(up, ast.Call) and isinstance(up.func, ast.Attribute) and up.func.attr in ADDS and node in up.args:
+        return _is_unread(up.func.value, fn, facts, depth + 1)
+    if isinstance(up, ast.Return):
+        sites = facts.callers.get(id(fn), ())
+        return bool(sites) and all(_is_dropped(event.effect.node, caller, facts, depth + 1) for caller, event in sites)
+    return False
+
+
+def _is_unread(target: ast.AST, fn: Function, facts: Facts, depth: int) -> bool:
+    """Whether what a name or an attribute of the own object holds is never read."""
+    if isinstance(target, ast.Name):
+        if target.id in fn.globals or target.id in fn.nonlocals or fn is facts.module.top:
+            return False
+        inner = [f for f in facts.module.functions if fn in f.scopes()]
+        if target.id in fn.parameters:
+            return False
+        reads: list[tuple[ast.AST, Function]] = [(n, f) for f in inner for n in f.names if n.id == target.id]
+    elif isinstance(target, ast.Attribute) and fn.self_name and dotted(target.value) == fn.self_name:
+        reads = [(n, f) for f in facts.module.functions for n in f.attributes if n.attr == target.attr]
+    else:
+        return False
+    loads = [(n, f) for n, f in reads if isinstance(n.ctx, ast.Load)]  # type: ignore[attr-defined]
+    return all(_is_filled(n) or _is_dropped(n, f, facts, depth) for n, f in loads)
+
+
+def _is_filled(node: ast.AST) -> bool:
+    """Whether this only adds to a container."""
+    up = parent(node)
+    return isinstance(up, ast.Attribute) and up.attr in ADDS and isinstance(parent(up), ast.Call)
 
 
 RULE = Rule(

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_WORDS
 from paceline.check.ranks.branches import of_rank
 from paceline.check.ranks.collectives import Collective
 from paceline.check.ranks.items import flattened
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.collective_on_some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function

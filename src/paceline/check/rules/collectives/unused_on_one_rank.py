@@ -13,10 +13,9 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
-from paceline.check.libraries.catalogue import WRAPPERS
+from paceline.check.libraries.catalogue import RANK_WORDS, WRAPPERS
 from paceline.check.ranks.sequences import SKIPS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.collective_on_some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function

@@ -10,8 +10,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_WORDS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.collective_on_some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function

@@ -13,14 +13,13 @@ from collections.abc import Iterator
 
 from paceline.check.libraries.catalogue import ASYNC_LOCKS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.races.lazy_start import is_plain
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, short_name
 from paceline.check.syntax.tree import enclosing, entered_around, is_within, last_line, parent
 from paceline.check.threads.accesses import Access
-from paceline.check.threads.shared_state import accesses_of_class, accesses_of_globals, is_teardown
+from paceline.check.threads.shared_state import accesses_of_class, accesses_of_globals, is_teardown, starts_or_ends
 from paceline.check.threads.sharing import absent, asked_before, filled_if_missing
 
 
@@ -33,7 +32,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             name = absent(test.test) or _present(test.test) if isinstance(test, ast.If) else ""
             if (
                 not name
-                or ((is_plain(fn) or fn.name.startswith("__")) and not _stores_what_it_opens(test, name))
+                or ((starts_or_ends(fn) or fn.name.startswith("__")) and not _stores_what_it_opens(test, name))
                 or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
                 or _locked(test, fn, facts)
             ):

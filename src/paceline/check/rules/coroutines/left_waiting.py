@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.flow.effects import is_limited
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.coroutines.future_set_twice import attribute_of, makes_future
-from paceline.check.rules.events.never_set import is_limited
+from paceline.check.rules.futures import attribute_of, makes_future, parts
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
@@ -45,20 +45,16 @@ def _kept_and_awaited(attribute: str, fn: Function) -> tuple[Function, ast.AST] 
     """Where a coroutine awaits, without a timeout, a future that it has put into an attribute of its object."""
     own = f"{fn.self_name}.{attribute}"
     made = {dotted(t) for t, v in fn.assigns if makes_future(v)}
-    kept = {dotted(part) for t, v in fn.assigns if dotted(t) == f"{own}[]" for part in _parts(v)}
+    kept = {dotted(part) for t, v in fn.assigns if dotted(t) == f"{own}[]" for part in parts(v)}
     kept |= {
         dotted(part)
         for call in fn.calls
         if isinstance(call.func, ast.Attribute) and call.func.attr in GROWS and dotted(call.func.value) == own
         for argument in call.args
-        for part in _parts(argument)
+        for part in parts(argument)
     }
     waits = (w for w in fn.awaits if dotted(w.value) in made & kept - {""} and not is_limited(w))
     return next(((fn, wait) for wait in waits), None)
-
-
-def _parts(value: ast.expr) -> list[ast.expr]:
-    return value.elts if isinstance(value, ast.Tuple) else [value]
 
 
 def _sees_all(attribute: str, fn: Function) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import PUTS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.queues.too_few_end_marks import ends_by
+from paceline.check.rules.endings import ends_by
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from paceline.check.flow.effects import has_timeout, text_of
+from paceline.check.libraries.catalogue import EVENTS
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -226,7 +227,7 @@ def _is(call: ast.Call, method: str) -> bool:
 def _event(call: ast.Call, fn: Function, facts: Facts) -> str | None:
     assert isinstance(call.func, ast.Attribute)
     found = facts.module.resource(call.func.value, fn)
-    return found.id if found is not None and found.kind in ("Event", "ProcessEvent", "AsyncEvent") else None
+    return found.id if found is not None and found.kind in EVENTS else None
 
 
 def _setter(event: str, flags: set[str], facts: Facts) -> tuple[Function, str, ast.Call] | None:

@@ -9,30 +9,24 @@ the mark is not sent or the barrier one party short, and they wait for ever. Set
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Container, Iterator
 
 from paceline.check.flow.duties import Duty, Skipped
-from paceline.check.flow.effects import has_timeout
+from paceline.check.flow.effects import has_timeout, is_limited
 from paceline.check.libraries.catalogue import QUEUES
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.endings import is_end_mark
 from paceline.check.rules.rule import Rule, finding, queue_of, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, is_constant, short_name
-from paceline.check.syntax.tree import enclosing, entered_around, lines_of
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, lines_of
 from paceline.check.threads.evidence import owns_lock
 from paceline.check.threads.roots import in_loop
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
 MEETS = ("wait", "abort")
 BARRIERS = ("Barrier", "AsyncBarrier")
-#: Context managers after whose time a wait in them ends: of asyncio, async_timeout, anyio, trio and curio.
-DEADLINES = (
-    *("timeout", "timeout_at", "timeout_after", "ignore_after", "ignore_at"),
-    *("move_on_after", "move_on_at", "fail_after", "fail_at"),
-)
-_MARK = re.compile(r"(^|_)(end|stop|done|eof|sentinel|finished|shutdown|poison|quit|exit)", re.IGNORECASE)
 Waiter = tuple[Function, ast.Call]
 
 
@@ -73,14 +67,6 @@ def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, 
             elif found.kind in QUEUES and not found.one_of_several and in_loop(call, fn):
                 gets.setdefault(found.id, (fn, call))
     return waits, gets
-
-
-def is_limited(call: ast.AST) -> bool:
-    """Whether a wait has a timeout from outside: `asyncio.wait_for(event.wait(), 5)`, or a block with a deadline."""
-    around = enclosing(call, ast.Call)
-    if isinstance(around, ast.Call) and short_name(around.func) in ("wait_for", "wait", "timeout"):
-        return True
-    return any(isinstance(c, ast.Call) and short_name(c.func) in DEADLINES for c in entered_around(call))
 
 
 def _events(fn: Function, waits: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:
@@ -154,12 +140,6 @@ def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[
         works = any(queue_of(c, ("put", "put_nowait"), fn, facts) == queue and in_loop(c, fn) for c in fn.calls)
         if works and not any(enclosing(mark, ast.If) for mark in marks):
             yield from _skipped(fn, marks, queue, gets[queue])
-
-
-def is_end_mark(call: ast.Call) -> bool:
-    """Whether None, or something named so, is put into a queue to say that nothing more comes."""
-    given = call.args[0] if call.args else None
-    return is_constant(given, None) or (given is not None and _MARK.search(short_name(given)) is not None)
 
 
 def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Waiter) -> Iterator[Finding]:

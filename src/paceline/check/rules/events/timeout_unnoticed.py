@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from paceline.check.flow.effects import has_timeout, text_of
 from paceline.check.libraries.catalogue import THREAD_EVENTS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.processes.join_before_drain import arguments
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, short_name
 from paceline.check.syntax.tree import enclosing, parent
+from paceline.check.values.passing import start_arguments
 
 ASKS = ("is_alive", "exitcode", "terminate", "kill")
 
@@ -43,7 +43,9 @@ def _joined(fn: Function, facts: Facts) -> Iterator[Finding]:
         kind = facts.module.constructed_kind(made, fn) if isinstance(made, ast.Call) else None
         if kind not in ("Process", "Thread") or not isinstance(target, ast.Name):
             continue
-        given = {n.id for a in arguments(made, fn) for n in ast.walk(a) if isinstance(n, ast.Name)} - {fn.self_name}  # type: ignore[arg-type]
+        given = {n.id for a in start_arguments(made, fn) for n in ast.walk(a) if isinstance(n, ast.Name)} - {
+            fn.self_name
+        }  # type: ignore[arg-type]
         join = next((c for c in fn.calls if dotted(c.func) == f"{target.id}.join" and has_timeout(c, "join")), None)
         asked = any(dotted(a) in [f"{target.id}.{how}" for how in ASKS] for a in fn.attributes)
         if join is None or asked or not isinstance(parent(join), ast.Expr):

@@ -12,7 +12,6 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.processes.join_before_drain import arguments
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
@@ -21,6 +20,7 @@ from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import GROWS, SHRINKS, kind_of
 from paceline.check.threads.shared_state import is_container
 from paceline.check.values.library_types import type_name
+from paceline.check.values.passing import start_arguments
 
 #: Methods of a pool that have its processes run a function, and what makes such pools.
 TASKS = {
@@ -159,7 +159,7 @@ def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> It
 def _given(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) -> Iterator[Finding]:
     """What one process is given as its arguments."""
     names = [p for p in runs.parameters if runs.cls is None or p != runs.self_name] if runs is not None else []
-    for position, value in enumerate(arguments(call, fn)):
+    for position, value in enumerate(start_arguments(call, fn)):
         found = facts.module.resource(value, fn)
         if found is not None and found.sure and found.kind in OF_THREADS:
             yield _report(value, fn, found.id, OF_THREADS[found.kind])

@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, keyword, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.values.passing import start_arguments
 from paceline.narrative import Wait
 
 READS = ("get", "get_nowait", "recv", "recv_bytes")
@@ -42,27 +43,13 @@ def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast
     """The parent's queue or pipe end -> the call that passes it, or the other end, to a child process."""
     found: dict[str, ast.Call] = {}
     for call in started:
-        for value in arguments(call, fn):
+        for value in start_arguments(call, fn):
             resource = facts.module.resource(value, fn)
             if resource is not None and resource.kind == "ProcessQueue":
                 found[dotted(value)] = call
             if resource is not None and resource.kind == "Pipe" and isinstance(value, ast.Name):
                 ends = [n for n, v in fn.bound.items() if v is fn.bound.get(value.id) and n != value.id]
                 found.update(dict.fromkeys(ends, call))
-    return found
-
-
-def arguments(call: ast.Call, fn: Function) -> list[ast.expr]:
-    """The arguments of a Process or Thread: `args=` and `kwargs=`, also where they name a tuple."""
-    found: list[ast.expr] = []
-    for name, position in (("args", 3), ("kwargs", 4)):
-        given = keyword(call, name, position)
-        if isinstance(given, ast.Name):
-            given = fn.bound.get(given.id)
-        if isinstance(given, ast.Tuple | ast.List):
-            found += given.elts
-        elif isinstance(given, ast.Dict):
-            found += given.values
     return found
 
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.processes.join_before_drain import arguments
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted
 from paceline.check.syntax.tree import enclosing, is_within, parent
+from paceline.check.values.passing import start_arguments
 from paceline.narrative import Wait
 
 FORKS = ("os.fork", "os.forkpty")
@@ -59,7 +59,7 @@ def _pipes(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
 def _given(writing: str, fn: Function, facts: Facts) -> ast.Call | None:
     """The child process that a function gives the writing end."""
     made = (c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process")
-    return next((c for c in made if any(dotted(a) == writing for a in arguments(c, fn))), None)
+    return next((c for c in made if any(dotted(a) == writing for a in start_arguments(c, fn))), None)
 
 
 def _received_to_end(reading: str, fn: Function) -> ast.Call | None:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.processes.join_before_drain import arguments
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted
+from paceline.check.values.passing import start_arguments
 
 LOOKS = ("is_alive", "exitcode", "sentinel", "sentinels")
 
@@ -28,7 +28,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in module.functions:
         for call in fn.calls:
             if module.constructed_kind(call, fn) == "Process":
-                for value in arguments(call, fn):
+                for value in start_arguments(call, fn):
                     found = module.resource(value, fn)
                     if found is not None and found.kind in ("ProcessEvent", "ProcessQueue"):
                         shared[found.id] = call

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
-from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
+from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, THREAD_QUEUES
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
@@ -20,7 +20,7 @@ from paceline.check.syntax.names import keyword, short_name
 
 #: Method -> the position at which it expects whether to wait.
 FLAGS = {"get": 0, "put": 1, "acquire": 0}
-KINDS = {"Queue", "SimpleQueue", "ProcessQueue"} | LOCKS - ASYNC_LOCKS
+KINDS = {*THREAD_QUEUES} | LOCKS - ASYNC_LOCKS
 NAMED = re.compile(r"time_?out|wait|sec(ond)?s?$|delay|interval|patience", re.I)
 
 

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 
 from paceline.check.libraries.catalogue import PUTS
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.endings import ends_by
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted
-from paceline.check.syntax.tree import awaited
 from paceline.check.threads.roots import Root, in_loop
 from paceline.narrative import Wait
 
@@ -37,28 +36,6 @@ def find(facts: Facts) -> Iterator[Finding]:
             ]
             if len(puts) == 1 and puts[0][0] is not root.function and not in_loop(puts[0][1], puts[0][0]):
                 yield _report(*puts[0], root, queue, mark, taken)
-
-
-def ends_by(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
-    """The queues whose end mark ends a worker: `item = queue.get()`, then `if item is None: return`."""
-    for target, value in fn.assigns:
-        taken = awaited(value)
-        if not isinstance(taken, ast.Call) or not isinstance(target, ast.Name) or not in_loop(taken, fn):
-            continue
-        queue = queue_of(taken, ("get",), fn, facts)
-        own = [c.args[0] for c in fn.calls if c.args and queue_of(c, PUTS, fn, facts) == queue]
-        for test in fn.tests if queue else ():
-            asked = test.test
-            if not isinstance(asked, ast.Compare):
-                continue
-            leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Break)
-            ends = leaves and isinstance(asked.ops[0], ast.Is | ast.Eq)
-            goes_on = isinstance(test, ast.While) and isinstance(asked.ops[0], ast.IsNot | ast.NotEq)
-            item = asked.left.target if isinstance(asked.left, ast.NamedExpr) else asked.left
-            mark = ast.unparse(asked.comparators[0])
-            again = any(ast.unparse(put) in (mark, target.id) for put in own)
-            if dotted(item) == target.id and (ends or goes_on) and not again:
-                yield queue, mark, taken
 
 
 def _report(fn: Function, put: ast.Call, root: Root, queue: str, mark: str, taken: ast.Call) -> Finding:

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 
 from paceline.check.flow.duties import Duty, Skipped
 from paceline.check.flow.effects import has_timeout, text_of
+from paceline.check.libraries.catalogue import EVENTS
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.futures import makes_future
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
@@ -51,18 +53,14 @@ def _waits(facts: Facts) -> dict[str, tuple[Function, ast.AST]]:
             name = short_name(call.func)
             if name == "wait" and not call.args and not has_timeout(call, "wait"):
                 resource = facts.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
-                if resource is not None and resource.kind in ("Event", "AsyncEvent", "ProcessEvent"):
+                if resource is not None and resource.kind in EVENTS:
                     found.setdefault("set", (fn, call))
             elif name == "result" and not call.args and not call.keywords:
                 found.setdefault("set_result", (fn, call))
         for wait in fn.awaits:
-            if isinstance(wait.value, ast.Name) and _is_future(fn.bound.get(wait.value.id)):
+            if isinstance(wait.value, ast.Name) and makes_future(fn.bound.get(wait.value.id)):
                 found.setdefault("set_result", (fn, wait))
     return found
-
-
-def _is_future(value: ast.expr | None) -> bool:
-    return isinstance(value, ast.Call) and short_name(value.func) in ("create_future", "Future")
 
 
 def _made_here(facts: Facts, answer: str) -> bool:
@@ -70,7 +68,7 @@ def _made_here(facts: Facts, answer: str) -> bool:
     for fn in facts.module.functions:
         for target, value in fn.assigns:
             made = facts.module.constructed_kind(value, fn) if isinstance(value, ast.Call) else None
-            fits = _is_future(value) if answer == "set_result" else made in ("Event", "AsyncEvent", "ProcessEvent")
+            fits = makes_future(value) if answer == "set_result" else made in EVENTS
             if fits and isinstance(target, ast.Name | ast.Attribute):
                 name = dotted(target)
                 if any(dotted(n) == name and _passed(n) for n in (*fn.names, *fn.attributes)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.libraries.catalogue import THREAD_EVENTS
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
@@ -17,7 +18,6 @@ from paceline.check.syntax.names import dotted, short_name
 from paceline.check.syntax.tree import parent
 from paceline.check.threads.shared_state import BEGINNINGS
 
-KINDS = ("Event", "ProcessEvent")
 Place = tuple[Function, ast.Call]
 
 
@@ -37,7 +37,7 @@ def _calls(method: str, facts: Facts) -> dict[str, list[Place]]:
     for fn in facts.module.functions:
         for call in fn.calls:
             event = resource_of(call, (method,), fn, facts)
-            if event is not None and event.kind in KINDS and not event.one_of_several:
+            if event is not None and event.kind in THREAD_EVENTS and not event.one_of_several:
                 found.setdefault(event.id, []).append((fn, call))
     return found
 

@@ -20,14 +20,14 @@ from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import RANK_CALLS, RANK_ZERO_FIRST
 from paceline.check.ranks.branches import condition
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.existing_files import ASKS, foreseen
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.check.syntax.tree import enclosing, is_within, last_line, parent
+from paceline.check.syntax.tree import enclosing, is_within, last_line
 from paceline.check.threads.evidence import IMPORTS, of_threads
 
-ASKS = ("exists", "lexists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink")
 MAKES = ("makedirs", "mkdir")
 LISTS = ("listdir", "scandir")
 #: Classes whose objects are run by others.
@@ -230,34 +230,6 @@ def _meets_others(fn: Function, facts: Facts) -> bool:
         return True
     task = fn.cls is not None and fn.name in ("__call__", "run") and TASK.search(fn.cls.name)
     return bool(task) and of_threads(fn.cls, facts) >= IMPORTS
-
-
-def foreseen(call: ast.Call) -> bool:
-    """Whether the error of the one that comes late is caught: by its name, or by a handler that asks which it is."""
-    at: ast.AST = call
-    while (around := parent(at)) is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
-        if isinstance(around, ast.Try) and at in around.body:
-            for handler in around.handlers:
-                kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-                names = {short_name(kind) for kind in kinds if kind is not None} or {"BaseException"}
-                if names & _BY_NAME or (names & _ANY and _tells_apart(handler)):
-                    return True
-        if isinstance(around, ast.With) and any("suppress" in ast.unparse(i.context_expr) for i in around.items):
-            return True
-        at = around
-    return False
-
-
-_BY_NAME = {"FileExistsError", "FileNotFoundError"}
-_ANY = {"OSError", "IOError", "EnvironmentError", "error", "WindowsError", "Exception", "BaseException"}
-_TELLS = re.compile(r"errno|EEXIST|ENOENT|exists|isdir|isfile|is_dir|is_file|islink|Errno")
-
-
-def _tells_apart(handler: ast.ExceptHandler) -> bool:
-    """Whether a handler asks what went wrong, or goes on whatever it was."""
-    text = ast.unparse(handler)
-    leaves = any(isinstance(n, ast.Raise | ast.Return) for n in ast.walk(handler))
-    return _TELLS.search(text) is not None or not leaves
 
 
 def _confidence(path: str, fn: Function, several: bool) -> float:

@@ -17,30 +17,8 @@ from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, short_name
 from paceline.check.syntax.tree import enclosing, last_line, parent
 from paceline.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
-from paceline.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown
+from paceline.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown, starts_or_ends
 from paceline.check.threads.sharing import THREAD_WORDS, absent, overlap
-
-PLAIN = (
-    "start",
-    "run",
-    "open",
-    "connect",
-    "stop",
-    "close",
-    "main",
-    "init",
-    "launch",
-    "begin",
-    "restart",
-    "resume",
-    "setup",
-)
-
-
-def is_plain(fn: Function) -> bool:
-    """Whether a method is there to start or end something, so that its caller takes care: `open`, `run_forever`."""
-    name = fn.name.strip("_")
-    return any(name == word or name.startswith(f"{word}_") for word in PLAIN)
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -83,7 +61,7 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """`if not self.running: self.start()` of a thread, in a method that does something else."""
     if fn.cls is None or not fn.cls.is_a("threading.Thread", "Thread") or fn.name.startswith("__"):
         return
-    if is_plain(fn):
+    if starts_or_ends(fn):
         return
     if "is_alive" in ast.unparse(test.test) or "isAlive" in ast.unparse(test.test):
         return
@@ -113,7 +91,7 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
     together = overlap(fn, fn, facts)
     sign = of_threads(fn.cls if own else None, facts, fn.line)
     least = IMPORTS if own and of_all_objects(fn) else OWNS_OTHER
-    if not together and (sign < least or facts.guards(fn) or is_plain(fn)):
+    if not together and (sign < least or facts.guards(fn) or starts_or_ends(fn)):
         return
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
@@ -131,7 +109,7 @@ def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     attribute = name.removeprefix(f"{fn.self_name}.")
     if fn.cls is None or name == attribute or fn.asynchronous or is_teardown(fn) or not owns_lock(fn.cls, facts):
         return
-    if facts.guards(fn) or is_plain(fn) or fn.name.endswith("locked"):
+    if facts.guards(fn) or starts_or_ends(fn) or fn.name.endswith("locked"):
         return
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
@@ -214,7 +192,7 @@ def _creates(value: ast.expr, fn: Function) -> bool:
 def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """A thread of an object that has a lock, started on first use without it."""
     name = absent(test.test)
-    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or is_plain(fn):
+    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or starts_or_ends(fn):
         return
     if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
         return

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.races.exists_then_create import ASKS, foreseen
+from paceline.check.rules.existing_files import ASKS, foreseen
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 from paceline.check.flow.effects import has_timeout, text_of
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.processes.join_before_drain import arguments
+from paceline.check.rules.endings import done_before, ends_of, never_told, tells
 from paceline.check.rules.rule import Rule, finding, resource_of
-from paceline.check.rules.threads.endings import done_before, ends_of, never_told, tells
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.check.syntax.tree import is_within, last_line, parent
 from paceline.check.threads.roots import STARTS, in_loop
+from paceline.check.values.passing import start_arguments
 from paceline.narrative import Wait
 
 READS = ("get", "get_nowait")
@@ -231,7 +231,7 @@ def _report_asleep(fn: Function, join: ast.Call, runs: Function, wait: ast.Call,
 def _full(made: ast.Call, maker: Function, runs: Function, facts: Facts) -> tuple[ast.Call, str] | None:
     """A `put` in a loop of the thread that waits for room, and the queue."""
     parameters = [p for p in runs.parameters if runs.cls is None or p != runs.self_name]
-    given = dict(zip(parameters, arguments(made, maker), strict=False))
+    given = dict(zip(parameters, start_arguments(made, maker), strict=False))
     for call in runs.calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "put" and in_loop(call, runs):
             passed = given.get(dotted(call.func.value))

@@ -1,9 +1,10 @@
-"""The class of an object of which nothing is known but how it is used.
+"""What an object is taken for of which nothing is known but how it is named and used.
 
-`def sync_all(client): client.call("sync")` may be called from anywhere; where one class alone has all the attributes
-that a function uses of its parameter, and one of them is its own word rather than one of containers, files or threads,
-the parameter is taken for an object of that class. So is one that is named like a class which has all of them, and an
-attribute that the constructor gets from its caller.
+`def sync_all(client): client.call("sync")` may be called from anywhere. `ByUse` finds the class of `client`: the one
+that is named like it and has all the attributes that the function uses, or the one that alone has all of them, provided
+that one of them is not a word of containers, files or threads. It does the same for an attribute that the constructor
+gets from its caller. `ByName` finds the method that `callback.on_epoch_end()` runs: the only one of the file with that
+name.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future
+from functools import cached_property
 from io import BufferedRandom, TextIOWrapper
 from pathlib import Path
 
-from paceline.check.syntax.declarations import Class, Function
+from paceline.check.syntax.declarations import Class, Declarations, Function
 from paceline.check.syntax.names import dotted
 
 _KNOWN = (
@@ -44,7 +46,7 @@ COMMON = {
 
 
 class ByUse:
-    """The classes of a file by what is used of an object."""
+    """The class of an object, by the attributes that are used of it."""
 
     def __init__(self, classes: Iterable[Class]) -> None:
         self._having: dict[str, set[Class]] = {}
@@ -95,3 +97,39 @@ def _uses(fn: Function, name: str) -> Iterator[ast.Attribute]:
     kept = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Name) and v.id == name} if fn.cls else set()
     for method in fn.cls.methods.values() if kept and fn.cls is not None and fn.name == "__init__" else ():
         yield from (a for a in method.attributes if isinstance(a.value, ast.Attribute) and dotted(a.value) in kept)
+
+
+class ByName:
+    """The method that a call runs, by its name alone."""
+
+    def __init__(self, module: Declarations) -> None:
+        self._module = module
+
+    def method(self, node: ast.Attribute, fn: Function) -> Function | None:
+        """The only method with such a name, of an object of which nothing is known."""
+        if not isinstance(node.value, ast.Name | ast.Subscript) or "_" not in node.attr.strip("_"):
+            return None
+        if node.attr in COMMON:
+            return None
+        head = dotted(node.value).partition("[")[0].partition(".")[0]
+        if head in self._module.imports or any(head in scope.bound for scope in fn.scopes()):
+            return None
+        found = self._methods.get(node.attr, [])
+        return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def _methods(self) -> dict[str, list[Function]]:
+        """The methods that do something, by their names."""
+        found: dict[str, list[Function]] = {}
+        for cls in self._module.classes.values():
+            for name, method in cls.methods.items():
+                if not name.startswith("__") and not all(_is_idle(statement) for statement in method.body):
+                    found.setdefault(name, []).append(method)
+        return found
+
+
+def _is_idle(statement: ast.stmt) -> bool:
+    """Whether a statement is `pass`, a docstring or an ellipsis, as in a method that subclasses replace."""
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )

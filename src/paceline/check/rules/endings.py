@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from paceline.check.libraries.catalogue import PUT_ITEM, PUTS, THREAD_EVENTS
-from paceline.check.rules.events.never_set import is_end_mark
-from paceline.check.rules.processes.join_before_drain import arguments
+from paceline.check.libraries.catalogue import PUT_ITEM, PUTS, THREAD_EVENTS, THREAD_QUEUES
+from paceline.check.rules.rule import queue_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, short_name
-from paceline.check.syntax.tree import is_within
+from paceline.check.syntax.names import dotted, is_constant, short_name
+from paceline.check.syntax.tree import awaited, is_within
+from paceline.check.threads.roots import in_loop
+from paceline.check.values.passing import start_arguments
 
 TELLS = ("set", "cancel", "notify", "notify_all")
 ASKS = ("is_set", "isSet", "wait", "get", "get_nowait")
@@ -20,6 +22,7 @@ Loop = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 LIMITS = ("settimeout", "setblocking", "setdefaulttimeout", "select", "poll", "register")
 #: What wakes up a thread that waits at a socket, or ends it by force.
 WAKES = ("close", "shutdown", "connect", "connect_ex", "create_connection", "terminate", "kill")
+_MARK = re.compile(r"(^|_)(end|stop|done|eof|sentinel|finished|shutdown|poison|quit|exit)", re.IGNORECASE)
 
 
 def ends_of(made: ast.Call, maker: Function, runs: Function, fn: Function) -> set[str]:
@@ -42,7 +45,7 @@ def ends_of(made: ast.Call, maker: Function, runs: Function, fn: Function) -> se
 def names_in(made: ast.Call, maker: Function, runs: Function, fn: Function) -> dict[str, str]:
     """How the started function's names are called in the function that joins it."""
     parameters = [p for p in runs.parameters if p != runs.self_name or runs.cls is None]
-    passed = made.args[1:] if short_name(made.func) == "submit" else arguments(made, maker)
+    passed = made.args[1:] if short_name(made.func) == "submit" else start_arguments(made, maker)
     given = {p: dotted(a) for p, a in zip(parameters, passed, strict=False)}
     if runs.cls is not None and fn.cls is not None:
         given[runs.self_name] = fn.self_name
@@ -143,7 +146,7 @@ def _in_queue(
         queue = effect.resource
         if queue is None or effect.kind != "wait" or effect.timeout or not is_within(effect.node, loop):
             continue
-        if queue.kind not in ("Queue", "SimpleQueue", "ProcessQueue") or effect.waits_for != PUT_ITEM:
+        if queue.kind not in THREAD_QUEUES or effect.waits_for != PUT_ITEM:
             continue
         wakes = any(short_name(c.func) in PUTS and c.lineno < join.lineno for c in fn.calls)
         if not wakes and not queue.one_of_several and isinstance(effect.node, ast.Call):
@@ -177,3 +180,31 @@ def _flag(test: ast.expr) -> str:
     if isinstance(asked, ast.Call) and short_name(asked.func) in ("is_set", "isSet"):
         return dotted(asked.func.value)  # type: ignore[attr-defined]
     return dotted(asked) if isinstance(asked, ast.Attribute) else ""
+
+
+def is_end_mark(call: ast.Call) -> bool:
+    """Whether None, or something named so, is put into a queue to say that nothing more comes."""
+    given = call.args[0] if call.args else None
+    return is_constant(given, None) or (given is not None and _MARK.search(short_name(given)) is not None)
+
+
+def ends_by(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
+    """The queues whose end mark ends a worker: `item = queue.get()`, then `if item is None: return`."""
+    for target, value in fn.assigns:
+        taken = awaited(value)
+        if not isinstance(taken, ast.Call) or not isinstance(target, ast.Name) or not in_loop(taken, fn):
+            continue
+        queue = queue_of(taken, ("get",), fn, facts)
+        own = [c.args[0] for c in fn.calls if c.args and queue_of(c, PUTS, fn, facts) == queue]
+        for test in fn.tests if queue else ():
+            asked = test.test
+            if not isinstance(asked, ast.Compare):
+                continue
+            leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Break)
+            ends = leaves and isinstance(asked.ops[0], ast.Is | ast.Eq)
+            goes_on = isinstance(test, ast.While) and isinstance(asked.ops[0], ast.IsNot | ast.NotEq)
+            item = asked.left.target if isinstance(asked.left, ast.NamedExpr) else asked.left
+            mark = ast.unparse(asked.comparators[0])
+            again = any(ast.unparse(put) in (mark, target.id) for put in own)
+            if dotted(item) == target.id and (ends or goes_on) and not again:
+                yield queue, mark, taken
