@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, NOTIFY, PAUSES, TAKE_ITEM, WAITS
 from paceline.check.syntax.declarations import Function, Resource
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.check.syntax.tree import enclosing, entered_around, parent
+from paceline.check.syntax.tree import contexts_around, enclosing, parent
 from paceline.check.values.module import Module
 from paceline.check.values.targets import targets
 
@@ -142,7 +142,7 @@ def is_limited(call: ast.AST) -> bool:
     around = enclosing(call, ast.Call)
     if isinstance(around, ast.Call) and short_name(around.func) in ("wait_for", "wait", "timeout"):
         return True
-    return any(isinstance(c, ast.Call) and short_name(c.func) in _DEADLINES for c in entered_around(call))
+    return any(isinstance(c, ast.Call) and short_name(c.func) in _DEADLINES for c in contexts_around(call))
 
 
 def _is_minus_one(node: ast.expr) -> bool:

@@ -47,6 +47,7 @@ def finding(
     fn: Function,
     message: str,
     story: list[Step],
+    *,
     remedy: str,
     about: str,
     confidence: float = 0.8,

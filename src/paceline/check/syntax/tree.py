@@ -32,7 +32,7 @@ def enclosing(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
     return None
 
 
-def apart(one: ast.AST, other: ast.AST) -> bool:
+def on_different_branches(one: ast.AST, other: ast.AST) -> bool:
     """Whether two nodes are on different branches of one `if`, so that one run takes only one of them."""
     around = {id(at): up for at, up in _upwards(other)}
     for at, up in _upwards(one):
@@ -51,7 +51,7 @@ def _upwards(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         at, up = up, parent(up)
 
 
-def entered_around(node: ast.AST) -> Iterator[ast.expr]:
+def contexts_around(node: ast.AST) -> Iterator[ast.expr]:
     """What the `with` statements around a node within its function enter, the nearest first."""
     block = enclosing(node, ast.With, ast.AsyncWith)
     while isinstance(block, ast.With | ast.AsyncWith):
@@ -59,7 +59,7 @@ def entered_around(node: ast.AST) -> Iterator[ast.expr]:
         block = enclosing(block, ast.With, ast.AsyncWith)
 
 
-def asked_before(call: ast.expr) -> ast.expr | None:
+def deciding_operand(call: ast.expr) -> ast.expr | None:
     """What decides within an expression whether a call is made; None when nothing does."""
     at, up = call, parent(call)
     while isinstance(up, ast.expr | ast.keyword):
@@ -70,6 +70,27 @@ def asked_before(call: ast.expr) -> ast.expr | None:
             return None if any(isinstance(n, ast.Call) for n in ast.walk(other)) else up.test
         at, up = up, parent(up)  # type: ignore[assignment]
     return None
+
+
+def statement_of(node: ast.AST) -> ast.stmt | None:
+    """The statement that a node is, or is a part of."""
+    at: ast.AST | None = node
+    while at is not None and not isinstance(at, ast.stmt):
+        at = parent(at)
+    return at
+
+
+def block_of(statement: ast.AST | None) -> list[ast.stmt]:
+    """The block that a statement is in, from its first to its last statement; empty for anything else."""
+    up = parent(statement) if isinstance(statement, ast.stmt) else None
+    blocks = (getattr(up, name, None) for name in ("body", "orelse", "finalbody"))
+    return next((block for block in blocks if isinstance(block, list) and statement in block), [])
+
+
+def following(statement: ast.AST | None) -> list[ast.stmt]:
+    """The statements after one in its block."""
+    block = block_of(statement)
+    return block[block.index(statement) + 1 :] if block else []  # type: ignore[arg-type]
 
 
 def last_line(part: ast.AST | Sequence[ast.stmt]) -> int:

@@ -123,10 +123,10 @@ def _report(fn: Function, one: ast.Call, two: ast.Call, line: int) -> Finding:
             Step("rank 0", one.lineno, f"calls {text_of(one)}, and waits for rank 1 to {waits}"),
             Step("rank 1", two.lineno, f"calls {text_of(two)}, and waits for rank 0 to {waits}"),
         ],
-        "reverse the order on one rank, use sendrecv, or use isend and irecv and wait for both",
-        f"{text_of(one)} {text_of(two)}",
-        0.9 if sure else 0.7,
-        [
+        remedy="reverse the order on one rank, use sendrecv, or use isend and irecv and wait for both",
+        about=f"{text_of(one)} {text_of(two)}",
+        confidence=0.9 if sure else 0.7,
+        waits=[
             Wait("rank 0", f"called {text_of(one)}", waits, "rank 1"),
             Wait("rank 1", f"called {text_of(two)}", waits, "rank 0"),
         ],

@@ -80,10 +80,10 @@ def _report(fn: Function, item: Item, why: str, line: int, confidence: float) ->
             Step("rank 0", getattr(at, "lineno", line), f"calls {by}, and waits for all ranks"),
             Step("rank 1", line, f"takes the other branch, without {item.name}"),
         ],
-        f"call {item.name} on every rank, and let the condition guard only the work of one rank",
-        item.name,
-        confidence,
-        [
+        remedy=f"call {item.name} on every rank, and let the condition guard only the work of one rank",
+        about=item.name,
+        confidence=confidence,
+        waits=[
             Wait("rank 0", f"called {item.name}", f"call {item.name}", "rank 1"),
             Wait("rank 1", f"skipped {item.name}", "reach the next collective", "rank 0"),
         ],

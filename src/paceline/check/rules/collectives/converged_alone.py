@@ -128,10 +128,10 @@ def _report(fn: Function, test: ast.If | ast.While, message: ast.Call, name: str
             Step("rank 0", test.lineno, f"finds its own {name} small enough, and leaves the loop"),
             Step("rank 1", message.lineno, f"calls {text_of(message)} in the next turn, and waits for rank 0"),
         ],
-        f"reduce {name} over all ranks before it is compared, for example allreduce(..., op=MAX)",
-        name,
-        0.7,
-        [Wait("rank 1", f"called {text_of(message)}", "the next message", "rank 0")],
+        remedy=f"reduce {name} over all ranks before it is compared, for example allreduce(..., op=MAX)",
+        about=name,
+        confidence=0.7,
+        waits=[Wait("rank 1", f"called {text_of(message)}", "the next message", "rank 0")],
     )
 
 

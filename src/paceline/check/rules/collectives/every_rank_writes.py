@@ -122,9 +122,9 @@ def _report(call: ast.Call, fn: Function, what: str) -> Finding:
             Step("rank 0", call.lineno, f"calls {text_of(call)} for {what}"),
             Step("rank 1", call.lineno, "does the same at the same time: the file is a mixture, or half written"),
         ],
-        "let rank 0 do it, followed by a barrier, or put the rank into the path",
-        what,
-        0.55,
+        remedy="let rank 0 do it, followed by a barrier, or put the rank into the path",
+        about=what,
+        confidence=0.55,
     )
 
 

@@ -150,10 +150,10 @@ def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str) -
             Step("rank 0", test.lineno, f"has {name}, and calls {what}"),
             Step("rank 1", test.lineno, f"has none, and does not call {what}"),
         ],
-        f"call {what} on every rank, with an empty value where there is none",
-        f"{what} {name}",
-        0.5,
-        [
+        remedy=f"call {what} on every rank, with an empty value where there is none",
+        about=f"{what} {name}",
+        confidence=0.5,
+        waits=[
             Wait("rank 0", f"called {what}", f"call {what}", "rank 1"),
             Wait("rank 1", f"skipped {what}", "reach the next collective", "rank 0"),
         ],

@@ -268,10 +268,10 @@ def _in_handler(fn: Function, tried: ast.Try, call: ast.Call, name: str) -> Find
             Step("rank 0", call.lineno, f"catches an exception and calls {text_of(call)}, which waits for all ranks"),
             Step("rank 1", tried.lineno, f"sees no exception, and never calls {name} here"),
         ],
-        f"call {name} on every rank, after the `try`",
-        name,
-        0.65,
-        [
+        remedy=f"call {name} on every rank, after the `try`",
+        about=name,
+        confidence=0.65,
+        waits=[
             Wait("rank 0", f"called {name}", f"call {name}", "rank 1"),
             Wait("rank 1", "went on", "reach the next collective", "rank 0"),
         ],
@@ -299,10 +299,10 @@ def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float)
             Step("rank 0", at.lineno, f"leaves {fn.qualname}, or this iteration of its loop"),
             Step("rank 1", line, f"calls {by}, and waits for all ranks"),
         ],
-        f"let every rank reach {item.name}: agree with the other ranks to leave first, or leave after it",
-        item.name,
-        confidence,
-        [
+        remedy=f"let every rank reach {item.name}: agree with the other ranks to leave first, or leave after it",
+        about=item.name,
+        confidence=confidence,
+        waits=[
             Wait("rank 1", f"called {item.name}", f"call {item.name}", "rank 0"),
             Wait("rank 0", "went on", "reach the next collective", "rank 1"),
         ],

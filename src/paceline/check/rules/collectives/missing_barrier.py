@@ -132,9 +132,9 @@ def _report(fn: Function, test: ast.If, maker: ast.Call, user: ast.Call, path: s
             Step("rank 1", user.lineno, f"calls {text_of(user)}: {path} is missing or half written"),
             Step("rank 0", maker.lineno, f"is still in {text_of(maker)}"),
         ],
-        "call barrier() on every rank between the branch and the use",
-        path,
-        0.6,
+        remedy="call barrier() on every rank between the branch and the use",
+        about=path,
+        confidence=0.6,
     )
 
 

@@ -17,7 +17,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.check.syntax.tree import apart, enclosing, last_line, parent
+from paceline.check.syntax.tree import enclosing, last_line, on_different_branches, parent
 
 BEGIN = ("isend", "irecv", "Isend", "Irecv", "issend", "Issend")
 ADDS = ("append", "add", "appendleft", "extend", "insert")
@@ -53,7 +53,7 @@ def _used_early(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.AST, in
     sends = "send" in short_name(call.func).lower()
     uses: list[ast.Name | ast.Attribute] = [*fn.names, *fn.attributes]
     for node in sorted(uses, key=lambda n: n.lineno):
-        if not last < node.lineno < min(reads) or dotted(node) != buffer or apart(call, node):
+        if not last < node.lineno < min(reads) or dotted(node) != buffer or on_different_branches(call, node):
             continue
         if isinstance(node.ctx, ast.Store):
             return None if not isinstance(parent(node), ast.AugAssign) else (node, min(reads))
@@ -93,9 +93,9 @@ def _report(call: ast.Call, fn: Function, message: str) -> Finding:
             Step("rank 0", call.lineno, "changes or frees the buffer, or exits, before the data is sent"),
             Step("rank 1", call.lineno, "waits for the data, or receives half of it"),
         ],
-        "keep the handle, and wait() for it before the buffer is used again",
-        text_of(call),
-        0.75,
+        remedy="keep the handle, and wait() for it before the buffer is used again",
+        about=text_of(call),
+        confidence=0.75,
     )
 
 
@@ -111,9 +111,9 @@ def _report_early(call: ast.Call, fn: Function, use: ast.AST, wait: int) -> Find
             Step("rank 0", line, f"uses {dotted(use)} while the message is under way"),
             Step("rank 0", wait, "waits for it only now"),
         ],
-        "wait() for the handle before the buffer is used",
-        dotted(use),
-        0.7,
+        remedy="wait() for the handle before the buffer is used",
+        about=dotted(use),
+        confidence=0.7,
     )
 
 

@@ -116,10 +116,10 @@ def _report(use: Use, key: str, setting: Use, how: str) -> Finding:
             Step("rank 0", setting.call.lineno, f"may pass {text_of(setting.call)} by, or sets another key there"),
             Step("rank 1", use.call.lineno, f"waits for {shown!r}"),
         ],
-        "set the key on every path of the rank that sets it, under the name that the others ask for",
-        shown,
-        0.75,
-        [Wait("rank 1", f"called {text_of(use.call)}", f"set {shown!r}", "rank 0")],
+        remedy="set the key on every path of the rank that sets it, under the name that the others ask for",
+        about=shown,
+        confidence=0.75,
+        waits=[Wait("rank 1", f"called {text_of(use.call)}", f"set {shown!r}", "rank 0")],
     )
 
 

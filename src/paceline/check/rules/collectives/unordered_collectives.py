@@ -187,9 +187,9 @@ def _report(fn: Function, over: ast.expr, call: ast.Call, why: str) -> Finding:
             Step("rank 1", over.lineno, "iterates in another order, or over other keys"),
             Step("rank 0", call.lineno, f"calls {text_of(call)} for one item, rank 1 for another one or not at all"),
         ],
-        "gather the keys of all ranks first, and iterate over them sorted",
-        text_of(call),
-        0.7,
+        remedy="gather the keys of all ranks first, and iterate over them sorted",
+        about=text_of(call),
+        confidence=0.7,
     )
 
 

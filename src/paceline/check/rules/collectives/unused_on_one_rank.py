@@ -115,11 +115,11 @@ def _report(fn: Function, test: ast.If, layer: ast.Call, why: str, average: ast.
             Step("rank 0", layer.lineno, f"runs {name}(), and waits for the average of its gradient"),
             Step("rank 1", test.lineno, f"passes {name}() by, and has no gradient for it"),
         ],
-        "run the layer on every rank and multiply its output by zero where it does not count, or pass "
+        remedy="run the layer on every rank and multiply its output by zero where it does not count, or pass "
         "find_unused_parameters=True",
-        name,
-        0.6,
-        [
+        about=name,
+        confidence=0.6,
+        waits=[
             Wait("rank 0", f"ran {name}", f"the gradient of {name}", "rank 1"),
             Wait("rank 1", f"passed {name} by", "reach the next collective", "rank 0"),
         ],

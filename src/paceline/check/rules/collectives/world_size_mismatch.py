@@ -79,10 +79,10 @@ def _report(fn: Function, call: ast.Call, met: tuple[ast.Call, ast.expr], starte
             Step("main", call.lineno, f"starts {ast.unparse(started)} processes"),
             Step("rank 0", joins.lineno, f"calls {text_of(joins)}, which waits for {ast.unparse(size)} ranks"),
         ],
-        "pass the number of started processes as world_size",
-        "world_size",
-        0.85,
-        [Wait("rank 0", f"called {text_of(joins)}", "join", "a rank that is not started")],
+        remedy="pass the number of started processes as world_size",
+        about="world_size",
+        confidence=0.85,
+        waits=[Wait("rank 0", f"called {text_of(joins)}", "join", "a rank that is not started")],
     )
 
 

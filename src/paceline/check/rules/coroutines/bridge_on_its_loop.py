@@ -45,9 +45,9 @@ def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator
                 f"{text_of(call)} is reached{by} in {_runs(start)} {start.qualname}: the loop waits for a "
                 "coroutine that only the loop can run",
                 call_steps("the loop", steps, "waits for the loop, which is this thread"),
-                "await the coroutine here; call into the loop like this only from other threads",
-                text_of(call),
-                0.75 if len(steps) == 1 else 0.65,
+                remedy="await the coroutine here; call into the loop like this only from other threads",
+                about=text_of(call),
+                confidence=0.75 if len(steps) == 1 else 0.65,
             )
             return
     for effect in facts.runs(fn):

@@ -83,9 +83,9 @@ def _report(fn: Function, wait: ast.Await, handler: ast.ExceptHandler) -> Findin
             Step("task A", wait.lineno, f"cancels {fn.qualname}, and waits for its end"),
             Step("task B", handler.lineno, "catches CancelledError, and begins the next turn of its loop"),
         ],
-        "catch Exception, or raise CancelledError again",
-        fn.qualname,
-        0.65,
+        remedy="catch Exception, or raise CancelledError again",
+        about=fn.qualname,
+        confidence=0.65,
     )
 
 

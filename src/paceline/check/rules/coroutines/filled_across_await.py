@@ -82,9 +82,9 @@ def _report(emptied: Access, pause: int, filled: Access, read: Access) -> Findin
             Step("task B", read.line, f"{read.fn.qualname} reads it, and finds too little"),
             Step("task A", filled.line, "goes on to fill it"),
         ],
-        "fill a local collection, and assign it to the attribute once it is complete",
-        emptied.thing,
-        0.55,
+        remedy="fill a local collection, and assign it to the attribute once it is complete",
+        about=emptied.thing,
+        confidence=0.55,
     )
 
 

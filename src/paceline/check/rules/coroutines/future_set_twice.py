@@ -149,9 +149,9 @@ def _report(call: ast.Call, fn: Function, name: str) -> Finding:
             Step("task A", call.lineno, f"waits for {name}, gives up, and so cancels it"),
             Step("task B", call.lineno, f"{fn.qualname} calls {text_of(call)}: InvalidStateError"),
         ],
-        f"`if not {name}.done():` before it",
-        name,
-        0.5,
+        remedy=f"`if not {name}.done():` before it",
+        about=name,
+        confidence=0.5,
     )
 
 

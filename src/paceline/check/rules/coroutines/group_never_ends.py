@@ -17,7 +17,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, keyword, short_name
-from paceline.check.syntax.tree import is_within, parent
+from paceline.check.syntax.tree import following, is_within, parent, statement_of
 from paceline.check.threads.shared_state import ENDINGS
 from paceline.narrative import Wait
 
@@ -79,10 +79,10 @@ def _report_awaited(fn: Function, wait: ast.Await, run: Function) -> Finding:
             Step("task B", run.line, f"{run.qualname} goes on for ever"),
             Step("task A", wait.lineno, f"{fn.qualname} waits for its end"),
         ],
-        "cancel the task before it is awaited, and catch CancelledError",
-        run.qualname,
-        0.7,
-        [Wait("task A", "cleans up", f"end {run.name}", "task B, which never ends")],
+        remedy="cancel the task before it is awaited, and catch CancelledError",
+        about=run.qualname,
+        confidence=0.7,
+        waits=[Wait("task A", "cleans up", f"end {run.name}", "task B, which never ends")],
     )
 
 
@@ -167,18 +167,13 @@ def _surely_ends(fn: Function, facts: Facts, depth: int = 0) -> bool:
 
 def _goes_on(at: ast.AST, fn: Function) -> bool:
     """Whether the function has something to do after the group, or returns what it waited for."""
-    statement: ast.AST | None = at
-    while statement is not None and not isinstance(statement, ast.stmt):
-        statement = parent(statement)
+    statement: ast.AST | None = statement_of(at)
     if isinstance(statement, ast.Return | ast.Assign):
         return True
     while statement is not None and statement is not fn.node:
-        up = parent(statement)
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(up, field, None)
-            if isinstance(block, list) and statement in block and block[-1] is not statement:
-                return True
-        statement = up
+        if following(statement):
+            return True
+        statement = parent(statement)
     return False
 
 
@@ -197,10 +192,10 @@ def _report(
             Step("task C", lasting.line, f"{lasting.qualname} goes on for ever"),
             Step("task A", at.lineno, "waits for both"),
         ],
-        f"keep the task of {lasting.name}, and cancel it once the others are done",
-        lasting.qualname,
-        0.65,
-        [Wait("task A", "started the tasks", f"end {lasting.name}", "task C, which never ends")],
+        remedy=f"keep the task of {lasting.name}, and cancel it once the others are done",
+        about=lasting.qualname,
+        confidence=0.65,
+        waits=[Wait("task A", "started the tasks", f"end {lasting.name}", "task C, which never ends")],
     )
 
 

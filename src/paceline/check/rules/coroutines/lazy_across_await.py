@@ -17,10 +17,10 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, short_name
-from paceline.check.syntax.tree import enclosing, entered_around, is_within, last_line, parent
+from paceline.check.syntax.tree import contexts_around, enclosing, following, is_within, last_line, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import accesses_of_class, accesses_of_globals, is_teardown, starts_or_ends
-from paceline.check.threads.sharing import absent, asked_before, filled_if_missing
+from paceline.check.threads.sharing import absent, filled_if_missing, line_of_check
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def _claims(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("add", "append") else None
         key = up.slice if isinstance(up, ast.Subscript) else None
         key = call.args[0] if isinstance(call, ast.Call) and len(call.args) == 1 else key
-        line = asked_before(access, key) if key is not None else 0
+        line = line_of_check(access, key) if key is not None else 0
         test = next((t for t in fn.tests if t.lineno == line and isinstance(t, ast.If)), None)
         if test is None or not _gives_up(test, access) or _locked(test, fn, facts):
             continue
@@ -109,9 +109,9 @@ def _report_claim(access: Access, test: ast.If) -> Finding:
             Step("task B", test.lineno, "finds none either, while task A awaits"),
             Step("both", access.line, "store it, and have done the same work"),
         ],
-        "store the key before the first await, and take it out again if the work fails; or hold an asyncio.Lock",
-        access.thing,
-        0.55,
+        remedy="store the key before the first await, and take it out again if the work fails; or hold an asyncio.Lock",
+        about=access.thing,
+        confidence=0.55,
     )
 
 
@@ -121,10 +121,9 @@ def _taken_late(fn: Function, facts: Facts) -> Iterator[Finding]:
         if not isinstance(test, ast.If) or not isinstance(test.body[-1], ast.Raise | ast.Return) or test.orelse:
             continue
         asked = {dotted(n) for n in ast.walk(test.test) if isinstance(n, ast.Attribute)}
-        block = getattr(parent(test), "body", [])
-        if test not in block or _locked(test, fn, facts):
+        rest = following(test)
+        if _locked(test, fn, facts):
             continue
-        rest = block[block.index(test) + 1 :]
         for index, statement in enumerate(rest):
             name = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
             own = (
@@ -166,10 +165,9 @@ def _ended_twice(fn: Function, facts: Facts) -> Iterator[Finding]:
         name = (
             absent(test.test) if isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Raise) else ""
         )
-        block = getattr(parent(test), "body", [])
-        if not name.startswith(f"{fn.self_name}.") or not fn.self_name or test not in block or _locked(test, fn, facts):
+        if not name.startswith(f"{fn.self_name}.") or not fn.self_name or _locked(test, fn, facts):
             continue
-        rest = block[block.index(test) + 1 :]
+        rest = following(test)
         ends = next((s for s in rest if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
         before = rest[: rest.index(ends)] if ends is not None else []
         waits = [a for a in fn.awaits if any(is_within(a, s) for s in before)]
@@ -278,7 +276,7 @@ def _waits(statements: list[ast.stmt], fn: Function) -> bool:
 
 def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
     """Whether the test is inside a lock."""
-    around = list(entered_around(test))
+    around = list(contexts_around(test))
     if any("lock" in ast.unparse(context).lower() for context in around):
         return True
     entered = (facts.module.resource(context, fn) for context in around)
@@ -298,9 +296,9 @@ def _report(fn: Function, tested: int, made: ast.Assign | ast.Await, name: str, 
             Step("task A", made.lineno, "awaits: the loop runs other tasks"),
             Step("task B", tested, "finds none either, and creates another one"),
         ],
-        "hold an asyncio.Lock over both, or store the task that creates it and await that",
-        name,
-        confidence,
+        remedy="hold an asyncio.Lock over both, or store the task that creates it and await that",
+        about=name,
+        confidence=confidence,
     )
 
 
@@ -315,9 +313,9 @@ def _report_flag(fn: Function, test: ast.If | ast.While, changed: ast.Assign, na
             Step("task A", changed.lineno, "awaits before it changes it: the loop runs other tasks"),
             Step("task B", test.lineno, "finds it unchanged, and does the same"),
         ],
-        "change it before the await, or hold an asyncio.Lock over both",
-        name,
-        0.5,
+        remedy="change it before the await, or hold an asyncio.Lock over both",
+        about=name,
+        confidence=0.5,
     )
 
 

@@ -105,10 +105,10 @@ def _report(fn: Function, at: ast.expr, sender: str, loop: tuple[Function, ast.A
             Step("task A", at.lineno, f"{fn.qualname} and the tasks that it starts come to their end"),
             Step("task B", waits.lineno, f"{other.qualname} waits for the next object, since {sender} is still open"),
         ],
-        f"enter {sender} with `async with` around what uses it, also after it was cloned",
-        sender,
-        0.7,
-        [Wait("task B", "received everything", f"close {sender}", "task A")],
+        remedy=f"enter {sender} with `async with` around what uses it, also after it was cloned",
+        about=sender,
+        confidence=0.7,
+        waits=[Wait("task B", "received everything", f"close {sender}", "task A")],
     )
 
 

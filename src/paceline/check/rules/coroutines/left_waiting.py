@@ -125,10 +125,10 @@ def _report(fn: Function, at: ast.AST, attribute: str, cls: Class, waiter: tuple
             Step("task B", line, f"{fn.qualname} ends: the connection is closed, or an answer cannot be read"),
             Step("task A", told, "waits for ever: nothing else completes its future"),
         ],
-        f"in a `finally`, call set_exception on every future that is left in {attribute}",
-        f"{cls.name}.{attribute}",
-        0.6,
-        [Wait("task A", "sent its request", "complete its future", "task B, which has ended")],
+        remedy=f"in a `finally`, call set_exception on every future that is left in {attribute}",
+        about=f"{cls.name}.{attribute}",
+        confidence=0.6,
+        waits=[Wait("task A", "sent its request", "complete its future", "task B, which has ended")],
     )
 
 

@@ -40,9 +40,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                     Step("task A", effect.line, f"calls {text_of(effect.node)} without await, and goes on"),
                     Step("task B", effect.line, "does the same: both are in the critical section"),
                 ],
-                f"use `async with {ast.unparse(effect.node.func.value)}:`",  # type: ignore[attr-defined]
-                resource.id,
-                0.9,
+                remedy=f"use `async with {ast.unparse(effect.node.func.value)}:`",  # type: ignore[attr-defined]
+                about=resource.id,
+                confidence=0.9,
             )
 
 
@@ -59,9 +59,9 @@ def _never_run(fn: Function, call: ast.expr, callee: Function) -> Finding:
             Step("task A", call.lineno, f"{fn.qualname} calls {text_of(call)} without await, and goes on"),
             Step("task A", callee.line, f"nothing of {callee.qualname} is run"),
         ],
-        f"`await {text_of(call)[:-2]}(...)`, or keep a task made of it",
-        callee.qualname,
-        0.85,
+        remedy=f"`await {text_of(call)[:-2]}(...)`, or keep a task made of it",
+        about=callee.qualname,
+        confidence=0.85,
     )
 
 

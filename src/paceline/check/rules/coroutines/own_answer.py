@@ -16,7 +16,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, Wait, call_steps
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import short_name
-from paceline.check.syntax.tree import apart, enclosing
+from paceline.check.syntax.tree import enclosing, on_different_branches
 from paceline.narrative import Wait as Waits
 
 DOES = {"AsyncEvent": ("set",), "AsyncQueue": ("put", "put_nowait"), "Event": ("set",), "Queue": ("put", "put_nowait"),
@@ -61,7 +61,7 @@ def _later(waits: ast.expr, does: ast.Call) -> bool:
     """Whether a call does something only after another one returns, or in another turn of the loop."""
     loop = enclosing(waits, ast.While, ast.AsyncFor, ast.For)
     return loop is enclosing(does, ast.While, ast.AsyncFor, ast.For) and (
-        apart(waits, does) or waits.lineno < does.lineno
+        on_different_branches(waits, does) or waits.lineno < does.lineno
     )
 
 
@@ -76,10 +76,10 @@ def _report(fn: Function, at: ast.expr, wait: Wait, does: list[ast.Call]) -> Fin
             *call_steps("task A", ((fn, at), *wait.steps), f"waits for {wait.effect.waits_for}"),
             Step("task A", does[0].lineno, f"would call {what} in a further turn, which does not come"),
         ],
-        f"start {text_of(at)} as a task of its own, so that the loop goes on",
-        what,
-        0.7,
-        [Waits("task A", f"called {text_of(at)}", f"call {what}", "itself")],
+        remedy=f"start {text_of(at)} as a task of its own, so that the loop goes on",
+        about=what,
+        confidence=0.7,
+        waits=[Waits("task A", f"called {text_of(at)}", f"call {what}", "itself")],
     )
 
 

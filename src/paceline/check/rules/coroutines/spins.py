@@ -42,10 +42,11 @@ def find(facts: Facts) -> Iterator[Finding]:
                         Step("task A", loop.lineno, f"{fn.qualname} asks for {asked} again and again"),
                         Step("other tasks", loop.lineno, "cannot run: task A never gives way"),
                     ],
-                    "wait for an asyncio.Event that is set with the change, or await asyncio.sleep() in the loop",
-                    asked,
-                    0.75,
-                    [Wait("task A", f"asks for {asked}", "change it", "another task, which cannot run")],
+                    remedy="wait for an asyncio.Event that is set with the change, or await asyncio.sleep() in the "
+                    "loop",
+                    about=asked,
+                    confidence=0.75,
+                    waits=[Wait("task A", f"asks for {asked}", "change it", "another task, which cannot run")],
                 )
 
 

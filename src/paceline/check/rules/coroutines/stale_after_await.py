@@ -16,7 +16,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, short_name
-from paceline.check.syntax.tree import enclosing, is_within, last_line, lines_of, parent
+from paceline.check.syntax.tree import enclosing, is_within, last_line, lines_of, parent, statement_of
 from paceline.check.threads.accesses import Access, iterates
 from paceline.check.threads.roots import in_loop
 from paceline.check.threads.shared_state import (
@@ -224,9 +224,9 @@ def _report_late(access: Access, since: int, then: str, so: str) -> Finding:
             Step("task B", access.line, "changes it"),
             Step("task A", access.line, f"{then}: {so}"),
         ],
-        "hold an asyncio.Lock over the reading and the await, or work on a copy",
-        access.thing,
-        0.6,
+        remedy="hold an asyncio.Lock over the reading and the await, or work on a copy",
+        about=access.thing,
+        confidence=0.6,
     )
 
 
@@ -247,9 +247,9 @@ def _report_item(use: Access, check: ast.If | ast.For, pause: Pause, gone: Acces
             Step("task B", gone.line, f"{gone.fn.qualname} removes it"),
             Step("task A", use.line, "uses it: KeyError"),
         ],
-        "use .get() or .pop(key, None) and check the result, or iterate over a copy of the items",
-        use.thing,
-        0.6,
+        remedy="use .get() or .pop(key, None) and check the result, or iterate over a copy of the items",
+        about=use.thing,
+        confidence=0.6,
     )
 
 
@@ -268,9 +268,7 @@ def _asked(access: Access) -> bool:
 
 def _leads(before: Access, use: Access) -> bool:
     """Whether the check or assignment is on every way to the use: in a statement list around it."""
-    at: ast.AST | None = before.node
-    while at is not None and not isinstance(at, ast.stmt):
-        at = parent(at)
+    at = statement_of(before.node)
     around = parent(at) if at is not None else None
     if isinstance(at, ast.If) and use.line in lines_of(at):
         return True
@@ -340,9 +338,9 @@ def _report(use: Access, before: Access, pause: Pause, other: Access) -> Finding
             Step("task B", other.line, f"{other.fn.qualname} sets it to None"),
             Step("task A", use.line, "uses it, and it is None"),
         ],
-        f"keep {dotted(use.node)} in a local variable before the await, or check it again after it",
-        use.thing,
-        0.6,
+        remedy=f"keep {dotted(use.node)} in a local variable before the await, or check it again after it",
+        about=use.thing,
+        confidence=0.6,
     )
 
 

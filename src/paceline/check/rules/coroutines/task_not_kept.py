@@ -51,9 +51,9 @@ def _report(call: ast.Call, fn: Function) -> Finding:
             Step("the loop", call.lineno, "has only a weak reference to the task"),
             Step("task A", call.lineno, f"ends, or relies on what {what} has not done yet"),
         ],
-        "keep the task (`tasks.add(task); task.add_done_callback(tasks.discard)`), await it, or use a TaskGroup",
-        what,
-        0.55,
+        remedy="keep the task (`tasks.add(task); task.add_done_callback(tasks.discard)`), await it, or use a TaskGroup",
+        about=what,
+        confidence=0.55,
     )
 
 

@@ -110,9 +110,9 @@ def _report(at: ast.Call, fn: Function, barrier: str, what: str, runs: Function)
             Step("the threads", runs.line, f"meet at {barrier}"),
             Step("one of them", at.lineno, "waits for parties that do not come"),
         ],
-        f"make {barrier} with the number of all threads that wait for it",
-        barrier,
-        0.8,
+        remedy=f"make {barrier} with the number of all threads that wait for it",
+        about=barrier,
+        confidence=0.8,
     )
 
 

@@ -20,7 +20,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.check.syntax.tree import enclosing, is_within, last_line, parent
+from paceline.check.syntax.tree import block_of, enclosing, is_within, last_line, parent
 from paceline.check.threads.roots import STARTS
 
 AT_ONCE = ("run_coroutine_threadsafe", "start_new_thread", "submit", "run_in_executor", "Thread", "Timer", "Process")
@@ -65,10 +65,8 @@ def _flags(cls: Class, facts: Facts) -> Iterator[Finding]:
 def _sent_before(target: ast.expr, fn: Function) -> ast.Call | None:
     """A request that is sent in the statements right before an assignment, where the flag is not reset before."""
     statement = parent(target)
-    block = getattr(parent(statement), "body", None) if statement is not None else None
-    if not isinstance(block, list) or statement not in block:
-        return None
-    before = block[: block.index(statement)]
+    block = block_of(statement)
+    before = block[: block.index(statement)] if block else []  # type: ignore[arg-type]
     if any(dotted(t) == dotted(target) and t.lineno < target.lineno for t, _ in fn.assigns):
         return None
     calls = [n for s in before[-3:] for n in ast.walk(s) if isinstance(n, ast.Call)]
@@ -97,9 +95,9 @@ def _report_flag(at: ast.expr, fn: Function, name: str, sent: ast.Call, other: F
             Step("B", sets.lineno, f"{other.qualname} gets the answer, and sets {name}"),
             Step("A", at.lineno, "resets it: the answer is forgotten"),
         ],
-        "reset the flag before you send",
-        name,
-        0.6,
+        remedy="reset the flag before you send",
+        about=name,
+        confidence=0.6,
     )
 
 
@@ -208,9 +206,9 @@ def _report(
             Step("B", sets.lineno, f"{other.qualname} sets {event}"),
             Step("A", at.lineno, f"{how}: what B has announced is forgotten"),
         ],
-        "clear the event before the start, or right after the wait, before the work",
-        event,
-        sure,
+        remedy="clear the event before the start, or right after the wait, before the work",
+        about=event,
+        confidence=sure,
     )
 
 

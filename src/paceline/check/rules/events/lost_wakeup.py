@@ -18,7 +18,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted
-from paceline.check.syntax.tree import awaited, parent
+from paceline.check.syntax.tree import awaited, following, parent
 
 DEPTH = 2
 
@@ -91,8 +91,7 @@ def _pulsed(fn: Function, facts: Facts) -> Iterator[Finding]:
     """`event.set()` directly before `event.clear()`: only who waits at this very moment may notice."""
     for call in fn.calls:
         statement = parent(call)
-        block = getattr(parent(statement), "body", []) if isinstance(statement, ast.Expr) and _is(call, "set") else []
-        after = block[block.index(statement) + 1 :] if isinstance(block, list) and statement in block else []
+        after = following(statement) if isinstance(statement, ast.Expr) and _is(call, "set") else []
         clear = _call_of(after[0]) if after else None
         if clear is None or not _is(clear, "clear"):
             continue
@@ -121,9 +120,9 @@ def _report_pulse(
             Step("thread A", clear.lineno, f"clears {event}"),
             Step("thread B", wait.lineno, "waits: the event is not set any more"),
         ],
-        "use a Condition with a counter that waiters compare, and notify_all()",
-        event,
-        0.75,
+        remedy="use a Condition with a counter that waiters compare, and notify_all()",
+        about=event,
+        confidence=0.75,
     )
 
 
@@ -180,9 +179,9 @@ def _forgotten(
             Step("thread A", clear.lineno, f"clears {event}, and with it that announcement"),
             Step("thread A", wait.lineno, f"waits for {event}, although {name} has changed"),
         ],
-        "clear the event right after the wait, before the work is taken",
-        event,
-        0.75,
+        remedy="clear the event right after the wait, before the work is taken",
+        about=event,
+        confidence=0.75,
     )
 
 
@@ -204,9 +203,9 @@ def _announced(fn: Function, clear: ast.Call, wait: ast.Call, event: str, setter
             Step("thread A", clear.lineno, f"clears {event} without having seen it"),
             Step("thread A", wait.lineno, "waits for it to be set again, which may never happen"),
         ],
-        "wait first, then clear, then look for work",
-        event,
-        0.7,
+        remedy="wait first, then clear, then look for work",
+        about=event,
+        confidence=0.7,
     )
 
 
@@ -275,9 +274,9 @@ def _report(
             Step("thread A", call.lineno, f"{where.qualname} clears {event} by {text_of(call)}"),
             Step("thread A", wait.lineno, f"waits for {event}, which was set and is cleared again"),
         ],
-        "clear the event right after the wait, before the flag is checked",
-        event,
-        0.75,
+        remedy="clear the event right after the wait, before the flag is checked",
+        about=event,
+        confidence=0.75,
     )
 
 

@@ -213,9 +213,9 @@ def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: Wa
             Step("thread B", line, f"{fn.qualname} raises and {ends} before {what}"),
             Step("thread A", wait.lineno, f"{other.qualname} waits for {event} for ever"),
         ],
-        f"{'set' if sets else 'put'} it in a `finally`, and report the exception",
-        event,
-        0.6,
+        remedy=f"{'set' if sets else 'put'} it in a `finally`, and report the exception",
+        about=event,
+        confidence=0.6,
     )
 
 
@@ -230,10 +230,10 @@ def _left(fn: Function, skipped: Skipped, barrier: str) -> Finding:
             Step("thread B", line, f"{fn.qualname} {'raises, catches that, and ' * skipped.raised}returns"),
             Step("thread A", fn.line, f"waits at {barrier}, where one party is missing"),
         ],
-        f"call {barrier.rpartition('.')[2]}.abort() {'in the handler' if skipped.raised else 'before'}, or wait with a "
-        "timeout",
-        barrier,
-        0.7,
+        remedy=f"call {barrier.rpartition('.')[2]}.abort() {'in the handler' if skipped.raised else 'before'}, or "
+        "wait with a timeout",
+        about=barrier,
+        confidence=0.7,
     )
 
 

@@ -65,9 +65,9 @@ def _report_kinds(
             Step("thread B", two[1].lineno, f"waits for {condition} in {two[0].qualname}"),
             Step("thread C", call.lineno, f"{fn.qualname} notifies one: the wrong one wakes up, and sleeps again"),
         ],
-        "call notify_all(), or use two conditions with one lock",
-        condition,
-        0.65,
+        remedy="call notify_all(), or use two conditions with one lock",
+        about=condition,
+        confidence=0.65,
     )
 
 
@@ -114,9 +114,9 @@ def _report(call: ast.Call, fn: Function, condition: str, waiter: Function, wait
             Step("thread C", call.lineno, f"{fn.qualname} notifies one: thread A leaves"),
             Step("thread B", wait.lineno, "waits for ever, since nothing else is notified"),
         ],
-        "call notify_all()",
-        condition,
-        0.6,
+        remedy="call notify_all()",
+        about=condition,
+        confidence=0.6,
     )
 
 

@@ -34,9 +34,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                         Step("thread A", call.lineno, f"waits for {found.id}"),
                         Step("thread B", call.lineno, f"{fn.qualname} notifies without holding it: RuntimeError"),
                     ],
-                    f"change the state and notify under `with {text_of(call).rpartition('.')[0]}:`",
-                    found.id,
-                    0.8,
+                    remedy=f"change the state and notify under `with {text_of(call).rpartition('.')[0]}:`",
+                    about=found.id,
+                    confidence=0.8,
                 )
 
 

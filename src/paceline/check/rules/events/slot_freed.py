@@ -43,9 +43,9 @@ def _report(fn: Function, start: ast.Call, slots: str) -> Finding:
             Step("thread A", start.lineno, f"{fn.qualname} starts a task under a permit of {slots}"),
             Step("thread A", start.lineno, "leaves the block: the permit is free, and the task has hardly begun"),
         ],
-        f"acquire {slots} before, and release it where the task ends",
-        slots,
-        0.7,
+        remedy=f"acquire {slots} before, and release it where the task ends",
+        about=slots,
+        confidence=0.7,
     )
 
 

@@ -67,9 +67,9 @@ def _report_joined(fn: Function, join: ast.Call, used: ast.Name) -> Finding:
             Step("the parent", join.lineno, f"{fn.qualname} goes on"),
             Step("the parent", used.lineno, f"uses {used.id} while the child is changing it"),
         ],
-        "ask is_alive() after the join, and end the child or raise an error",
-        used.id,
-        0.6,
+        remedy="ask is_alive() after the join, and end the child or raise an error",
+        about=used.id,
+        confidence=0.6,
     )
 
 
@@ -140,9 +140,9 @@ def _report(fn: Function, call: ast.Call, read: ast.expr, setter: Function) -> F
             Step("thread A", read.lineno, f"returns {text}, which has not come"),
             Step("thread B", setter.line, f"{setter.qualname} stores it, too late"),
         ],
-        f"raise an error if {text_of(call)} returns False",
-        text,
-        0.65,
+        remedy=f"raise an error if {text_of(call)} returns False",
+        about=text,
+        confidence=0.65,
     )
 
 

@@ -169,9 +169,9 @@ def _report(access: Access, fn: Function, call: ast.Call, condition: str) -> Fin
             Step("thread B", access.line, f"{access.fn.qualname} changes {access.thing}, and notifies no one"),
             Step("thread A", call.lineno, "sleeps on, although it could continue"),
         ],
-        "notify the condition after the change",
-        access.thing,
-        0.7,
+        remedy="notify the condition after the change",
+        about=access.thing,
+        confidence=0.7,
     )
 
 

@@ -52,9 +52,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                     Step("thread B", effect.line, f"notifies {effect.resource.id} before any thread waits"),
                     Step("thread A", effect.line, f"{fn.qualname} waits for a notification that has already been sent"),
                 ],
-                "wait in a `while` loop that checks the awaited state, or use wait_for()",
-                effect.resource.id,
-                0.5 if loops else 0.75,
+                remedy="wait in a `while` loop that checks the awaited state, or use wait_for()",
+                about=effect.resource.id,
+                confidence=0.5 if loops else 0.75,
             )
 
 
@@ -96,9 +96,9 @@ def _outside(fn: Function, call: ast.Call, condition: str) -> Finding:
             Step("thread B", call.lineno, f"changes the state and notifies {condition}, for which no thread waits yet"),
             Step("thread A", call.lineno, "waits for a notification that has already been sent"),
         ],
-        "take the condition around the whole loop",
-        condition,
-        0.75,
+        remedy="take the condition around the whole loop",
+        about=condition,
+        confidence=0.75,
     )
 
 

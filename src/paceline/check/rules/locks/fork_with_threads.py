@@ -86,9 +86,9 @@ def _report(fn: Function, call: ast.Call, line: int) -> Finding:
             ),
             Step("the child", call.lineno, "waits for it"),
         ],
-        instead if how else "fork before the first thread is started, or use subprocess or the spawn method",
-        "fork",
-        0.65,
+        remedy=instead if how else "fork before the first thread is started, or use subprocess or the spawn method",
+        about="fork",
+        confidence=0.65,
     )
 
 

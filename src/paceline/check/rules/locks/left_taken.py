@@ -21,7 +21,7 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.graph import may_raise
 from paceline.check.syntax.names import dotted, is_constant, short_name
-from paceline.check.syntax.tree import parent, user_of
+from paceline.check.syntax.tree import following, parent, user_of
 from paceline.check.threads.evidence import IMPORTS, of_threads
 from paceline.check.threads.shared_state import BEGINNINGS
 
@@ -115,10 +115,7 @@ def _marks(fn: Function, facts: Facts) -> Iterator[Finding]:
     assert fn.cls is not None
     for statement in (n for block in _blocks(fn.node) for n in block):
         mark = _set_mark(statement, fn)
-        block = _block_of(statement)
-        if not mark or block is None:
-            continue
-        rest = block[block.index(statement) + 1 :]
+        rest = following(statement) if mark else []
         reset = next((i for i, s in enumerate(rest) if _resets(s, mark, statement)), 0)
         work = next((s for s in rest[:reset] if _may_fail(s)), None)
         asked = _asked(mark, statement, fn, facts) if work is not None else None
@@ -132,9 +129,9 @@ def _marks(fn: Function, facts: Facts) -> Iterator[Finding]:
 def _counts(fn: Function, facts: Facts) -> Iterator[Finding]:
     """`self.used += 1`, then `return await connect()`: where that fails, the method that counts back is not called."""
     for change in fn.augmented if fn.asynchronous and fn.cls is not None else ():
-        mark, block = dotted(change.target), _block_of(change)
+        mark = dotted(change.target)
         name = mark.rpartition(".")[2]
-        if not isinstance(change.op, ast.Add) or not mark.startswith(f"{fn.self_name}.") or block is None:
+        if not isinstance(change.op, ast.Add) or not mark.startswith(f"{fn.self_name}."):
             continue
         back = [
             (m, a)
@@ -142,7 +139,7 @@ def _counts(fn: Function, facts: Facts) -> Iterator[Finding]:
             for a in m.augmented
             if isinstance(a.op, ast.Sub) and dotted(a.target) == f"{m.self_name}.{name}"
         ]
-        rest = block[block.index(change) + 1 :]
+        rest = following(change)
         work = next((s for s in rest if _may_fail(s) and any(isinstance(n, ast.Await) for n in ast.walk(s))), None)
         hands_out = any(isinstance(s, ast.Return) and s.value is not None for s in rest)
         asked = _asked(mark, change, fn, facts) if work is not None else None
@@ -160,13 +157,6 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
             for statement in block:
                 if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                     yield from _blocks(statement)
-
-
-def _block_of(statement: ast.stmt) -> list[ast.stmt] | None:
-    """The block that a statement is in."""
-    up = parent(statement)
-    blocks = (getattr(up, name, None) for name in ("body", "orelse", "finalbody"))
-    return next((b for b in blocks if isinstance(b, list) and statement in b), None)
 
 
 def _set_mark(statement: ast.stmt, fn: Function) -> str:
@@ -234,9 +224,9 @@ def _report(fn: Function, taken: Taken, skipped: Skipped) -> Finding:
             Step("thread A", line, "raises, and does not release it" if skipped.raised else "leaves without it"),
             Step("thread B", taken.call.lineno, f"waits for {taken.of}, once all are lost for ever"),
         ],
-        f"call {text_of(taken.back)} in a `finally`, or use a context manager",
-        taken.of,
-        0.55 if skipped.raised else 0.7,
+        remedy=f"call {text_of(taken.back)} in a `finally`, or use a context manager",
+        about=taken.of,
+        confidence=0.55 if skipped.raised else 0.7,
     )
 
 
@@ -252,9 +242,9 @@ def _report_mark(fn: Function, mark: str, start: ast.stmt, work: ast.stmt, reset
             Step("thread A", work.lineno, f"raises, and leaves {mark} as it is"),
             Step("thread B", line, f"finds {mark} set, and leaves or waits"),
         ],
-        f"take {mark} back in a `finally`",
-        mark,
-        0.5,
+        remedy=f"take {mark} back in a `finally`",
+        about=mark,
+        confidence=0.5,
     )
 
 

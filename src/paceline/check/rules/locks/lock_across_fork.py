@@ -126,10 +126,10 @@ def _forked_beside(
             Step("the parent", call.lineno, f"{fn.qualname} forks: the child's copy of {lock.id} is held"),
             *call_steps("the child", needed, f"waits for {lock.id}, which no thread of the child releases"),
         ],
-        "use the spawn method, or fork before the thread is started",
-        lock.id,
-        0.7,
-        [Wait("the child", "was forked", f"release {lock.id}", "thread B, which the child does not have")],
+        remedy="use the spawn method, or fork before the thread is started",
+        about=lock.id,
+        confidence=0.7,
+        waits=[Wait("the child", "was forked", f"release {lock.id}", "thread B, which the child does not have")],
     )
 
 
@@ -190,10 +190,10 @@ def _forked(first: Held, call: ast.Call, fn: Function, needed: tuple[tuple[Funct
             Step("the parent", call.lineno, f"forks: the child's copy of {lock} is held"),
             *call_steps("the child", needed, f"waits for {lock}, which no thread of the child releases"),
         ],
-        f"fork after {lock} is released, or use the spawn method and pass what the child needs",
-        lock,
-        0.8,
-        [
+        remedy=f"fork after {lock} is released, or use the spawn method and pass what the child needs",
+        about=lock,
+        confidence=0.8,
+        waits=[
             Wait("the child", "was forked", f"release {lock}", "the parent's thread, which the child does not have"),
         ],
     )
@@ -232,9 +232,9 @@ def _report(call: ast.Call, maker: Function, asks: Function, taker: Function, lo
             Step("thread B", asks.line, "forks: in the child the lock is held, but there is no thread A"),
             Step("the child", take.lineno, f"{taker.qualname} waits for {lock}, which no thread of the child releases"),
         ],
-        "create it again in the child: os.register_at_fork(after_in_child=...)",
-        lock,
-        0.8,
+        remedy="create it again in the child: os.register_at_fork(after_in_child=...)",
+        about=lock,
+        confidence=0.8,
     )
 
 

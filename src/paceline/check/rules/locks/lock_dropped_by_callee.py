@@ -44,9 +44,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                         Step("thread A", free.line, f"{fn.qualname} releases {lock}"),
                         Step("thread B", held.line, "takes it, and changes what thread A is working on"),
                     ],
-                    "do the work that needs the lock released after the block, or make the lock re-entrant and keep it",
-                    lock,
-                    0.8,
+                    remedy="do the work that needs the lock released after the block, or make the lock re-entrant and "
+                    "keep it",
+                    about=lock,
+                    confidence=0.8,
                 )
                 break
 

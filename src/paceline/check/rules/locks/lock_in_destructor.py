@@ -53,9 +53,9 @@ def _waits(root: Root, facts: Facts) -> Iterator[Finding]:
                     *call_steps("thread A", wait.steps, f"waits for {wait.effect.waits_for}"),
                     Step("thread B", wait.effect.line, "needs what thread A holds, or is thread A itself"),
                 ],
-                "shut down in a method that the owner calls, and with wait=False in the destructor",
-                what.id,
-                0.6,
+                remedy="shut down in a method that the owner calls, and with wait=False in the destructor",
+                about=what.id,
+                confidence=0.6,
             )
             return
 
@@ -98,9 +98,9 @@ def _queues(root: Root, facts: Facts) -> Iterator[Finding]:
                         ),
                         Step("thread A", call.lineno, f"{root.function.qualname} waits for the same lock"),
                     ],
-                    "use queue.SimpleQueue, whose put() is re-entrant",
-                    found.id,
-                    0.8,
+                    remedy="use queue.SimpleQueue, whose put() is re-entrant",
+                    about=found.id,
+                    confidence=0.8,
                 )
 
 
@@ -120,9 +120,10 @@ def _report(
             Step("thread A", event.effect.line, "an object dies here, and Python runs its destructor or callback"),
             *call_steps("thread A", steps, f"waits for {lock}, which its own thread holds"),
         ],
-        "pass the work to a thread (by a queue.SimpleQueue), or make the lock re-entrant and the code safe for it",
-        lock,
-        0.85,
+        remedy="pass the work to a thread (by a queue.SimpleQueue), or make the lock re-entrant and the code "
+        "safe for it",
+        about=lock,
+        confidence=0.85,
     )
 
 

@@ -83,9 +83,9 @@ def _report(fn: Function, at: ast.expr, message: str, name: str) -> Finding:
             Step("thread A", at.lineno, f"takes the lock that {text_of(at)} has just created"),
             Step("thread B", at.lineno, "takes another one, and enters at the same time"),
         ],
-        "create the lock once, where all users of the data share it: in an attribute or a global",
-        name,
-        0.9,
+        remedy="create the lock once, where all users of the data share it: in an attribute or a global",
+        about=name,
+        confidence=0.9,
     )
 
 

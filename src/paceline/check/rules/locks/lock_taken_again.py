@@ -90,10 +90,10 @@ def _report_between(
             Step("thread A", held.line, f"{maker.qualname} takes {lock}, and yields the item"),
             *call_steps("thread A", steps, f"waits for {lock}, which the generator holds"),
         ],
-        f"copy the items under {lock}, and yield them after it is released",
-        lock,
-        0.85,
-        [Wait("thread A", f"took {lock} at line {held.line}", f"release {lock}", "thread A")],
+        remedy=f"copy the items under {lock}, and yield them after it is released",
+        about=lock,
+        confidence=0.85,
+        waits=[Wait("thread A", f"took {lock} at line {held.line}", f"release {lock}", "thread A")],
     )
 
 
@@ -135,11 +135,11 @@ def _report(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], .
             Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
             *call_steps("thread A", steps, f"waits for {lock.id}, which it holds itself"),
         ],
-        f"call it after the lock is released, split off the part of {where.qualname} that needs the lock "
+        remedy=f"call it after the lock is released, split off the part of {where.qualname} that needs the lock "
         "to be held, or use an RLock",
-        lock.id,
-        0.9,
-        [Wait("thread A", f"took {lock.id} at line {first.line}", f"release {lock.id}", "thread A")],
+        about=lock.id,
+        confidence=0.9,
+        waits=[Wait("thread A", f"took {lock.id} at line {first.line}", f"release {lock.id}", "thread A")],
     )
 
 

@@ -56,9 +56,9 @@ def _report(fn: Function, effect: Effect, freed: Effect) -> Finding:
             Step("thread A", effect.line, "gives up, and goes on as if it had the lock"),
             Step("thread A", freed.line, f"releases {lock}, which it does not hold"),
         ],
-        f"if not {text_of(effect.node)}: return or raise",
-        lock,
-        0.8,
+        remedy=f"if not {text_of(effect.node)}: return or raise",
+        about=lock,
+        confidence=0.8,
     )
 
 

@@ -42,9 +42,9 @@ def find(facts: Facts) -> Iterator[Finding]:
             fn,
             f"{lock} is released here, but never taken",
             [Step("thread A", effect.line, f"{fn.qualname} releases {lock}, which it does not hold")],
-            f"take {lock} first, preferably in a `with`",
-            lock,
-            0.75,
+            remedy=f"take {lock} first, preferably in a `with`",
+            about=lock,
+            confidence=0.75,
         )
 
 
@@ -77,9 +77,9 @@ def _report_given_up(fn: Function, tries: Effect, frees: Effect) -> Finding:
             Step("thread A", tries.line, "does not get it, and leaves the block"),
             Step("thread A", frees.line, f"releases {lock}, which it does not hold"),
         ],
-        "begin the `try` after the lock was taken",
-        lock,
-        0.8,
+        remedy="begin the `try` after the lock was taken",
+        about=lock,
+        confidence=0.8,
     )
 
 

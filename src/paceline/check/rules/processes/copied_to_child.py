@@ -98,9 +98,9 @@ def _report_in_task(name: ast.Name, fn: Function, origin: str) -> Finding:
             Step("the parent", name.lineno, f"{fn.qualname} sends {name.id} to a process that is running already"),
             Step("the parent", name.lineno, "RuntimeError: it is shared with a new process only"),
         ],
-        "pass it by the pool's `initializer`, or take one of a multiprocessing.Manager",
-        name.id,
-        0.8,
+        remedy="pass it by the pool's `initializer`, or take one of a multiprocessing.Manager",
+        about=name.id,
+        confidence=0.8,
     )
 
 
@@ -125,9 +125,9 @@ def _report_proxy(item: ast.Subscript, fn: Function) -> Finding:
             Step("the child", item.lineno, f"{fn.qualname} gets a copy of {text}, and changes that"),
             Step("the manager", item.lineno, "keeps the old value"),
         ],
-        f"store the changed value again: {text} = value",
-        text,
-        0.75,
+        remedy=f"store the changed value again: {text} = value",
+        about=text,
+        confidence=0.75,
     )
 
 
@@ -210,9 +210,9 @@ def _report(at: ast.expr, fn: Function, what: str, kind: str) -> Finding:
             Step("the parent", at.lineno, f"{fn.qualname} gives {what} to a child process, which has a copy"),
             Step("the child", at.lineno, f"waits on its own {short_name(at) or what}"),
         ],
-        f"use a {instead}",
-        what,
-        0.7,
+        remedy=f"use a {instead}",
+        about=what,
+        confidence=0.7,
     )
 
 
@@ -227,9 +227,9 @@ def _report_late(store: ast.Name, runs: Function, made: ast.Call, fn: Function) 
             Step("the parent", store.lineno, f"{fn.qualname} assigns {store.id}, for itself"),
             Step("the child", runs.line, f"{runs.qualname} reads its copy"),
         ],
-        "assign it before the pool is made, or in the pool's `initializer`",
-        store.id,
-        0.75,
+        remedy="assign it before the pool is made, or in the pool's `initializer`",
+        about=store.id,
+        confidence=0.75,
     )
 
 
@@ -243,9 +243,9 @@ def _report_assigned(store: ast.Name, runs: Function, read: ast.Name, fn: Functi
             Step("the child", store.lineno, f"{runs.qualname} assigns to its copy of {store.id}"),
             Step("the parent", read.lineno, f"{fn.qualname} reads {store.id}, which has not changed"),
         ],
-        "return the result, send it through a queue or pipe, or use multiprocessing.Value",
-        store.id,
-        0.75,
+        remedy="return the result, send it through a queue or pipe, or use multiprocessing.Value",
+        about=store.id,
+        confidence=0.75,
     )
 
 
@@ -258,9 +258,9 @@ def _report_filled(at: ast.Name, fn: Function, runs: Function) -> Finding:
             Step("the child", runs.line, f"{runs.qualname} adds to its copy of {at.id}"),
             Step("the parent", at.lineno, f"{fn.qualname} reads {at.id}, which has not changed"),
         ],
-        "send the results through a queue or pipe, or use a Manager or a pool",
-        at.id,
-        0.75,
+        remedy="send the results through a queue or pipe, or use a Manager or a pool",
+        about=at.id,
+        confidence=0.75,
     )
 
 

@@ -118,9 +118,9 @@ def _report(fn: Function, call: ast.Call, loop: ast.While) -> Finding:
             Step("this thread", call.lineno, "reads nothing, and does not wait"),
             Step("this thread", loop.lineno, "finds no end of what it reads, and begins the next turn"),
         ],
-        f"leave the loop, or raise an error, where {short_name(call.func)}() returns nothing",
-        stream,
-        0.65,
+        remedy=f"leave the loop, or raise an error, where {short_name(call.func)}() returns nothing",
+        about=stream,
+        confidence=0.65,
     )
 
 

@@ -55,10 +55,10 @@ def _report(fn: Function, wait: ast.Call, write: ast.Call, name: str) -> Finding
             Step("the child", write.lineno, "reads what was written, and waits for more"),
             Step("the parent", wait.lineno, f"waits for the child, and does not close {name}.stdin"),
         ],
-        f"call {name}.stdin.close() first, or use {name}.communicate(input)",
-        name,
-        0.75,
-        [
+        remedy=f"call {name}.stdin.close() first, or use {name}.communicate(input)",
+        about=name,
+        confidence=0.75,
+        waits=[
             Wait("the child", "reads its input", "close stdin", "the parent"),
             Wait("the parent", "started the child", "exit", "the child"),
         ],

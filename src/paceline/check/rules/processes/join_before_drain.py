@@ -116,10 +116,10 @@ def _report(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: i
             ),
             Step("the parent", join.lineno, f"waits for the child to exit before it reads {queue} at line {read}"),
         ],
-        f"read {queue} first, then join",
-        queue,
-        0.85,
-        [
+        remedy=f"read {queue} first, then join",
+        about=queue,
+        confidence=0.85,
+        waits=[
             Wait("the child", "put its result", "read the pipe", "the parent"),
             Wait("the parent", "started the child", "exit", "the child"),
         ],

@@ -62,9 +62,9 @@ def _report(fn: Function, node: ast.expr, thing: str, thread: Function, line: in
             Step("the parent", line, "forks: the child has none of its threads"),
             Step("the child", node.lineno, f"waits for {thing} for ever"),
         ],
-        "start the thread in the child: on first use, or in os.register_at_fork()",
-        thing,
-        0.7,
+        remedy="start the thread in the child: on first use, or in os.register_at_fork()",
+        about=thing,
+        confidence=0.7,
     )
 
 

@@ -118,10 +118,10 @@ def _report(fn: Function, read: ast.Call, writing: str, fork: ast.Call) -> Findi
             Step("the child", fork.lineno, "writes, closes its end, and exits"),
             Step("the parent", read.lineno, "waits for more: a writing end is open, its own"),
         ],
-        f"close {writing} after the child has been started",
-        writing,
-        0.8,
-        [Wait("the parent", f"has {writing} open", "close the last writing end", "the parent")],
+        remedy=f"close {writing} after the child has been started",
+        about=writing,
+        confidence=0.8,
+        waits=[Wait("the parent", f"has {writing} open", "close the last writing end", "the parent")],
     )
 
 

@@ -82,10 +82,10 @@ def _fed_first(name: str, made: ast.Call, child: ast.Call, fn: Function) -> Iter
             Step("the child", write.lineno, "fills the pipe of its output, and blocks until it is read"),
             Step("the parent", write.lineno, "fills the pipe of the input, and blocks until the child reads it"),
         ],
-        f"use {name}.communicate(input), which writes and reads at the same time",
-        name,
-        0.6,
-        [
+        remedy=f"use {name}.communicate(input), which writes and reads at the same time",
+        about=name,
+        confidence=0.6,
+        waits=[
             Wait("the child", "filled stdout", "read stdout", "the parent"),
             Wait("the parent", "filled stdin", "read stdin", "the child"),
         ],
@@ -138,9 +138,9 @@ def _in_turn(fn: Function) -> Iterator[Finding]:
                 Step("the child", next_.lineno, f"fills the pipe of {text_of(next_)}, and blocks until it is read"),
                 Step("the parent", now.lineno, f"waits in {text_of(now)} for a line that the child does not write"),
             ],
-            "read each pipe in a thread of its own, or send stderr to stdout",
-            of.rpartition(".")[0],
-            0.65,
+            remedy="read each pipe in a thread of its own, or send stderr to stdout",
+            about=of.rpartition(".")[0],
+            confidence=0.65,
         )
         return
 
@@ -217,10 +217,10 @@ def _report_read_late(wait: ast.Call, read: ast.Attribute, fn: Function, child: 
             Step("the child", wait.lineno, f"fills the pipe of {read.attr}, and blocks until it is read"),
             Step("the parent", wait.lineno, "waits for the child to exit, and does not read"),
         ],
-        f"use {child}.communicate(), which reads while it waits",
-        child,
-        0.7,
-        [
+        remedy=f"use {child}.communicate(), which reads while it waits",
+        about=child,
+        confidence=0.7,
+        waits=[
             Wait("the child", f"filled {read.attr}", "read the pipe", "the parent"),
             Wait("the parent", "waits for the child", "exit", "the child"),
         ],
@@ -257,10 +257,10 @@ def _left_unread(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -
             Step("the parent", read.lineno, f"{fn.qualname} finds its line, and stops to read"),
             Step("the child", made.lineno, "fills the pipe, and blocks until it is read"),
         ],
-        "read on in a task or thread, or send the output to a file",
-        name,
-        0.6,
-        [Wait("the child", f"filled {read.attr}", f"read {read.attr}", "the parent")],
+        remedy="read on in a task or thread, or send the output to a file",
+        about=name,
+        confidence=0.6,
+        waits=[Wait("the child", f"filled {read.attr}", f"read {read.attr}", "the parent")],
     )
 
 
@@ -329,10 +329,10 @@ def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Findin
             Step("the child", made.lineno, f"fills the pipe of {other}, and blocks until it is read"),
             Step("the parent", read.lineno, f"reads {read.attr} until the child closes it"),
         ],
-        f"use {name}.communicate(), or send {other} elsewhere (STDOUT, DEVNULL, a file)",
-        name,
-        0.6,
-        [
+        remedy=f"use {name}.communicate(), or send {other} elsewhere (STDOUT, DEVNULL, a file)",
+        about=name,
+        confidence=0.6,
+        waits=[
             Wait("the child", f"filled {other}", f"read {other}", "the parent"),
             Wait("the parent", f"reads {read.attr}", "end", "the child"),
         ],
@@ -349,10 +349,10 @@ def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str
             Step("the child", made.lineno, f"fills the pipe of {pipes}, and blocks until it is read"),
             Step("the parent", at.lineno, "waits for the child to exit, and does not read"),
         ],
-        f"use {instead}, which reads while it waits",
-        dotted(made.func) + str(_order(made, fn)),
-        0.6 if _timeout(at) else 0.85,
-        [
+        remedy=f"use {instead}, which reads while it waits",
+        about=dotted(made.func) + str(_order(made, fn)),
+        confidence=0.6 if _timeout(at) else 0.85,
+        waits=[
             Wait("the child", f"filled {pipes}", "read the pipe", "the parent"),
             Wait("the parent", "started the child", "end", "the child"),
         ],

@@ -76,9 +76,9 @@ def _report(fn: Function, get: ast.Call, block: ast.With | ast.AsyncWith) -> Fin
             Step("the child", block.lineno, "is killed in the middle of its task"),
             Step("the parent", get.lineno, "waits for the result for ever"),
         ],
-        "get the results inside the block",
-        text_of(get),
-        0.85,
+        remedy="get the results inside the block",
+        about=text_of(get),
+        confidence=0.85,
     )
 
 

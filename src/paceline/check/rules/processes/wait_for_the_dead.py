@@ -66,9 +66,9 @@ def _report(fn: Function, at: ast.expr, resource: str, what: str, started: ast.C
             Step("the child", started.lineno, "dies: out of memory, by a signal, by an exception"),
             Step("the parent", at.lineno, f"waits for {what}, without a timeout"),
         ],
-        "wait with a timeout, in a loop that checks that the child is alive",
-        resource,
-        0.6,
+        remedy="wait with a timeout, in a loop that checks that the child is alive",
+        about=resource,
+        confidence=0.6,
     )
 
 

@@ -98,9 +98,9 @@ def _report(fn: Function, effect: Effect, line: int) -> Finding:
             Step("worker B", effect.line, "takes it, and it was the last one"),
             Step("worker A", effect.line, "waits for another one, which never comes"),
         ],
-        "use get_nowait() and catch queue.Empty",
-        effect.resource.id,
-        0.7,
+        remedy="use get_nowait() and catch queue.Empty",
+        about=effect.resource.id,
+        confidence=0.7,
     )
 
 

@@ -81,9 +81,9 @@ def _report(fn: Function, test: ast.If, asked: ast.Call, queue: str, line: int) 
             Step("the producer", line, "puts its last item, and ends"),
             Step("the consumer", test.lineno, f"finds that {producer} has ended, and ends too: the item is lost"),
         ],
-        "ask whether the producer runs before you look into the queue, or look once more before the end",
-        queue,
-        0.55,
+        remedy="ask whether the producer runs before you look into the queue, or look once more before the end",
+        about=queue,
+        confidence=0.55,
     )
 
 

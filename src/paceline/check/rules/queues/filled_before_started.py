@@ -114,10 +114,10 @@ def _report(fn: Function, fill: ast.Call, put: ast.Call, queue: str, taker: Func
             Step(who, put.lineno, f"fills {queue} and waits for a consumer"),
             Step(who, line, f"would {'take the items' if itself else f'start {taker.qualname}'}, and never gets there"),
         ],
-        "start the consumers first, or give the queue no size",
-        queue,
-        0.8,
-        [Wait(who, f"filled {queue}", "take an item out", "the one that it has not started")],
+        remedy="start the consumers first, or give the queue no size",
+        about=queue,
+        confidence=0.8,
+        waits=[Wait(who, f"filled {queue}", "take an item out", "the one that it has not started")],
     )
 
 

@@ -67,9 +67,9 @@ def _report(fn: Function, handler: ast.ExceptHandler, queue: str, producer: Func
             Step("thread B", handler.lineno, f"{fn.qualname} gets nothing in time, and ends"),
             Step("thread A", put.lineno, f"fills {queue}, and waits for room: nothing reads it any more"),
         ],
-        "put an end mark into the queue, and leave the loop when it comes",
-        queue,
-        0.7,
+        remedy="put an end mark into the queue, and leave the loop when it comes",
+        about=queue,
+        confidence=0.7,
     )
 
 

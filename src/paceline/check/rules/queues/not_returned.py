@@ -55,9 +55,9 @@ def _report(fn: Function, take: ast.Call, back: ast.Call, skipped: Skipped, queu
             Step("thread A", line, "raises, and does not put it back"),
             Step("thread B", take.lineno, "waits for an object for ever"),
         ],
-        "put it back in a `finally`",
-        queue,
-        0.7,
+        remedy="put it back in a `finally`",
+        about=queue,
+        confidence=0.7,
     )
 
 

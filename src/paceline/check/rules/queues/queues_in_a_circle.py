@@ -177,10 +177,10 @@ def _report(circle: list[tuple[Actor, Use, Use]]) -> Finding:
         f"{put.queue.id} is bounded, and its consumer (line {got.call.lineno}) may itself be waiting to put into a "
         f"full queue{others}, which this thread would have to empty: once the queues are full, all wait",
         story,
-        "leave one queue of the circle unbounded, put with a timeout, or take items out between the puts",
-        put.queue.id,
-        0.7,
-        waits,
+        remedy="leave one queue of the circle unbounded, put with a timeout, or take items out between the puts",
+        about=put.queue.id,
+        confidence=0.7,
+        waits=waits,
     )
 
 

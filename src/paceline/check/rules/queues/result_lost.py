@@ -76,9 +76,9 @@ def _report(worker: Function, skipped: Skipped, results: str, fn: Function, get:
             Step("thread B", line, f"{worker.qualname} continues with the next job, without a result"),
             Step("thread A", get.lineno, f"{fn.qualname} waits for as many results as it has put jobs"),
         ],
-        "put a result, or the error, for every job",
-        results,
-        0.75,
+        remedy="put a result, or the error, for every job",
+        about=results,
+        confidence=0.75,
     )
 
 

@@ -86,9 +86,9 @@ def _report(call: ast.Call, given: ast.expr, fn: Function, resource: str) -> Fin
             Step("thread A", call.lineno, f"{fn.qualname} calls {text_of(call)}, which has no timeout"),
             Step("thread A", call.lineno, f"waits for {resource} for ever, if no other thread acts"),
         ],
-        f"pass the number by name: timeout={ast.unparse(given)}",
-        resource,
-        0.85,
+        remedy=f"pass the number by name: timeout={ast.unparse(given)}",
+        about=resource,
+        confidence=0.85,
     )
 
 

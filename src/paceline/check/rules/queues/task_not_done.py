@@ -17,7 +17,7 @@ from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import short_name
-from paceline.check.syntax.tree import parent
+from paceline.check.syntax.tree import following, statement_of
 from paceline.check.threads.roots import in_loop
 
 
@@ -58,9 +58,9 @@ def _report_cancelled(fn: Function, join: ast.Call, cancel: ast.Call, queue: str
             Step("task A", cancel.lineno, f"{fn.qualname} cancels the workers"),
             Step("task A", join.lineno, f"waits for the items that are left in {queue} for ever"),
         ],
-        "join the queue first, and then cancel the workers",
-        queue,
-        0.75,
+        remedy="join the queue first, and then cancel the workers",
+        about=queue,
+        confidence=0.75,
     )
 
 
@@ -81,11 +81,8 @@ def _early(fn: Function, queue: str, join: ast.Call, facts: Facts) -> list[Findi
 
 def _block(node: ast.AST) -> list[ast.stmt]:
     """The statement of an expression and those that follow it in the same block."""
-    at: ast.AST | None = node
-    while at is not None and not isinstance(at, ast.stmt):
-        at = parent(at)
-    block = getattr(parent(at), "body", None) if at is not None else None
-    return block[block.index(at) :] if isinstance(block, list) and at in block else []
+    statement = statement_of(node)
+    return [statement, *following(statement)] if statement is not None else []
 
 
 def _marks(node: ast.expr, queue: str, fn: Function, facts: Facts) -> bool:
@@ -124,9 +121,9 @@ def _report_never(fn: Function, join: ast.Call, queue: str) -> Finding:
             Step("thread A", join.lineno, f"waits for every item of {queue} to be marked done"),
             Step("thread B", join.lineno, "takes the items and marks none as done"),
         ],
-        "call task_done() after each item, in a `finally`",
-        queue,
-        0.75,
+        remedy="call task_done() after each item, in a `finally`",
+        about=queue,
+        confidence=0.75,
     )
 
 
@@ -141,9 +138,9 @@ def _report_early(fn: Function, mark: ast.stmt, use: ast.Call, queue: str, join:
             Step("thread A", join.lineno, "returns, and relies on the work"),
             Step("thread B", use.lineno, f"only now calls {text_of(use)}"),
         ],
-        "call task_done() after the work, in a `finally`",
-        "task_done",
-        0.7,
+        remedy="call task_done() after the work, in a `finally`",
+        about="task_done",
+        confidence=0.7,
     )
 
 
@@ -160,9 +157,9 @@ def _report_skipped(fn: Function, skipped: Skipped, queue: str, join: ast.Call) 
             Step("thread B", line, f"{fn.qualname} {'raises' if skipped.raised else 'goes on'} without task_done()"),
             Step("thread A", join.lineno, f"waits for every item of {queue} to be marked done"),
         ],
-        "call task_done() in a `finally`, and catch the exceptions of a single item",
-        "task_done",
-        0.6 if skipped.raised else 0.8,
+        remedy="call task_done() in a `finally`, and catch the exceptions of a single item",
+        about="task_done",
+        confidence=0.6 if skipped.raised else 0.8,
     )
 
 

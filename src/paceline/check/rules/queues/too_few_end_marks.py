@@ -50,10 +50,10 @@ def _report(fn: Function, put: ast.Call, root: Root, queue: str, mark: str, take
             Step("thread B", taken.lineno, f"{name} takes it, and ends"),
             Step("thread C", taken.lineno, f"{name} waits for an item, and none comes"),
         ],
-        f"put one {mark} per worker, or let each worker put it back before it ends",
-        queue,
-        0.75,
-        [Wait("thread C", "took the last item", f"put {mark} once more", "thread A")],
+        remedy=f"put one {mark} per worker, or let each worker put it back before it ends",
+        about=queue,
+        confidence=0.75,
+        waits=[Wait("thread C", "took the last item", f"put {mark} once more", "thread A")],
     )
 
 

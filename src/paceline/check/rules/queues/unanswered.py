@@ -141,9 +141,9 @@ def _report(
             Step("thread B", line, "raises, and does not answer" if skipped.raised else "goes on without an answer"),
             Step("thread A", at, f"{other.qualname} waits for the answer for ever"),
         ],
-        "answer in a `finally`, or pass the exception on to the one who waits",
-        text_of(answer),
-        0.6,
+        remedy="answer in a `finally`, or pass the exception on to the one who waits",
+        about=text_of(answer),
+        confidence=0.6,
     )
 
 

@@ -15,7 +15,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, short_name
-from paceline.check.syntax.tree import enclosing, is_within, parent
+from paceline.check.syntax.tree import enclosing, following, is_within, parent
 from paceline.check.threads.accesses import VIEWS, Access, iterates
 from paceline.check.threads.shared_state import accesses_of_class, is_caught
 
@@ -99,11 +99,10 @@ def _left_after(node: ast.AST, loop: ast.For) -> bool:
     """Whether the loop is left after this, before its next turn."""
     at: ast.AST = node
     while at is not loop:
+        if any(isinstance(statement, LEAVES) for statement in (at, *following(at))):
+            return True
         up = parent(at)
         assert up is not None
-        for block in (getattr(up, field, None) for field in ("body", "orelse", "finalbody")):
-            if isinstance(block, list) and at in block and any(isinstance(s, LEAVES) for s in block[block.index(at) :]):
-                return True
         at = up
     return False
 
@@ -142,9 +141,9 @@ def _report(at: ast.AST, fn: Function, what: str, line: int) -> Finding:
             Step("the loop", line, "removes an item"),
             Step("the loop", getattr(at, "lineno", 0), "RuntimeError: changed size during iteration; a list skips one"),
         ],
-        "iterate over a copy, list(...), or remove after the loop",
-        what,
-        0.65,
+        remedy="iterate over a copy, list(...), or remove after the loop",
+        about=what,
+        confidence=0.65,
     )
 
 

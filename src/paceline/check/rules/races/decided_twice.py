@@ -16,7 +16,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, same_object
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted
-from paceline.check.syntax.tree import parent
+from paceline.check.syntax.tree import following, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import (
     BEGINNINGS,
@@ -25,7 +25,15 @@ from paceline.check.threads.shared_state import (
     is_caught,
     is_teardown,
 )
-from paceline.check.threads.sharing import THREAD_WORDS, absent, asked_before, checked, fills_a_gap, meet, overlap
+from paceline.check.threads.sharing import (
+    THREAD_WORDS,
+    absent,
+    checked,
+    line_of_check,
+    may_coincide,
+    may_overlap,
+    stored_if_missing,
+)
 
 #: What ends an object before another one takes its place.
 ENDS = ("cancel", "close", "stop", "terminate", "kill", "shutdown", "disconnect", "release")
@@ -54,7 +62,7 @@ def _between_calls(facts: Facts) -> Iterator[Finding]:
             for one in asked:
                 for other in inside:
                     shared = _same_state(one, other, fn, facts)
-                    if shared is not None and not facts.held_at(test.test, fn) and overlap(fn, fn, facts):
+                    if shared is not None and not facts.held_at(test.test, fn) and may_overlap(fn, fn, facts):
                         yield _report_calls(fn, one, other, shared)
                         return
 
@@ -87,9 +95,9 @@ def _report_calls(fn: Function, one: Effect, other: Effect, shared: str) -> Find
             Step("thread B", other.line, "decides by the same value, and changes it"),
             Step("thread A", other.line, "changes it by a decision that does not hold any more"),
         ],
-        "make one method of both, which holds the lock over the decision and the change",
-        shared,
-        0.6,
+        remedy="make one method of both, which holds the lock over the decision and the change",
+        about=shared,
+        confidence=0.6,
     )
 
 
@@ -101,7 +109,7 @@ def _decided(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             continue
         branch = _branch(test)
         change, callee = _change(read, branch, accesses, facts)
-        if change is None or not _matters(test, read, change, branch) or not meet(read, read, facts):
+        if change is None or not _matters(test, read, change, branch) or not may_coincide(read, read, facts):
             continue
         yield _report(read, change, callee)
         return
@@ -128,7 +136,7 @@ def _replaced(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
                 and read.fn is change.fn
                 and read.line < change.line
                 and not read.locks
-                and meet(change, change, facts)
+                and may_coincide(change, change, facts)
             ):
                 yield _report(read, change, None)
                 return
@@ -153,13 +161,8 @@ def _test(read: Access) -> ast.If | ast.While | None:
 
 def _branch(test: ast.If | ast.While) -> list[ast.stmt]:
     """The statements that run because of a test: its body, and what follows where the body leaves instead."""
-    block = test.body + test.orelse
-    around = parent(test)
-    for name in ("body", "orelse", "finalbody"):
-        beside = getattr(around, name, None)
-        if isinstance(test, ast.If) and isinstance(test.body[-1], _LEAVES) and beside and test in beside:
-            block = block + beside[beside.index(test) + 1 :]
-    return block
+    leaves = isinstance(test, ast.If) and isinstance(test.body[-1], _LEAVES)
+    return [*test.body, *test.orelse, *(following(test) if leaves else ())]
 
 
 def _change(
@@ -198,7 +201,7 @@ def _matters(test: ast.If | ast.While, read: Access, change: Access, branch: lis
         return False
     compared = any(isinstance(n, ast.Compare) for n in ast.walk(test.test))
     if change.kind in ("grow", "shrink"):
-        return compared and not (fills_a_gap(change) or checked(change) is not None or _by_key(change))
+        return compared and not (stored_if_missing(change) or checked(change) is not None or _by_key(change))
     if change.kind == "none" or _is_flag(change):
         works = [s for s in branch if any(isinstance(n, ast.Call) for n in ast.walk(s))]
         return bool(works) and _turns(test, change) and change.fn is read.fn
@@ -209,7 +212,7 @@ def _by_key(change: Access) -> bool:
     """Whether an item was asked for by itself, which PC401 reports."""
     method = parent(change.node)
     call = parent(method) if isinstance(method, ast.Attribute) else None
-    return isinstance(call, ast.Call) and len(call.args) == 1 and asked_before(change, call.args[0]) > 0
+    return isinstance(call, ast.Call) and len(call.args) == 1 and line_of_check(change, call.args[0]) > 0
 
 
 def _is_flag(change: Access) -> bool:
@@ -239,9 +242,9 @@ def _report(read: Access, change: Access, callee: Function | None) -> Finding:
             Step("thread B", read.line, "decides by the same value"),
             Step("both", change.line, "change it: one of them decided by a value that was no longer so"),
         ],
-        "hold one lock over the decision and the change",
-        read.thing,
-        0.65,
+        remedy="hold one lock over the decision and the change",
+        about=read.thing,
+        confidence=0.65,
     )
 
 

@@ -82,9 +82,9 @@ def _made_up(facts: Facts) -> Iterator[Finding]:
                         Step("another one", call.lineno, "creates a file of this name"),
                         Step("this program", call.lineno, "opens the file of the other one"),
                     ],
-                    "use tempfile.mkstemp() or NamedTemporaryFile(), which create the file in the same step",
-                    "tempfile.mktemp",
-                    0.55,
+                    remedy="use tempfile.mkstemp() or NamedTemporaryFile(), which create the file in the same step",
+                    about="tempfile.mktemp",
+                    confidence=0.55,
                 )
                 break
 
@@ -110,9 +110,9 @@ def _made_anew(facts: Facts) -> Iterator[Finding]:
                         Step("another one", call.lineno, "removes it too, and makes it"),
                         Step("this program", call.lineno, "makes it: FileExistsError"),
                     ],
-                    "pass exist_ok=True, or make a folder under a name of its own and rename it",
-                    path,
-                    0.55,
+                    remedy="pass exist_ok=True, or make a folder under a name of its own and rename it",
+                    about=path,
+                    confidence=0.55,
                 )
                 break
 
@@ -150,9 +150,9 @@ def _listed(facts: Facts) -> Iterator[Finding]:
                         Step("another one", test.lineno, "removes the last entry, and with it the folder"),
                         Step("this program", call.lineno, "lists it: FileNotFoundError"),
                     ],
-                    "list it without a check, and catch FileNotFoundError",
-                    path,
-                    0.6,
+                    remedy="list it without a check, and catch FileNotFoundError",
+                    about=path,
+                    confidence=0.6,
                 )
 
 
@@ -199,9 +199,10 @@ def _report_lock_file(fn: Function, test: ast.If | ast.While, call: ast.Call, pa
             Step("another one", test.lineno, "finds none either"),
             Step("both", call.lineno, "create it, and go on"),
         ],
-        'create it in one step with the check: open(path, "x"), os.open(..., O_CREAT | O_EXCL), or a lock of the file',
-        path,
-        0.65,
+        remedy='create it in one step with the check: open(path, "x"), os.open(..., O_CREAT | O_EXCL), or a '
+        "lock of the file",
+        about=path,
+        confidence=0.65,
     )
 
 
@@ -313,11 +314,11 @@ def _report(fn: Function, test: ast.If, call: ast.Call, path: str, confidence: f
                 "rank 1", call.lineno, "repeats it: an error, or a half-written file that the other one already reads"
             ),
         ],
-        f"do it without a check ({remedy})"
+        remedy=f"do it without a check ({remedy})"
         if remedy
         else "let one rank do it while the others wait, or write to a temporary name and rename it",
-        path,
-        confidence,
+        about=path,
+        confidence=confidence,
     )
 
 

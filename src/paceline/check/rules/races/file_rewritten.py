@@ -14,8 +14,8 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, keyword, short_name
-from paceline.check.syntax.tree import entered_around
-from paceline.check.threads.sharing import overlap
+from paceline.check.syntax.tree import contexts_around
+from paceline.check.threads.sharing import may_overlap
 
 LOCKS = ("flock", "lockf", "FileLock", "locking", "SoftFileLock")
 
@@ -41,7 +41,7 @@ def _mode(call: ast.Call) -> str:
 
 def _locked(fn: Function, write: ast.Call, facts: Facts) -> bool:
     """Whether a lock of the program or of the file is held."""
-    entered = any("lock" in ast.unparse(context).lower() for context in entered_around(write))
+    entered = any("lock" in ast.unparse(context).lower() for context in contexts_around(write))
     return entered or bool(facts.held_at(write, fn)) or any(short_name(c.func) in LOCKS for c in fn.calls)
 
 
@@ -49,7 +49,7 @@ def _by_several(fn: Function, facts: Facts) -> bool:
     """Whether several processes, or threads, run a function at once."""
     tags = facts.reached.get(id(fn), set())
     several = {f"{r.kind}:{r.function.qualname}" for r in facts.roots if r.kind == "process" and r.several}
-    return bool(tags & several) or overlap(fn, fn, facts)
+    return bool(tags & several) or may_overlap(fn, fn, facts)
 
 
 def _report(fn: Function, read: ast.Call, write: ast.Call, path: str) -> Finding:
@@ -63,9 +63,9 @@ def _report(fn: Function, read: ast.Call, write: ast.Call, path: str) -> Finding
             Step("process B", write.lineno, f"writes {path}"),
             Step("process A", write.lineno, "writes what it made of the old content"),
         ],
-        "hold a lock of the file over the read and the write",
-        path,
-        0.65,
+        remedy="hold a lock of the file over the read and the write",
+        about=path,
+        confidence=0.65,
     )
 
 

@@ -18,7 +18,7 @@ from paceline.check.syntax.names import dotted, is_constant, short_name
 from paceline.check.syntax.tree import enclosing, last_line, parent
 from paceline.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
 from paceline.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown, starts_or_ends
-from paceline.check.threads.sharing import THREAD_WORDS, absent, overlap
+from paceline.check.threads.sharing import THREAD_WORDS, absent, may_overlap
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -88,7 +88,7 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
     own = fn.cls is not None and name.startswith(fn.self_name + ".") and name.count(".") == 1
     if not name or fn.asynchronous or not (own or name in fn.globals) or is_teardown(fn):
         return
-    together = overlap(fn, fn, facts)
+    together = may_overlap(fn, fn, facts)
     sign = of_threads(fn.cls if own else None, facts, fn.line)
     least = IMPORTS if own and of_all_objects(fn) else OWNS_OTHER
     if not together and (sign < least or facts.guards(fn) or starts_or_ends(fn)):
@@ -226,9 +226,9 @@ def _report(at: ast.AST, fn: Function, what: str, asked: str, about: str, confid
             Step("thread B", line, "finds it true as well, before thread A has changed it"),
             Step("both", line, "create or start it"),
         ],
-        "check and create under one lock, or check again once it is held",
-        about,
-        confidence,
+        remedy="check and create under one lock, or check again once it is held",
+        about=about,
+        confidence=confidence,
     )
 
 

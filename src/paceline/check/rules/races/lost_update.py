@@ -254,9 +254,9 @@ def _report(access: Access, guarded: Access | None, other: str = "") -> Finding:
             Step("thread B", guarded.line if guarded else access.line, "reads and changes it too"),
             Step("thread A", access.line, "writes a value computed from the old one: the change of thread B is lost"),
         ],
-        f"hold {min(guarded.locks) if guarded else 'one lock'} wherever {name} is changed",
-        access.thing,
-        0.65,
+        remedy=f"hold {min(guarded.locks) if guarded else 'one lock'} wherever {name} is changed",
+        about=access.thing,
+        confidence=0.65,
     )
 
 

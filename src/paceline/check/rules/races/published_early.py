@@ -174,9 +174,9 @@ def _report(fn: Function, cls: Class, start: Start, target: ast.Attribute, read:
             Step("thread B", read[1], f"{read[0].qualname} reads {cls.name}.{target.attr}: AttributeError"),
             Step("thread A", target.lineno, "sets it"),
         ],
-        "set every attribute before the thread is started",
-        f"{cls.name}.{target.attr}",
-        start.confidence,
+        remedy="set every attribute before the thread is started",
+        about=f"{cls.name}.{target.attr}",
+        confidence=start.confidence,
     )
 
 

@@ -95,10 +95,10 @@ def _report(use: Access, reset: Access, added: Access, who: str, sure: float) ->
             Step(f"{who} B", added.line, f"{added.fn.qualname} adds an item"),
             Step(f"{who} A", reset.line, "empties it: the new item is gone"),
         ],
-        f"take it out in one step, `items, {_text(reset)} = {_text(reset)}, ...`, before it is read, or hold one lock "
-        "over both and over every addition",
-        reset.thing,
-        sure,
+        remedy=f"take it out in one step, `items, {_text(reset)} = {_text(reset)}, ...`, before it is read, or hold "
+        "one lock over both and over every addition",
+        about=reset.thing,
+        confidence=sure,
     )
 
 

@@ -92,9 +92,10 @@ def _report(fn: Function, removal: ast.Call, move: ast.Call, path: str) -> Findi
             Step("another one", removal.lineno, "opens it, and there is none; or removes it too, and fails"),
             Step("this program", move.lineno, f"calls {text_of(move)}"),
         ],
-        f"{'make the link under another name, then call' if links else 'use'} os.replace(), which does both at once",
-        path,
-        0.6,
+        remedy=f"{'make the link under another name, then call' if links else 'use'} os.replace(), which does "
+        "both at once",
+        about=path,
+        confidence=0.6,
     )
 
 

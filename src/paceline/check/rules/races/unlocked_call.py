@@ -111,9 +111,9 @@ def _report(bare: Use, held: Use, holders: int, called: str, lock: str) -> Findi
             Step("thread A", held.call.lineno, f"{held.fn.qualname} calls it under {lock}"),
             Step("thread B", bare.call.lineno, f"{bare.fn.qualname} calls it at the same time, without {lock}"),
         ],
-        f"hold {lock} here too",
-        f"{called} {lock}",
-        0.55,
+        remedy=f"hold {lock} here too",
+        about=f"{called} {lock}",
+        confidence=0.55,
     )
 
 

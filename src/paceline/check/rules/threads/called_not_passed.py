@@ -35,9 +35,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                         Step("thread A", given.lineno, f"{fn.qualname} runs {text_of(given)} itself"),
                         Step("thread A", call.lineno, f"gives None to {short_name(call.func)}, which runs nothing"),
                     ],
-                    f"pass the function: {text_of(given).removesuffix('()')}, and its arguments apart",
-                    text_of(given),
-                    0.85,
+                    remedy=f"pass the function: {text_of(given).removesuffix('()')}, and its arguments apart",
+                    about=text_of(given),
+                    confidence=0.85,
                 )
 
 

@@ -57,9 +57,9 @@ def _report(fn: Function, call: ast.Call, block: ast.With | ast.AsyncWith) -> Fi
             Step("thread A", call.lineno, f"{text_of(call)} raises TimeoutError"),
             Step("thread A", block.lineno, "leaves the block: shutdown(wait=True) waits for the task"),
         ],
-        "make the executor without `with`, and call shutdown(wait=False) in a `finally`",
-        dotted(call.func),
-        0.65,
+        remedy="make the executor without `with`, and call shutdown(wait=False) in a `finally`",
+        about=dotted(call.func),
+        confidence=0.65,
     )
 
 

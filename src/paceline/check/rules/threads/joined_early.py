@@ -103,10 +103,10 @@ def _report_exit(fn: Function, join: ast.Call, register: ast.Call, runs: Functio
             Step("thread B", runs.line, f"{runs.qualname} continues until it is asked to end"),
             Step("thread A", join.lineno, f"would ask it in {fn.qualname}, which comes after that"),
         ],
-        "make the thread a daemon, or end it before the end of the program",
-        f"{fn.qualname} at exit",
-        0.75,
-        [
+        remedy="make the thread a daemon, or end it before the end of the program",
+        about=f"{fn.qualname} at exit",
+        confidence=0.75,
+        waits=[
             Wait("thread A", "leaves the program", "end", "thread B"),
             Wait("thread B", "runs its loop", "tell it to end", "thread A"),
         ],
@@ -122,9 +122,9 @@ def _report_open(fn: Function, join: ast.Call) -> Finding:
             Step("the parent", join.lineno, f"{fn.qualname} joins a pool that still takes tasks"),
             Step("the parent", join.lineno, "ValueError: Pool is still running"),
         ],
-        "call close() before join()",
-        dotted(join.func),
-        0.8,
+        remedy="call close() before join()",
+        about=dotted(join.func),
+        confidence=0.8,
     )
 
 
@@ -212,16 +212,16 @@ def _report_asleep(fn: Function, join: ast.Call, runs: Function, wait: ast.Call,
             Step("thread A", told.lineno, f"{fn.qualname} asks it to end; thread B does not wake up"),
             Step("thread A", join.lineno, "waits for it to end"),
         ],
-        "connect to the socket once more before the join, or give it a timeout"
+        remedy="connect to the socket once more before the join, or give it a timeout"
         if socket
         else "set the event before the join, after the flag"
         if event
         else "wait for the data with a timeout, or for a second pipe as well, by select()"
         if short_name(wait.func) == "read"
         else f"put an end mark into {what.rpartition(' ')[2]} before the join, or get with a timeout",
-        what.removesuffix(" to be set").rpartition(" ")[2],
-        0.65,
-        [
+        about=what.removesuffix(" to be set").rpartition(" ")[2],
+        confidence=0.65,
+        waits=[
             Wait("thread A", "joined the thread", "end", "thread B"),
             Wait("thread B", f"waits for {what}", "connect" if socket else "set it" * event or "put one", "thread A"),
         ],
@@ -301,10 +301,10 @@ def _report(fn: Function, join: ast.Call, signal: ast.AST, runs: Function, waits
             Step("thread B", runs.line, f"{runs.qualname} continues until it is asked to end"),
             Step("thread A", line, "would tell it, and is never reached"),
         ],
-        "tell the thread to end before it is joined",
-        dotted(join.func),
-        0.75,
-        [
+        remedy="tell the thread to end before it is joined",
+        about=dotted(join.func),
+        confidence=0.75,
+        waits=[
             Wait("thread A", "joined the thread", "end", "thread B"),
             Wait("thread B", "runs its loop", "tell it to end", "thread A"),
         ],
@@ -321,10 +321,10 @@ def _report_full(fn: Function, join: ast.Call, runs: Function, put: ast.Call, qu
             Step("thread B", put.lineno, f"{runs.qualname} puts into {queue}, which is full, and waits for room"),
             Step("thread A", join.lineno, f"{fn.qualname} waits for it to end, and does not empty {queue}"),
         ],
-        f"take everything out of {queue} before and while it is joined, or put with a timeout",
-        queue,
-        0.65,
-        [
+        remedy=f"take everything out of {queue} before and while it is joined, or put with a timeout",
+        about=queue,
+        confidence=0.65,
+        waits=[
             Wait("thread B", f"filled {queue}", "take an item", "thread A"),
             Wait("thread A", "stopped to read", "end", "thread B"),
         ],

@@ -118,9 +118,9 @@ def _report_task(target: Function, attribute: str, steps: Steps) -> Finding:
         f"{fn.self_name}.{attribute} is awaited on a way from {target.qualname}, which runs in that task: it would "
         "wait for its own end, and raises RuntimeError",
         call_steps("task A", steps, "awaits the task that it runs in"),
-        "await it only if `asyncio.current_task() is not` the task",
-        target.qualname,
-        0.75,
+        remedy="await it only if `asyncio.current_task() is not` the task",
+        about=target.qualname,
+        confidence=0.75,
     )
 
 
@@ -131,9 +131,9 @@ def _report(target: Function, wait: Wait, node: ast.expr, fn: Function) -> Findi
         f"{text_of(node)} is reached from {target.qualname}, which runs in that thread: it would wait for its own end, "
         "and raises RuntimeError",
         call_steps("thread B", wait.steps, "joins the thread that it runs in"),
-        "join only if `threading.current_thread() is not` the thread",
-        target.qualname,
-        0.75,
+        remedy="join only if `threading.current_thread() is not` the thread",
+        about=target.qualname,
+        confidence=0.75,
     )
 
 

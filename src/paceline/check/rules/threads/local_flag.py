@@ -60,9 +60,9 @@ def _report(target: ast.Name, fn: Function, waiter: Function, loop: ast.While) -
             Step("thread B", target.lineno, f"{fn.qualname} assigns a variable of its own"),
             Step("thread A", loop.lineno, "never sees a change, and never ends"),
         ],
-        f"write `global {name}` first, or use a threading.Event",
-        name,
-        0.85,
+        remedy=f"write `global {name}` first, or use a threading.Event",
+        about=name,
+        confidence=0.85,
     )
 
 

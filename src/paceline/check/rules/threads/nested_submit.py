@@ -83,10 +83,10 @@ def _report(fn: Function, at: ast.Call, task: Function, pool: str, submitted: as
             Step("every worker", submitted.lineno, f"runs {task.qualname}"),
             Step("every worker", at.lineno, f"waits for another task of {pool}, which no worker is free to run"),
         ],
-        "call the inner function directly, or give the inner tasks an executor of their own",
-        pool,
-        0.85,
-        [
+        remedy="call the inner function directly, or give the inner tasks an executor of their own",
+        about=pool,
+        confidence=0.85,
+        waits=[
             Wait("worker A", f"runs {task.qualname}", "be free", "worker B"),
             Wait("worker B", f"runs {task.qualname}", "be free", "worker A"),
         ],

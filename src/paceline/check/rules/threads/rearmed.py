@@ -71,9 +71,9 @@ def _report(cancel: ast.Call, fn: Function, fires: Function, starter: Function) 
             Step("thread A", cancel.lineno, f"{fn.qualname} cancels the timer, which has fired already"),
             Step("thread B", starter.line, f"{starter.qualname} starts the next one"),
         ],
-        "set a flag here, and ask for it before a timer is started, both under one lock",
-        dotted(cancel.func),
-        0.7,
+        remedy="set a flag here, and ask for it before a timer is started, both under one lock",
+        about=dotted(cancel.func),
+        confidence=0.7,
     )
 
 

@@ -138,9 +138,9 @@ def _report(root: Root, at: ast.expr, what: str, other: Function, line: int) -> 
             Step("thread B", at.lineno, f"begins only now, and {does}"),
             Step("thread B", at.lineno, "runs for ever; who waits for its end does so, too"),
         ],
-        f"{'clear the event' if event else 'set the flag'} before the {runs} is started, not in it",
-        what,
-        0.6,
+        remedy=f"{'clear the event' if event else 'set the flag'} before the {runs} is started, not in it",
+        about=what,
+        confidence=0.6,
     )
 
 

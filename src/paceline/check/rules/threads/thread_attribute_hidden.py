@@ -42,9 +42,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                             Step("thread A", target.lineno, f"{fn.qualname} replaces {name}"),
                             Step("thread A", target.lineno, f"{HIDDEN[name]} uses it for what it is not"),
                         ],
-                        "give it another name",
-                        f"{cls.name}.{name}",
-                        0.85,
+                        remedy="give it another name",
+                        about=f"{cls.name}.{name}",
+                        confidence=0.85,
                     )
                     break
 
