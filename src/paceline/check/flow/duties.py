@@ -18,7 +18,7 @@ class Skipped(NamedTuple):
     """A step from which the duty is not met any more."""
 
     node: Node
-    raised: bool  # because the step raises; else because of the way that it goes on
+    raised: bool  # because the step raises; else because of the way that it continues
     caught: bool = False  # and the function itself catches that
 
 

@@ -38,7 +38,7 @@ class Condition(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether it names one rank of the world, without whose group no other rank can go on."""
+        """Whether it names one rank of the world, without whose group no other rank can continue."""
         return not self.local and not self.group and _ONE_RANK.fullmatch(self.key) is not None
 
 

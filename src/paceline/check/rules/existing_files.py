@@ -15,14 +15,14 @@ _TELLS = re.compile(r"errno|EEXIST|ENOENT|exists|isdir|isfile|is_dir|is_file|isl
 
 
 def foreseen(call: ast.Call) -> bool:
-    """Whether the error of the one that comes late is caught: by its name, or by a handler that asks which it is."""
+    """Whether the error of the process that comes second is caught: by its name, or by a handler that tests it."""
     at: ast.AST = call
     while (around := parent(at)) is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
         if isinstance(around, ast.Try) and at in around.body:
             for handler in around.handlers:
                 kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
                 names = {short_name(kind) for kind in kinds if kind is not None} or {"BaseException"}
-                if names & _BY_NAME or (names & _ANY and _tells_apart(handler)):
+                if names & _BY_NAME or (names & _ANY and _distinguishes(handler)):
                     return True
         if isinstance(around, ast.With) and any("suppress" in ast.unparse(i.context_expr) for i in around.items):
             return True
@@ -30,8 +30,8 @@ def foreseen(call: ast.Call) -> bool:
     return False
 
 
-def _tells_apart(handler: ast.ExceptHandler) -> bool:
-    """Whether a handler asks what went wrong, or goes on whatever it was."""
+def _distinguishes(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler asks what went wrong, or continues whatever it was."""
     text = ast.unparse(handler)
     leaves = any(isinstance(n, ast.Raise | ast.Return) for n in ast.walk(handler))
     return _TELLS.search(text) is not None or not leaves

@@ -27,7 +27,7 @@ class Root(NamedTuple):
     several: bool  # started in a loop, or more than once
     alone: bool = False  # joined before another thread is started
     own: bool = False  # each of several has an object of its own
-    together: bool = False  # who waits for it hears of its failure at once, and of no end of the others
+    together: bool = False  # its waiter sees its failure at once, whether or not the others have ended
 
 
 class Roots:

@@ -179,7 +179,7 @@ class Module(Declarations):
         return guessed(origin, name) if origin is not None else None
 
     def _of_parameter(self, name: str, fn: Function, depth: int) -> Resource | None:
-        """A parameter: the one resource that all callers pass, or one that each call binds anew."""
+        """A parameter: the one resource that all callers pass, or one that differs from call to call."""
         annotation, where = fn.parameters[name], f"{fn.qualname}.{name}"
         given = [self.resource(a.value, a.caller, depth + 1) for a in self.passing.to(fn, name)]
         known = [r for r in given if r is not None and r.sure]

@@ -331,7 +331,7 @@ class Varying:
         return ""
 
     def _passed_by(self, counted: ast.expr, fn: Function, depth: int) -> str:
-        """Why a counter of the turns of a loop differs: a test before it goes on to the next turn, on some ranks."""
+        """Why a counter of the turns of a loop differs: on some ranks a test starts the next turn early."""
         loop = enclosing(counted, ast.For, ast.While)
         for test in fn.tests if loop is not None else ():
             goes_on = isinstance(test.body[-1], ast.Continue) and loop.lineno < test.lineno < counted.lineno  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
 """A rank that leaves before a collective.
 
 One rank returns, continues or raises early, because of its rank, of the data it holds, or of an exception that only it
-has seen; the others go on to the next collective and wait for it there.
+has seen; the others continue to the next collective and wait for it there.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def _in_handler(fn: Function, tried: ast.Try, call: ast.Call, name: str) -> Find
         confidence=0.65,
         waits=[
             Wait("rank 0", f"called {name}", f"call {name}", "rank 1"),
-            Wait("rank 1", "went on", "reach the next collective", "rank 0"),
+            Wait("rank 1", "continued", "reach the next collective", "rank 0"),
         ],
     )
 
@@ -304,7 +304,7 @@ def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float)
         confidence=confidence,
         waits=[
             Wait("rank 1", f"called {item.name}", f"call {item.name}", "rank 0"),
-            Wait("rank 0", "went on", "reach the next collective", "rank 1"),
+            Wait("rank 0", "continued", "reach the next collective", "rank 1"),
         ],
     )
 

@@ -42,7 +42,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
-    """Whether only the first rank takes a branch, and goes on after it."""
+    """Whether only the first rank takes a branch, and continues after it."""
     parts = test.test.values if isinstance(test.test, ast.BoolOp) and isinstance(test.test.op, ast.And) else [test.test]
     asked = [c for part in parts if (c := condition(part, fn, facts.module)) is not None]
     if isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
@@ -128,7 +128,7 @@ def _report(fn: Function, test: ast.If, maker: ast.Call, user: ast.Call, path: s
         f"{text_of(user)} uses {path}, which only one rank makes (line {maker.lineno}, under `if "
         f"{ast.unparse(test.test)}`), and no barrier lies in between: the other ranks may come first",
         [
-            Step("rank 1", test.lineno, "skips the branch and goes on"),
+            Step("rank 1", test.lineno, "skips the branch and continues"),
             Step("rank 1", user.lineno, f"calls {text_of(user)}: {path} is missing or half written"),
             Step("rank 0", maker.lineno, f"is still in {text_of(maker)}"),
         ],

@@ -89,7 +89,7 @@ def _report(call: ast.Call, fn: Function, message: str) -> Finding:
         fn,
         message + " it is done",
         [
-            Step("rank 0", call.lineno, f"starts {text_of(call)} and goes on"),
+            Step("rank 0", call.lineno, f"starts {text_of(call)} and continues"),
             Step("rank 0", call.lineno, "changes or frees the buffer, or exits, before the data is sent"),
             Step("rank 1", call.lineno, "waits for the data, or receives half of it"),
         ],
@@ -107,7 +107,7 @@ def _report_early(call: ast.Call, fn: Function, use: ast.AST, wait: int) -> Find
         f"{dotted(use)} is used here, before line {wait} waits for {text_of(call)} (line {call.lineno}): the data may "
         "not have arrived, or not have been sent",
         [
-            Step("rank 0", call.lineno, f"starts {text_of(call)} and goes on"),
+            Step("rank 0", call.lineno, f"starts {text_of(call)} and continues"),
             Step("rank 0", line, f"uses {dotted(use)} while the message is under way"),
             Step("rank 0", wait, "waits for it only now"),
         ],

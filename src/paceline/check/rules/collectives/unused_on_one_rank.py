@@ -109,11 +109,11 @@ def _report(fn: Function, test: ast.If, layer: ast.Call, why: str, average: ast.
         test,
         fn,
         f"`if {ast.unparse(test.test)}` depends on {why} and decides whether {name}() runs (line {layer.lineno}): a "
-        f"rank that passes it by has no gradient for its parameters, which {text_of(average)} at line "
+        f"rank that skips it has no gradient for its parameters, which {text_of(average)} at line "
         f"{average.lineno} averages over all ranks",
         [
             Step("rank 0", layer.lineno, f"runs {name}(), and waits for the average of its gradient"),
-            Step("rank 1", test.lineno, f"passes {name}() by, and has no gradient for it"),
+            Step("rank 1", test.lineno, f"skips {name}(), and has no gradient for it"),
         ],
         remedy="run the layer on every rank and multiply its output by zero where it does not count, or pass "
         "find_unused_parameters=True",
@@ -121,7 +121,7 @@ def _report(fn: Function, test: ast.If, layer: ast.Call, why: str, average: ast.
         confidence=0.6,
         waits=[
             Wait("rank 0", f"ran {name}", f"the gradient of {name}", "rank 1"),
-            Wait("rank 1", f"passed {name} by", "reach the next collective", "rank 0"),
+            Wait("rank 1", f"skipped {name}", "reach the next collective", "rank 0"),
         ],
     )
 

@@ -1,8 +1,8 @@
-"""A loop of a task that goes on when it is cancelled.
+"""A loop of a task that continues when it is cancelled.
 
 `task.cancel()` raises `CancelledError` at the task's next `await`. A loop that catches it, by name, with `except:` or
-as `BaseException`, and goes on, is not cancelled: what waits for its end waits for ever, and so do `asyncio.run()` and
-`TaskGroup` when they end. Raise it again, or leave the loop.
+as `BaseException`, and continues, is not cancelled: what waits for its end waits for ever, and so do `asyncio.run()`
+and `TaskGroup` when they end. Raise it again, or leave the loop.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _catches(handler: ast.ExceptHandler) -> bool:
 
 
 def _only_tells(node: ast.AST) -> bool:
-    """Whether a handler goes on after this, and leaves the exception to nothing that may decide otherwise."""
+    """Whether a handler continues after this, and leaves the exception to nothing that may decide otherwise."""
     tells = not isinstance(node, ast.Call) or (
         isinstance(node.func, ast.Attribute | ast.Name)
         and (short_name(node.func) in TELLS or "log" in dotted(node.func).lower())
@@ -92,7 +92,7 @@ def _report(fn: Function, wait: ast.Await, handler: ast.ExceptHandler) -> Findin
 RULE = Rule(
     "PC311",
     "cancel-swallowed",
-    "a loop of a task that goes on when it is cancelled",
+    "a loop of a task that continues when it is cancelled",
     find,
     bad="""
         import asyncio

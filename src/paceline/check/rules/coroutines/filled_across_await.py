@@ -80,7 +80,7 @@ def _report(emptied: Access, pause: int, filled: Access, read: Access) -> Findin
             Step("task A", emptied.line, f"{emptied.fn.qualname} empties {emptied.thing}"),
             Step("task A", pause, "awaits: the loop runs other tasks"),
             Step("task B", read.line, f"{read.fn.qualname} reads it, and finds too little"),
-            Step("task A", filled.line, "goes on to fill it"),
+            Step("task A", filled.line, "fills it"),
         ],
         remedy="fill a local collection, and assign it to the attribute once it is complete",
         about=emptied.thing,

@@ -76,7 +76,7 @@ def _report_awaited(fn: Function, wait: ast.Await, run: Function) -> Finding:
         fn,
         f"{fn.qualname} waits for the end of {run.qualname}, which never ends, and nothing cancels its task",
         [
-            Step("task B", run.line, f"{run.qualname} goes on for ever"),
+            Step("task B", run.line, f"{run.qualname} runs for ever"),
             Step("task A", wait.lineno, f"{fn.qualname} waits for its end"),
         ],
         remedy="cancel the task before it is awaited, and catch CancelledError",
@@ -189,7 +189,7 @@ def _report(
         [
             Step("task A", start.lineno, f"{fn.qualname} starts {lasting.qualname}"),
             Step("task B", ending.line, f"{ending.qualname} comes to its end"),
-            Step("task C", lasting.line, f"{lasting.qualname} goes on for ever"),
+            Step("task C", lasting.line, f"{lasting.qualname} runs for ever"),
             Step("task A", at.lineno, "waits for both"),
         ],
         remedy=f"keep the task of {lasting.name}, and cancel it once the others are done",

@@ -78,7 +78,7 @@ def _claims(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
 
 
 def _gives_up(test: ast.If, access: Access) -> bool:
-    """Whether who comes second does nothing, rather than take what is stored: that would be a cache."""
+    """Whether the task that comes second does nothing, rather than take what is stored: that would be a cache."""
     taken, own = dotted(access.node), parent(access.node)
     if access.line <= last_line(test):
         reads = (s for s in access.fn.subscripts if s is not own and dotted(s.value) == taken)

@@ -1,8 +1,8 @@
 """Futures that nothing completes once the task that answers them has ended.
 
 A coroutine stores a future under the number of its request and awaits it; a task reads the answers and completes the
-futures. When the connection is closed, the loop of that task ends, by itself or by an exception, and who still awaits a
-future waits for ever. On its way out the task has to fail all that are left.
+futures. When the connection is closed, the loop of that task ends, by itself or by an exception, and a coroutine that
+still awaits a future waits for ever. On its way out the task has to fail all that are left.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _ends(fn: Function, cls: Class, facts: Facts) -> tuple[Function, ast.AST] | 
 
 
 def _holds(loop: ast.While) -> bool:
-    """Whether a loop goes on whatever is raised in it."""
+    """Whether a loop continues whatever is raised in it."""
     tried = [s for s in loop.body if isinstance(s, ast.Try)]
     return len(loop.body) == 1 and bool(tried) and any(catches_all(h) for h in tried[0].handlers)
 

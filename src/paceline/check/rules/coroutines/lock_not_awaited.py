@@ -37,7 +37,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 fn,
                 f"{text_of(effect.node)} is not awaited: the lock is not taken, and another task enters too",
                 [
-                    Step("task A", effect.line, f"calls {text_of(effect.node)} without await, and goes on"),
+                    Step("task A", effect.line, f"calls {text_of(effect.node)} without await, and continues"),
                     Step("task B", effect.line, "does the same: both are in the critical section"),
                 ],
                 remedy=f"use `async with {ast.unparse(effect.node.func.value)}:`",  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ def _never_run(fn: Function, call: ast.expr, callee: Function) -> Finding:
         fn,
         f"{text_of(call)} is not awaited: {callee.qualname} never runs, and what comes after does not wait for it",
         [
-            Step("task A", call.lineno, f"{fn.qualname} calls {text_of(call)} without await, and goes on"),
+            Step("task A", call.lineno, f"{fn.qualname} calls {text_of(call)} without await, and continues"),
             Step("task A", callee.line, f"nothing of {callee.qualname} is run"),
         ],
         remedy=f"`await {text_of(call)[:-2]}(...)`, or keep a task made of it",

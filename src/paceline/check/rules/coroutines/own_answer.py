@@ -1,6 +1,6 @@
 """A loop that waits for something that only a later turn of the same loop does.
 
-A coroutine reads messages in a loop and hands them out: it puts the answers into a queue, or sets the event or future
+A coroutine reads messages in a loop and distributes them: it puts the answers into a queue, or sets the event or future
 that others wait for. If it calls one of those itself, it waits for an answer that it would have to read first. Start
 what waits as a task of its own.
 """
@@ -76,7 +76,7 @@ def _report(fn: Function, at: ast.expr, wait: Wait, does: list[ast.Call]) -> Fin
             *call_steps("task A", ((fn, at), *wait.steps), f"waits for {wait.effect.waits_for}"),
             Step("task A", does[0].lineno, f"would call {what} in a further turn, which does not come"),
         ],
-        remedy=f"start {text_of(at)} as a task of its own, so that the loop goes on",
+        remedy=f"start {text_of(at)} as a task of its own, so that the loop continues",
         about=what,
         confidence=0.7,
         waits=[Waits("task A", f"called {text_of(at)}", f"call {what}", "itself")],

@@ -1,7 +1,7 @@
 """A loop of a coroutine that waits for a change without letting anything else run.
 
 `while not self.ready: pass` in a coroutine waits for another task, or a callback, to set the flag. The loop of asyncio
-runs one of them at a time, and goes on to the next one only at an `await` that has to wait: here nothing ever comes
+runs one of them at a time, and continues with the next one only at an `await` that has to wait: here nothing ever comes
 between two turns, and the program hangs. Wait for an `asyncio.Event`, or at least `await asyncio.sleep(...)`.
 """
 
@@ -40,7 +40,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     "run: no other task can change it",
                     [
                         Step("task A", loop.lineno, f"{fn.qualname} asks for {asked} again and again"),
-                        Step("other tasks", loop.lineno, "cannot run: task A never gives way"),
+                        Step("other tasks", loop.lineno, "cannot run: task A never awaits"),
                     ],
                     remedy="wait for an asyncio.Event that is set with the change, or await asyncio.sleep() in the "
                     "loop",

@@ -119,7 +119,7 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             continue  # nothing is added any more
         others = (a for a in changes if a.kind in ("grow", "shrink") and not a.locks & access.locks)
         if any(is_within(p, loop.body) for p in pauses) and any(not is_within(a.node, loop.body) for a in others):
-            yield _report_late(access, loop.lineno, f"goes on over {access.thing}", "its size changed: RuntimeError")
+            yield _report_late(access, loop.lineno, f"continues with {access.thing}", "its size changed: RuntimeError")
             return
 
 

@@ -47,7 +47,7 @@ def _report(call: ast.Call, fn: Function) -> Finding:
         f"the task of {what} is not kept: it may be collected before it is done, and nothing waits for it or sees its "
         "exception",
         [
-            Step("task A", call.lineno, f"{fn.qualname} starts {what} and goes on"),
+            Step("task A", call.lineno, f"{fn.qualname} starts {what} and continues"),
             Step("the loop", call.lineno, "has only a weak reference to the task"),
             Step("task A", call.lineno, f"ends, or relies on what {what} has not done yet"),
         ],

@@ -89,7 +89,7 @@ def _report_flag(at: ast.expr, fn: Function, name: str, sent: ast.Call, other: F
         at,
         fn,
         f"{name} is reset after {text_of(sent)} (line {sent.lineno}): if the answer comes at once, {other.qualname} "
-        f"has set it before (line {sets.lineno}), and who waits for it waits for ever",
+        f"has set it before (line {sets.lineno}), and a thread that waits for it waits for ever",
         [
             Step("A", sent.lineno, f"{fn.qualname} sends"),
             Step("B", sets.lineno, f"{other.qualname} gets the answer, and sets {name}"),
@@ -161,7 +161,7 @@ def _after_work(
     setters: dict[str, list[tuple[Function, ast.Call]]],
     facts: Facts,
 ) -> Iterator[Finding]:
-    """The events that a loop waits for, and clears or replaces only after it has given way to others once more."""
+    """The events that a loop waits for, and clears or replaces only after a further await."""
     waits = [(c, e) for c in fn.calls if is_within(c, loop) and (e := _event(c, "wait", fn, facts)) in setters]
     made = [
         (value, found.id)

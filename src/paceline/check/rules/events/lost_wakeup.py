@@ -88,7 +88,7 @@ def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def _pulsed(fn: Function, facts: Facts) -> Iterator[Finding]:
-    """`event.set()` directly before `event.clear()`: only who waits at this very moment may notice."""
+    """`event.set()` directly before `event.clear()`: only a thread that waits at this moment notices."""
     for call in fn.calls:
         statement = parent(call)
         after = following(statement) if isinstance(statement, ast.Expr) and _is(call, "set") else []

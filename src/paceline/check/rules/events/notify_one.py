@@ -59,7 +59,7 @@ def _report_kinds(
         call,
         fn,
         f"{text_of(call)} wakes one waiter, in {one[0].qualname} (line {one[1].lineno}) or in {two[0].qualname} (line "
-        f"{two[1].lineno}): one that cannot go on sleeps again, and the one that could is not woken",
+        f"{two[1].lineno}): one that cannot continue sleeps again, and the one that could is not woken",
         [
             Step("thread A", one[1].lineno, f"waits for {condition} in {one[0].qualname}"),
             Step("thread B", two[1].lineno, f"waits for {condition} in {two[0].qualname}"),

@@ -1,8 +1,8 @@
 """A wait with a timeout after which the result is used, whether or not it has come.
 
-`event.wait(5)` returns False when the time is over. A function that does not look at that, and goes on to return what
-the other thread stores before it sets the event, returns an old value, or none, as if it were the answer. Raise an
-error where the wait returns False.
+`event.wait(5)` returns False when the time is over. A function that ignores that, and returns what the other thread
+stores before it sets the event, returns an old value, or none, as if it were the answer. Raise an error where the wait
+returns False.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _report_joined(fn: Function, join: ast.Call, used: ast.Name) -> Finding:
         f"which it still works with, is used at line {used.lineno}",
         [
             Step("the child", join.lineno, f"works with {used.id} for longer than the timeout"),
-            Step("the parent", join.lineno, f"{fn.qualname} goes on"),
+            Step("the parent", join.lineno, f"{fn.qualname} continues"),
             Step("the parent", used.lineno, f"uses {used.id} while the child is changing it"),
         ],
         remedy="ask is_alive() after the join, and end the child or raise an error",
@@ -133,8 +133,8 @@ def _report(fn: Function, call: ast.Call, read: ast.expr, setter: Function) -> F
     return finding(
         call,
         fn,
-        f"{text_of(call)} gives up after its timeout, and what it returns is not looked at: {text}, which "
-        f"{setter.qualname} stores, is used all the same",
+        f"{text_of(call)} gives up after its timeout, and its return value is ignored: {text}, which "
+        f"{setter.qualname} stores, is used whether or not it has come",
         [
             Step("thread A", call.lineno, f"{fn.qualname} waits until the time is over"),
             Step("thread A", read.lineno, f"returns {text}, which has not come"),
@@ -149,7 +149,7 @@ def _report(fn: Function, call: ast.Call, read: ast.expr, setter: Function) -> F
 RULE = Rule(
     "PC230",
     "timeout-unnoticed",
-    "a wait that gives up after its timeout, and a result used all the same",
+    "a wait whose timeout is ignored, and a result used whether or not it has come",
     find,
     bad="""
         import threading

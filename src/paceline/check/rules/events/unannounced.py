@@ -1,8 +1,8 @@
 """A change that waiters of a condition ask for, without a notification.
 
 A thread waits in `while self.readers: cond.wait()`, and the method that lowers `readers` does not notify the condition:
-the waiter sleeps although it could go on. So does a `close()` that sets the flag in the waiters' loop and wakes none of
-them. Notify after every change that can end a wait.
+the waiter sleeps although it could continue. So does a `close()` that sets the flag in the waiters' loop and wakes none
+of them. Notify after every change that can end a wait.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _waits(facts: Facts) -> Iterator[tuple[Function, ast.Call, Resource]]:
 
 
 def _asked(fn: Function, call: ast.Call) -> Iterator[tuple[ast.expr, bool]]:
-    """What a wait asks for, and whether it goes on waiting while that is true."""
+    """What a wait asks for, and whether it continues waiting while that is true."""
     if short_name(call.func) == "wait_for":
         predicate = call.args[0] if call.args else None
         if isinstance(predicate, ast.Lambda):

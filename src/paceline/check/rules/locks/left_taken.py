@@ -127,7 +127,7 @@ def _marks(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def _counts(fn: Function, facts: Facts) -> Iterator[Finding]:
-    """`self.used += 1`, then `return await connect()`: where that fails, the method that counts back is not called."""
+    """`self.used += 1`, then `return await connect()`: where that fails, nothing lowers the count."""
     for change in fn.augmented if fn.asynchronous and fn.cls is not None else ():
         mark = dotted(change.target)
         name = mark.rpartition(".")[2]
@@ -172,7 +172,7 @@ def _set_mark(statement: ast.stmt, fn: Function) -> str:
 
 
 def _resets(statement: ast.stmt, mark: str, start: ast.stmt) -> bool:
-    """Whether a statement takes the mark away again."""
+    """Whether a statement resets the mark."""
     if isinstance(start, ast.Assign):
         same = isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == mark
         return same and is_constant(statement.value, False)  # type: ignore[attr-defined]
@@ -235,14 +235,14 @@ def _report_mark(fn: Function, mark: str, start: ast.stmt, work: ast.stmt, reset
     return finding(
         start,
         fn,
-        f"{mark} is set here and taken back at line {reset.lineno}, but not if line {work.lineno} raises: by the test "
+        f"{mark} is set here and reset at line {reset.lineno}, but not if line {work.lineno} raises: by the test "
         f"at line {line} others take {fn.qualname} to be running for ever",
         [
             Step("thread A", start.lineno, f"{fn.qualname} sets {mark}"),
             Step("thread A", work.lineno, f"raises, and leaves {mark} as it is"),
             Step("thread B", line, f"finds {mark} set, and leaves or waits"),
         ],
-        remedy=f"take {mark} back in a `finally`",
+        remedy=f"reset {mark} in a `finally`",
         about=mark,
         confidence=0.5,
     )

@@ -50,10 +50,10 @@ def _report(fn: Function, effect: Effect, freed: Effect) -> Finding:
         effect.node,
         fn,
         f"{text_of(effect.node)} may give up, and its result is not looked at: what follows then runs without {lock}, "
-        f"and line {freed.line} releases it all the same",
+        f"and line {freed.line} releases it anyway",
         [
             Step("thread B", effect.line, f"holds {lock}"),
-            Step("thread A", effect.line, "gives up, and goes on as if it had the lock"),
+            Step("thread A", effect.line, "gives up, and continues as if it had the lock"),
             Step("thread A", freed.line, f"releases {lock}, which it does not hold"),
         ],
         remedy=f"if not {text_of(effect.node)}: return or raise",

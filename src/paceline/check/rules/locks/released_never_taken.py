@@ -49,7 +49,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _given_up(fn: Function, facts: Facts) -> Iterator[Finding]:
-    """`if not lock.acquire(timeout=1): raise` inside a `try` whose `finally` releases the lock all the same."""
+    """`if not lock.acquire(timeout=1): raise` inside a `try` whose `finally` releases the lock anyway."""
     effects = [e for e in facts.walker.effects(fn) if e.resource is not None and e.resource.sure]
     for tries in effects:
         test, tried = enclosing(tries.node, ast.If), enclosing(tries.node, ast.Try)

@@ -60,7 +60,7 @@ def _endless(loop: ast.While, call: ast.Call, fn: Function) -> bool:
     if isinstance(loop.test, ast.Constant) and loop.test.value:
         tests = tests[1:]
         if not any(isinstance(n, ast.Break | ast.Return) for s in loop.body for n in ast.walk(s)):
-            return False  # is meant to go on for ever
+            return False  # is meant to continue for ever
     grows = isinstance(kept, ast.AugAssign)
     if not all(_by_content(test, {*names, *grown}, names if not grows else set()) for test in tests):
         return False

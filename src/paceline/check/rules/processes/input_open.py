@@ -37,7 +37,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _ended(name: str, wait: ast.Call, fn: Function) -> bool:
-    """Whether the input ends before the wait, or the child is told to; `with child.stdin:` counts."""
+    """Whether the input is closed before the wait, or the child is asked to end; `with child.stdin:` counts."""
     before = [c for c in fn.calls if c.lineno <= wait.lineno]
     called = any(dotted(c.func).startswith(name) and short_name(c.func) in ENDS for c in before)
     passed = any(dotted(a) in (name, f"{name}.stdin") for c in before for a in c.args)

@@ -1,8 +1,8 @@
 """A consumer that takes a pause of its producer for the end, while the producer waits for room.
 
 `get(timeout=2)` raises `queue.Empty` when nothing came for two seconds. A thread that leaves its loop then is gone when
-the producer, which was only slow, goes on: what it puts is never read, and once a bounded queue is full, `put()` waits
-for ever. End the consumer by an end mark.
+the producer, which was only slow, continues: what it puts is never read, and once a bounded queue is full, `put()`
+waits for ever. End the consumer by an end mark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bounded queues that wait for each other in a circle.
 
 A `put` into a full queue waits until the consumer takes something out. If the consumer is at that moment itself
-waiting to put into a full queue whose consumer is the first thread, neither goes on. This happens where a thread may
+waiting to put into a full queue whose consumer is the first thread, neither continues. This happens where a thread may
 put more than it takes: several results for one item, or all items before the first result. A stage that takes one
 item and puts one back, in turn, cannot fill a queue.
 """

@@ -23,7 +23,7 @@ from paceline.check.threads.roots import in_loop
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report workers that go on without a result, where one for each job is waited for."""
+    """Report workers that continue without a result, where one for each job is waited for."""
     for fn in facts.module.functions:
         for jobs, results, get in _counted(fn, facts):
             for worker in facts.module.functions:

@@ -154,7 +154,7 @@ def _report_skipped(fn: Function, skipped: Skipped, queue: str, join: ast.Call) 
         fn,
         f"an item that {fn.qualname} took from {queue} {how}; join() at line {join.lineno} then waits for ever",
         [
-            Step("thread B", line, f"{fn.qualname} {'raises' if skipped.raised else 'goes on'} without task_done()"),
+            Step("thread B", line, f"{fn.qualname} {'raises' if skipped.raised else 'continues'} without task_done()"),
             Step("thread A", join.lineno, f"waits for every item of {queue} to be marked done"),
         ],
         remedy="call task_done() in a `finally`, and catch the exceptions of a single item",

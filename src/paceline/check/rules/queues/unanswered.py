@@ -138,10 +138,10 @@ def _report(
         f"for the answer for ever (line {at})",
         [
             Step("thread B", take.lineno, f"{fn.qualname} takes a request"),
-            Step("thread B", line, "raises, and does not answer" if skipped.raised else "goes on without an answer"),
+            Step("thread B", line, "raises, and does not answer" if skipped.raised else "continues without an answer"),
             Step("thread A", at, f"{other.qualname} waits for the answer for ever"),
         ],
-        remedy="answer in a `finally`, or pass the exception on to the one who waits",
+        remedy="answer in a `finally`, or pass the exception to the sender",
         about=text_of(answer),
         confidence=0.6,
     )

@@ -55,7 +55,7 @@ def _removed_from(fn: Function) -> set[str]:
 
 
 def _by_its_body(loop: ast.For, name: str, fn: Function) -> Iterator[Finding]:
-    """The first statement of the body that removes an item, after which the loop goes on."""
+    """The first statement of the body that removes an item, after which the loop continues."""
     if any(isinstance(n, ast.Assign) and dotted(n.targets[0]) == name for s in loop.body for n in ast.walk(s)):
         return  # `items = items[1:]`: what is changed from here on is another object
     for node in (n for s in loop.body for n in ast.walk(s)):

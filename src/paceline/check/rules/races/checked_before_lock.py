@@ -62,7 +62,7 @@ def _is_lock(block: ast.With | ast.AsyncWith, fn: Function, facts: Facts) -> boo
 
 
 def _checks(test: ast.If, lock: ast.With | ast.AsyncWith, made: ast.AST, fn: Function) -> bool:
-    """Whether something that the check asked for is asked for under the lock, before the change, or assigned anew."""
+    """Whether something that the check asked for is asked for under the lock, before the change, or assigned again."""
     asked = {ast.unparse(n) for n in ast.walk(test.test) if isinstance(n, ast.Call | ast.Attribute | ast.Name)}
     asked -= {ast.unparse(n.func) for n in ast.walk(test.test) if isinstance(n, ast.Call)}
     last = getattr(made, "lineno", 0)

@@ -88,7 +88,7 @@ def _report_calls(fn: Function, one: Effect, other: Effect, shared: str) -> Find
     return finding(
         other.node,
         fn,
-        f"{shared} is asked for at line {one.line} and changed here, each under the object's lock, which is free in "
+        f"{shared} is tested at line {one.line} and changed here, each under the object's lock, which is free in "
         f"between; several threads run {fn.qualname}, and two of them may decide by the same value",
         [
             Step("thread A", one.line, f"{fn.qualname} decides by {shared}"),
@@ -143,7 +143,7 @@ def _replaced(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
 
 
 def _test(read: Access) -> ast.If | ast.While | None:
-    """The test that a read decides: a comparison, or a flag that is asked for by itself."""
+    """The test whose outcome a read decides: a comparison, or a flag alone."""
     if read.changes or not isinstance(read.node, ast.expr):
         return None
     at: ast.AST = read.node
@@ -209,7 +209,7 @@ def _matters(test: ast.If | ast.While, read: Access, change: Access, branch: lis
 
 
 def _by_key(change: Access) -> bool:
-    """Whether an item was asked for by itself, which PC401 reports."""
+    """Whether the test was for this one item, which PC401 reports."""
     method = parent(change.node)
     call = parent(method) if isinstance(method, ast.Attribute) else None
     return isinstance(call, ast.Call) and len(call.args) == 1 and line_of_check(change, call.args[0]) > 0
@@ -221,7 +221,7 @@ def _is_flag(change: Access) -> bool:
 
 
 def _turns(test: ast.If | ast.While, change: Access) -> bool:
-    """Whether a flag that was found unset is set: one thread is meant to go on."""
+    """Whether a flag that was found unset is set: one thread is meant to continue."""
     up = parent(change.node)
     asked_for_none = absent(test.test) == dotted(change.node)
     value = up.value.value if isinstance(up, ast.Assign) and isinstance(up.value, ast.Constant) else None

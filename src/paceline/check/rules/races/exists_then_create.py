@@ -6,7 +6,7 @@ check. Reported where two programs may meet: in files that deal with ranks or pr
 for folders of the user or the machine, for folders that a function is given or an object keeps, and for removals of
 locks, sockets and files with a process number. What a single command does in a folder of its own is reported only on
 request (`--min-confidence 0`). A handler of OSError counts only if it tells the errors apart. `tempfile.mktemp()` is
-such a check too: it makes up a name that another program may take; and so is a test before a folder of the system is
+such a check too: it chooses a name that another program may take; and so is a test before a folder of the system is
 listed, whose contents come and go by themselves (`/dev`, `/proc`, `/run`).
 """
 
@@ -45,10 +45,10 @@ BETWEEN_PROGRAMS = ("lock", "pid", "sock")
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report creations, removals and writes of a path inside a test of its existence."""
-    yield from _made_up(facts)
+    yield from _temporary_name(facts)
     yield from _lock_files(facts)
     yield from _listed(facts)
-    yield from _made_anew(facts)
+    yield from _recreated(facts)
     ranks: bool | None = None  # computed only once a suspicious test is found
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -67,15 +67,15 @@ def find(facts: Facts) -> Iterator[Finding]:
                     yield _report(fn, test, call, path, _confidence(path, fn, ranks or _meets_others(fn, facts)))
 
 
-def _made_up(facts: Facts) -> Iterator[Finding]:
-    """`tempfile.mktemp()`: a name that no file had when it was made up."""
+def _temporary_name(facts: Facts) -> Iterator[Finding]:
+    """`tempfile.mktemp()`: a name that no file had when it was chosen."""
     for fn in facts.module.functions:
         for call in fn.calls:
             if short_name(call.func) == "mktemp" and facts.module.canonical(call.func) == "tempfile.mktemp":
                 yield finding(
                     call,
                     fn,
-                    "tempfile.mktemp() only makes up a name: another program may create a file of that name before "
+                    "tempfile.mktemp() only chooses a name: another program may create a file of that name before "
                     "this one does",
                     [
                         Step("this program", call.lineno, "finds that no file has this name"),
@@ -89,8 +89,8 @@ def _made_up(facts: Facts) -> Iterator[Finding]:
                 break
 
 
-def _made_anew(facts: Facts) -> Iterator[Finding]:
-    """`rmtree(folder)` and then `folder.mkdir()`: another program may have made the folder in between."""
+def _recreated(facts: Facts) -> Iterator[Finding]:
+    """`rmtree(folder)` and then `folder.mkdir()`: another program may have created the folder in between."""
     for fn in facts.module.functions:
         gone = {path: c for c in fn.calls if short_name(c.func) == "rmtree" and (path := _path_of(c))}
         for call in fn.calls if gone else ():
@@ -103,14 +103,14 @@ def _made_anew(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"{path} is removed at line {gone[path].lineno} and made anew here: another thread or program that "
-                    "does the same may have made it in between",
+                    f"{path} is removed at line {gone[path].lineno} and created again here: another thread or program "
+                    "that does the same may have created it in between",
                     [
                         Step("this program", gone[path].lineno, f"removes {path}"),
-                        Step("another one", call.lineno, "removes it too, and makes it"),
-                        Step("this program", call.lineno, "makes it: FileExistsError"),
+                        Step("another one", call.lineno, "removes it too, and creates it"),
+                        Step("this program", call.lineno, "creates it: FileExistsError"),
                     ],
-                    remedy="pass exist_ok=True, or make a folder under a name of its own and rename it",
+                    remedy="pass exist_ok=True, or create a folder under a name of its own and rename it",
                     about=path,
                     confidence=0.55,
                 )
@@ -197,7 +197,7 @@ def _report_lock_file(fn: Function, test: ast.If | ast.While, call: ast.Call, pa
         [
             Step("this program", test.lineno, f"finds no {path}"),
             Step("another one", test.lineno, "finds none either"),
-            Step("both", call.lineno, "create it, and go on"),
+            Step("both", call.lineno, "create it, and continue"),
         ],
         remedy='create it in one step with the check: open(path, "x"), os.open(..., O_CREAT | O_EXCL), or a '
         "lock of the file",

@@ -21,7 +21,7 @@ LOCKS = ("flock", "lockf", "FileLock", "locking", "SoftFileLock")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report functions, run by several processes or threads, that read a file and then write the same one anew."""
+    """Report functions, run by several processes or threads, that read a file and then rewrite it."""
     for fn in facts.module.functions:
         opened = [c for c in fn.calls if dotted(c.func) in ("open", "io.open") and c.args] if facts.roots else []
         for write in (c for c in opened if _mode(c).startswith("w")):
@@ -56,7 +56,7 @@ def _report(fn: Function, read: ast.Call, write: ast.Call, path: str) -> Finding
     return finding(
         write,
         fn,
-        f"{path} was read at line {read.lineno} and is written anew here; {fn.qualname} runs several times at once, "
+        f"{path} was read at line {read.lineno} and is rewritten here; {fn.qualname} runs several times at once, "
         "and what another run has written in between is lost",
         [
             Step("process A", read.lineno, f"{fn.qualname} reads {path}"),

@@ -85,7 +85,7 @@ def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Finding]:
 
 
 def _needed(test: ast.AST) -> ast.expr | None:
-    """The attribute that has to be true for a thread to go on: `while self.running`, `if not self.running: return`."""
+    """What has to be true for a thread to continue: `while self.running`, `if not self.running: return`."""
     asked = getattr(test, "test", None)
     if isinstance(test, ast.If) and isinstance(asked, ast.UnaryOp) and isinstance(asked.op, ast.Not):
         ends = not test.orelse and isinstance(test.body[-1], ast.Return | ast.Break)

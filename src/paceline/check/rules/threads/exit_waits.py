@@ -1,4 +1,4 @@
-"""A timeout that the end of the executor's block waits for all the same.
+"""A timeout after which the end of the executor's block still waits for the task.
 
 `with ThreadPoolExecutor() as pool:` ends with `shutdown(wait=True)`. A `result(timeout=3)` inside raises after three
 seconds, and then the block waits until the task is done, however long that takes. Make the executor without `with` and
@@ -66,7 +66,7 @@ def _report(fn: Function, call: ast.Call, block: ast.With | ast.AsyncWith) -> Fi
 RULE = Rule(
     "PC223",
     "exit-waits",
-    "a timeout that the end of the executor's block waits for all the same",
+    "a timeout after which the end of the executor's block still waits",
     find,
     bad="""
         from concurrent.futures import ThreadPoolExecutor, TimeoutError

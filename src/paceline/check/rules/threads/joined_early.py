@@ -248,7 +248,7 @@ def _full(made: ast.Call, maker: Function, runs: Function, facts: Facts) -> tupl
 
 
 def _runs_beside(fn: Function, facts: Facts) -> bool:
-    """Whether a thread, process or task runs a function, and so goes on while another one is joined."""
+    """Whether a thread, process or task runs a function, and so continues while another one is joined."""
     return any(root.startswith(("thread:", "process:", "task:")) for root in facts.reached.get(id(fn), ()))
 
 

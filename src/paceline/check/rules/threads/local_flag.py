@@ -56,7 +56,7 @@ def _report(target: ast.Name, fn: Function, waiter: Function, loop: ast.While) -
         f"{fn.qualname} assigns a local variable {name}; the loop of {waiter.qualname} asks for the global {name} "
         f"(line {loop.lineno}), which never changes",
         [
-            Step("thread A", loop.lineno, f"{waiter.qualname} goes on as long as the global {name} stays as it is"),
+            Step("thread A", loop.lineno, f"{waiter.qualname} continues as long as the global {name} stays as it is"),
             Step("thread B", target.lineno, f"{fn.qualname} assigns a variable of its own"),
             Step("thread A", loop.lineno, "never sees a change, and never ends"),
         ],

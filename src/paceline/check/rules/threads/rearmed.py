@@ -1,7 +1,7 @@
-"""A timer that is cancelled while it fires, and starts the next one all the same.
+"""A timer that is cancelled while it fires, and still starts the next one.
 
 A periodic job starts a `threading.Timer` whose function starts the next timer. `cancel()` stops a timer that waits; one
-that is firing goes on, starts the next one, and the job that was cancelled runs for ever. Keep a flag that `cancel`
+that is firing continues, starts the next one, and the job that was cancelled runs for ever. Keep a flag that `cancel`
 sets, and that is asked for before a timer is started, both under one lock.
 """
 

@@ -1,4 +1,4 @@
-"""A request to stop that the thread or task itself takes back when it begins.
+"""A request to stop that the thread or task itself resets when it begins.
 
 `stop()` clears a flag, or sets an event, and the loop of the thread ends. But the thread begins with `self.running =
 True`, or clears the event: a `stop()` that comes between `start()` and the first line of the thread is lost, and a join
@@ -83,7 +83,7 @@ def _event(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | 
 
 
 def _ends(call: ast.Call, loop: ast.While) -> bool:
-    """Whether a loop goes on, or is left, by what a call returns."""
+    """Whether a loop continues, or is left, by what a call returns."""
     if any(n is call for n in ast.walk(loop.test)):
         return True
     test = enclosing(call, ast.If)
@@ -136,7 +136,7 @@ def _report(root: Root, at: ast.expr, what: str, other: Function, line: int) -> 
             Step("thread A", root.line, f"starts the {runs}"),
             Step("thread A", line, f"{other.qualname} asks it to stop"),
             Step("thread B", at.lineno, f"begins only now, and {does}"),
-            Step("thread B", at.lineno, "runs for ever; who waits for its end does so, too"),
+            Step("thread B", at.lineno, "runs for ever, and a thread that waits for its end does, too"),
         ],
         remedy=f"{'clear the event' if event else 'set the flag'} before the {runs} is started, not in it",
         about=what,
@@ -147,7 +147,7 @@ def _report(root: Root, at: ast.expr, what: str, other: Function, line: int) -> 
 RULE = Rule(
     "PC224",
     "stop-lost",
-    "a request to stop that the thread itself takes back when it begins",
+    "a request to stop that the thread itself resets when it begins",
     find,
     bad="""
         import threading
