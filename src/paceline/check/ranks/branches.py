@@ -17,8 +17,8 @@ from paceline.check.ranks.collectives import collective, written
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.check.syntax.tree import enclosing, last_line, parent
-from paceline.check.values.deciding import DATA, FILES, HOST, OF_MATRIX, RANK, asks_for_ranks, decides
 from paceline.check.values.module import Module
+from paceline.check.varying.reasons import DATA, FILES, HOST, OF_MATRIX, RANK, asks_for_ranks, decides
 
 ALIASES = 3
 # The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.

@@ -30,8 +30,8 @@ from paceline.check.syntax.tree import (
     on_different_branches,
     parent,
 )
-from paceline.check.values.deciding import asks_for_ranks, asks_for_several, decides
 from paceline.check.values.module import Module
+from paceline.check.varying.reasons import asks_for_ranks, asks_for_several, decides
 
 SKIPS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 MOST = 1_000  # operations kept of a function: those of two callees may double at each call

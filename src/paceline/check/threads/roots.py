@@ -13,8 +13,8 @@ from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.check.syntax.tree import parent
 from paceline.check.threads.library_threads import started_by_libraries
+from paceline.check.threads.own_objects import brings_own, owned
 from paceline.check.values.module import Module
-from paceline.check.values.owned import brings_own, owned
 from paceline.check.values.targets import functions_of
 
 

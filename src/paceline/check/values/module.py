@@ -16,9 +16,9 @@ from paceline.check.syntax.names import dotted, is_constant, keyword, model_in, 
 from paceline.check.values.containers import Containers
 from paceline.check.values.guesses import ByName, ByUse
 from paceline.check.values.lock_names import derived, guessed, lock_class
-from paceline.check.values.outside import adopt
+from paceline.check.values.outside_assignments import adopt
 from paceline.check.values.passing import Passing
-from paceline.check.values.varying import Varying
+from paceline.check.varying.values import Varying
 
 ALIASES = 4  # assignments through which a name is followed
 WRAPPING = ("partial", "WeakMethod", "ref", "wraps")  # calls that stand for the function that they are given

@@ -20,7 +20,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.tree import enclosing
-from paceline.check.values.deciding import DATA
+from paceline.check.varying.reasons import DATA
 from paceline.narrative import Wait
 
 

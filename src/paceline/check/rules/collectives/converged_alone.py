@@ -19,7 +19,7 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import short_name
 from paceline.check.syntax.tree import is_within, last_line
-from paceline.check.values.reduced import SPREADS
+from paceline.check.varying.reduced import SPREADS
 from paceline.narrative import Wait
 
 MESSAGES = {"Sendrecv", "sendrecv", "isend", "irecv", "Isend", "Irecv", "send", "recv", "Send", "Recv",

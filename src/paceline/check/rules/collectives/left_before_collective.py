@@ -20,7 +20,7 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import is_constant, short_name
 from paceline.check.syntax.tree import enclosing, last_line
-from paceline.check.values.deciding import DATA, FILES, HOST, RANK
+from paceline.check.varying.reasons import DATA, FILES, HOST, RANK
 from paceline.narrative import Wait
 
 # Exceptions of the program or its surroundings, which every rank sees alike; any other may be raised on one rank alone.

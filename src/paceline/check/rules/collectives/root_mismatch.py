@@ -22,7 +22,7 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import keyword, short_name
 from paceline.check.syntax.tree import enclosing, following
-from paceline.check.values.deciding import RANK
+from paceline.check.varying.reasons import RANK
 
 ROOTED = (
     "broadcast",

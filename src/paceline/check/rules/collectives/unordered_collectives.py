@@ -19,7 +19,7 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, short_name
 from paceline.check.syntax.tree import parent
-from paceline.check.values.deciding import CHANCE, DATA
+from paceline.check.varying.reasons import CHANCE, DATA
 
 #: Collectives that carry nothing, so that those of any two elements match.
 ALIKE = ("barrier", "monitored_barrier", "wait_for_everyone")

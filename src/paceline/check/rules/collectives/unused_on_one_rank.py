@@ -21,7 +21,7 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.check.syntax.tree import enclosing, last_line
-from paceline.check.values.deciding import DATA
+from paceline.check.varying.reasons import DATA
 from paceline.narrative import Wait
 
 LAYERS = ("torch.nn.", "nn.")

@@ -6,7 +6,7 @@ import ast
 
 from paceline.check.syntax.names import short_name
 from paceline.check.syntax.tree import enclosing, is_within, parent
-from paceline.check.values.deciding import DATA
+from paceline.check.varying.reasons import DATA
 
 
 def changed_in_turn(node: ast.Name, target: ast.expr) -> bool:

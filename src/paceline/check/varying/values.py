@@ -18,9 +18,12 @@ from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.check.syntax.tree import enclosing, last_line, parent
-from paceline.check.values.chances import Chances
-from paceline.check.values.counts import Counts
-from paceline.check.values.deciding import (
+from paceline.check.values.passing import Passing
+from paceline.check.varying.list_lengths import Counts
+from paceline.check.varying.local_files import asks_own_disk
+from paceline.check.varying.loops import changed_in_turn, trained_on
+from paceline.check.varying.random_numbers import Chances
+from paceline.check.varying.reasons import (
     CHANCE,
     CLOCK,
     DATA,
@@ -32,10 +35,7 @@ from paceline.check.values.deciding import (
     asks_for_ranks,
     decides,
 )
-from paceline.check.values.disks import asks_own_disk
-from paceline.check.values.passing import Passing
-from paceline.check.values.reduced import Reduced, spreads
-from paceline.check.values.turns import changed_in_turn, trained_on
+from paceline.check.varying.reduced import Reduced, spreads
 
 DEPTH = 24  # assignments and calls through which a value is followed
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.names import dotted
 from paceline.check.syntax.tree import enclosing, parent
-from paceline.check.values.deciding import asks_for_ranks, decides
+from paceline.check.varying.reasons import asks_for_ranks, decides
 
 ADDS = ("append", "add", "appendleft", "extend", "put", "push")
 DEPTH = 3  # calls through which the place is followed to its callers

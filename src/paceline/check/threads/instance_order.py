@@ -14,8 +14,8 @@ from typing import NamedTuple
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, short_name
 from paceline.check.syntax.tree import enclosing
+from paceline.check.threads.substitution import bound_pairs, names_in, resolved, taken_in_turn
 from paceline.check.values.module import Module
-from paceline.check.values.substitution import bound_pairs, names_in, resolved, taken_in_turn
 
 ALIASES = 4
 _ORDERING = {"sorted", "min", "max", "sort"}
