@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.forks import FORKS
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
@@ -56,7 +57,7 @@ def _runs_in_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
 
 def _forks(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call forks this process: itself, or as a process or pool of a context that is said to fork."""
-    if facts.module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
+    if facts.module.canonical(call.func) in FORKS:
         return True
     if facts.module.constructed_kind(call, fn) == "Popen" or facts.module.canonical(call.func) in RUNS:
         code = keyword(call, "preexec_fn")

@@ -14,15 +14,16 @@ from collections.abc import Iterator
 from paceline.check.flow.effects import runs_now
 from paceline.check.flow.walk import Held
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.forks import FORKS, on_child_side
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 from paceline.check.syntax.declarations import Class, Function, Resource
 from paceline.check.syntax.names import keyword, short_name
-from paceline.check.syntax.tree import enclosing, is_within, lines_of
+from paceline.check.syntax.tree import lines_of
 from paceline.check.together.places import same_file
 from paceline.narrative import Wait
 
-FORKS = ("start", "fork", "forkpty")
+STARTS = ("start", "fork", "forkpty")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -74,7 +75,7 @@ def _held(facts: Facts) -> Iterator[Finding]:
         for effect, held in facts.events(fn):
             locks = [h for h in held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several]
             call = effect.node
-            if not locks and isinstance(call, ast.Call) and short_name(call.func) in FORKS and facts.has_threads:
+            if not locks and isinstance(call, ast.Call) and short_name(call.func) in STARTS and facts.has_threads:
                 yield from _held_elsewhere(call, fn, facts)
             if not locks or not isinstance(call, ast.Call):
                 continue
@@ -136,9 +137,9 @@ def _forked_beside(
 def _in_child(call: ast.Call, fn: Function, facts: Facts) -> Iterator[dict[str, tuple[tuple[Function, ast.expr], ...]]]:
     """The locks that a child takes which this call forks, each with the path to it."""
     module = facts.module
-    if module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
+    if module.canonical(call.func) in FORKS:
         for effect in facts.walker.effects(fn):
-            if _child_side(effect.node, call):
+            if on_child_side(effect.node, call):
                 if effect.kind == "take" and effect.resource is not None:
                     yield {effect.resource.id: ((fn, effect.node),)}
                 elif effect.callee is not None and runs_now(effect):
@@ -157,18 +158,6 @@ def _in_child(call: ast.Call, fn: Function, facts: Facts) -> Iterator[dict[str, 
 
 def _makes(call: ast.Call, line: int) -> bool:
     return call.lineno == line and keyword(call, "target") is not None
-
-
-def _child_side(node: ast.expr, fork: ast.Call) -> bool:
-    """Whether this is under the test that only the child passes: `if pid == 0`, `if not pid`, `if os.fork() == 0`."""
-    test = enclosing(node, ast.If)
-    while isinstance(test, ast.If):
-        asked = ast.unparse(test.test)
-        inside = is_within(node, test.body)
-        if test.lineno >= fork.lineno and inside and (asked.endswith("== 0") or asked.startswith("not ")):
-            return True
-        test = enclosing(test, ast.If)
-    return False
 
 
 def _of_threads(lock: Resource, facts: Facts) -> bool:

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.forks import FORKS, on_child_side
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted
-from paceline.check.syntax.tree import enclosing, is_within, parent
+from paceline.check.syntax.tree import enclosing, parent
 from paceline.check.values.passing import start_arguments
 from paceline.narrative import Wait
 
-FORKS = ("os.fork", "os.forkpty")
 RECEIVES = ("recv", "recv_bytes")
 
 
@@ -31,7 +31,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             if dotted(made.func) == "os.pipe":
                 fork = next((c for c in fn.calls if facts.module.canonical(c.func) in FORKS), None)
                 read = _read_to_end(reading, fn) if fork is not None else None
-                closed = any(_closes(c, writing) and not _in_child(c, fork) for c in fn.calls)
+                closes = [c for c in fn.calls if _closes(c, writing)]
+                closed = fork is not None and not all(on_child_side(c, fork) for c in closes)
             else:
                 fork = _given(writing, fn, facts)
                 read = _received_to_end(reading, fn) if fork is not None else None
@@ -93,18 +94,6 @@ def _read_to_end(reading: str, fn: Function) -> ast.Call | None:
 
 def _closes(call: ast.Call, end: str) -> bool:
     return dotted(call.func) == "os.close" and bool(call.args) and dotted(call.args[0]) == end
-
-
-def _in_child(call: ast.Call, fork: ast.Call | None) -> bool:
-    """Whether a call is under the test that only the child passes."""
-    test = enclosing(call, ast.If)
-    while isinstance(test, ast.If) and fork is not None:
-        asked = ast.unparse(test.test)
-        inside = is_within(call, test.body)
-        if inside and test.lineno >= fork.lineno and (asked.endswith("== 0") or asked.startswith("not ")):
-            return True
-        test = enclosing(test, ast.If)
-    return False
 
 
 def _report(fn: Function, read: ast.Call, writing: str, fork: ast.Call) -> Finding:
