@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Container, Iterator
 
-from paceline.check.flow.duties import Duty, Skipped
+from paceline.check.flow.duties import Duty, Skipped, one_of
 from paceline.check.flow.effects import has_timeout, is_limited
 from paceline.check.libraries.catalogue import QUEUES
 from paceline.check.reporting.findings import Finding, Step
@@ -113,7 +113,7 @@ def _made_for_others(fn: Function, facts: Facts) -> Iterator[Finding]:
         )
         waiter = next(waits, None)
         if waiter is not None:
-            duty = Duty(fn, lambda call, own=sets: any(call is each for each in own))  # type: ignore[misc]
+            duty = Duty(fn, one_of(sets))
             for skipped in [s for s in duty.skipped_by_exceptions() if s.node.line > value.lineno][:1]:
                 yield _report(fn, sets[0], skipped, stored[0], waiter)
 
@@ -144,7 +144,7 @@ def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[
 
 def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Waiter) -> Iterator[Finding]:
     """The first step whose exception skips what others wait for."""
-    duty = Duty(fn, lambda call: any(call is each for each in met_by))
+    duty = Duty(fn, one_of(met_by))
     made = fn.bound.get(what.rpartition(".")[2])
     there = made.lineno if made is not None and what.startswith(fn.qualname + ".") else 0  # a local event
     ways = [s for s in duty.skipped_by_exceptions() if s.node.line > there and not _met_in_handler(s, met_by)]

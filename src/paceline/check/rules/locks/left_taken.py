@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
-from paceline.check.flow.duties import Duty, Skipped
+from paceline.check.flow.duties import Duty, Skipped, one_of
 from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import LOCKS
 from paceline.check.reporting.findings import Finding, Step
@@ -53,13 +54,17 @@ def find(facts: Facts) -> Iterator[Finding]:
         if fn is facts.module.top or fn.name.strip("_").lower().startswith(tuple(take for take, _ in PAIRS)):
             continue
         for taken in _taken(fn, facts):
-            duty = Duty(fn, lambda call, back=taken.back: dotted(call.func) == dotted(back.func))  # type: ignore[misc]
-            starts = duty.steps(lambda call, own=taken.call: call is own)  # type: ignore[misc]
+            duty = Duty(fn, partial(_is_same_function, taken.back))
+            starts = duty.steps(one_of([taken.call]))
             ways = sorted(duty.left_after(starts), key=lambda s: (s.raised, s.node.line))
             for skipped in ways[:1]:
                 yield _report(fn, taken, skipped)
         if fn.name not in BEGINNINGS and fn.cls is not None:
             yield from _marks(fn, facts)
+
+
+def _is_same_function(one: ast.Call, other: ast.Call) -> bool:
+    return dotted(one.func) == dotted(other.func)
 
 
 def _taken(fn: Function, facts: Facts) -> Iterator[Taken]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.flow.duties import Duty, Skipped
+from paceline.check.flow.duties import Duty, Skipped, one_of
 from paceline.check.flow.effects import has_timeout, text_of
 from paceline.check.libraries.catalogue import PUTS
 from paceline.check.reporting.findings import Finding, Step
@@ -31,8 +31,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             back = [c for c in fn.calls if queue and _puts(c, queue, target.id, fn, facts) and c.lineno > value.lineno]
             if not back or has_timeout(value, "get"):
                 continue
-            duty = Duty(fn, lambda call, own=back: any(call is each for each in own))  # type: ignore[misc]
-            starts = duty.steps(lambda call, own=value: call is own)  # type: ignore[misc]
+            duty = Duty(fn, one_of(back))
+            starts = duty.steps(one_of([value]))
             ways = sorted(duty.left_after(starts), key=lambda s: s.node.line)
             for skipped in [s for s in ways if s.raised][:1]:
                 yield _report(fn, value, back[0], skipped, queue)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.flow.duties import Duty, Skipped
+from paceline.check.flow.duties import Duty, Skipped, one_of
 from paceline.check.flow.effects import has_timeout
 from paceline.check.libraries.catalogue import PUTS
 from paceline.check.reporting.findings import Finding, Step
@@ -31,8 +31,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if worker is fn or not takes or not any(_is(c, PUTS, results, worker, facts) for c in worker.calls):
                     continue
                 puts = [c for c in worker.calls if any(_is(c, PUTS, name, worker, facts) for name in (results, jobs))]
-                duty = Duty(worker, lambda call, own=puts: any(call is each for each in own))  # type: ignore[misc]
-                starts = duty.steps(lambda call, own=takes: any(call is each for each in own))  # type: ignore[misc]
+                duty = Duty(worker, one_of(puts))
+                starts = duty.steps(one_of(takes))
                 ways = list(duty.skipped_after(starts))
                 lost = sorted((s for s in ways if not s.raised or s.caught), key=lambda s: (s.raised, s.node.line))
                 for skipped in lost[:1]:

@@ -104,7 +104,7 @@ def _skipped(fn: Function, queue: str, join: ast.Call, facts: Facts) -> Iterator
         or (effect.callee is not None and any(short_name(c.func) == "task_done" for c in effect.callee.calls))
     }
     if not marks:
-        return  # the items are handed on: who gets them marks them
+        return  # the items are passed on, and marked where they arrive
     duty = Duty(fn, lambda call: id(call) in marks)
     gets = duty.steps(lambda call: queue_of(call, ("get",), fn, facts) == queue and in_loop(call, fn))
     ways = sorted(duty.skipped_after(gets), key=lambda skipped: (skipped.raised, skipped.node.line))

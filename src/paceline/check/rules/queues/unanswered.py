@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
-from paceline.check.flow.duties import Duty, Skipped
+from paceline.check.flow.duties import Duty, Skipped, one_of
 from paceline.check.flow.effects import has_timeout, text_of
 from paceline.check.libraries.catalogue import EVENTS
 from paceline.check.reporting.findings import Finding, Step
@@ -38,8 +39,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             kind = waits.get(short_name(answers[0].func)) if answers else None
             if kind is None or not _made_here(facts, short_name(answers[0].func)):
                 continue
-            duty = Duty(fn, lambda call, of=names: _meets(call, of))  # type: ignore[misc]
-            starts = duty.steps(lambda call, own=take: call is own)  # type: ignore[misc]
+            duty = Duty(fn, partial(_meets, names=names))
+            starts = duty.steps(one_of([take]))
             ways = sorted(duty.skipped_after(starts), key=lambda s: (s.raised, s.node.line))
             for skipped in (ways or list(duty.failed_in(starts, answers)))[:1]:
                 yield _report(fn, take, answers[0], skipped, kind)
