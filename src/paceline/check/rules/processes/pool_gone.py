@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.rule import Rule, blocks_that_make, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, short_name
@@ -25,18 +25,13 @@ GETS = ("get", "wait")
 def find(facts: Facts) -> Iterator[Finding]:
     """Report results of a pool that are got after its block, in which nothing waits for them."""
     for fn in facts.module.functions:
-        for block in fn.withs:
-            for item in block.items:
-                made = facts.module.constructed(item.context_expr, fn)
-                pool = dotted(item.optional_vars) if item.optional_vars is not None else ""
-                if made is None or made[0] != "Pool" or not pool:
-                    continue
-                names = _results(block, pool, fn)
-                inside = [c for c in fn.calls if is_within(c, block)]
-                waited = any(dotted(c.func) == f"{pool}.join" or short_name(c.func) in GETS for c in inside)
-                get = next((c for c in fn.calls if _gets(c, names, fn) and c.lineno > last_line(block)), None)
-                if get is not None and not waited:
-                    yield _report(fn, get, block)
+        for block, pool in blocks_that_make("Pool", fn, facts):
+            names = _results(block, pool, fn)
+            inside = [c for c in fn.calls if is_within(c, block)]
+            waited = any(dotted(c.func) == f"{pool}.join" or short_name(c.func) in GETS for c in inside)
+            get = next((c for c in fn.calls if _gets(c, names, fn) and c.lineno > last_line(block)), None)
+            if get is not None and not waited:
+                yield _report(fn, get, block)
 
 
 def _results(block: ast.With | ast.AsyncWith, pool: str, fn: Function) -> set[str]:

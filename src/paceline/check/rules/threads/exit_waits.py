@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.rule import Rule, blocks_that_make, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, keyword
@@ -22,13 +22,10 @@ from paceline.check.syntax.tree import is_within
 def find(facts: Facts) -> Iterator[Finding]:
     """Report results that are waited for with a timeout inside the block of the executor that computes them."""
     for fn in facts.module.functions:
-        for block in fn.withs:
-            for item in block.items:
-                made = facts.module.constructed(item.context_expr, fn)
-                name = dotted(item.optional_vars) if item.optional_vars is not None else ""
-                call = _limited(block, name, fn) if name and made is not None and made[0] == "Executor" else None
-                if call is not None:
-                    yield _report(fn, call, block)
+        for block, name in blocks_that_make("Executor", fn, facts):
+            call = _limited(block, name, fn)
+            if call is not None:
+                yield _report(fn, call, block)
 
 
 def _limited(block: ast.With | ast.AsyncWith, pool: str, fn: Function) -> ast.Call | None:

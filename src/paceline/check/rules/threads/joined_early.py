@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.flow.effects import has_timeout, text_of
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.endings import done_before, ends_of, never_told, tells
-from paceline.check.rules.rule import Rule, finding, resource_of
+from paceline.check.rules.rule import Rule, blocks_that_make, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
@@ -130,17 +130,12 @@ def _report_open(fn: Function, join: ast.Call) -> Finding:
 
 def _tasks(fn: Function, facts: Facts) -> Iterator[tuple[ast.stmt, ast.Call, Function]]:
     """The tasks of an executor whose block waits at its end until they have ended: that end, the call, the function."""
-    for block in fn.withs:
-        for item in block.items:
-            made = facts.module.constructed(item.context_expr, fn)
-            if made is None or made[0] != "Executor" or not isinstance(item.optional_vars, ast.Name):
-                continue
-            end = block.body[-1]
-            for call in fn.calls:
-                submits = dotted(call.func) == f"{item.optional_vars.id}.submit" and call.args
-                runs = facts.module.function_named(call.args[0], fn) if submits else None
-                if runs is not None and is_within(call, block):
-                    yield end, call, runs
+    for block, executor in blocks_that_make("Executor", fn, facts):
+        for call in fn.calls:
+            submits = dotted(call.func) == f"{executor}.submit" and call.args
+            runs = facts.module.function_named(call.args[0], fn) if submits else None
+            if runs is not None and is_within(call, block):
+                yield block.body[-1], call, runs
 
 
 def _told_after(end: ast.stmt, made: ast.Call, runs: Function, fn: Function, facts: Facts) -> Finding | None:
