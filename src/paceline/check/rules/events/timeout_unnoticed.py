@@ -40,12 +40,12 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _joined(fn: Function, facts: Facts) -> Iterator[Finding]:
     """`child.join(60)`, and then a use of what the child was given, whether or not it has ended."""
     for target, made in fn.assigns:
-        kind = facts.module.constructed_kind(made, fn) if isinstance(made, ast.Call) else None
-        if kind not in ("Process", "Thread") or not isinstance(target, ast.Name):
+        if not isinstance(target, ast.Name) or not isinstance(made, ast.Call):
             continue
-        given = {n.id for a in start_arguments(made, fn) for n in ast.walk(a) if isinstance(n, ast.Name)} - {
-            fn.self_name
-        }  # type: ignore[arg-type]
+        if facts.module.constructed_kind(made, fn) not in ("Process", "Thread"):
+            continue
+        parts = (n for argument in start_arguments(made, fn) for n in ast.walk(argument))
+        given = {n.id for n in parts if isinstance(n, ast.Name)} - {fn.self_name}
         join = next((c for c in fn.calls if dotted(c.func) == f"{target.id}.join" and has_timeout(c, "join")), None)
         asked = any(dotted(a) in [f"{target.id}.{how}" for how in ASKS] for a in fn.attributes)
         if join is None or asked or not isinstance(parent(join), ast.Expr):
