@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import textwrap
@@ -11,9 +12,11 @@ import pytest
 
 from paceline.check.engine import check_text
 from paceline.check.reporting.page import documentation, page
-from paceline.check.rules import RULES
+from paceline.check.rules import FAMILIES, RULES
 
 ROOT = Path(__file__).parents[2]
+#: The rule that does not report what another one reports, and asks it.
+LEAVES_OUT = {"message_without_partner": {"both_send_first"}}
 
 
 @pytest.mark.parametrize("code", RULES)
@@ -29,6 +32,21 @@ def test_a_rule_finds_its_bad_example_and_nothing_in_its_good_one(code: str) -> 
 @pytest.mark.parametrize("code", RULES)
 def test_a_rule_says_what_it_finds_and_why(code: str) -> None:
     assert len(documentation(RULES[code]).split()) > 25
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_the_file_of_a_rule_has_its_name(code: str) -> None:
+    assert RULES[code].find.__module__.rpartition(".")[2] == RULES[code].name.replace("-", "_")
+
+
+def test_the_folder_of_a_family_holds_rules_alone_which_take_nothing_from_each_other() -> None:
+    modules = {rule.find.__module__ for rule in RULES.values()}
+    for family in FAMILIES:
+        for file in Path(family.__path__[0]).glob("[!_]*.py"):
+            assert f"{family.__name__}.{file.stem}" in modules, f"{file.name} holds no rule"
+            imports = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
+            taken = modules & {name for n in imports for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))}
+            assert {name.rpartition(".")[2] for name in taken} <= LEAVES_OUT.get(file.stem, set()), file.name
 
 
 def test_the_page_is_the_one_that_the_rules_make() -> None:

@@ -77,7 +77,7 @@ def _check(program: Program) -> list[Checked]:
 def _check_alone(source: Source) -> Checked:
     try:
         return Checked(examine(source.path, source.text))
-    except Exception as error:  # a fault of the checker: named, and the other files go on
+    except Exception as error:  # a fault of the checker: named, and the other files continue
         return Checked(Examined([]), _named(error))
 
 

@@ -17,7 +17,8 @@ from paceline.check.flow.walk import Event, Walk, Walker
 from paceline.check.ranks.sequences import Sequences
 from paceline.check.reporting.findings import Step
 from paceline.check.syntax.declarations import Class, Function, Resource
-from paceline.check.syntax.names import dotted, is_constant, keyword, parent
+from paceline.check.syntax.names import dotted, is_constant, keyword
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.roots import Root, Roots
 from paceline.check.values.library_types import method_name

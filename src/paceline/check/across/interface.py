@@ -13,7 +13,7 @@ from paceline.check.flow.walk import State
 from paceline.check.libraries.catalogue import LOCKS, RANK_DECORATORS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function, Resource
-from paceline.check.syntax.names import parent
+from paceline.check.syntax.tree import last_line, lines_of, parent
 from paceline.check.values.module import Module
 
 
@@ -133,10 +133,10 @@ def _on_one_rank(fn: Function, calls: list[Call], facts: Facts) -> Iterator[tupl
         if len(asked) != 1 or asked[0].local or asked[0].group or not isinstance(test, ast.If):
             continue
         why = f"`if {ast.unparse(test.test)}` depends on the rank"
-        sides = [(side[0].lineno, side[-1].end_lineno or 0) for side in (test.body, test.orelse) if side]
+        sides = [lines_of(side) for side in (test.body, test.orelse) if side]
         if not test.orelse and isinstance(test.body[-1], ast.Return) and parent(test) is fn.node:
-            sides.append(((test.end_lineno or 0) + 1, fn.body[-1].end_lineno or 0))
-        yield from ((call, why) for first, last in sides for call in outside if first <= call.line <= last)
+            sides.append(range(last_line(test) + 1, last_line(fn.body) + 1))
+        yield from ((call, why) for side in sides for call in outside if call.line in side)
 
 
 def _counts(resource: Resource) -> bool:

@@ -148,7 +148,7 @@ def _never_run(linked: Linked) -> Iterator[Finding]:
                     f"{call.text} is not awaited: {to[1]} ({to[0]}) is a coroutine and never runs, and what comes "
                     "after does not wait for it",
                     [
-                        Told("task A", call.line, f"{node[1]} calls {call.text} without await, and goes on"),
+                        Told("task A", call.line, f"{node[1]} calls {call.text} without await, and continues"),
                         Told("task A", call.line, f"nothing of {to[1]} is run"),
                     ],
                     [],

@@ -7,7 +7,7 @@ its ends, without passing a step that meets it: linear in the size of the graph,
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from paceline.check.syntax.declarations import Function
@@ -18,7 +18,7 @@ class Skipped(NamedTuple):
     """A step from which the duty is not met any more."""
 
     node: Node
-    raised: bool  # because the step raises; else because of the way that it goes on
+    raised: bool  # because the step raises; else because of the way that it continues
     caught: bool = False  # and the function itself catches that
 
 
@@ -136,6 +136,12 @@ class Duty:
                 found.add(id(node))
                 todo += [b for b in self._before.get(id(node), ()) if id(b) not in through]
         return found
+
+
+def one_of(calls: Iterable[ast.Call]) -> Callable[[ast.Call], bool]:
+    """Whether a call is one of these."""
+    known = {id(call) for call in calls}
+    return lambda call: id(call) in known
 
 
 def _calls(node: Node) -> Iterator[ast.Call]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, NOTIFY, PAUSES, TAKE_ITEM, WAITS
 from paceline.check.syntax.declarations import Function, Resource
-from paceline.check.syntax.names import dotted, is_constant, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import contexts_around, enclosing, parent
 from paceline.check.values.module import Module
 from paceline.check.values.targets import targets
 
@@ -136,6 +137,14 @@ def has_timeout(call: ast.Call, method: str) -> bool:
     return timeout is not None and not is_constant(timeout, None)
 
 
+def is_limited(call: ast.AST) -> bool:
+    """Whether a wait has a timeout from outside: `asyncio.wait_for(event.wait(), 5)`, or a block with a deadline."""
+    around = enclosing(call, ast.Call)
+    if isinstance(around, ast.Call) and short_name(around.func) in ("wait_for", "wait", "timeout"):
+        return True
+    return any(isinstance(c, ast.Call) and short_name(c.func) in _DEADLINES for c in contexts_around(call))
+
+
 def _is_minus_one(node: ast.expr) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
 
@@ -171,3 +180,8 @@ ENTERS = {"enter_context", "enter_async_context"}  # of a contextlib.ExitStack
 _ITEMS = {ast.Load: "__getitem__", ast.Store: "__setitem__", ast.Del: "__delitem__"}
 _PAUSING = {kind for kind, _ in PAUSES}
 _WAITING = {method for _, method in (*WAITS, *PAUSES)} | {"wait", "wait_for", "put"}
+#: Context managers after whose time a wait in them ends: of asyncio, async_timeout, anyio, trio and curio.
+_DEADLINES = (
+    *("timeout", "timeout_at", "timeout_after", "ignore_after", "ignore_at"),
+    *("move_on_after", "move_on_at", "fail_after", "fail_at"),
+)

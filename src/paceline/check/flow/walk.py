@@ -18,7 +18,8 @@ from paceline.check.flow.effects import ENTERS, Effect, effects_of, implicit_cal
 from paceline.check.libraries.catalogue import LOCKS
 from paceline.check.syntax.declarations import Function, Resource
 from paceline.check.syntax.graph import Node, expressions
-from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.values.module import Module
 
 STATES = 24  # sets of held locks per step; the walk of a function with more is cut

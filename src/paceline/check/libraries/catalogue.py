@@ -84,6 +84,7 @@ MODULE_ALIASES = {
 }
 
 QUEUES = {"Queue", "ProcessQueue", "AsyncQueue"}  # what may have a size
+THREAD_QUEUES = ("Queue", "SimpleQueue", "ProcessQueue")  # whose `get` blocks its thread
 PUTS = ("put", "put_nowait")
 THREAD_EVENTS = ("Event", "ProcessEvent")
 EVENTS = (*THREAD_EVENTS, "AsyncEvent")
@@ -174,6 +175,9 @@ OF_TENSORS = {"full_tensor", "consolidate_state_dict"}
 WORLD_OBJECTS = {"dist", "distributed", "comm", "comms", "misc", "coordinator", "parallel", "hvd", "bps", "xm", "ops",
            "env", "backend", "self", "engine", "model_engine", "dist_manager", "context", "ctx"}  # fmt: skip
 
+#: A file without any of these words has no ranks.
+RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed", "dist.", "distributed", "fabric",
+              "multihost", "collective", "transformers", "ray.train")  # fmt: skip
 # Calls, names, variables and decorators that depend on the rank of the process.
 RANK_CALLS = {"get_rank", "Get_rank", "get_local_rank", "is_main_process", "is_rank_0",
               "is_rank_zero", "is_master", "is_global_zero", "process_index", "local_rank", "get_node_rank",

@@ -6,13 +6,13 @@ command that one person runs, an exception that is caught, how many functions ch
 
 from __future__ import annotations
 
-import ast
 import math
 from functools import cached_property
 
 from paceline.check.reporting.findings import Finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
+from paceline.check.syntax.tree import last_line, lines_of
 from paceline.check.threads.shared_state import accesses_of_class, accesses_of_globals, is_caught
 
 _QUEUES = {"queue", "Queue", "concurrent", "multiprocessing"}
@@ -36,7 +36,7 @@ class Signs:
             "a coroutine": float(fn.asynchronous),
             "a command": float(bool(_COMMANDS & self._imported)),
             "its exception is caught": float(raises and at is not None and is_caught(at, "OSError", "RuntimeError")),
-            "length of the function": min(1.0, (_end(fn.node) - fn.line) / 100),
+            "length of the function": min(1.0, max(0, last_line(fn.node) - fn.line) / 100),
             "a method": float(fn.cls is not None),
             "a special method": float(fn.name.startswith("__")),
             "a class of threads": float(fn.cls is not None and fn.cls.is_thread),
@@ -76,9 +76,5 @@ class Signs:
     def _function(self, finding: Finding) -> Function:
         """The function that a finding names, at its line."""
         named = [fn for fn in self.facts.module.functions if fn.qualname == finding.function]
-        around = [fn for fn in named if fn.line <= finding.line <= _end(fn.node)]
+        around = [fn for fn in named if finding.line in lines_of(fn.node)]
         return next(iter(around or named), self.facts.module.top)
-
-
-def _end(node: ast.AST) -> int:
-    return getattr(node, "end_lineno", None) or 1

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from paceline.check.libraries import catalogue
 from paceline.check.ranks.collectives import collective, written
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, parent, short_name
-from paceline.check.values.deciding import DATA, FILES, HOST, OF_MATRIX, RANK, asks_for_ranks, decides
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing, last_line, parent
 from paceline.check.values.module import Module
+from paceline.check.varying.reasons import DATA, FILES, HOST, OF_MATRIX, RANK, asks_for_ranks, decides
 
 ALIASES = 3
 # The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.
@@ -37,7 +38,7 @@ class Condition(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether it names one rank of the world, without whose group no other rank can go on."""
+        """Whether it names one rank of the world, without whose group no other rank can continue."""
         return not self.local and not self.group and _ONE_RANK.fullmatch(self.key) is not None
 
 
@@ -125,7 +126,7 @@ def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Con
     test = enclosing(made[0], ast.If) if len(made) == 1 and len(values) == 2 else None
     if not isinstance(test, ast.If) or (asked := condition(test.test, fn, module, 1)) is None:
         return None
-    return _turned(asked, made[0].lineno <= (test.body[-1].end_lineno or 0))
+    return _turned(asked, made[0].lineno <= last_line(test.body))
 
 
 def _turned(asked: Condition, holds: bool) -> Condition:

@@ -12,9 +12,10 @@ import ast
 
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, keyword, short_name
-from paceline.check.values.deciding import DATA, RANK, asks_for_ranks
+from paceline.check.syntax.names import dotted, keyword, short_name
+from paceline.check.syntax.tree import enclosing
 from paceline.check.values.module import Module
+from paceline.check.varying.reasons import DATA, RANK, asks_for_ranks
 
 DEPTH = 10
 #: What has as many elements as its first argument, or one for so many of them.

@@ -20,9 +20,18 @@ from paceline.check.ranks.collectives import Collective, collective
 from paceline.check.ranks.items import LEAVES, Item, flattened, moved, only_in, relevant
 from paceline.check.ranks.lengths import Lengths
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import apart, asked_before, dotted, enclosing, entered_around, parent, short_name
-from paceline.check.values.deciding import asks_for_ranks, asks_for_several, decides
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import (
+    contexts_around,
+    deciding_operand,
+    enclosing,
+    last_line,
+    lines_of,
+    on_different_branches,
+    parent,
+)
 from paceline.check.values.module import Module
+from paceline.check.varying.reasons import asks_for_ranks, asks_for_several, decides
 
 SKIPS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 MOST = 1_000  # operations kept of a function: those of two callees may double at each call
@@ -160,7 +169,7 @@ class Sequences:
         if kind != "except":
             return None
         for side, body in ((True, node.body), (False, node.orelse)):
-            if body and body[0].lineno <= int(line) <= (body[-1].end_lineno or 0):
+            if int(line) in lines_of(body):
                 return side
         return None
 
@@ -238,7 +247,7 @@ class Sequences:
     @staticmethod
     def _joined(loop: ast.AST, fn: Function) -> bool:
         """Whether ranks that are done first shadow the collectives of the others: `Join`, `hvd.join()`."""
-        entered = (short_name(e.func) for e in entered_around(loop) if isinstance(e, ast.Call))
+        entered = (short_name(e.func) for e in contexts_around(loop) if isinstance(e, ast.Call))
         joins = (c for c in fn.calls if short_name(c.func) == "join" and not c.args)
         return any(name in ("Join", "join") for name in entered) or any(dotted(c.func) == "hvd.join" for c in joins)
 
@@ -286,7 +295,7 @@ class Sequences:
         for calls in self.index(fn).values() if self.whole(fn).items else ():
             for call, found, callee in calls:
                 items = [Item(found.name, call)] if found else [*self.whole(callee).items][:1] if callee else []
-                asked = asked_before(call) if items else None
+                asked = deciding_operand(call) if items else None
                 if asked is not None and (why := next((c.why for c in self.conditions(asked, fn)), "")):
                     yield asked, next(flattened(items[0]))._replace(at=call), why
 
@@ -323,8 +332,9 @@ class Sequences:
         """The collectives after a test, on the branch that continues."""
         items = relevant(self.whole(fn).items, at)
         flat = [i for item in items for i in flattened(item)]
-        end = test.end_lineno or test.lineno
-        return tuple(i for i in flat if getattr(i.at, "lineno", 0) > end and not apart(test, i.at))
+        return tuple(
+            i for i in flat if getattr(i.at, "lineno", 0) > last_line(test) and not on_different_branches(test, i.at)
+        )
 
     def in_further_turns(self, test: ast.If, fn: Function, at: Condition) -> tuple[Item, ...]:
         """The collectives of the loop that a branch leaves, which the other ranks call in its next turn."""

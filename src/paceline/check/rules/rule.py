@@ -13,6 +13,7 @@ from paceline.check.libraries.catalogue import QUEUES
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function, Resource
+from paceline.check.syntax.names import dotted
 from paceline.narrative import Wait
 
 
@@ -42,11 +43,22 @@ def queue_of(call: ast.Call, methods: tuple[str, ...], fn: Function, facts: Fact
     return found.id if found.bounded or not bounded else ""
 
 
+def blocks_that_make(kind: str, fn: Function, facts: Facts) -> Iterator[tuple[ast.With | ast.AsyncWith, str]]:
+    """The `with` blocks of a function that make a pool or an executor, each with the name that they give it."""
+    for block in fn.withs:
+        for item in block.items:
+            made = facts.module.constructed(item.context_expr, fn)
+            name = dotted(item.optional_vars) if item.optional_vars is not None else ""
+            if name and made is not None and made[0] == kind:
+                yield block, name
+
+
 def finding(
     at: ast.AST,
     fn: Function,
     message: str,
     story: list[Step],
+    *,
     remedy: str,
     about: str,
     confidence: float = 0.8,

@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.check.syntax.graph import Graph, TooLarge, build
-from paceline.check.syntax.names import dotted, imported, is_constant, original, parent, short_name
+from paceline.check.syntax.names import dotted, imported, is_constant, original, short_name
+from paceline.check.syntax.tree import parent
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 

@@ -1,9 +1,8 @@
-"""Names of expressions as text, and small helpers for syntax trees."""
+"""Names of expressions as text, and the arguments of calls."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from paceline.check.libraries.catalogue import MODULE_ALIASES, RETURNS_MODEL, WRAPPERS
 
@@ -72,72 +71,6 @@ def model_in(call: ast.Call) -> ast.expr | None:
         return call.args[0]
     returned = isinstance(call.func, ast.Attribute) and call.func.attr in RETURNS_MODEL
     return call.func.value if returned else None  # type: ignore[attr-defined]
-
-
-def parent(node: ast.AST) -> ast.AST | None:
-    """The enclosing syntax node, as recorded by the pass over the file."""
-    return getattr(node, "up", None)
-
-
-def user_of(call: ast.Call) -> ast.AST | None:
-    """The syntax node that gets a call's result: its parent, or that of the await around it."""
-    up = parent(call)
-    return parent(up) if isinstance(up, ast.Await) else up
-
-
-def awaited(value: ast.expr | None) -> ast.expr | None:
-    """What an await waits for; another value as it is."""
-    return value.value if isinstance(value, ast.Await) else value
-
-
-def enclosing(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
-    """The nearest enclosing node of these kinds within the same function."""
-    at = parent(node)
-    while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        if isinstance(at, kinds):
-            return at
-        at = parent(at)
-    return None
-
-
-def apart(one: ast.AST, other: ast.AST) -> bool:
-    """Whether two nodes are on different branches of one `if`, so that one run takes only one of them."""
-    around = {id(at): up for at, up in _upwards(other)}
-    for at, up in _upwards(one):
-        if isinstance(up, ast.If):
-            across = up.orelse if at in up.body else up.body if at in up.orelse else []
-            if any(around.get(id(statement)) is up for statement in across):
-                return True
-    return False
-
-
-def _upwards(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """A node and those around it within its function, each with the one around it."""
-    at, up = node, parent(node)
-    while up is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        yield at, up
-        at, up = up, parent(up)
-
-
-def entered_around(node: ast.AST) -> Iterator[ast.expr]:
-    """What the `with` statements around a node within its function enter, the nearest first."""
-    block = enclosing(node, ast.With, ast.AsyncWith)
-    while isinstance(block, ast.With | ast.AsyncWith):
-        yield from (item.context_expr for item in block.items)
-        block = enclosing(block, ast.With, ast.AsyncWith)
-
-
-def asked_before(call: ast.expr) -> ast.expr | None:
-    """What decides within an expression whether a call is made; None when nothing does."""
-    at, up = call, parent(call)
-    while isinstance(up, ast.expr | ast.keyword):
-        if isinstance(up, ast.BoolOp) and at is not up.values[0]:
-            return up.values[0]
-        if isinstance(up, ast.IfExp) and at is not up.test:
-            other = up.orelse if at is up.body else up.body
-            return None if any(isinstance(n, ast.Call) for n in ast.walk(other)) else up.test
-        at, up = up, parent(up)  # type: ignore[assignment]
-    return None
 
 
 def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:

@@ -1,7 +1,7 @@
 """Reads coroutines of before `async def` as coroutines, so that every rule of tasks holds for them too.
 
 A generator that asyncio, tornado or Twisted runs as a coroutine (`@asyncio.coroutine`, `@gen.coroutine`,
-`@defer.inlineCallbacks`) gives way to others at `yield from` or `yield`, as `async def` does at `await`. Lines stay.
+`@defer.inlineCallbacks`) lets others run at `yield from` or `yield`, as `async def` does at `await`. Lines stay.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _CHANGES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"\blambda\s+\([^()]*\)\s*:"), r"lambda _given:"),
     (re.compile(r"^(\s*def\s+\w+\s*\(.*?)\([^()]*\)(?=\s*[,)])"), r"\1_given"),
     (re.compile(r"^(\s*except\s+)(\([^()]*\)|[^,:#]+?)\s*,\s*([\w.]+|\([^()]*\))\s*:"), r"\1\2 as _caught:"),
-    # a statement that goes on in the next line: what matters is where it leads, and what it calls
+    # a statement that continues in the next line: what matters is where it leads, and what it calls
     (re.compile(r"^(\s*)raise\s+([\w.]+)\s*,\s*(.*[\\(,%])$"), r"\1return \2, \3"),
     (re.compile(r"^(\s*)print\s+(?:>>\s*)?(?!\()(.*[\\(,%])$"), r"\1_ = \2"),
     (re.compile(r"^(\s*)(.*:\s*)?raise\s+([\w.]+(?:\[\w+\])?)\s*,\s*([^,]+?)(\s*,.*)?$"), r"\1\2raise \3(\4)"),

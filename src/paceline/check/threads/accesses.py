@@ -6,7 +6,8 @@ import ast
 from typing import NamedTuple
 
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, is_constant, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import parent
 
 GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push", "move_to_end"}
 SHRINKS = {"pop", "popitem", "remove", "discard", "clear", "popleft"}

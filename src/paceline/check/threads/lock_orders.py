@@ -15,7 +15,7 @@ from paceline.check.flow.effects import Effect, lock_expression, runs_now
 from paceline.check.libraries.catalogue import LOCKS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function, Resource
-from paceline.check.values.instances import unordered
+from paceline.check.threads.instance_order import unordered
 from paceline.check.values.module import Module
 
 WITNESSES = 6  # paths kept per pair of locks

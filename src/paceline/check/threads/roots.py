@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from paceline.check.flow.walk import Walker
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, is_constant, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.library_threads import started_by_libraries
+from paceline.check.threads.own_objects import brings_own, owned
 from paceline.check.values.module import Module
-from paceline.check.values.owned import brings_own, owned
 from paceline.check.values.targets import functions_of
 
 
@@ -26,7 +27,7 @@ class Root(NamedTuple):
     several: bool  # started in a loop, or more than once
     alone: bool = False  # joined before another thread is started
     own: bool = False  # each of several has an object of its own
-    together: bool = False  # who waits for it hears of its failure at once, and of no end of the others
+    together: bool = False  # its waiter sees its failure at once, whether or not the others have ended
 
 
 class Roots:

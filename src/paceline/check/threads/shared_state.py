@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from paceline.check.libraries.catalogue import EVENTS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, is_constant, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access, kind_of
 from paceline.check.threads.evidence import OWNS_LOCK, of_threads
 
@@ -260,3 +261,26 @@ def is_caught(node: ast.AST, *names: str) -> bool:
                     return True
         at = around
     return False
+
+
+def starts_or_ends(fn: Function) -> bool:
+    """Whether a method is there to start or end something, so that its caller takes care: `open`, `run_forever`."""
+    name = fn.name.strip("_")
+    return any(name == word or name.startswith(f"{word}_") for word in _LIFE_CYCLE)
+
+
+_LIFE_CYCLE = (
+    "start",
+    "run",
+    "open",
+    "connect",
+    "stop",
+    "close",
+    "main",
+    "init",
+    "launch",
+    "begin",
+    "restart",
+    "resume",
+    "setup",
+)

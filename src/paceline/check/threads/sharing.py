@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from paceline.check import libraries
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import awaited, dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import awaited, enclosing, last_line, parent
 from paceline.check.threads.accesses import VIEWS, Access
 from paceline.check.threads.shared_state import BEGINNINGS, is_caught, is_teardown
 
@@ -22,11 +23,11 @@ CALLERS = 4  # calls through which a private function is followed to those that 
 THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc", *libraries.threaded())
 
 
-def meet(one: Access, other: Access, facts: Facts) -> bool:
+def may_coincide(one: Access, other: Access, facts: Facts) -> bool:
     """Whether two accesses may be made to the same object at the same time in two threads."""
     if facts.runs_on_own(one.fn) and facts.runs_on_own(other.fn) and not of_class(one, facts):
         return False
-    return overlap(one.fn, other.fn, facts)
+    return may_overlap(one.fn, other.fn, facts)
 
 
 def of_class(access: Access, facts: Facts) -> bool:
@@ -44,7 +45,7 @@ def of_class(access: Access, facts: Facts) -> bool:
     return bool(values) and all(fn.cls not in cls.ancestry or fn.decorated("classmethod") for _, fn in values)
 
 
-def overlap(one: Function, other: Function, facts: Facts) -> bool:
+def may_overlap(one: Function, other: Function, facts: Facts) -> bool:
     """Whether two functions may run at the same time in two threads, by what this file starts."""
     mine, theirs = facts.threads_of(one), facts.threads_of(other)
     if one.asynchronous and other.asynchronous:
@@ -89,7 +90,7 @@ def may_be_alone(fn: Function, facts: Facts, depth: int = CALLERS) -> bool:
 def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
     """A key that is filled where it was found missing, in a function that several threads run: where, and that line."""
     for access, line in filled_if_missing(accesses):
-        if meet(access, access, facts):
+        if may_coincide(access, access, facts):
             yield access, line
 
 
@@ -108,7 +109,7 @@ def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
             yield access, line
 
 
-def fills_a_gap(access: Access) -> bool:
+def stored_if_missing(access: Access) -> bool:
     """Whether a key is stored under a test that found it missing: `if key not in d: d[key] = ...`."""
     test, subscript = enclosing(access.node, ast.If), parent(access.node)
     asked = isinstance(test, ast.If) and isinstance(subscript, ast.Subscript)
@@ -122,16 +123,16 @@ def claimed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         call = parent(method) if isinstance(method, ast.Attribute) and method.attr in ("add", "append") else None
         if access.kind != "grow" or access.locks or not isinstance(call, ast.Call) or len(call.args) != 1:
             continue
-        line = asked_before(access, call.args[0])
-        if line and meet(access, access, facts):
+        line = line_of_check(access, call.args[0])
+        if line and may_coincide(access, access, facts):
             yield access, line
 
 
-def asked_before(access: Access, key: ast.expr) -> int:
+def line_of_check(access: Access, key: ast.expr) -> int:
     """The line of a test that found a key missing, where an access is decided by it; 0 if there is none."""
     around, container = enclosing(access.node, ast.If), dotted(access.node)
     while isinstance(around, ast.If):
-        if asks_for(around, key, container, ast.NotIn) and access.line <= (around.body[-1].end_lineno or 0):
+        if asks_for(around, key, container, ast.NotIn) and access.line <= last_line(around.body):
             return around.lineno
         around = enclosing(around, ast.If)
     for test in access.fn.tests:
@@ -199,8 +200,8 @@ def removed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         if check is None:
             continue
         apart = (r for r in removals if r is not access and not r.locks & access.locks)
-        other = next((r for r in apart if meet(r, access, facts)), None)
-        if other is None and access.kind == "shrink" and not access.locks and meet(access, access, facts):
+        other = next((r for r in apart if may_coincide(r, access, facts)), None)
+        if other is None and access.kind == "shrink" and not access.locks and may_coincide(access, access, facts):
             other = access
         if other is not None:
             yield access, check, other
@@ -281,7 +282,7 @@ def emptied_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         asked = test.test.left if isinstance(test.test, ast.Compare) else test.test
         counted = asked.args[0] if isinstance(asked, ast.Call) and short_name(asked.func) == "len" else asked
         caught = is_caught(access.node, "IndexError", "KeyError", "LookupError")
-        if dotted(counted) == dotted(access.node) and not caught and meet(access, access, facts):
+        if dotted(counted) == dotted(access.node) and not caught and may_coincide(access, access, facts):
             yield access, test
 
 

@@ -13,13 +13,12 @@ from functools import cached_property
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.syntax.names import dotted, is_constant, keyword, model_in, short_name
-from paceline.check.values.by_name import ByName
-from paceline.check.values.by_use import ByUse
 from paceline.check.values.containers import Containers
+from paceline.check.values.guesses import ByName, ByUse
 from paceline.check.values.lock_names import derived, guessed, lock_class
-from paceline.check.values.outside import adopt
+from paceline.check.values.outside_assignments import adopt
 from paceline.check.values.passing import Passing
-from paceline.check.values.varying import Varying
+from paceline.check.varying.values import Varying
 
 ALIASES = 4  # assignments through which a name is followed
 WRAPPING = ("partial", "WeakMethod", "ref", "wraps")  # calls that stand for the function that they are given
@@ -180,7 +179,7 @@ class Module(Declarations):
         return guessed(origin, name) if origin is not None else None
 
     def _of_parameter(self, name: str, fn: Function, depth: int) -> Resource | None:
-        """A parameter: the one resource that all callers pass, or one that each call binds anew."""
+        """A parameter: the one resource that all callers pass, or one that differs from call to call."""
         annotation, where = fn.parameters[name], f"{fn.qualname}.{name}"
         given = [self.resource(a.value, a.caller, depth + 1) for a in self.passing.to(fn, name)]
         known = [r for r in given if r is not None and r.sure]

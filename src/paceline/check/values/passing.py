@@ -149,3 +149,17 @@ def _is_bound(fn: Function, target: ast.expr | None, caller: Function) -> bool:
         return not (isinstance(target, ast.Attribute) and target.attr == "__init__" and short_name(target.value) != "")
     named_by_class = isinstance(target, ast.Attribute) and short_name(target.value) == fn.cls.name
     return isinstance(target, ast.Attribute) and not named_by_class
+
+
+def start_arguments(call: ast.Call, fn: Function) -> list[ast.expr]:
+    """The arguments of a Process or Thread: `args=` and `kwargs=`, also where they name a tuple."""
+    found: list[ast.expr] = []
+    for name, position in (("args", 3), ("kwargs", 4)):
+        given = keyword(call, name, position)
+        if isinstance(given, ast.Name):
+            given = fn.bound.get(given.id)
+        if isinstance(given, ast.Tuple | ast.List):
+            found += given.elts
+        elif isinstance(given, ast.Dict):
+            found += given.values
+    return found

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_WORDS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -37,9 +37,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                     Step("rank 0", found.call.lineno, f"its thread calls {text_of(found.call)} first"),
                     Step("rank 1", outside[1].call.lineno, f"its main thread calls {text_of(outside[1].call)} first"),
                 ],
-                "give the thread a process group of its own (new_group), created by all ranks before the thread starts",
-                text_of(found.call),
-                0.6,
+                remedy="give the thread a process group of its own (new_group), created by all ranks before the thread "
+                "starts",
+                about=text_of(found.call),
+                confidence=0.6,
             )
             return
 

@@ -11,14 +11,15 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_WORDS
 from paceline.check.ranks.sequences import SKIPS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import short_name
-from paceline.check.values.reduced import SPREADS
+from paceline.check.syntax.tree import is_within, last_line
+from paceline.check.varying.reduced import SPREADS
 from paceline.narrative import Wait
 
 MESSAGES = {"Sendrecv", "sendrecv", "isend", "irecv", "Isend", "Irecv", "send", "recv", "Send", "Recv",
@@ -79,16 +80,13 @@ def _own_number(test: ast.If | ast.While, loop: ast.AST, fn: Function, facts: Fa
 
 def _computed(name: str, test: ast.AST, loop: ast.AST, fn: Function, facts: Facts) -> bool:
     """Whether a name is given a reduced array of this rank in a loop, and not reduced over the ranks since."""
-    first, end = loop.lineno, getattr(loop, "end_lineno", 0)  # type: ignore[attr-defined]
-    given = [
-        (t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == name and first <= t.lineno <= end
-    ]
+    given = [(t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == name and is_within(t, loop)]
     if not isinstance(test, ast.While):
         given = [(line, value) for line, value in given if line <= test.lineno]  # type: ignore[attr-defined]
     if not given:
         return False
     line, value = max(given, key=lambda pair: pair[0])
-    limit = end if isinstance(test, ast.While) else test.lineno  # type: ignore[attr-defined]
+    limit = last_line(loop) if isinstance(test, ast.While) else test.lineno  # type: ignore[attr-defined]
     spread = (
         line <= call.lineno <= limit
         and facts.module.varying.reduces(call, fn)
@@ -130,10 +128,10 @@ def _report(fn: Function, test: ast.If | ast.While, message: ast.Call, name: str
             Step("rank 0", test.lineno, f"finds its own {name} small enough, and leaves the loop"),
             Step("rank 1", message.lineno, f"calls {text_of(message)} in the next turn, and waits for rank 0"),
         ],
-        f"reduce {name} over all ranks before it is compared, for example allreduce(..., op=MAX)",
-        name,
-        0.7,
-        [Wait("rank 1", f"called {text_of(message)}", "the next message", "rank 0")],
+        remedy=f"reduce {name} over all ranks before it is compared, for example allreduce(..., op=MAX)",
+        about=name,
+        confidence=0.7,
+        waits=[Wait("rank 1", f"called {text_of(message)}", "the next message", "rank 0")],
     )
 
 

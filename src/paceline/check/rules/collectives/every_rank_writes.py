@@ -11,14 +11,14 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
-from paceline.check.libraries.catalogue import RANK_CALLS, RANK_DECORATORS, RANK_NAMES
+from paceline.check.libraries.catalogue import RANK_CALLS, RANK_DECORATORS, RANK_NAMES, RANK_WORDS
 from paceline.check.ranks.branches import condition
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing
 
 SAVES = {"torch.save": 1, "pickle.dump": 1, "json.dump": 1, "numpy.save": 0, "numpy.savez": 0}
 FETCHES = ("urlretrieve", "snapshot_download", "extractall")
@@ -122,9 +122,9 @@ def _report(call: ast.Call, fn: Function, what: str) -> Finding:
             Step("rank 0", call.lineno, f"calls {text_of(call)} for {what}"),
             Step("rank 1", call.lineno, "does the same at the same time: the file is a mixture, or half written"),
         ],
-        "let rank 0 do it, followed by a barrier, or put the rank into the path",
-        what,
-        0.55,
+        remedy="let rank 0 do it, followed by a barrier, or put the rank into the path",
+        about=what,
+        confidence=0.55,
     )
 
 

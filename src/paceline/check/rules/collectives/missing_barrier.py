@@ -11,13 +11,14 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_WORDS
 from paceline.check.ranks.branches import condition
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, last_line
 
 MAKES = ("save", "makedirs", "mkdir", "download", "dump", "write", "rmtree", "remove", "unlink", "extract", "touch",
          "extractall", "to_csv", "to_parquet", "to_disk", "copy", "copyfile", "copytree", "move", "rename", "replace",
@@ -41,7 +42,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
-    """Whether only the first rank takes a branch, and goes on after it."""
+    """Whether only the first rank takes a branch, and continues after it."""
     parts = test.test.values if isinstance(test.test, ast.BoolOp) and isinstance(test.test.op, ast.And) else [test.test]
     asked = [c for part in parts if (c := condition(part, fn, facts.module)) is not None]
     if isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
@@ -51,12 +52,12 @@ def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
 
 def _used_after(test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Call, ast.Call, str] | None:
     """The call that makes a path in the branch, the next call that uses it on every rank, and the path."""
-    inside = [c for c in fn.calls if test.body[0].lineno <= c.lineno <= (test.end_lineno or 0)]
+    inside = [c for c in fn.calls if test.body[0].lineno <= c.lineno <= last_line(test)]
     if any(_waits(c, fn, facts) for c in inside):
         return None
     made = [(c, path) for c in inside if _makes(c) or _leads_to_making(c, fn, facts) for path in _paths(c)]
     for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)) if made else ():
-        if call.lineno <= (test.end_lineno or 0) or not _every_rank(call, fn, facts):
+        if call.lineno <= last_line(test) or not _every_rank(call, fn, facts):
             continue
         if _waits(call, fn, facts):
             return None
@@ -127,13 +128,13 @@ def _report(fn: Function, test: ast.If, maker: ast.Call, user: ast.Call, path: s
         f"{text_of(user)} uses {path}, which only one rank makes (line {maker.lineno}, under `if "
         f"{ast.unparse(test.test)}`), and no barrier lies in between: the other ranks may come first",
         [
-            Step("rank 1", test.lineno, "skips the branch and goes on"),
+            Step("rank 1", test.lineno, "skips the branch and continues"),
             Step("rank 1", user.lineno, f"calls {text_of(user)}: {path} is missing or half written"),
             Step("rank 0", maker.lineno, f"is still in {text_of(maker)}"),
         ],
-        "call barrier() on every rank between the branch and the use",
-        path,
-        0.6,
+        remedy="call barrier() on every rank between the branch and the use",
+        about=path,
+        confidence=0.6,
     )
 
 

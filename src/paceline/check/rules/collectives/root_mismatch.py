@@ -12,16 +12,17 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_WORDS
 from paceline.check.ranks.branches import of_rank
 from paceline.check.ranks.collectives import Collective
 from paceline.check.ranks.items import flattened
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import enclosing, keyword, parent, short_name
-from paceline.check.values.deciding import RANK
+from paceline.check.syntax.names import keyword, short_name
+from paceline.check.syntax.tree import enclosing, following
+from paceline.check.varying.reasons import RANK
 
 ROOTED = (
     "broadcast",
@@ -142,8 +143,7 @@ def _otherwise(test: ast.If, fn: Function, facts: Facts) -> list[ast.stmt]:
     """What runs where a test does not hold: its `else`, or what follows it if its body returns."""
     if test.orelse or facts.sequences.body(test.body, fn, None).exit != "return":
         return test.orelse
-    block: list[ast.stmt] = getattr(parent(test), "body", [])
-    return block[block.index(test) + 1 :] if test in block else []
+    return following(test)
 
 
 def _plain(text: str) -> bool:
@@ -188,10 +188,10 @@ def _report_group(fn: Function, at: ast.Call, other: ast.Call, where: str) -> Fi
             Step("rank 0", other.lineno, f"calls {text_of(other)} with its own members"),
             Step("rank 1", at.lineno, f"calls {text_of(at)} with others"),
         ],
-        "create all groups on all ranks, in one order, and keep the one that this rank belongs to; or pass "
+        remedy="create all groups on all ranks, in one order, and keep the one that this rank belongs to; or pass "
         "use_local_synchronization=True",
-        text_of(at),
-        0.75,
+        about=text_of(at),
+        confidence=0.75,
     )
 
 
@@ -213,9 +213,9 @@ def _report(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Findin
             Step("rank 0", other.lineno, f"calls {text_of(other)} with one root or group"),
             Step("rank 1", at.lineno, f"calls {text_of(at)} with another one"),
         ],
-        "give every rank the same root and group",
-        text_of(at),
-        0.8,
+        remedy="give every rank the same root and group",
+        about=text_of(at),
+        confidence=0.8,
     )
 
 

@@ -12,8 +12,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_WORDS
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
@@ -73,9 +73,9 @@ def _of_own_length(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Findi
                 Step("rank 0", call.lineno, f"sends {ast.unparse(value)} of its own length"),
                 Step("rank 1", call.lineno, "sends another number of rows, and waits for as many as it sends"),
             ],
-            "exchange the lengths first, and pad to the largest; or gather objects",
-            text_of(call),
-            0.6,
+            remedy="exchange the lengths first, and pad to the largest; or gather objects",
+            about=text_of(call),
+            confidence=0.6,
         )
 
 
@@ -176,9 +176,9 @@ def _report(fn: Function, call: ast.Call, of_data: ast.Call, of_size: ast.Call) 
             Step("rank 1", of_size.lineno, f"creates it by {text_of(of_size)}, of a fixed size"),
             Step("all ranks", call.lineno, "wait for numbers that are never sent, or read unrelated ones"),
         ],
-        "pad the data to the fixed size, or broadcast the length first",
-        text_of(call),
-        0.75,
+        remedy="pad the data to the fixed size, or broadcast the length first",
+        about=text_of(call),
+        confidence=0.75,
     )
 
 

@@ -11,14 +11,15 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
+from paceline.check.libraries.catalogue import RANK_WORDS
 from paceline.check.ranks.items import Item, flattened
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.collectives.some_ranks import RANK_WORDS
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, is_constant, parent, short_name
-from paceline.check.values.deciding import CHANCE, DATA
+from paceline.check.syntax.names import dotted, is_constant, short_name
+from paceline.check.syntax.tree import parent
+from paceline.check.varying.reasons import CHANCE, DATA
 
 #: Collectives that carry nothing, so that those of any two elements match.
 ALIKE = ("barrier", "monitored_barrier", "wait_for_everyone")
@@ -186,9 +187,9 @@ def _report(fn: Function, over: ast.expr, call: ast.Call, why: str) -> Finding:
             Step("rank 1", over.lineno, "iterates in another order, or over other keys"),
             Step("rank 0", call.lineno, f"calls {text_of(call)} for one item, rank 1 for another one or not at all"),
         ],
-        "gather the keys of all ranks first, and iterate over them sorted",
-        text_of(call),
-        0.7,
+        remedy="gather the keys of all ranks first, and iterate over them sorted",
+        about=text_of(call),
+        confidence=0.7,
     )
 
 

@@ -15,7 +15,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import parent
+from paceline.check.syntax.tree import parent
 from paceline.narrative import Wait
 
 
@@ -72,10 +72,10 @@ def _report(fn: Function, at: ast.expr, lock: str, line: int, confidence: float)
             Step("task A", at.lineno, "awaits: the loop runs other tasks"),
             Step("task B", line, f"waits for {lock} and blocks the whole loop"),
         ],
-        "use asyncio.Lock with `async with`, or release the lock before the await",
-        lock,
-        confidence,
-        [
+        remedy="use asyncio.Lock with `async with`, or release the lock before the await",
+        about=lock,
+        confidence=confidence,
+        waits=[
             Wait("task A", f"took {lock}", "run the loop", "task B"),
             Wait("task B", "blocked the loop", f"release {lock}", "task A"),
         ],

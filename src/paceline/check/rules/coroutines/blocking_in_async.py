@@ -19,7 +19,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import parent
+from paceline.check.syntax.tree import parent
 
 KINDS = ("Thread", "Process", "Queue", "ProcessQueue", "SimpleQueue", "Event", "ProcessEvent", "Barrier", "Future",
          "Executor", "Pool")  # fmt: skip
@@ -52,9 +52,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                     Step("the loop", effect.line, f"runs {fn.qualname}, which waits for {effect.waits_for}"),
                     Step("other tasks", effect.line, "cannot run, since their loop is blocked"),
                 ],
-                "wait in a thread (await asyncio.to_thread or loop.run_in_executor), or use the asyncio counterpart",
-                resource.id,
-                0.75,
+                remedy="wait in a thread (await asyncio.to_thread or loop.run_in_executor), or use the asyncio "
+                "counterpart",
+                about=resource.id,
+                confidence=0.75,
             )
 
 
@@ -83,9 +84,10 @@ def _blocking(fn: Function, facts: Facts) -> Iterator[Finding]:
                     *call_steps("the loop", call.steps, f"calls {what}, which {call.waits}"),
                     Step("other tasks", effect.line, "cannot run, since their loop is blocked"),
                 ],
-                f"use the counterpart for asyncio, or `await asyncio.to_thread({text_of(effect.node)[:-2]}, ...)`",
-                what,
-                0.45 if call.waits == "waits for the user" else 0.8 if len(call.steps) == 1 else 0.65,
+                remedy=f"use the counterpart for asyncio, or `await asyncio.to_thread({text_of(effect.node)[:-2]}, "
+                "...)`",
+                about=what,
+                confidence=0.45 if call.waits == "waits for the user" else 0.8 if len(call.steps) == 1 else 0.65,
             )
 
 

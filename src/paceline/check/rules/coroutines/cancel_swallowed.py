@@ -1,8 +1,8 @@
-"""A loop of a task that goes on when it is cancelled.
+"""A loop of a task that continues when it is cancelled.
 
 `task.cancel()` raises `CancelledError` at the task's next `await`. A loop that catches it, by name, with `except:` or
-as `BaseException`, and goes on, is not cancelled: what waits for its end waits for ever, and so do `asyncio.run()` and
-`TaskGroup` when they end. Raise it again, or leave the loop.
+as `BaseException`, and continues, is not cancelled: what waits for its end waits for ever, and so do `asyncio.run()`
+and `TaskGroup` when they end. Raise it again, or leave the loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, parent
 
 CATCHES = ("CancelledError", "BaseException")
 #: Calls that a handler may make besides those of a logger.
@@ -64,7 +65,7 @@ def _catches(handler: ast.ExceptHandler) -> bool:
 
 
 def _only_tells(node: ast.AST) -> bool:
-    """Whether a handler goes on after this, and leaves the exception to nothing that may decide otherwise."""
+    """Whether a handler continues after this, and leaves the exception to nothing that may decide otherwise."""
     tells = not isinstance(node, ast.Call) or (
         isinstance(node.func, ast.Attribute | ast.Name)
         and (short_name(node.func) in TELLS or "log" in dotted(node.func).lower())
@@ -82,16 +83,16 @@ def _report(fn: Function, wait: ast.Await, handler: ast.ExceptHandler) -> Findin
             Step("task A", wait.lineno, f"cancels {fn.qualname}, and waits for its end"),
             Step("task B", handler.lineno, "catches CancelledError, and begins the next turn of its loop"),
         ],
-        "catch Exception, or raise CancelledError again",
-        fn.qualname,
-        0.65,
+        remedy="catch Exception, or raise CancelledError again",
+        about=fn.qualname,
+        confidence=0.65,
     )
 
 
 RULE = Rule(
     "PC311",
     "cancel-swallowed",
-    "a loop of a task that goes on when it is cancelled",
+    "a loop of a task that continues when it is cancelled",
     find,
     bad="""
         import asyncio

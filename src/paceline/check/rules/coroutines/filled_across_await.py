@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import last_line, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import BEGINNINGS, accesses_of_class, is_teardown
 
@@ -34,7 +35,7 @@ def _of_one(accesses: list[Access]) -> Iterator[Finding]:
         if not fn.asynchronous or emptied.locks or is_teardown(fn) or not _empties(emptied) or _holds_lock(fn):
             continue
         filled = next((a for a in accesses if _fills(a, fn) and (a.fn is not fn or a.line > emptied.line)), None)
-        last = filled.line if filled is not None and filled.fn is fn else fn.body[-1].end_lineno or 0
+        last = filled.line if filled is not None and filled.fn is fn else last_line(fn.body)
         pause = next((p for p in fn.awaits if filled and emptied.line < p.lineno <= last), None)
         read = next((a for a in accesses if a.fn is not fn and not a.changes and a.fn.name not in BEGINNINGS), None)
         if filled is not None and pause is not None and read is not None:
@@ -79,11 +80,11 @@ def _report(emptied: Access, pause: int, filled: Access, read: Access) -> Findin
             Step("task A", emptied.line, f"{emptied.fn.qualname} empties {emptied.thing}"),
             Step("task A", pause, "awaits: the loop runs other tasks"),
             Step("task B", read.line, f"{read.fn.qualname} reads it, and finds too little"),
-            Step("task A", filled.line, "goes on to fill it"),
+            Step("task A", filled.line, "fills it"),
         ],
-        "fill a local collection, and assign it to the attribute once it is complete",
-        emptied.thing,
-        0.55,
+        remedy="fill a local collection, and assign it to the attribute once it is complete",
+        about=emptied.thing,
+        confidence=0.55,
     )
 
 

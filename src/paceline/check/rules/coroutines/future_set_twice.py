@@ -12,15 +12,16 @@ from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.futures import TAKES, attribute_of, makes_future, parts
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, keyword, short_name
+from paceline.check.syntax.names import dotted, keyword, short_name
+from paceline.check.syntax.tree import enclosing
 from paceline.check.threads.shared_state import is_caught
 
 SETS = ("set_result", "set_exception")
 ASKS = ("done", "cancelled")
-TAKES = ("pop", "get", "popleft")
 GIVES_UP = {"wait_for", "timeout", "cancel", "wait", "move_on_after", "fail_after"}
 
 
@@ -89,7 +90,7 @@ def _keeps(attribute: str, fn: Function) -> bool:
     """Whether a method makes a future and stores it in this attribute, possibly beside something else."""
     made = {dotted(t) for t, v in fn.assigns if makes_future(v)}
     stored = [v for t, v in fn.assigns if dotted(t) == f"{fn.self_name}.{attribute}"]
-    return any(dotted(part) in made or makes_future(part) for v in stored for part in _parts(v))
+    return any(dotted(part) in made or makes_future(part) for v in stored for part in parts(v))
 
 
 def _gives_up(attribute: str, fn: Function) -> bool:
@@ -99,35 +100,6 @@ def _gives_up(attribute: str, fn: Function) -> bool:
     return any(isinstance(c.args[0], ast.Name) and attribute_of(c.args[0], fn) == attribute for c in timed)
 
 
-def _parts(value: ast.expr) -> list[ast.expr]:
-    """The elements of a tuple, or the value alone."""
-    return value.elts if isinstance(value, ast.Tuple) else [value]
-
-
-def attribute_of(node: ast.expr, fn: Function) -> str:
-    """The attribute of the own object that an expression or a local name takes its value from."""
-    if isinstance(node, ast.Name):
-        value = fn.bound.get(node.id) or fn.looped.get(node.id) or _unpacked(node.id, fn)
-        return attribute_of(value, fn) if value is not None and not isinstance(value, ast.Name) else ""
-    if isinstance(node, ast.Call) and short_name(node.func) in ("next", "iter", "list", "tuple") and node.args:
-        return attribute_of(node.args[0], fn)
-    while not isinstance(node, ast.Attribute) or dotted(node.value) != fn.self_name:
-        inner = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
-        unknown = isinstance(node, ast.Call) and short_name(inner or node) not in (*TAKES, "values")
-        if not isinstance(inner, ast.expr) or unknown:
-            return ""
-        node = inner
-    return node.attr
-
-
-def _unpacked(name: str, fn: Function) -> ast.expr | None:
-    """The tuple that a name is unpacked from: `sent, future = self.pending`."""
-    for target, value in fn.assigns:
-        if isinstance(target, ast.Tuple) and any(dotted(part) == name for part in target.elts):
-            return value if isinstance(value, ast.Attribute) else None
-    return None
-
-
 def _awaits(attribute: str, fn: Function) -> bool:
     """Whether a coroutine makes a future, keeps it in this attribute, and awaits it."""
     own = f"{fn.self_name}.{attribute}"
@@ -135,16 +107,11 @@ def _awaits(attribute: str, fn: Function) -> bool:
     names = {dotted(t) for t, v in fn.assigns if makes_future(v)} | {own for v, _ in values if makes_future(v)}
     names |= {dotted(t) for t, v in fn.assigns if dotted(v) == own and own in names}
     stored = [v for t, v in fn.assigns if dotted(t) in (own, f"{own}[]")]
-    put = {dotted(part) for v in stored for part in _parts(v)}
+    put = {dotted(part) for v in stored for part in parts(v)}
     put |= {dotted(c.args[0]) for c in fn.calls if c.args and dotted(c.func) in (f"{own}.append", f"{own}.add")}
     if own not in names and not names & put:
         return False
     return any(dotted(a.value) in names or _timed(a.value, names) for a in fn.awaits)
-
-
-def makes_future(value: ast.expr) -> bool:
-    """Whether this makes a future of a loop."""
-    return isinstance(value, ast.Call) and short_name(value.func) in ("create_future", "Future")
 
 
 def _timed(node: ast.expr, names: set[str]) -> bool:
@@ -182,9 +149,9 @@ def _report(call: ast.Call, fn: Function, name: str) -> Finding:
             Step("task A", call.lineno, f"waits for {name}, gives up, and so cancels it"),
             Step("task B", call.lineno, f"{fn.qualname} calls {text_of(call)}: InvalidStateError"),
         ],
-        f"`if not {name}.done():` before it",
-        name,
-        0.5,
+        remedy=f"`if not {name}.done():` before it",
+        about=name,
+        confidence=0.5,
     )
 
 

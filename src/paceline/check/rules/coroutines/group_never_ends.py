@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, keyword, short_name
+from paceline.check.syntax.tree import following, is_within, parent, statement_of
 from paceline.check.threads.shared_state import ENDINGS
 from paceline.narrative import Wait
 
@@ -75,13 +76,13 @@ def _report_awaited(fn: Function, wait: ast.Await, run: Function) -> Finding:
         fn,
         f"{fn.qualname} waits for the end of {run.qualname}, which never ends, and nothing cancels its task",
         [
-            Step("task B", run.line, f"{run.qualname} goes on for ever"),
+            Step("task B", run.line, f"{run.qualname} runs for ever"),
             Step("task A", wait.lineno, f"{fn.qualname} waits for its end"),
         ],
-        "cancel the task before it is awaited, and catch CancelledError",
-        run.qualname,
-        0.7,
-        [Wait("task A", "cleans up", f"end {run.name}", "task B, which never ends")],
+        remedy="cancel the task before it is awaited, and catch CancelledError",
+        about=run.qualname,
+        confidence=0.7,
+        waits=[Wait("task A", "cleans up", f"end {run.name}", "task B, which never ends")],
     )
 
 
@@ -119,7 +120,7 @@ def _of_group(
 
 def _works(block: ast.AsyncWith, fn: Function) -> bool:
     """Whether the body of a group does work of its own that comes to an end: it awaits, in no endless loop."""
-    inside = [a for a in fn.awaits if block.body[0].lineno <= a.lineno <= (block.body[-1].end_lineno or 0)]
+    inside = [a for a in fn.awaits if is_within(a, block.body)]
     named = (short_name(a.value.func).lower() if isinstance(a.value, ast.Call) else "wait" for a in inside)
     loops = (n for s in block.body for n in ast.walk(s) if isinstance(n, ast.While | ast.AsyncFor))
     return bool(inside) and not any(LASTS.search(name) for name in named) and next(loops, None) is None
@@ -166,18 +167,13 @@ def _surely_ends(fn: Function, facts: Facts, depth: int = 0) -> bool:
 
 def _goes_on(at: ast.AST, fn: Function) -> bool:
     """Whether the function has something to do after the group, or returns what it waited for."""
-    statement: ast.AST | None = at
-    while statement is not None and not isinstance(statement, ast.stmt):
-        statement = parent(statement)
+    statement: ast.AST | None = statement_of(at)
     if isinstance(statement, ast.Return | ast.Assign):
         return True
     while statement is not None and statement is not fn.node:
-        up = parent(statement)
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(up, field, None)
-            if isinstance(block, list) and statement in block and block[-1] is not statement:
-                return True
-        statement = up
+        if following(statement):
+            return True
+        statement = parent(statement)
     return False
 
 
@@ -193,13 +189,13 @@ def _report(
         [
             Step("task A", start.lineno, f"{fn.qualname} starts {lasting.qualname}"),
             Step("task B", ending.line, f"{ending.qualname} comes to its end"),
-            Step("task C", lasting.line, f"{lasting.qualname} goes on for ever"),
+            Step("task C", lasting.line, f"{lasting.qualname} runs for ever"),
             Step("task A", at.lineno, "waits for both"),
         ],
-        f"keep the task of {lasting.name}, and cancel it once the others are done",
-        lasting.qualname,
-        0.65,
-        [Wait("task A", "started the tasks", f"end {lasting.name}", "task C, which never ends")],
+        remedy=f"keep the task of {lasting.name}, and cancel it once the others are done",
+        about=lasting.qualname,
+        confidence=0.65,
+        waits=[Wait("task A", "started the tasks", f"end {lasting.name}", "task C, which never ends")],
     )
 
 

@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import parent
 from paceline.narrative import Wait
 
 MAKES = ("create_memory_object_stream", "open_memory_channel")
@@ -104,10 +105,10 @@ def _report(fn: Function, at: ast.expr, sender: str, loop: tuple[Function, ast.A
             Step("task A", at.lineno, f"{fn.qualname} and the tasks that it starts come to their end"),
             Step("task B", waits.lineno, f"{other.qualname} waits for the next object, since {sender} is still open"),
         ],
-        f"enter {sender} with `async with` around what uses it, also after it was cloned",
-        sender,
-        0.7,
-        [Wait("task B", "received everything", f"close {sender}", "task A")],
+        remedy=f"enter {sender} with `async with` around what uses it, also after it was cloned",
+        about=sender,
+        confidence=0.7,
+        waits=[Wait("task B", "received everything", f"close {sender}", "task A")],
     )
 
 

@@ -1,8 +1,8 @@
 """Futures that nothing completes once the task that answers them has ended.
 
 A coroutine stores a future under the number of its request and awaits it; a task reads the answers and completes the
-futures. When the connection is closed, the loop of that task ends, by itself or by an exception, and who still awaits a
-future waits for ever. On its way out the task has to fail all that are left.
+futures. When the connection is closed, the loop of that task ends, by itself or by an exception, and a coroutine that
+still awaits a future waits for ever. On its way out the task has to fail all that are left.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.flow.effects import is_limited
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.coroutines.future_set_twice import attribute_of, makes_future
+from paceline.check.rules.futures import attribute_of, makes_future, parts
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.rules.waits.never_set import is_limited
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
 from paceline.check.syntax.graph import catches_all
-from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, parent
 from paceline.check.threads.accesses import GROWS
 from paceline.narrative import Wait
 
@@ -44,20 +45,16 @@ def _kept_and_awaited(attribute: str, fn: Function) -> tuple[Function, ast.AST] 
     """Where a coroutine awaits, without a timeout, a future that it has put into an attribute of its object."""
     own = f"{fn.self_name}.{attribute}"
     made = {dotted(t) for t, v in fn.assigns if makes_future(v)}
-    kept = {dotted(part) for t, v in fn.assigns if dotted(t) == f"{own}[]" for part in _parts(v)}
+    kept = {dotted(part) for t, v in fn.assigns if dotted(t) == f"{own}[]" for part in parts(v)}
     kept |= {
         dotted(part)
         for call in fn.calls
         if isinstance(call.func, ast.Attribute) and call.func.attr in GROWS and dotted(call.func.value) == own
         for argument in call.args
-        for part in _parts(argument)
+        for part in parts(argument)
     }
     waits = (w for w in fn.awaits if dotted(w.value) in made & kept - {""} and not is_limited(w))
     return next(((fn, wait) for wait in waits), None)
-
-
-def _parts(value: ast.expr) -> list[ast.expr]:
-    return value.elts if isinstance(value, ast.Tuple) else [value]
 
 
 def _sees_all(attribute: str, fn: Function) -> bool:
@@ -109,7 +106,7 @@ def _ends(fn: Function, cls: Class, facts: Facts) -> tuple[Function, ast.AST] | 
 
 
 def _holds(loop: ast.While) -> bool:
-    """Whether a loop goes on whatever is raised in it."""
+    """Whether a loop continues whatever is raised in it."""
     tried = [s for s in loop.body if isinstance(s, ast.Try)]
     return len(loop.body) == 1 and bool(tried) and any(catches_all(h) for h in tried[0].handlers)
 
@@ -128,10 +125,10 @@ def _report(fn: Function, at: ast.AST, attribute: str, cls: Class, waiter: tuple
             Step("task B", line, f"{fn.qualname} ends: the connection is closed, or an answer cannot be read"),
             Step("task A", told, "waits for ever: nothing else completes its future"),
         ],
-        f"in a `finally`, call set_exception on every future that is left in {attribute}",
-        f"{cls.name}.{attribute}",
-        0.6,
-        [Wait("task A", "sent its request", "complete its future", "task B, which has ended")],
+        remedy=f"in a `finally`, call set_exception on every future that is left in {attribute}",
+        about=f"{cls.name}.{attribute}",
+        confidence=0.6,
+        waits=[Wait("task A", "sent its request", "complete its future", "task B, which has ended")],
     )
 
 

@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing
 
 OF_LOOP = ("call_soon", "call_later", "call_at")
 OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_event_loop")
@@ -42,9 +43,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                         Step("the loop", root.line, "sleeps until the next event is due"),
                         Step("thread B", call.lineno, f"calls {text_of(call)}, which does not wake it"),
                     ],
-                    "use loop.call_soon_threadsafe(...) or asyncio.run_coroutine_threadsafe(...)",
-                    text_of(call),
-                    0.8,
+                    remedy="use loop.call_soon_threadsafe(...) or asyncio.run_coroutine_threadsafe(...)",
+                    about=text_of(call),
+                    confidence=0.8,
                 )
                 break
 
@@ -69,9 +70,9 @@ def _stops(fn: Function, facts: Facts) -> Iterator[Finding]:
                     Step("thread A", call.lineno, f"calls {text_of(call)}, which does not wake it"),
                     Step("thread A", join.lineno, "waits for thread B"),
                 ],
-                "use loop.call_soon_threadsafe(...)",
-                text_of(call),
-                0.8,
+                remedy="use loop.call_soon_threadsafe(...)",
+                about=text_of(call),
+                confidence=0.8,
             )
 
 
@@ -99,9 +100,9 @@ def _stopped_from_outside(fn: Function, facts: Facts) -> Iterator[Finding]:
                     Step("thread B", runs[1].line, "runs the loop, which sleeps until the next event is due"),
                     Step("thread A", call.lineno, f"calls {of}.stop(), which does not wake it"),
                 ],
-                f"use {of}.call_soon_threadsafe({of}.stop)",
-                of,
-                0.7,
+                remedy=f"use {of}.call_soon_threadsafe({of}.stop)",
+                about=of,
+                confidence=0.7,
             )
 
 

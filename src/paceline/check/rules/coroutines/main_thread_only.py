@@ -36,11 +36,11 @@ def find(facts: Facts) -> Iterator[Finding]:
                         Step("thread B", fn.line, f"runs {fn.qualname}"),
                         Step("thread B", call.lineno, f"{text_of(call)} {what} outside of the main thread"),
                     ],
-                    "call it in the main thread, before the thread is started"
+                    remedy="call it in the main thread, before the thread is started"
                     if "Value" in what
                     else "use asyncio.run(), or asyncio.run_coroutine_threadsafe() with the loop of the main thread",
-                    text_of(call),
-                    0.75,
+                    about=text_of(call),
+                    confidence=0.75,
                 )
                 break
 

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import PUTS
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.endings import ends_by
 from paceline.check.rules.rule import Rule, finding, queue_of
-from paceline.check.rules.waits.few_sentinels import ends_by
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import is_constant, parent, short_name
+from paceline.check.syntax.names import is_constant, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.roots import in_loop
 from paceline.narrative import Wait
 
@@ -88,10 +89,10 @@ def _report(fn: Function, taken: ast.Call, put: Put, queue: str, mark: str) -> F
             Step("task A", call.lineno, f"{other.qualname} puts the last item by {text_of(call)}"),
             Step("task B", taken.lineno, f"{fn.qualname} takes it, and waits for the next one for ever"),
         ],
-        f"put {mark} into {queue} after the last item, in a `finally`",
-        queue,
-        0.6,
-        [Wait("task B", "took the last item", f"put {mark}", "task A, which has ended")],
+        remedy=f"put {mark} into {queue} after the last item, in a `finally`",
+        about=queue,
+        confidence=0.6,
+        waits=[Wait("task B", "took the last item", f"put {mark}", "task A, which has ended")],
     )
 
 
@@ -106,10 +107,10 @@ def _report_kept(fn: Function, taken: ast.Call, kept: ast.Call, mark: Put, queue
             Step("task B", taken.lineno, f"{fn.qualname} takes it, and ends"),
             Step("task C", taken.lineno, f"{fn.qualname} of the next stage waits for an item, and none comes"),
         ],
-        f"put {text} into the next queue before the end",
-        queue,
-        0.6,
-        [Wait("task C", "took the last item", f"pass {text} on", "task B, which has ended")],
+        remedy=f"put {text} into the next queue before the end",
+        about=queue,
+        confidence=0.6,
+        waits=[Wait("task C", "took the last item", f"pass {text} on", "task B, which has ended")],
     )
 
 

@@ -1,6 +1,6 @@
 """A loop that waits for something that only a later turn of the same loop does.
 
-A coroutine reads messages in a loop and hands them out: it puts the answers into a queue, or sets the event or future
+A coroutine reads messages in a loop and distributes them: it puts the answers into a queue, or sets the event or future
 that others wait for. If it calls one of those itself, it waits for an answer that it would have to read first. Start
 what waits as a task of its own.
 """
@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, Wait, call_steps
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import apart, enclosing, short_name
+from paceline.check.syntax.names import short_name
+from paceline.check.syntax.tree import enclosing, on_different_branches
 from paceline.narrative import Wait as Waits
 
 DOES = {"AsyncEvent": ("set",), "AsyncQueue": ("put", "put_nowait"), "Event": ("set",), "Queue": ("put", "put_nowait"),
@@ -60,7 +61,7 @@ def _later(waits: ast.expr, does: ast.Call) -> bool:
     """Whether a call does something only after another one returns, or in another turn of the loop."""
     loop = enclosing(waits, ast.While, ast.AsyncFor, ast.For)
     return loop is enclosing(does, ast.While, ast.AsyncFor, ast.For) and (
-        apart(waits, does) or waits.lineno < does.lineno
+        on_different_branches(waits, does) or waits.lineno < does.lineno
     )
 
 
@@ -75,10 +76,10 @@ def _report(fn: Function, at: ast.expr, wait: Wait, does: list[ast.Call]) -> Fin
             *call_steps("task A", ((fn, at), *wait.steps), f"waits for {wait.effect.waits_for}"),
             Step("task A", does[0].lineno, f"would call {what} in a further turn, which does not come"),
         ],
-        f"start {text_of(at)} as a task of its own, so that the loop goes on",
-        what,
-        0.7,
-        [Waits("task A", f"called {text_of(at)}", f"call {what}", "itself")],
+        remedy=f"start {text_of(at)} as a task of its own, so that the loop continues",
+        about=what,
+        confidence=0.7,
+        waits=[Waits("task A", f"called {text_of(at)}", f"call {what}", "itself")],
     )
 
 

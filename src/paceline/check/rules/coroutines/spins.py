@@ -1,7 +1,7 @@
 """A loop of a coroutine that waits for a change without letting anything else run.
 
 `while not self.ready: pass` in a coroutine waits for another task, or a callback, to set the flag. The loop of asyncio
-runs one of them at a time, and goes on to the next one only at an `await` that has to wait: here nothing ever comes
+runs one of them at a time, and continues with the next one only at an `await` that has to wait: here nothing ever comes
 between two turns, and the program hangs. Wait for an `asyncio.Event`, or at least `await asyncio.sleep(...)`.
 """
 
@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing
 from paceline.narrative import Wait
 
 #: Calls that change nothing that a loop may wait for.
@@ -39,12 +40,13 @@ def find(facts: Facts) -> Iterator[Finding]:
                     "run: no other task can change it",
                     [
                         Step("task A", loop.lineno, f"{fn.qualname} asks for {asked} again and again"),
-                        Step("other tasks", loop.lineno, "cannot run: task A never gives way"),
+                        Step("other tasks", loop.lineno, "cannot run: task A never awaits"),
                     ],
-                    "wait for an asyncio.Event that is set with the change, or await asyncio.sleep() in the loop",
-                    asked,
-                    0.75,
-                    [Wait("task A", f"asks for {asked}", "change it", "another task, which cannot run")],
+                    remedy="wait for an asyncio.Event that is set with the change, or await asyncio.sleep() in the "
+                    "loop",
+                    about=asked,
+                    confidence=0.75,
+                    waits=[Wait("task A", f"asks for {asked}", "change it", "another task, which cannot run")],
                 )
 
 

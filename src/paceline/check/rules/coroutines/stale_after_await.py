@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, short_name
+from paceline.check.syntax.tree import enclosing, is_within, last_line, lines_of, parent, statement_of
 from paceline.check.threads.accesses import Access, iterates
 from paceline.check.threads.roots import in_loop
 from paceline.check.threads.shared_state import (
@@ -75,7 +76,7 @@ def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Finding]
             continue
         last = before[-1]
         stored = parent(last.node) if last.kind == "write" else None
-        after = [p for p in pauses if stored is None or not _within(p, [stored])]  # type: ignore[list-item]
+        after = [p for p in pauses if stored is None or not is_within(p, [stored])]  # type: ignore[list-item]
         pause = next((p for p in after if last.line <= _end(p) < use.line and _same_path(p, use.node)), None)
         other = next((g for g in gone if not g.locks & use.locks), None)
         if pause is not None and other is not None:
@@ -90,10 +91,10 @@ def _items(fn: Function, accesses: list[Access]) -> Iterator[Finding]:
         check = checked(use) if use.fn is fn and not use.locks else None
         pauses = [p for p in _pauses(fn) if _same_path(p, use.node)] if check is not None else []
         if isinstance(check, ast.For):
-            pause = next((p for p in pauses if _within(p, check.body)), None)
+            pause = next((p for p in pauses if is_within(p, check.body)), None)
             gone = next((r for r in removals if r.fn is not fn), None)
         elif check is not None:
-            after = check.lineno if check.lineno <= use.line <= (check.end_lineno or 0) else check.end_lineno or 0
+            after = check.lineno if use.line in lines_of(check) else last_line(check)
             pause = next((p for p in pauses if after < p.lineno and _end(p) < use.line), None)
             gone = removals[0]
         if check is not None and pause is not None and gone is not None:
@@ -117,8 +118,8 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         if is_teardown(access.fn):
             continue  # nothing is added any more
         others = (a for a in changes if a.kind in ("grow", "shrink") and not a.locks & access.locks)
-        if any(_within(p, loop.body) for p in pauses) and any(not _within(a.node, loop.body) for a in others):
-            yield _report_late(access, loop.lineno, f"goes on over {access.thing}", "its size changed: RuntimeError")
+        if any(is_within(p, loop.body) for p in pauses) and any(not is_within(a.node, loop.body) for a in others):
+            yield _report_late(access, loop.lineno, f"continues with {access.thing}", "its size changed: RuntimeError")
             return
 
 
@@ -137,16 +138,15 @@ def _limits(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         for test in fn.tests:
             if not isinstance(test, ast.If | ast.While) or not _compares_size(test.test, change.node, counts):
                 continue
-            end = test.end_lineno or 0
-            inside = test.lineno <= change.line <= end
+            inside = change.line in lines_of(test)
             loops = isinstance(test, ast.While)
             leaves = (loops or isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue)) and not inside
-            waits = not loops and not leaves and not inside and any(_within(p, test.body) for p in pauses)
-            start = test.lineno if inside or waits else end
+            waits = not loops and not leaves and not inside and any(is_within(p, test.body) for p in pauses)
+            start = test.lineno if inside or waits else last_line(test)
             between = any(start < p.lineno and _end(p) <= change.line for p in pauses)
             if inside and loops:
                 continue  # the next round asks again
-            if between and (inside or ((leaves or waits) and end < change.line)):
+            if between and (inside or ((leaves or waits) and last_line(test) < change.line)):
                 so = "both are counted: more than the limit"
                 yield _report_late(change, test.lineno, f"increases {change.thing}", so)
                 return
@@ -224,9 +224,9 @@ def _report_late(access: Access, since: int, then: str, so: str) -> Finding:
             Step("task B", access.line, "changes it"),
             Step("task A", access.line, f"{then}: {so}"),
         ],
-        "hold an asyncio.Lock over the reading and the await, or work on a copy",
-        access.thing,
-        0.6,
+        remedy="hold an asyncio.Lock over the reading and the await, or work on a copy",
+        about=access.thing,
+        confidence=0.6,
     )
 
 
@@ -247,9 +247,9 @@ def _report_item(use: Access, check: ast.If | ast.For, pause: Pause, gone: Acces
             Step("task B", gone.line, f"{gone.fn.qualname} removes it"),
             Step("task A", use.line, "uses it: KeyError"),
         ],
-        "use .get() or .pop(key, None) and check the result, or iterate over a copy of the items",
-        use.thing,
-        0.6,
+        remedy="use .get() or .pop(key, None) and check the result, or iterate over a copy of the items",
+        about=use.thing,
+        confidence=0.6,
     )
 
 
@@ -268,11 +268,9 @@ def _asked(access: Access) -> bool:
 
 def _leads(before: Access, use: Access) -> bool:
     """Whether the check or assignment is on every way to the use: in a statement list around it."""
-    at: ast.AST | None = before.node
-    while at is not None and not isinstance(at, ast.stmt):
-        at = parent(at)
+    at = statement_of(before.node)
     around = parent(at) if at is not None else None
-    if isinstance(at, ast.If) and at.lineno <= use.line <= (at.end_lineno or 0):
+    if isinstance(at, ast.If) and use.line in lines_of(at):
         return True
     inside: ast.AST | None = use.node
     while inside is not None and inside is not around:
@@ -312,24 +310,19 @@ def _same_path(pause: Pause, use: ast.AST) -> bool:
     while (up := parent(at)) is not None and not isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
         for field in ("body", "orelse", "handlers", "finalbody"):
             block = getattr(up, field, None)
-            if isinstance(block, list) and at in block and not _within(use, block):
+            if isinstance(block, list) and at in block and not is_within(use, block):
                 if isinstance(block[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
                     return False
-                if isinstance(up, ast.If) and _within(use, up.orelse if field == "body" else up.body):
+                if isinstance(up, ast.If) and is_within(use, up.orelse if field == "body" else up.body):
                     return False
         at = up
     return True
 
 
-def _within(node: ast.AST, block: list[ast.stmt]) -> bool:
-    line = getattr(node, "lineno", 0)
-    return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or 0)
-
-
 def _end(node: ast.AST) -> int:
     if isinstance(node, ast.AsyncFor | ast.AsyncWith):
         return node.lineno
-    return getattr(node, "end_lineno", 0) or 0
+    return last_line(node)
 
 
 def _report(use: Access, before: Access, pause: Pause, other: Access) -> Finding:
@@ -345,9 +338,9 @@ def _report(use: Access, before: Access, pause: Pause, other: Access) -> Finding
             Step("task B", other.line, f"{other.fn.qualname} sets it to None"),
             Step("task A", use.line, "uses it, and it is None"),
         ],
-        f"keep {dotted(use.node)} in a local variable before the await, or check it again after it",
-        use.thing,
-        0.6,
+        remedy=f"keep {dotted(use.node)} in a local variable before the await, or check it again after it",
+        about=use.thing,
+        confidence=0.6,
     )
 
 

@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import parent
 
 STARTS = ("create_task", "ensure_future")
 
@@ -46,13 +47,13 @@ def _report(call: ast.Call, fn: Function) -> Finding:
         f"the task of {what} is not kept: it may be collected before it is done, and nothing waits for it or sees its "
         "exception",
         [
-            Step("task A", call.lineno, f"{fn.qualname} starts {what} and goes on"),
+            Step("task A", call.lineno, f"{fn.qualname} starts {what} and continues"),
             Step("the loop", call.lineno, "has only a weak reference to the task"),
             Step("task A", call.lineno, f"ends, or relies on what {what} has not done yet"),
         ],
-        "keep the task (`tasks.add(task); task.add_done_callback(tasks.discard)`), await it, or use a TaskGroup",
-        what,
-        0.55,
+        remedy="keep the task (`tasks.add(task); task.add_done_callback(tasks.discard)`), await it, or use a TaskGroup",
+        about=what,
+        confidence=0.55,
     )
 
 

@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, entered_around, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import contexts_around
 from paceline.check.threads.shared_state import BEGINNINGS
 
 READ = re.compile(r"_*(get|load|read|retrieve|fetch)(_\w+)?$")
@@ -70,7 +71,7 @@ def _given(call: ast.Call) -> list[str]:
 
 def _guarded(write: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether something is entered around the write: a lock, or a transaction."""
-    return bool(facts.held_at(write, fn)) or any(True for _ in entered_around(write))
+    return bool(facts.held_at(write, fn)) or any(True for _ in contexts_around(write))
 
 
 def _report(fn: Function, name: str, read: ast.Call, write: ast.Call) -> Finding:
@@ -86,9 +87,9 @@ def _report(fn: Function, name: str, read: ast.Call, write: ast.Call) -> Finding
             Step("task B", write.lineno, "writes its change"),
             Step("task A", write.lineno, "writes its own over it"),
         ],
-        "hold an asyncio.Lock over reading and writing, or change it in one step in the store",
-        written,
-        0.55,
+        remedy="hold an asyncio.Lock over reading and writing, or change it in one step in the store",
+        about=written,
+        confidence=0.55,
     )
 
 

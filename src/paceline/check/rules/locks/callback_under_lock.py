@@ -58,9 +58,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                     Step("thread A", effect.line, f"calls {text_of(effect.node)}, which runs {what}"),
                     Step("thread A", other.line, f"calls back into {other.qualname}, which waits for {lock.id}"),
                 ],
-                "copy what is needed under the lock, and call back after the lock is released",
-                lock.id,
-                0.6,
+                remedy="copy what is needed under the lock, and call back after the lock is released",
+                about=lock.id,
+                confidence=0.6,
             )
 
 
@@ -84,10 +84,10 @@ def _added(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> Ite
                     Step("thread A", call.lineno, f"calls {text_of(call)} on a future that is done"),
                     *call_steps("thread A", takes[lock.id].steps, f"waits for {lock.id}, which it holds"),
                 ],
-                "add the callback after the lock is released",
-                lock.id,
-                0.75,
-                [Wait("thread A", f"took {lock.id}", f"release {lock.id}", "thread A")],
+                remedy="add the callback after the lock is released",
+                about=lock.id,
+                confidence=0.75,
+                waits=[Wait("thread A", f"took {lock.id}", f"release {lock.id}", "thread A")],
             )
 
 

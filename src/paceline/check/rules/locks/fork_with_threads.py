@@ -11,10 +11,12 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.forks import FORKS
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import enclosing, is_constant, keyword, short_name
+from paceline.check.syntax.names import is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing, last_line
 from paceline.check.together.places import same_file
 from paceline.check.values.library_types import type_name
 
@@ -55,7 +57,7 @@ def _runs_in_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
 
 def _forks(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call forks this process: itself, or as a process or pool of a context that is said to fork."""
-    if facts.module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
+    if facts.module.canonical(call.func) in FORKS:
         return True
     if facts.module.constructed_kind(call, fn) == "Popen" or facts.module.canonical(call.func) in RUNS:
         code = keyword(call, "preexec_fn")
@@ -85,18 +87,17 @@ def _report(fn: Function, call: ast.Call, line: int) -> Finding:
             ),
             Step("the child", call.lineno, "waits for it"),
         ],
-        instead if how else "fork before the first thread is started, or use subprocess or the spawn method",
-        "fork",
-        0.65,
+        remedy=instead if how else "fork before the first thread is started, or use subprocess or the spawn method",
+        about="fork",
+        confidence=0.65,
     )
 
 
 def _comes_first(fork: ast.Call, fn: Function, started: int) -> bool:
     """Whether the only threads are started by the same function, after the fork."""
-    end = getattr(fn.node, "end_lineno", 0) or 0
     loop = enclosing(fork, ast.For, ast.While)
-    again = loop is not None and started <= (getattr(loop, "end_lineno", 0) or 0)
-    return fork.lineno < started <= end and not again
+    again = loop is not None and started <= last_line(loop)
+    return fork.lineno < started <= last_line(fn.node) and not again
 
 
 RULE = Rule(

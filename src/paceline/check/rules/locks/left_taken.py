@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
-from paceline.check.flow.duties import Duty, Skipped
+from paceline.check.flow.duties import Duty, Skipped, one_of
 from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import LOCKS
 from paceline.check.reporting.findings import Finding, Step
@@ -20,7 +21,8 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.graph import may_raise
-from paceline.check.syntax.names import dotted, is_constant, parent, short_name, user_of
+from paceline.check.syntax.names import dotted, is_constant, short_name
+from paceline.check.syntax.tree import following, parent, user_of
 from paceline.check.threads.evidence import IMPORTS, of_threads
 from paceline.check.threads.shared_state import BEGINNINGS
 
@@ -52,13 +54,17 @@ def find(facts: Facts) -> Iterator[Finding]:
         if fn is facts.module.top or fn.name.strip("_").lower().startswith(tuple(take for take, _ in PAIRS)):
             continue
         for taken in _taken(fn, facts):
-            duty = Duty(fn, lambda call, back=taken.back: dotted(call.func) == dotted(back.func))  # type: ignore[misc]
-            starts = duty.steps(lambda call, own=taken.call: call is own)  # type: ignore[misc]
+            duty = Duty(fn, partial(_is_same_function, taken.back))
+            starts = duty.steps(one_of([taken.call]))
             ways = sorted(duty.left_after(starts), key=lambda s: (s.raised, s.node.line))
             for skipped in ways[:1]:
                 yield _report(fn, taken, skipped)
         if fn.name not in BEGINNINGS and fn.cls is not None:
             yield from _marks(fn, facts)
+
+
+def _is_same_function(one: ast.Call, other: ast.Call) -> bool:
+    return dotted(one.func) == dotted(other.func)
 
 
 def _taken(fn: Function, facts: Facts) -> Iterator[Taken]:
@@ -114,10 +120,7 @@ def _marks(fn: Function, facts: Facts) -> Iterator[Finding]:
     assert fn.cls is not None
     for statement in (n for block in _blocks(fn.node) for n in block):
         mark = _set_mark(statement, fn)
-        block = _block_of(statement)
-        if not mark or block is None:
-            continue
-        rest = block[block.index(statement) + 1 :]
+        rest = following(statement) if mark else []
         reset = next((i for i, s in enumerate(rest) if _resets(s, mark, statement)), 0)
         work = next((s for s in rest[:reset] if _may_fail(s)), None)
         asked = _asked(mark, statement, fn, facts) if work is not None else None
@@ -129,11 +132,11 @@ def _marks(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def _counts(fn: Function, facts: Facts) -> Iterator[Finding]:
-    """`self.used += 1`, then `return await connect()`: where that fails, the method that counts back is not called."""
+    """`self.used += 1`, then `return await connect()`: where that fails, nothing lowers the count."""
     for change in fn.augmented if fn.asynchronous and fn.cls is not None else ():
-        mark, block = dotted(change.target), _block_of(change)
+        mark = dotted(change.target)
         name = mark.rpartition(".")[2]
-        if not isinstance(change.op, ast.Add) or not mark.startswith(f"{fn.self_name}.") or block is None:
+        if not isinstance(change.op, ast.Add) or not mark.startswith(f"{fn.self_name}."):
             continue
         back = [
             (m, a)
@@ -141,7 +144,7 @@ def _counts(fn: Function, facts: Facts) -> Iterator[Finding]:
             for a in m.augmented
             if isinstance(a.op, ast.Sub) and dotted(a.target) == f"{m.self_name}.{name}"
         ]
-        rest = block[block.index(change) + 1 :]
+        rest = following(change)
         work = next((s for s in rest if _may_fail(s) and any(isinstance(n, ast.Await) for n in ast.walk(s))), None)
         hands_out = any(isinstance(s, ast.Return) and s.value is not None for s in rest)
         asked = _asked(mark, change, fn, facts) if work is not None else None
@@ -161,13 +164,6 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
                     yield from _blocks(statement)
 
 
-def _block_of(statement: ast.stmt) -> list[ast.stmt] | None:
-    """The block that a statement is in."""
-    up = parent(statement)
-    blocks = (getattr(up, name, None) for name in ("body", "orelse", "finalbody"))
-    return next((b for b in blocks if isinstance(b, list) and statement in b), None)
-
-
 def _set_mark(statement: ast.stmt, fn: Function) -> str:
     """The attribute that a statement sets to True, or counts up."""
     if isinstance(statement, ast.Assign) and is_constant(statement.value, True):
@@ -181,7 +177,7 @@ def _set_mark(statement: ast.stmt, fn: Function) -> str:
 
 
 def _resets(statement: ast.stmt, mark: str, start: ast.stmt) -> bool:
-    """Whether a statement takes the mark away again."""
+    """Whether a statement resets the mark."""
     if isinstance(start, ast.Assign):
         same = isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == mark
         return same and is_constant(statement.value, False)  # type: ignore[attr-defined]
@@ -233,9 +229,9 @@ def _report(fn: Function, taken: Taken, skipped: Skipped) -> Finding:
             Step("thread A", line, "raises, and does not release it" if skipped.raised else "leaves without it"),
             Step("thread B", taken.call.lineno, f"waits for {taken.of}, once all are lost for ever"),
         ],
-        f"call {text_of(taken.back)} in a `finally`, or use a context manager",
-        taken.of,
-        0.55 if skipped.raised else 0.7,
+        remedy=f"call {text_of(taken.back)} in a `finally`, or use a context manager",
+        about=taken.of,
+        confidence=0.55 if skipped.raised else 0.7,
     )
 
 
@@ -244,16 +240,16 @@ def _report_mark(fn: Function, mark: str, start: ast.stmt, work: ast.stmt, reset
     return finding(
         start,
         fn,
-        f"{mark} is set here and taken back at line {reset.lineno}, but not if line {work.lineno} raises: by the test "
+        f"{mark} is set here and reset at line {reset.lineno}, but not if line {work.lineno} raises: by the test "
         f"at line {line} others take {fn.qualname} to be running for ever",
         [
             Step("thread A", start.lineno, f"{fn.qualname} sets {mark}"),
             Step("thread A", work.lineno, f"raises, and leaves {mark} as it is"),
             Step("thread B", line, f"finds {mark} set, and leaves or waits"),
         ],
-        f"take {mark} back in a `finally`",
-        mark,
-        0.5,
+        remedy=f"reset {mark} in a `finally`",
+        about=mark,
+        confidence=0.5,
     )
 
 

@@ -16,7 +16,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function, Resource
-from paceline.check.syntax.names import enclosing, entered_around
+from paceline.check.syntax.tree import contexts_around, enclosing
 
 EXITS = {"__enter__": "__exit__", "__aenter__": "__aexit__"}
 HANDS_ON = ("acquire", "lock", "enter", "aenter", "release_save")
@@ -66,7 +66,7 @@ def _entered(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 def _within(leak: Leak, fn: Function, facts: Facts) -> bool:
     """Whether a `with` of the same lock is around: it was released in between, and the `with` releases it at last."""
-    entered = (facts.module.resource(context, fn) for context in entered_around(leak.held.node))
+    entered = (facts.module.resource(context, fn) for context in contexts_around(leak.held.node))
     return any(lock is not None and lock.id == leak.held.resource.id for lock in entered)
 
 
@@ -112,9 +112,9 @@ def _report(fn: Function, leak: Leak, take: Effect, freed: int) -> Finding:
             ),
             Step("thread B", take.line, f"waits for {lock.id}, which is never released"),
         ],
-        f"take it with `with {leak.held.receiver}:`, or release it in a `finally`",
-        lock.id,
-        (0.6 if leak.raised else 0.85) - (0 if lock.sure else 0.1),
+        remedy=f"take it with `with {leak.held.receiver}:`, or release it in a `finally`",
+        about=lock.id,
+        confidence=(0.6 if leak.raised else 0.85) - (0 if lock.sure else 0.1),
     )
 
 

@@ -79,10 +79,11 @@ def _report(circle: list[Edge], ways: dict[tuple[str, str], list[Edge]]) -> Find
         f"locks are taken in both orders ({' -> '.join([*names, names[0]])}): here {_how(at)} with {names[0]} held, "
         f"the other way at {', '.join(_where(edge) for edge in circle[1:])}",
         story,
-        f"take {names[0]} and {at.second.resource.id} in one order everywhere, or release the first before the second",
-        " ".join(sorted(set(names))),
-        0.9 if sure and len(circle) == 2 else 0.6,
-        waits,
+        remedy=f"take {names[0]} and {at.second.resource.id} in one order everywhere, or release the first "
+        "before the second",
+        about=" ".join(sorted(set(names))),
+        confidence=0.9 if sure and len(circle) == 2 else 0.6,
+        waits=waits,
     )
 
 
@@ -103,10 +104,10 @@ def _swapped(edge: Edge, likely: float) -> Finding:
             Step("thread B", edge.taken, f"{edge.fn.qualname}, with the two the other way round, takes {two}"),
             Step("thread B", edge.steps[0][1].lineno, f"waits for {one}, which thread A holds"),
         ],
-        "take the two in a fixed order, such as sorted by id() or by their index, or one after the other",
-        lock,
-        likely,
-        [
+        remedy="take the two in a fixed order, such as sorted by id() or by their index, or one after the other",
+        about=lock,
+        confidence=likely,
+        waits=[
             Wait("thread A", f"took {one}", f"release {two}", "thread B"),
             Wait("thread B", f"took {two}", f"release {one}", "thread A"),
         ],

@@ -69,10 +69,10 @@ def _report(fn: Function, first: Held, call: ast.Call, emit: Function, take: Tak
             Step("thread A", call.lineno, f"calls {text_of(call)}, which runs {emit.qualname}"),
             *call_steps("thread A", take.steps, f"waits for {lock}, which its own thread holds"),
         ],
-        "log after the lock is released, or put records into a queue that another thread empties",
-        lock,
-        0.8,
-        [Wait("thread A", f"took {lock} at line {first.line}", f"release {lock}", "thread A")],
+        remedy="log after the lock is released, or put records into a queue that another thread empties",
+        about=lock,
+        confidence=0.8,
+        waits=[Wait("thread A", f"took {lock} at line {first.line}", f"release {lock}", "thread A")],
     )
 
 

@@ -16,7 +16,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import parent
+from paceline.check.syntax.tree import parent
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -50,15 +50,15 @@ def _report(fn: Function, effect: Effect, freed: Effect) -> Finding:
         effect.node,
         fn,
         f"{text_of(effect.node)} may give up, and its result is not looked at: what follows then runs without {lock}, "
-        f"and line {freed.line} releases it all the same",
+        f"and line {freed.line} releases it anyway",
         [
             Step("thread B", effect.line, f"holds {lock}"),
-            Step("thread A", effect.line, "gives up, and goes on as if it had the lock"),
+            Step("thread A", effect.line, "gives up, and continues as if it had the lock"),
             Step("thread A", freed.line, f"releases {lock}, which it does not hold"),
         ],
-        f"if not {text_of(effect.node)}: return or raise",
-        lock,
-        0.8,
+        remedy=f"if not {text_of(effect.node)}: return or raise",
+        about=lock,
+        confidence=0.8,
     )
 
 

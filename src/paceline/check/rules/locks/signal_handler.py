@@ -41,9 +41,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                         Step("main thread", take.resource.line or root.line, f"holds {lock} when the signal arrives"),
                         *call_steps("main thread", take.steps, f"waits for {lock}, which its own thread holds"),
                     ],
-                    "let the handler set a flag or write a byte, and do the work in the main loop",
-                    lock,
-                    0.85,
+                    remedy="let the handler set a flag or write a byte, and do the work in the main loop",
+                    about=lock,
+                    confidence=0.85,
                 )
         yield from _queues(root.function, facts)
         if not _ends(root.function):
@@ -76,9 +76,9 @@ def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
                         f"{fn.qualname} waits for the lock of the queue, which its own thread holds",
                     ),
                 ],
-                "use queue.SimpleQueue, or write a byte to a descriptor that the main loop reads",
-                found.id,
-                0.8,
+                remedy="use queue.SimpleQueue, or write a byte to a descriptor that the main loop reads",
+                about=found.id,
+                confidence=0.8,
             )
 
 
@@ -116,9 +116,9 @@ def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[
                     Step("main thread", call.lineno, "is writing to the stream when the signal arrives"),
                     *call_steps("main thread", steps, f"writes to the same stream by {text_of(call)}"),
                 ],
-                "set a flag and print in the main loop, or write to the descriptor with os.write",
-                text_of(call),
-                0.55,
+                remedy="set a flag and print in the main loop, or write to the descriptor with os.write",
+                about=text_of(call),
+                confidence=0.55,
             )
             return
     for effect in facts.runs(fn):

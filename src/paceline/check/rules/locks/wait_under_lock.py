@@ -17,7 +17,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing, is_within
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import accesses_of_class
 from paceline.narrative import Wait
@@ -115,10 +116,10 @@ def _report_task(fn: Function, wait: ast.Await, run: Function, lock: str, needed
             Step("task A", wait.lineno, f"{fn.qualname} holds {lock} and waits for {run.qualname} to end"),
             *call_steps("task B", needed, f"waits for {lock}, which task A holds"),
         ],
-        f"release {lock} before the task is awaited",
-        lock,
-        0.8,
-        [
+        remedy=f"release {lock} before the task is awaited",
+        about=lock,
+        confidence=0.8,
+        waits=[
             Wait("task A", f"holds {lock}", f"end {run.name}", "task B"),
             Wait("task B", f"runs {run.name}", f"release {lock}", "task A"),
         ],
@@ -157,10 +158,10 @@ def _report_poll(fn: Function, loop: ast.While, sleeps: ast.Call, other: Access,
             Step("thread A", loop.lineno, f"{fn.qualname} holds {lock} and finds that it has to wait"),
             Step("thread B", other.line, f"{other.fn.qualname} waits for {lock}, which thread A holds"),
         ],
-        f"use a Condition, whose wait() releases {lock}, or release it around the sleep",
-        lock,
-        0.7,
-        [
+        remedy=f"use a Condition, whose wait() releases {lock}, or release it around the sleep",
+        about=lock,
+        confidence=0.7,
+        waits=[
             Wait("thread A", f"holds {lock}", f"change {other.thing}", "thread B"),
             Wait("thread B", f"runs {other.fn.qualname}", f"release {lock}", "thread A"),
         ],
@@ -262,7 +263,7 @@ def _all_need(resource: str, kind: str, lock: str, fn: Function, facts: Facts) -
 def _comes_first(take: ast.expr, call: ast.Call, fn: Function) -> bool:
     """Whether a lock is taken on the way to a call: before it, or in a loop around both."""
     loop = enclosing(call, ast.For, ast.While)
-    around = loop is not None and loop.lineno <= take.lineno <= (loop.end_lineno or 0)  # type: ignore[attr-defined]
+    around = loop is not None and is_within(take, loop)
     return around or (take.lineno < call.lineno and enclosing(take, ast.If) is None)
 
 
@@ -291,10 +292,10 @@ def _report(fn: Function, first: Held, wait: Effect, steps: Steps, way: tuple[st
             *call_steps("thread A", steps, f"waits for {wait.waits_for}"),
             *call_steps("thread B", needed, f"waits for {lock.id}, which thread A holds"),
         ],
-        f"release {lock.id} before waiting, or wait with a timeout and release it in between",
-        lock.id,
-        0.85 if wait.resource is not None and lock.sure else 0.6,
-        [
+        remedy=f"release {lock.id} before waiting, or wait with a timeout and release it in between",
+        about=lock.id,
+        confidence=0.85 if wait.resource is not None and lock.sure else 0.6,
+        waits=[
             Wait(
                 "thread A",
                 f"took {lock.id} at line {first.line}",

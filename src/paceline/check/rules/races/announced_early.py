@@ -9,14 +9,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.libraries.catalogue import THREAD_EVENTS
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import following, parent
 from paceline.check.threads.shared_state import BEGINNINGS
 
-KINDS = ("Event", "ProcessEvent")
 Place = tuple[Function, ast.Call]
 
 
@@ -36,7 +37,7 @@ def _calls(method: str, facts: Facts) -> dict[str, list[Place]]:
     for fn in facts.module.functions:
         for call in fn.calls:
             event = resource_of(call, (method,), fn, facts)
-            if event is not None and event.kind in KINDS and not event.one_of_several:
+            if event is not None and event.kind in THREAD_EVENTS and not event.one_of_several:
                 found.setdefault(event.id, []).append((fn, call))
     return found
 
@@ -48,14 +49,11 @@ def _late(
     if fn is waiter or fn.cls is None or fn.cls is not waiter.cls:
         return None
     statement = parent(call)
-    block = getattr(parent(statement), "body", None) if isinstance(statement, ast.Expr) else None
-    if not isinstance(block, list) or statement not in block:
-        return None
-    after = block[block.index(statement) + 1 :]
+    after = following(statement) if isinstance(statement, ast.Expr) else []
     targets = [t for s in after if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Attribute)]
     begun = any(short_name(c.func) == "start" and c.lineno < call.lineno for c in fn.calls)
     if fn.name in BEGINNINGS and not begun:
-        return None  # nobody waits for it yet
+        return None  # no thread waits for it yet
     early = {dotted(t) for t, _ in fn.assigns if t.lineno < call.lineno}
     for target in targets:
         if dotted(target.value) != fn.self_name or dotted(target) in early:
@@ -80,9 +78,9 @@ def _report(
             Step("thread B", read.lineno, f"{waiter.qualname} wakes up and reads {dotted(read)}"),
             Step("thread A", target.lineno, "assigns it"),
         ],
-        "assign first, and set the event last",
-        dotted(target),
-        0.65,
+        remedy="assign first, and set the event last",
+        about=dotted(target),
+        confidence=0.65,
     )
 
 

@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, following, is_within, parent
 from paceline.check.threads.accesses import VIEWS, Access, iterates
 from paceline.check.threads.shared_state import accesses_of_class, is_caught
 
@@ -54,7 +55,7 @@ def _removed_from(fn: Function) -> set[str]:
 
 
 def _by_its_body(loop: ast.For, name: str, fn: Function) -> Iterator[Finding]:
-    """The first statement of the body that removes an item, after which the loop goes on."""
+    """The first statement of the body that removes an item, after which the loop continues."""
     if any(isinstance(n, ast.Assign) and dotted(n.targets[0]) == name for s in loop.body for n in ast.walk(s)):
         return  # `items = items[1:]`: what is changed from here on is another object
     for node in (n for s in loop.body for n in ast.walk(s)):
@@ -71,8 +72,7 @@ def _by_a_new_key(loop: ast.For, container: ast.Attribute | ast.Name, fn: Functi
     name = dotted(container)
     keys = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
     for stored in fn.subscripts:
-        own = loop.body[0].lineno <= stored.lineno <= (loop.body[-1].end_lineno or 0)
-        if not own or not isinstance(stored.ctx, ast.Store) or dotted(stored.value) != name:
+        if not is_within(stored, loop.body) or not isinstance(stored.ctx, ast.Store) or dotted(stored.value) != name:
             continue
         fixed = isinstance(stored.slice, ast.Constant) and isinstance(stored.slice.value, str)
         if fixed and keys and not _left_after(stored, loop) and enclosing(stored, ast.For, ast.While) is loop:
@@ -99,11 +99,10 @@ def _left_after(node: ast.AST, loop: ast.For) -> bool:
     """Whether the loop is left after this, before its next turn."""
     at: ast.AST = node
     while at is not loop:
+        if any(isinstance(statement, LEAVES) for statement in (at, *following(at))):
+            return True
         up = parent(at)
         assert up is not None
-        for block in (getattr(up, field, None) for field in ("body", "orelse", "finalbody")):
-            if isinstance(block, list) and at in block and any(isinstance(s, LEAVES) for s in block[block.index(at) :]):
-                return True
         at = up
     return False
 
@@ -142,9 +141,9 @@ def _report(at: ast.AST, fn: Function, what: str, line: int) -> Finding:
             Step("the loop", line, "removes an item"),
             Step("the loop", getattr(at, "lineno", 0), "RuntimeError: changed size during iteration; a list skips one"),
         ],
-        "iterate over a copy, list(...), or remove after the loop",
-        what,
-        0.65,
+        remedy="iterate over a copy, list(...), or remove after the loop",
+        about=what,
+        confidence=0.65,
     )
 
 

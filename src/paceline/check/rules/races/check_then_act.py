@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import enclosing, parent, short_name
+from paceline.check.syntax.names import short_name
+from paceline.check.syntax.tree import enclosing, last_line, lines_of, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.evidence import CLAIMS, IMPORTS, of_all_objects, of_threads
 from paceline.check.threads.shared_state import (
@@ -31,9 +32,9 @@ from paceline.check.threads.sharing import (
     claimed_at_once,
     emptied_at_once,
     filled_if_missing,
-    fills_a_gap,
-    meet,
+    may_coincide,
     removed_at_once,
+    stored_if_missing,
 )
 
 
@@ -77,7 +78,7 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
 def _filled_twice(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:
     """A key that two threads find missing, and each store an object for."""
     for access, line in list(filled_if_missing(accesses))[:1]:
-        together = meet(access, access, facts)
+        together = may_coincide(access, access, facts)
         least = IMPORTS if of_all_objects(access.fn) else CLAIMS
         alone = facts.runs_on_own(access.fn) and (access.fn.name == "run" or access.fn.name.startswith("_"))
         if not together and (sign < least or alone or access.fn.asynchronous or facts.guards(access.fn)):
@@ -92,9 +93,9 @@ def _filled_twice(accesses: list[Access], sign: float, facts: Facts) -> Iterator
                 Step("thread B", line, "finds none either, and stores an object"),
                 Step("thread A", access.line, "stores another one: thread B keeps using the first"),
             ],
-            "hold a lock over the check and the change, or use setdefault()",
-            access.thing,
-            0.6 if together else 0.55,
+            remedy="hold a lock over the check and the change, or use setdefault()",
+            about=access.thing,
+            confidence=0.6 if together else 0.55,
         )
 
 
@@ -111,9 +112,9 @@ def _last_item_taken(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
                 Step("thread B", access.line, "takes it"),
                 Step("thread A", access.line, "takes an item, and there is none"),
             ],
-            "catch the exception of an empty container, use a queue, or hold one lock over both",
-            access.thing,
-            0.65,
+            remedy="catch the exception of an empty container, use a queue, or hold one lock over both",
+            about=access.thing,
+            confidence=0.65,
         )
 
 
@@ -137,9 +138,9 @@ def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
                 Step("thread B", other.line, f"{other.fn.qualname} removes it"),
                 Step("thread A", access.line, "uses it, and it is gone: an exception"),
             ],
-            "use .get() or .pop(key, None) and check the result, or hold one lock over both",
-            access.thing,
-            0.6 if facts.threads_of(other.fn) else 0.5,
+            remedy="use .get() or .pop(key, None) and check the result, or hold one lock over both",
+            about=access.thing,
+            confidence=0.6 if facts.threads_of(other.fn) else 0.5,
         )
 
 
@@ -156,9 +157,9 @@ def _claimed(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
                 Step("thread B", line, "finds none either"),
                 Step("both", access.line, "add it, and do the same work"),
             ],
-            "hold a lock over the check and the change",
-            access.thing,
-            0.6,
+            remedy="hold a lock over the check and the change",
+            about=access.thing,
+            confidence=0.6,
         )
 
 
@@ -191,9 +192,9 @@ def _locked(facts: Facts) -> Iterator[Finding]:
                             Step("thread B", effect.line, "takes it"),
                             Step("thread A", effect.line, "waits for it"),
                         ],
-                        "use acquire(blocking=False), which checks and takes in one step",
-                        lock.id,
-                        0.7,
+                        remedy="use acquire(blocking=False), which checks and takes in one step",
+                        about=lock.id,
+                        confidence=0.7,
                     )
 
 
@@ -205,7 +206,7 @@ def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
     common = own_locks(frozenset.intersection(*(a.locks for a in guarded)), cls)
     for access in accesses:
         test = enclosing(access.node, ast.If)
-        if access.kind == "grow" and not access.locks and common and test is not None and fills_a_gap(access):
+        if access.kind == "grow" and not access.locks and common and test is not None and stored_if_missing(access):
             line = getattr(test, "lineno", 0)
             yield finding(
                 access.node,
@@ -217,9 +218,9 @@ def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
                     Step("thread B", line, "finds none either, and stores an object"),
                     Step("thread A", access.line, "stores another one: thread B keeps using the first"),
                 ],
-                f"hold {common[0]} over the check and the change, or use setdefault()",
-                access.thing,
-                0.65,
+                remedy=f"hold {common[0]} over the check and the change, or use setdefault()",
+                about=access.thing,
+                confidence=0.65,
             )
             return
 
@@ -252,9 +253,9 @@ def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
                     Step("thread B", other.line, f"{other.fn.qualname} sets it to None"),
                     Step("thread A", use.line, "uses it, and it is None"),
                 ],
-                f"read {access.thing} once into a local variable, or hold one lock over both",
-                access.thing,
-                0.65,
+                remedy=f"read {access.thing} once into a local variable, or hold one lock over both",
+                about=access.thing,
+                confidence=0.65,
             )
 
 
@@ -287,10 +288,10 @@ def _used_in(access: Access, test: ast.If) -> bool:
         if test.orelse:
             body = test.orelse
         elif isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue):
-            return access.line > (test.end_lineno or 0)
+            return access.line > last_line(test)
         else:
             return False
-    return body[0].lineno <= access.line <= (body[-1].end_lineno or 0)
+    return access.line in lines_of(body)
 
 
 def _concurrent(one: Function, two: Function, facts: Facts) -> bool:
@@ -334,9 +335,9 @@ def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
                 Step("thread B", removal.line, f"{removal.fn.qualname} removes it, under {lock}"),
                 Step("thread A", access.line, "reads it, and it is gone"),
             ],
-            f"hold {lock}, or read it once with .get() and check the result",
-            access.thing,
-            0.6,
+            remedy=f"hold {lock}, or read it once with .get() and check the result",
+            about=access.thing,
+            confidence=0.6,
         )
 
 

@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import following
 from paceline.check.threads.accesses import SHRINKS
 from paceline.check.threads.sharing import absent
 
@@ -40,8 +41,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _lock_after(test: ast.If, fn: Function, facts: Facts) -> ast.With | ast.AsyncWith | None:
     """The lock that is taken where the check found nothing: in the branch, or after a branch that returns."""
     if isinstance(test.body[-1], ast.Return | ast.Raise):
-        block = getattr(parent(test), "body", [])
-        rest = block[block.index(test) + 1 :] if test in block else []
+        rest = following(test)
     else:
         rest = test.body[:1] if len(test.body) == 1 else []
     for statement in rest:
@@ -62,7 +62,7 @@ def _is_lock(block: ast.With | ast.AsyncWith, fn: Function, facts: Facts) -> boo
 
 
 def _checks(test: ast.If, lock: ast.With | ast.AsyncWith, made: ast.AST, fn: Function) -> bool:
-    """Whether something that the check asked for is asked for under the lock, before the change, or assigned anew."""
+    """Whether something that the check asked for is asked for under the lock, before the change, or assigned again."""
     asked = {ast.unparse(n) for n in ast.walk(test.test) if isinstance(n, ast.Call | ast.Attribute | ast.Name)}
     asked -= {ast.unparse(n.func) for n in ast.walk(test.test) if isinstance(n, ast.Call)}
     last = getattr(made, "lineno", 0)
@@ -152,9 +152,9 @@ def _report(test: ast.If, lock: ast.With | ast.AsyncWith, made: ast.AST, fn: Fun
             Step("thread A", line, "changes it, and releases the lock"),
             Step("thread B", line, again),
         ],
-        "check again once the lock is held",
-        what,
-        0.7,
+        remedy="check again once the lock is held",
+        about=what,
+        confidence=0.7,
     )
 
 

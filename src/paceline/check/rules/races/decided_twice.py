@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, same_object
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, parent
+from paceline.check.syntax.names import dotted
+from paceline.check.syntax.tree import following, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import (
     BEGINNINGS,
@@ -24,7 +25,15 @@ from paceline.check.threads.shared_state import (
     is_caught,
     is_teardown,
 )
-from paceline.check.threads.sharing import THREAD_WORDS, absent, asked_before, checked, fills_a_gap, meet, overlap
+from paceline.check.threads.sharing import (
+    THREAD_WORDS,
+    absent,
+    checked,
+    line_of_check,
+    may_coincide,
+    may_overlap,
+    stored_if_missing,
+)
 
 #: What ends an object before another one takes its place.
 ENDS = ("cancel", "close", "stop", "terminate", "kill", "shutdown", "disconnect", "release")
@@ -53,7 +62,7 @@ def _between_calls(facts: Facts) -> Iterator[Finding]:
             for one in asked:
                 for other in inside:
                     shared = _same_state(one, other, fn, facts)
-                    if shared is not None and not facts.held_at(test.test, fn) and overlap(fn, fn, facts):
+                    if shared is not None and not facts.held_at(test.test, fn) and may_overlap(fn, fn, facts):
                         yield _report_calls(fn, one, other, shared)
                         return
 
@@ -79,16 +88,16 @@ def _report_calls(fn: Function, one: Effect, other: Effect, shared: str) -> Find
     return finding(
         other.node,
         fn,
-        f"{shared} is asked for at line {one.line} and changed here, each under the object's lock, which is free in "
+        f"{shared} is tested at line {one.line} and changed here, each under the object's lock, which is free in "
         f"between; several threads run {fn.qualname}, and two of them may decide by the same value",
         [
             Step("thread A", one.line, f"{fn.qualname} decides by {shared}"),
             Step("thread B", other.line, "decides by the same value, and changes it"),
             Step("thread A", other.line, "changes it by a decision that does not hold any more"),
         ],
-        "make one method of both, which holds the lock over the decision and the change",
-        shared,
-        0.6,
+        remedy="make one method of both, which holds the lock over the decision and the change",
+        about=shared,
+        confidence=0.6,
     )
 
 
@@ -100,7 +109,7 @@ def _decided(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             continue
         branch = _branch(test)
         change, callee = _change(read, branch, accesses, facts)
-        if change is None or not _matters(test, read, change, branch) or not meet(read, read, facts):
+        if change is None or not _matters(test, read, change, branch) or not may_coincide(read, read, facts):
             continue
         yield _report(read, change, callee)
         return
@@ -127,14 +136,14 @@ def _replaced(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
                 and read.fn is change.fn
                 and read.line < change.line
                 and not read.locks
-                and meet(change, change, facts)
+                and may_coincide(change, change, facts)
             ):
                 yield _report(read, change, None)
                 return
 
 
 def _test(read: Access) -> ast.If | ast.While | None:
-    """The test that a read decides: a comparison, or a flag that is asked for by itself."""
+    """The test whose outcome a read decides: a comparison, or a flag alone."""
     if read.changes or not isinstance(read.node, ast.expr):
         return None
     at: ast.AST = read.node
@@ -152,13 +161,8 @@ def _test(read: Access) -> ast.If | ast.While | None:
 
 def _branch(test: ast.If | ast.While) -> list[ast.stmt]:
     """The statements that run because of a test: its body, and what follows where the body leaves instead."""
-    block = test.body + test.orelse
-    around = parent(test)
-    for name in ("body", "orelse", "finalbody"):
-        beside = getattr(around, name, None)
-        if isinstance(test, ast.If) and isinstance(test.body[-1], _LEAVES) and beside and test in beside:
-            block = block + beside[beside.index(test) + 1 :]
-    return block
+    leaves = isinstance(test, ast.If) and isinstance(test.body[-1], _LEAVES)
+    return [*test.body, *test.orelse, *(following(test) if leaves else ())]
 
 
 def _change(
@@ -197,7 +201,7 @@ def _matters(test: ast.If | ast.While, read: Access, change: Access, branch: lis
         return False
     compared = any(isinstance(n, ast.Compare) for n in ast.walk(test.test))
     if change.kind in ("grow", "shrink"):
-        return compared and not (fills_a_gap(change) or checked(change) is not None or _by_key(change))
+        return compared and not (stored_if_missing(change) or checked(change) is not None or _by_key(change))
     if change.kind == "none" or _is_flag(change):
         works = [s for s in branch if any(isinstance(n, ast.Call) for n in ast.walk(s))]
         return bool(works) and _turns(test, change) and change.fn is read.fn
@@ -205,10 +209,10 @@ def _matters(test: ast.If | ast.While, read: Access, change: Access, branch: lis
 
 
 def _by_key(change: Access) -> bool:
-    """Whether an item was asked for by itself, which PC401 reports."""
+    """Whether the test was for this one item, which PC401 reports."""
     method = parent(change.node)
     call = parent(method) if isinstance(method, ast.Attribute) else None
-    return isinstance(call, ast.Call) and len(call.args) == 1 and asked_before(change, call.args[0]) > 0
+    return isinstance(call, ast.Call) and len(call.args) == 1 and line_of_check(change, call.args[0]) > 0
 
 
 def _is_flag(change: Access) -> bool:
@@ -217,7 +221,7 @@ def _is_flag(change: Access) -> bool:
 
 
 def _turns(test: ast.If | ast.While, change: Access) -> bool:
-    """Whether a flag that was found unset is set: one thread is meant to go on."""
+    """Whether a flag that was found unset is set: one thread is meant to continue."""
     up = parent(change.node)
     asked_for_none = absent(test.test) == dotted(change.node)
     value = up.value.value if isinstance(up, ast.Assign) and isinstance(up.value, ast.Constant) else None
@@ -238,9 +242,9 @@ def _report(read: Access, change: Access, callee: Function | None) -> Finding:
             Step("thread B", read.line, "decides by the same value"),
             Step("both", change.line, "change it: one of them decided by a value that was no longer so"),
         ],
-        "hold one lock over the decision and the change",
-        read.thing,
-        0.65,
+        remedy="hold one lock over the decision and the change",
+        about=read.thing,
+        confidence=0.65,
     )
 
 

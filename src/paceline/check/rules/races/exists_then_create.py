@@ -6,7 +6,7 @@ check. Reported where two programs may meet: in files that deal with ranks or pr
 for folders of the user or the machine, for folders that a function is given or an object keeps, and for removals of
 locks, sockets and files with a process number. What a single command does in a folder of its own is reported only on
 request (`--min-confidence 0`). A handler of OSError counts only if it tells the errors apart. `tempfile.mktemp()` is
-such a check too: it makes up a name that another program may take; and so is a test before a folder of the system is
+such a check too: it chooses a name that another program may take; and so is a test before a folder of the system is
 listed, whose contents come and go by themselves (`/dev`, `/proc`, `/run`).
 """
 
@@ -20,13 +20,14 @@ from paceline.check.flow.effects import text_of
 from paceline.check.libraries.catalogue import RANK_CALLS, RANK_ZERO_FIRST
 from paceline.check.ranks.branches import condition
 from paceline.check.reporting.findings import Finding, Step
+from paceline.check.rules.existing_files import ASKS, foreseen
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.tree import enclosing, is_within, last_line
 from paceline.check.threads.evidence import IMPORTS, of_threads
 
-ASKS = ("exists", "lexists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink")
 MAKES = ("makedirs", "mkdir")
 LISTS = ("listdir", "scandir")
 #: Classes whose objects are run by others.
@@ -44,10 +45,10 @@ BETWEEN_PROGRAMS = ("lock", "pid", "sock")
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report creations, removals and writes of a path inside a test of its existence."""
-    yield from _made_up(facts)
+    yield from _temporary_name(facts)
     yield from _lock_files(facts)
     yield from _listed(facts)
-    yield from _made_anew(facts)
+    yield from _recreated(facts)
     ranks: bool | None = None  # computed only once a suspicious test is found
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -66,30 +67,30 @@ def find(facts: Facts) -> Iterator[Finding]:
                     yield _report(fn, test, call, path, _confidence(path, fn, ranks or _meets_others(fn, facts)))
 
 
-def _made_up(facts: Facts) -> Iterator[Finding]:
-    """`tempfile.mktemp()`: a name that no file had when it was made up."""
+def _temporary_name(facts: Facts) -> Iterator[Finding]:
+    """`tempfile.mktemp()`: a name that no file had when it was chosen."""
     for fn in facts.module.functions:
         for call in fn.calls:
             if short_name(call.func) == "mktemp" and facts.module.canonical(call.func) == "tempfile.mktemp":
                 yield finding(
                     call,
                     fn,
-                    "tempfile.mktemp() only makes up a name: another program may create a file of that name before "
+                    "tempfile.mktemp() only chooses a name: another program may create a file of that name before "
                     "this one does",
                     [
                         Step("this program", call.lineno, "finds that no file has this name"),
                         Step("another one", call.lineno, "creates a file of this name"),
                         Step("this program", call.lineno, "opens the file of the other one"),
                     ],
-                    "use tempfile.mkstemp() or NamedTemporaryFile(), which create the file in the same step",
-                    "tempfile.mktemp",
-                    0.55,
+                    remedy="use tempfile.mkstemp() or NamedTemporaryFile(), which create the file in the same step",
+                    about="tempfile.mktemp",
+                    confidence=0.55,
                 )
                 break
 
 
-def _made_anew(facts: Facts) -> Iterator[Finding]:
-    """`rmtree(folder)` and then `folder.mkdir()`: another program may have made the folder in between."""
+def _recreated(facts: Facts) -> Iterator[Finding]:
+    """`rmtree(folder)` and then `folder.mkdir()`: another program may have created the folder in between."""
     for fn in facts.module.functions:
         gone = {path: c for c in fn.calls if short_name(c.func) == "rmtree" and (path := _path_of(c))}
         for call in fn.calls if gone else ():
@@ -102,16 +103,16 @@ def _made_anew(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"{path} is removed at line {gone[path].lineno} and made anew here: another thread or program that "
-                    "does the same may have made it in between",
+                    f"{path} is removed at line {gone[path].lineno} and created again here: another thread or program "
+                    "that does the same may have created it in between",
                     [
                         Step("this program", gone[path].lineno, f"removes {path}"),
-                        Step("another one", call.lineno, "removes it too, and makes it"),
-                        Step("this program", call.lineno, "makes it: FileExistsError"),
+                        Step("another one", call.lineno, "removes it too, and creates it"),
+                        Step("this program", call.lineno, "creates it: FileExistsError"),
                     ],
-                    "pass exist_ok=True, or make a folder under a name of its own and rename it",
-                    path,
-                    0.55,
+                    remedy="pass exist_ok=True, or create a folder under a name of its own and rename it",
+                    about=path,
+                    confidence=0.55,
                 )
                 break
 
@@ -149,9 +150,9 @@ def _listed(facts: Facts) -> Iterator[Finding]:
                         Step("another one", test.lineno, "removes the last entry, and with it the folder"),
                         Step("this program", call.lineno, "lists it: FileNotFoundError"),
                     ],
-                    "list it without a check, and catch FileNotFoundError",
-                    path,
-                    0.6,
+                    remedy="list it without a check, and catch FileNotFoundError",
+                    about=path,
+                    confidence=0.6,
                 )
 
 
@@ -196,22 +197,23 @@ def _report_lock_file(fn: Function, test: ast.If | ast.While, call: ast.Call, pa
         [
             Step("this program", test.lineno, f"finds no {path}"),
             Step("another one", test.lineno, "finds none either"),
-            Step("both", call.lineno, "create it, and go on"),
+            Step("both", call.lineno, "create it, and continue"),
         ],
-        'create it in one step with the check: open(path, "x"), os.open(..., O_CREAT | O_EXCL), or a lock of the file',
-        path,
-        0.65,
+        remedy='create it in one step with the check: open(path, "x"), os.open(..., O_CREAT | O_EXCL), or a '
+        "lock of the file",
+        about=path,
+        confidence=0.65,
     )
 
 
 def _decided_by(call: ast.Call, test: ast.If) -> bool:
     """Whether a call is in a branch of the test, or comes after it where the test returns if the path exists."""
     if enclosing(call, ast.If) is test:
-        first = test.body[0].lineno <= call.lineno <= (test.body[-1].end_lineno or 0)
+        first = is_within(call, test.body)
         plain = isinstance(test.test, ast.Call)  # what exists is not made
         return not (short_name(call.func) in MAKES and plain and first)
     leaves = isinstance(test.body[-1], ast.Return) and not isinstance(test.test, ast.UnaryOp | ast.BoolOp)
-    return leaves and call.lineno > (test.end_lineno or 0) and enclosing(call, ast.If) is enclosing(test, ast.If)
+    return leaves and call.lineno > last_line(test) and enclosing(call, ast.If) is enclosing(test, ast.If)
 
 
 def _ranks(facts: Facts) -> bool:
@@ -229,34 +231,6 @@ def _meets_others(fn: Function, facts: Facts) -> bool:
         return True
     task = fn.cls is not None and fn.name in ("__call__", "run") and TASK.search(fn.cls.name)
     return bool(task) and of_threads(fn.cls, facts) >= IMPORTS
-
-
-def foreseen(call: ast.Call) -> bool:
-    """Whether the error of the one that comes late is caught: by its name, or by a handler that asks which it is."""
-    at: ast.AST = call
-    while (around := parent(at)) is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
-        if isinstance(around, ast.Try) and at in around.body:
-            for handler in around.handlers:
-                kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-                names = {short_name(kind) for kind in kinds if kind is not None} or {"BaseException"}
-                if names & _BY_NAME or (names & _ANY and _tells_apart(handler)):
-                    return True
-        if isinstance(around, ast.With) and any("suppress" in ast.unparse(i.context_expr) for i in around.items):
-            return True
-        at = around
-    return False
-
-
-_BY_NAME = {"FileExistsError", "FileNotFoundError"}
-_ANY = {"OSError", "IOError", "EnvironmentError", "error", "WindowsError", "Exception", "BaseException"}
-_TELLS = re.compile(r"errno|EEXIST|ENOENT|exists|isdir|isfile|is_dir|is_file|islink|Errno")
-
-
-def _tells_apart(handler: ast.ExceptHandler) -> bool:
-    """Whether a handler asks what went wrong, or goes on whatever it was."""
-    text = ast.unparse(handler)
-    leaves = any(isinstance(n, ast.Raise | ast.Return) for n in ast.walk(handler))
-    return _TELLS.search(text) is not None or not leaves
 
 
 def _confidence(path: str, fn: Function, several: bool) -> float:
@@ -340,11 +314,11 @@ def _report(fn: Function, test: ast.If, call: ast.Call, path: str, confidence: f
                 "rank 1", call.lineno, "repeats it: an error, or a half-written file that the other one already reads"
             ),
         ],
-        f"do it without a check ({remedy})"
+        remedy=f"do it without a check ({remedy})"
         if remedy
         else "let one rank do it while the others wait, or write to a temporary name and rename it",
-        path,
-        confidence,
+        about=path,
+        confidence=confidence,
     )
 
 

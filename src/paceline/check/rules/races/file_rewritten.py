@@ -13,14 +13,15 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, entered_around, keyword, short_name
-from paceline.check.threads.sharing import overlap
+from paceline.check.syntax.names import dotted, keyword, short_name
+from paceline.check.syntax.tree import contexts_around
+from paceline.check.threads.sharing import may_overlap
 
 LOCKS = ("flock", "lockf", "FileLock", "locking", "SoftFileLock")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report functions, run by several processes or threads, that read a file and then write the same one anew."""
+    """Report functions, run by several processes or threads, that read a file and then rewrite it."""
     for fn in facts.module.functions:
         opened = [c for c in fn.calls if dotted(c.func) in ("open", "io.open") and c.args] if facts.roots else []
         for write in (c for c in opened if _mode(c).startswith("w")):
@@ -40,7 +41,7 @@ def _mode(call: ast.Call) -> str:
 
 def _locked(fn: Function, write: ast.Call, facts: Facts) -> bool:
     """Whether a lock of the program or of the file is held."""
-    entered = any("lock" in ast.unparse(context).lower() for context in entered_around(write))
+    entered = any("lock" in ast.unparse(context).lower() for context in contexts_around(write))
     return entered or bool(facts.held_at(write, fn)) or any(short_name(c.func) in LOCKS for c in fn.calls)
 
 
@@ -48,23 +49,23 @@ def _by_several(fn: Function, facts: Facts) -> bool:
     """Whether several processes, or threads, run a function at once."""
     tags = facts.reached.get(id(fn), set())
     several = {f"{r.kind}:{r.function.qualname}" for r in facts.roots if r.kind == "process" and r.several}
-    return bool(tags & several) or overlap(fn, fn, facts)
+    return bool(tags & several) or may_overlap(fn, fn, facts)
 
 
 def _report(fn: Function, read: ast.Call, write: ast.Call, path: str) -> Finding:
     return finding(
         write,
         fn,
-        f"{path} was read at line {read.lineno} and is written anew here; {fn.qualname} runs several times at once, "
+        f"{path} was read at line {read.lineno} and is rewritten here; {fn.qualname} runs several times at once, "
         "and what another run has written in between is lost",
         [
             Step("process A", read.lineno, f"{fn.qualname} reads {path}"),
             Step("process B", write.lineno, f"writes {path}"),
             Step("process A", write.lineno, "writes what it made of the old content"),
         ],
-        "hold a lock of the file over the read and the write",
-        path,
-        0.65,
+        remedy="hold a lock of the file over the read and the write",
+        about=path,
+        confidence=0.65,
     )
 
 

@@ -80,9 +80,9 @@ def _report_half_made(fn: Function, test: ast.If, name: str, made: ast.Assign, l
             Step("thread B", test.lineno, "finds it, without the lock, and uses it"),
             Step("thread A", later.lineno, "only now completes it"),
         ],
-        f"complete it in a local variable, and assign {name} last",
-        name,
-        0.65,
+        remedy=f"complete it in a local variable, and assign {name} last",
+        about=name,
+        confidence=0.65,
     )
 
 
@@ -137,9 +137,9 @@ def _report(fn: Function, test: ast.If, name: str, flag: ast.Assign, later: ast.
             Step("thread B", test.lineno, f"finds {name} set, and returns"),
             Step("thread A", later.lineno, f"sets {target}, which thread B has already used"),
         ],
-        f"set {name} last, and hold a lock over the test and the work",
-        name,
-        confidence,
+        remedy=f"set {name} last, and hold a lock over the test and the work",
+        about=name,
+        confidence=confidence,
     )
 
 

@@ -15,10 +15,11 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import enclosing, parent, short_name
+from paceline.check.syntax.names import short_name
+from paceline.check.syntax.tree import enclosing, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import BEGINNINGS, accesses_of_class, accesses_of_globals, own_locks
-from paceline.check.threads.sharing import filled_if_missing, fills_a_gap, may_be_alone
+from paceline.check.threads.sharing import filled_if_missing, may_be_alone, stored_if_missing
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -52,9 +53,9 @@ def _other_lock(accesses: list[Access], cls: Class) -> Iterator[Finding]:
                     Step("thread B", change.line, f"{change.fn.qualname} changes it under {lock}"),
                     Step("thread A", access.line, "acts by what is no longer so"),
                 ],
-                f"hold {lock} here as well, or use one lock for both",
-                access.thing,
-                0.55,
+                remedy=f"hold {lock} here as well, or use one lock for both",
+                about=access.thing,
+                confidence=0.55,
             )
             return
 
@@ -94,9 +95,9 @@ def _report_outdated(read: Access, used: ast.Name, other: Access, lock: str) -> 
             Step("thread B", other.line, f"{other.fn.qualname} replaces it, under {lock}"),
             Step("thread A", used.lineno, f"takes {lock}, and uses the old object"),
         ],
-        f"read {read.thing} once {lock} is held",
-        read.thing,
-        0.6,
+        remedy=f"read {read.thing} once {lock} is held",
+        about=read.thing,
+        confidence=0.6,
     )
 
 
@@ -104,7 +105,7 @@ def _changes(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterato
     if not any(a.locks for a in accesses):
         return
     filled = {id(a.node) for a, _ in filled_if_missing(accesses)}  # reported as PC401
-    filled |= {id(a.node) for a in accesses if a.kind == "grow" and not a.locks and fills_a_gap(a)}
+    filled |= {id(a.node) for a in accesses if a.kind == "grow" and not a.locks and stored_if_missing(a)}
     changes = [a for a in accesses if a.kind in ("grow", "shrink") and id(a.node) not in filled]
     found = _bare(changes, cls, facts)
     if found is None and (decided := _decided_under_lock(accesses)):
@@ -204,9 +205,9 @@ def _report(access: Access, guarded: Access, lock: str, confidence: float) -> Fi
                 f"{access.fn.qualname} changes it at the same time, since it does not hold {lock}",
             ),
         ],
-        f"hold {lock} here too",
-        access.thing,
-        confidence,
+        remedy=f"hold {lock} here too",
+        about=access.thing,
+        confidence=confidence,
     )
 
 

@@ -14,10 +14,11 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import parent, short_name
+from paceline.check.syntax.names import short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import accesses_of_class, accesses_of_globals
-from paceline.check.threads.sharing import THREAD_WORDS, meet
+from paceline.check.threads.sharing import THREAD_WORDS, may_coincide
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -45,7 +46,7 @@ def _is_generator(value: ast.expr | None, fn: Function, facts: Facts) -> bool:
 def _of_one(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     taken = [a for a in accesses if _takes(a.node) and not a.locks]
     for access in taken:
-        other = next((o for o in taken if meet(access, o, facts)), None)
+        other = next((o for o in taken if may_coincide(access, o, facts)), None)
         if other is not None:
             yield finding(
                 access.node,
@@ -55,9 +56,9 @@ def _of_one(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
                     Step("thread A", access.line, f"{access.fn.qualname} runs the code of {access.thing}"),
                     Step("thread B", other.line, "calls next() meanwhile: ValueError: generator already executing"),
                 ],
-                "hold one lock around next(), or use itertools.count()",
-                access.thing,
-                0.7,
+                remedy="hold one lock around next(), or use itertools.count()",
+                about=access.thing,
+                confidence=0.7,
             )
             return
 

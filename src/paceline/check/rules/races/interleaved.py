@@ -14,8 +14,9 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import apart, dotted
-from paceline.check.threads.sharing import THREAD_WORDS, overlap
+from paceline.check.syntax.names import dotted
+from paceline.check.syntax.tree import on_different_branches
+from paceline.check.threads.sharing import THREAD_WORDS, may_overlap
 
 SENDS = ("sendall", "write", "sendmsg")
 
@@ -32,8 +33,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if owner.startswith(f"{fn.self_name}.") and "(" not in owner:
                     sends.setdefault(owner, []).append(call)
         for owner, calls in sends.items():
-            later = next((c for c in calls[1:] if not apart(calls[0], c)), None)
-            if later is not None and overlap(fn, fn, facts):
+            later = next((c for c in calls[1:] if not on_different_branches(calls[0], c)), None)
+            if later is not None and may_overlap(fn, fn, facts):
                 yield _report(fn, calls[0], later, owner)
 
 
@@ -48,9 +49,9 @@ def _report(fn: Function, first: ast.Call, later: ast.Call, owner: str) -> Findi
             Step("thread B", first.lineno, "sends the first part of its own message"),
             Step("thread A", later.lineno, "sends the second part: the messages are mixed"),
         ],
-        "hold one lock over all parts, or send them in one call",
-        owner,
-        0.65,
+        remedy="hold one lock over all parts, or send them in one call",
+        about=owner,
+        confidence=0.65,
     )
 
 

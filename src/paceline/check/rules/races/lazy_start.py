@@ -14,32 +14,11 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, resource_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, is_constant, parent, short_name
+from paceline.check.syntax.names import dotted, is_constant, short_name
+from paceline.check.syntax.tree import enclosing, last_line, parent
 from paceline.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
-from paceline.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown
-from paceline.check.threads.sharing import THREAD_WORDS, absent, overlap
-
-PLAIN = (
-    "start",
-    "run",
-    "open",
-    "connect",
-    "stop",
-    "close",
-    "main",
-    "init",
-    "launch",
-    "begin",
-    "restart",
-    "resume",
-    "setup",
-)
-
-
-def is_plain(fn: Function) -> bool:
-    """Whether a method is there to start or end something, so that its caller takes care: `open`, `run_forever`."""
-    name = fn.name.strip("_")
-    return any(name == word or name.startswith(f"{word}_") for word in PLAIN)
+from paceline.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown, starts_or_ends
+from paceline.check.threads.sharing import THREAD_WORDS, absent, may_overlap
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -82,7 +61,7 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """`if not self.running: self.start()` of a thread, in a method that does something else."""
     if fn.cls is None or not fn.cls.is_a("threading.Thread", "Thread") or fn.name.startswith("__"):
         return
-    if is_plain(fn):
+    if starts_or_ends(fn):
         return
     if "is_alive" in ast.unparse(test.test) or "isAlive" in ast.unparse(test.test):
         return
@@ -109,10 +88,10 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
     own = fn.cls is not None and name.startswith(fn.self_name + ".") and name.count(".") == 1
     if not name or fn.asynchronous or not (own or name in fn.globals) or is_teardown(fn):
         return
-    together = overlap(fn, fn, facts)
+    together = may_overlap(fn, fn, facts)
     sign = of_threads(fn.cls if own else None, facts, fn.line)
     least = IMPORTS if own and of_all_objects(fn) else OWNS_OTHER
-    if not together and (sign < least or facts.guards(fn) or is_plain(fn)):
+    if not together and (sign < least or facts.guards(fn) or starts_or_ends(fn)):
         return
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
@@ -130,7 +109,7 @@ def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     attribute = name.removeprefix(f"{fn.self_name}.")
     if fn.cls is None or name == attribute or fn.asynchronous or is_teardown(fn) or not owns_lock(fn.cls, facts):
         return
-    if facts.guards(fn) or is_plain(fn) or fn.name.endswith("locked"):
+    if facts.guards(fn) or starts_or_ends(fn) or fn.name.endswith("locked"):
         return
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
@@ -149,7 +128,7 @@ def _told_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Findin
     if any(dotted(t) == flag and t.lineno > test.lineno for t, _ in fn.assigns):
         return
     for root in facts.roots:
-        starts = root.kind == "thread" and test.lineno < root.line <= (getattr(fn.node, "end_lineno", 0) or 0)
+        starts = root.kind == "thread" and test.lineno < root.line <= last_line(fn.node)
         if starts and any(dotted(t) == flag and is_constant(v, True) for t, v in root.function.assigns):
             start = next((c for c in fn.calls if c.lineno == root.line), None)
             if start is not None and not facts.held_at(start, fn):
@@ -213,7 +192,7 @@ def _creates(value: ast.expr, fn: Function) -> bool:
 def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """A thread of an object that has a lock, started on first use without it."""
     name = absent(test.test)
-    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or is_plain(fn):
+    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or starts_or_ends(fn):
         return
     if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
         return
@@ -247,9 +226,9 @@ def _report(at: ast.AST, fn: Function, what: str, asked: str, about: str, confid
             Step("thread B", line, "finds it true as well, before thread A has changed it"),
             Step("both", line, "create or start it"),
         ],
-        "check and create under one lock, or check again once it is held",
-        about,
-        confidence,
+        remedy="check and create under one lock, or check again once it is held",
+        about=about,
+        confidence=confidence,
     )
 
 

@@ -78,9 +78,9 @@ def _report(at: ast.AST, fn: Function, name: str, read: ast.Attribute, other: Fu
             Step("thread A", line, f"sets {name}, in its own storage"),
             Step("thread B", read.lineno, f"{other.qualname} reads {name}: AttributeError"),
         ],
-        "read it with getattr(..., default), or subclass threading.local and set it in __init__",
-        name,
-        0.75,
+        remedy="read it with getattr(..., default), or subclass threading.local and set it in __init__",
+        about=name,
+        confidence=0.75,
     )
 
 

@@ -15,7 +15,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.evidence import claims_safety, owns_lock
 from paceline.check.threads.shared_state import BEGINNINGS, accesses_of_class, accesses_of_globals, accesses_of_locals
@@ -253,9 +254,9 @@ def _report(access: Access, guarded: Access | None, other: str = "") -> Finding:
             Step("thread B", guarded.line if guarded else access.line, "reads and changes it too"),
             Step("thread A", access.line, "writes a value computed from the old one: the change of thread B is lost"),
         ],
-        f"hold {min(guarded.locks) if guarded else 'one lock'} wherever {name} is changed",
-        access.thing,
-        0.65,
+        remedy=f"hold {min(guarded.locks) if guarded else 'one lock'} wherever {name} is changed",
+        about=access.thing,
+        confidence=0.65,
     )
 
 

@@ -16,11 +16,12 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, is_constant, parent
+from paceline.check.syntax.names import dotted, is_constant
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.evidence import IMPORTS, STARTS, of_threads
 from paceline.check.threads.shared_state import accesses_of_globals
-from paceline.check.threads.sharing import overlap
+from paceline.check.threads.sharing import may_overlap
 
 #: Functions that set such state, and what that is.
 SETTERS = {
@@ -65,7 +66,7 @@ def _blocks(fn: Function, facts: Facts) -> Iterator[Finding]:
         for item in block.items:
             call = item.context_expr
             name = facts.module.canonical(call.func) if isinstance(call, ast.Call) else ""
-            if name in BLOCKS and overlap(fn, fn, facts) and not facts.held_at(block.body[0], fn):
+            if name in BLOCKS and may_overlap(fn, fn, facts) and not facts.held_at(block.body[0], fn):
                 yield _report(fn, call, block.body[-1], BLOCKS[name])  # type: ignore[arg-type]
 
 
@@ -131,7 +132,7 @@ def _puts_back(last: ast.expr, fn: Function) -> bool:
 
 def _meets(fn: Function, facts: Facts) -> bool:
     """Whether several threads may run a function, or other threads run meanwhile."""
-    if overlap(fn, fn, facts) or facts.threads_of(fn):
+    if may_overlap(fn, fn, facts) or facts.threads_of(fn):
         return True
     tasks = any(other.asynchronous for other in facts.module.functions)
     if fn.decorated("contextmanager") and (tasks or of_threads(fn.cls, facts, fn.line) >= IMPORTS):
@@ -151,9 +152,9 @@ def _report(fn: Function, first: ast.expr, last: ast.expr, what: str) -> Finding
             Step("thread A", last.lineno, "puts the old value back, while thread B works"),
             Step("thread B", last.lineno, "puts back what thread A had set"),
         ],
-        "pass the value on (cwd=, env=, timeout=), or hold one lock over all of it",
-        what,
-        0.55,
+        remedy="pass the value on (cwd=, env=, timeout=), or hold one lock over all of it",
+        about=what,
+        confidence=0.55,
     )
 
 

@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.evidence import OWNS_OTHER, of_threads
 from paceline.check.threads.roots import STARTS
 
@@ -173,9 +174,9 @@ def _report(fn: Function, cls: Class, start: Start, target: ast.Attribute, read:
             Step("thread B", read[1], f"{read[0].qualname} reads {cls.name}.{target.attr}: AttributeError"),
             Step("thread A", target.lineno, "sets it"),
         ],
-        "set every attribute before the thread is started",
-        f"{cls.name}.{target.attr}",
-        start.confidence,
+        remedy="set every attribute before the thread is started",
+        about=f"{cls.name}.{target.attr}",
+        confidence=start.confidence,
     )
 
 

@@ -14,7 +14,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class
-from paceline.check.syntax.names import parent, short_name
+from paceline.check.syntax.names import short_name
+from paceline.check.syntax.tree import last_line, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.evidence import OWNS_LOCK, OWNS_OTHER, of_threads
 from paceline.check.threads.shared_state import accesses_of_class, accesses_of_globals, is_teardown
@@ -41,7 +42,7 @@ def _emptied(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterato
         if not _empties(reset):
             continue
         uses = [a for a in accesses if a.fn is reset.fn and a.line < reset.line and _whole(a)]
-        pauses = [p for p in reset.fn.awaits if uses and uses[-1].line <= (p.end_lineno or 0) <= reset.line]
+        pauses = [p for p in reset.fn.awaits if uses and uses[-1].line <= last_line(p) <= reset.line]
         added = next((a for a in adding if a.fn is not reset.fn or pauses), None)  # a second task may run the same
         if not uses or added is None or reset.locks & added.locks:
             continue
@@ -94,10 +95,10 @@ def _report(use: Access, reset: Access, added: Access, who: str, sure: float) ->
             Step(f"{who} B", added.line, f"{added.fn.qualname} adds an item"),
             Step(f"{who} A", reset.line, "empties it: the new item is gone"),
         ],
-        f"take it out in one step, `items, {_text(reset)} = {_text(reset)}, ...`, before it is read, or hold one lock "
-        "over both and over every addition",
-        reset.thing,
-        sure,
+        remedy=f"take it out in one step, `items, {_text(reset)} = {_text(reset)}, ...`, before it is read, or hold "
+        "one lock over both and over every addition",
+        about=reset.thing,
+        confidence=sure,
     )
 
 

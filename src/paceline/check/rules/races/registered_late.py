@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding, queue_of
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import apart, awaited, dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import awaited, enclosing, on_different_branches, parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.evidence import IMPORTS, STARTS, of_threads
 from paceline.check.threads.shared_state import accesses_of_class, is_caught
@@ -44,7 +45,12 @@ def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[F
             continue
         other = next((t for t in taken if t.fn is not store.fn), None)
         sent = _sent_before(store, facts) if other is not None else None
-        if other is None or sent is None or apart(sent, store.node) or _together(store, sent, other, facts):
+        if (
+            other is None
+            or sent is None
+            or on_different_branches(sent, store.node)
+            or _together(store, sent, other, facts)
+        ):
             continue
         if store.fn.asynchronous and of_threads(cls, facts) < STARTS and not _pauses_between(sent, store):
             continue  # a task that was created runs only once this one awaits
@@ -79,7 +85,7 @@ def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Finding]:
 
 
 def _needed(test: ast.AST) -> ast.expr | None:
-    """The attribute that has to be true for a thread to go on: `while self.running`, `if not self.running: return`."""
+    """What has to be true for a thread to continue: `while self.running`, `if not self.running: return`."""
     asked = getattr(test, "test", None)
     if isinstance(test, ast.If) and isinstance(asked, ast.UnaryOp) and isinstance(asked.op, ast.Not):
         ends = not test.orelse and isinstance(test.body[-1], ast.Return | ast.Break)
@@ -101,7 +107,7 @@ def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         other = next((a for a in lookups if a.fn is not store.fn and not is_caught(a.node, "KeyError")), None)
         key = _key(store) if store.kind == "grow" else None
         given = None if key is None or other is None else _given_before(key, store, facts)
-        if other is None or given is None or apart(given, store.node):
+        if other is None or given is None or on_different_branches(given, store.node):
             continue
         if not _together(store, given, other, facts):
             yield _report(store, given, other)
@@ -215,9 +221,9 @@ def _report(store: Access, sent: ast.Call, other: Access) -> Finding:
             Step("thread B", other.line, f"{other.fn.qualname} looks for the entry, and finds none"),
             Step("thread A", store.line, "stores the entry, which no one looks for any more"),
         ],
-        "store the entry before the call, and remove it if the call fails",
-        store.thing,
-        0.6,
+        remedy="store the entry before the call, and remove it if the call fails",
+        about=store.thing,
+        confidence=0.6,
     )
 
 
@@ -233,9 +239,9 @@ def _report_flag(target: ast.expr, started: ast.Call, asked: ast.expr, fn: Funct
             Step("thread B", asked.lineno, f"{run.qualname} finds {name} not set, and ends"),
             Step("thread A", target.lineno, "sets it, and no thread runs any more"),
         ],
-        "set it before the thread is started",
-        name,
-        0.6,
+        remedy="set it before the thread is started",
+        about=name,
+        confidence=0.6,
     )
 
 

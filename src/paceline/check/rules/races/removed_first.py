@@ -14,11 +14,12 @@ from collections.abc import Iterator
 
 from paceline.check.flow.effects import text_of
 from paceline.check.reporting.findings import Finding, Step
-from paceline.check.rules.races.exists_then_create import ASKS, foreseen
+from paceline.check.rules.existing_files import ASKS, foreseen
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, enclosing, keyword, parent, short_name
+from paceline.check.syntax.names import dotted, keyword, short_name
+from paceline.check.syntax.tree import enclosing, parent
 
 #: What puts a file in the place of another one.
 MOVES = ("rename", "renames", "move", "symlink", "link", "symlink_to", "hardlink_to")
@@ -91,9 +92,10 @@ def _report(fn: Function, removal: ast.Call, move: ast.Call, path: str) -> Findi
             Step("another one", removal.lineno, "opens it, and there is none; or removes it too, and fails"),
             Step("this program", move.lineno, f"calls {text_of(move)}"),
         ],
-        f"{'make the link under another name, then call' if links else 'use'} os.replace(), which does both at once",
-        path,
-        0.6,
+        remedy=f"{'make the link under another name, then call' if links else 'use'} os.replace(), which does "
+        "both at once",
+        about=path,
+        confidence=0.6,
     )
 
 

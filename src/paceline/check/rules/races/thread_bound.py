@@ -15,10 +15,11 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class
-from paceline.check.syntax.names import keyword, parent
+from paceline.check.syntax.names import keyword
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.shared_state import accesses_of_class, is_teardown
-from paceline.check.threads.sharing import meet
+from paceline.check.threads.sharing import may_coincide
 from paceline.check.values.library_types import type_name
 
 
@@ -48,7 +49,9 @@ def _of_one(name: str, accesses: list[Access], cls: Class, facts: Facts) -> Iter
             yield _report(at, f"was opened by another thread (line {made}), and refuses this one", made, 0.7)
     elif kinds == {"one"}:
         for at in used:
-            other = next((o for o in used if o.fn is not at.fn and not o.locks & at.locks and meet(at, o, facts)), None)
+            other = next(
+                (o for o in used if o.fn is not at.fn and not o.locks & at.locks and may_coincide(at, o, facts)), None
+            )
             if other is not None and facts.threads_of(at.fn):
                 yield _report(at, f"is used by {other.fn.qualname} in another thread at the same time", other.line, 0.6)
                 return
@@ -64,9 +67,9 @@ def _report(at: Access, what: str, line: int, confidence: float) -> Finding:
             Step("thread A", line, f"opens or uses {at.thing}"),
             Step("thread B", at.line, f"{at.fn.qualname} uses it: an error, or messages that are mixed up"),
         ],
-        "open one in each thread, or hold one lock around every use",
-        at.thing,
-        confidence,
+        remedy="open one in each thread, or hold one lock around every use",
+        about=at.thing,
+        confidence=confidence,
     )
 
 

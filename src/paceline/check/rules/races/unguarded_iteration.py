@@ -18,7 +18,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, enclosing, parent, short_name
+from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.tree import enclosing, parent
 from paceline.check.threads.accesses import SHRINKS, VIEWS, Access, iterates
 from paceline.check.threads.evidence import IMPORTS, STARTS, of_threads
 from paceline.check.threads.shared_state import (
@@ -30,7 +31,7 @@ from paceline.check.threads.shared_state import (
     is_teardown,
     own_locks,
 )
-from paceline.check.threads.sharing import may_be_alone, meet
+from paceline.check.threads.sharing import may_be_alone, may_coincide
 
 #: Functions that make a task of a coroutine.
 TASKS = ("create_task", "ensure_future", "run_coroutine_threadsafe")
@@ -68,9 +69,9 @@ def _of_modules(fn: Function, facts: Facts) -> Iterator[Finding]:
                     Step("thread B", over.lineno, "imports a module"),
                     Step("thread A", over.lineno, "RuntimeError: changed size during iteration"),
                 ],
-                "iterate over a copy, list(sys.modules.values())",
-                "sys.modules",
-                0.6,
+                remedy="iterate over a copy, list(sys.modules.values())",
+                about="sys.modules",
+                confidence=0.6,
             )
 
 
@@ -145,7 +146,7 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
         return removes, f"{removes.fn.qualname}, a callback of what the loop ends,", 0.55
     mine = facts.threads_of(loop.fn)
     for change in changes if mine else ():
-        if facts.threads_of(change.fn) and not change.locks & loop.locks and meet(loop, change, facts):
+        if facts.threads_of(change.fn) and not change.locks & loop.locks and may_coincide(loop, change, facts):
             where = "in a further thread of the same kind" if change.fn is loop.fn else "in another thread"
             return change, f"{change.fn.qualname}, {where},", 0.6
     for change in changes:
@@ -277,9 +278,9 @@ def _report(loop: Access, change: Access, who: str, confidence: float) -> Findin
             Step("thread B", change.line, f"{change.fn.qualname} adds or removes an item"),
             Step("thread A", loop.line, "RuntimeError: changed size during iteration"),
         ],
-        "iterate over a copy, list(...), that is made under the lock",
-        loop.thing,
-        confidence,
+        remedy="iterate over a copy, list(...), that is made under the lock",
+        about=loop.thing,
+        confidence=confidence,
     )
 
 

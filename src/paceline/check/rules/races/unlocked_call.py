@@ -16,7 +16,8 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import dotted, parent
+from paceline.check.syntax.names import dotted
+from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import GROWS, SHRINKS, VIEWS
 from paceline.check.threads.evidence import owns_lock
 from paceline.check.threads.shared_state import BEGINNINGS, own_locks
@@ -110,9 +111,9 @@ def _report(bare: Use, held: Use, holders: int, called: str, lock: str) -> Findi
             Step("thread A", held.call.lineno, f"{held.fn.qualname} calls it under {lock}"),
             Step("thread B", bare.call.lineno, f"{bare.fn.qualname} calls it at the same time, without {lock}"),
         ],
-        f"hold {lock} here too",
-        f"{called} {lock}",
-        0.55,
+        remedy=f"hold {lock} here too",
+        about=f"{called} {lock}",
+        confidence=0.55,
     )
 
 

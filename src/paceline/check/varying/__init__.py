@@ -1,0 +1,1 @@
+"""Which values differ from rank to rank, and why."""
