@@ -31,7 +31,7 @@ def start(folder: Path, plan: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "paceline", "train", "job.py", "-p", plan, "-w", "2"]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until = time.monotonic() + 300
-    while not any(file.stat().st_size > 50_000 for file in folder.glob("runs/*/trace.arrow")):
+    while not any(file.stat().st_size > 5_000 for file in folder.glob("runs/*/trace.arrow")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
         time.sleep(0.05)
