@@ -114,4 +114,4 @@ def test_stupid_inputs_are_told(script: Path) -> None:
         compare_script("  ")
     script.write_text("print('no training here')\n")
     with pytest.raises(UsageError, match="fewer than 3 steps"):
-        compare_script("train.py", rounds=1)
+        compare_script("python train.py", rounds=1)

@@ -188,10 +188,10 @@ def test_killed_twice_where_there_is_a_server(job_file: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "plan",
     [
-        "ceiling",
+        pytest.param("ceiling", marks=pytest.mark.soak),
         "easgd:every=5",
-        "diloco:every=9",
-        "diloco:every=9,fragments=4,codec=onebit",
+        pytest.param("diloco:every=9", marks=pytest.mark.soak),
+        pytest.param("diloco:every=9,fragments=4,codec=onebit", marks=pytest.mark.soak),
         "diloco:every=9,fragments=2,overlap=4,codec=onebit",
         "gossip",
         "sandblaster:memory=3",
@@ -215,7 +215,7 @@ AT_SERVER = [
     ("backup", (3, 4)),
     ("dc_asgd:mode=adaptive", (2, 3)),
     ("easgd:mode=asynchronous,every=4", (2, 3, 1)),
-    ("gossip:mode=asynchronous", (3, 3)),
+    pytest.param("gossip:mode=asynchronous", (3, 3), marks=pytest.mark.soak),
     ("gossip:mode=asynchronous", (2, 3)),
     ("parallel_sgd:mode=map_reduce,parts=10", (2, 3)),
 ]

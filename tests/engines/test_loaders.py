@@ -30,6 +30,15 @@ REPLAYED = (
     "gossip:mode=asynchronous", "distbelief",
 )  # fmt: skip
 WITHOUT_ORDER = ("hogwild",)
+#: These ask their loaders as another plan of the same method does.
+ALIKE = {
+    "halving_doubling", "hierarchical", "central", "parallel_sgd", "easgd:every=2", "gpipe", "zero_bubble", "spectrain",
+    "redundant", "one_weird_trick", "downpour:shards=2", "dc_asgd", "backup:backups=0",
+}  # fmt: skip
+
+
+def _but_alike(plans: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(plan, marks=[pytest.mark.soak] * (plan in ALIKE)) for plan in plans]
 
 
 class Set(Dataset):  # type: ignore[type-arg]
@@ -79,7 +88,7 @@ def _check_who_read(notes: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:plan sandblaster makes its own steps")
-@pytest.mark.parametrize("plan", SAME_BITS)
+@pytest.mark.parametrize("plan", _but_alike(SAME_BITS))
 def test_loaders_read_for_plans_that_know_what_comes(plan: str, tmp_path: Path) -> None:
     workers = None if plan.startswith("sequential") else 4 if plan == "hierarchical" else 2
     found = []
@@ -91,7 +100,7 @@ def test_loaders_read_for_plans_that_know_what_comes(plan: str, tmp_path: Path) 
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("plan", REPLAYED)
+@pytest.mark.parametrize("plan", _but_alike(REPLAYED))
 def test_loaders_read_what_will_probably_be_leased(plan: str, tmp_path: Path) -> None:
     """A replay reads without loaders, and raises if its bits are not the recorded ones."""
     job = _job(tmp_path / "notes", num_workers=2)

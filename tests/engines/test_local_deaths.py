@@ -28,6 +28,7 @@ from paceline.runs.progress import Progress
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.testing.killing import DiesInMidUpdate, kill_one, worker_processes
 
+SOAK = pytest.mark.soak
 X = torch.randn(400, 20, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(4, (400,), generator=torch.Generator().manual_seed(1))
 
@@ -46,8 +47,11 @@ def job(**changes: Any) -> pl.Job:
 
 @pytest.mark.parametrize(
     "plan",
-    ["downpour", "downpour:shards=3", "downpour:codec=topk", "backup", "backup:backups=0", "gossip:mode=asynchronous"],
-)
+    [
+        pytest.param("downpour", marks=SOAK), "downpour:shards=3", "downpour:codec=topk", "backup",
+        pytest.param("backup:backups=0", marks=SOAK), "gossip:mode=asynchronous",
+    ],
+)  # fmt: skip
 def test_the_others_survive_a_death_in_mid_update_with_the_lock_held(tmp_path: Path, plan: str) -> None:
     when = tmp_path / "die"
     when.touch()
@@ -99,7 +103,10 @@ def test_the_last_one_goes_on_when_all_others_are_killed(tmp_path: Path, plan: s
 
 
 @pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")
-@pytest.mark.parametrize("plan", ["ring", "sandblaster", "one_f_one_b", "pipedream", "tensor", "zero"])
+@pytest.mark.parametrize(
+    "plan",
+    ["ring", "sandblaster", "one_f_one_b", "tensor", *(pytest.param(p, marks=SOAK) for p in ("pipedream", "zero"))],
+)
 def test_a_plan_that_keeps_step_ends_at_once_and_names_the_dead(plan: str) -> None:
     killed_at: list[float] = []
 
@@ -253,7 +260,7 @@ def _interrupt(plan: str, tenth: int, tmp_path: Path, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "seconds"),
-    [("downpour", BUSY), *(pytest.param(plan, 2.0, marks=pytest.mark.soak) for plan in ("ring", "downpour"))],
+    [("downpour", BUSY), *(pytest.param(plan, 2.0, marks=SOAK) for plan in ("ring", "downpour"))],
 )
 def test_killing_the_parent_ends_everything(plan: str, seconds: float, tmp_path: Path) -> None:
     with _started(plan, tmp_path, 10**6, 1) as family:

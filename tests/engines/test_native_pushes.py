@@ -60,8 +60,18 @@ class Counting(nn.Sequential):
         return plain_model()
 
 
-@pytest.mark.parametrize("plan", ["downpour:workers=2,shards=2", "ssp:workers=2,bound=2"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+SOAK = pytest.mark.soak
+SHARDS, BOUND = "downpour:workers=2,shards=2", "ssp:workers=2,bound=2"
+
+
+@pytest.mark.parametrize(
+    ("plan", "optimizer"),
+    [  # every optimizer with one of them
+        pytest.param(plan, optimizer, marks=[] if (row + number) % 2 else [SOAK])
+        for row, plan in enumerate((SHARDS, BOUND))
+        for number, optimizer in enumerate(OPTIMIZERS)
+    ],
+)
 def test_a_replay_has_the_same_bits(plan: str, optimizer: str, tmp_path: Path) -> None:
     """A replay makes every update in Python, by the user's optimizer; in the run, generated code made most."""
     counted = partial(Counting.make, str(tmp_path / "gradients"), os.getpid())
@@ -85,7 +95,9 @@ def test_one_worker_of_hogwild_has_the_bits_of_the_virtual_engine(optimizer: str
     assert (tmp_path / "gradients").stat().st_size < 3 * 42 / 2
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(each, marks=[] if each in ("plain", "adam") else [SOAK]) for each in OPTIMIZERS]
+)
 def test_workers_of_hogwild_apply_every_batch_once_and_learn(optimizer: str) -> None:
     given = job(model=plain_model, optimizer=OPTIMIZERS[optimizer], epochs=8)
     begun = pl.train(given, "sequential", max_updates=1, folder=None).history[-1]["test_loss"]
@@ -115,9 +127,15 @@ def told_little(schedule: Any, parent: int, optimizer: torch.optim.Optimizer) ->
     return schedule(optimizer)
 
 
-@pytest.mark.parametrize("told", ["much", "little"])
-@pytest.mark.parametrize("schedule", [ONE_CYCLE, DecayForAWhile], ids=["one cycle", "of another form"])
-@pytest.mark.parametrize("plan", ["downpour:workers=2,shards=2", "dc_asgd:workers=2,mode=adaptive"])
+@pytest.mark.parametrize(
+    ("plan", "schedule", "told"),
+    [  # every pair of two of them
+        pytest.param(plan, schedule, told, marks=[] if (row + number + place) % 2 else [SOAK])
+        for row, plan in enumerate((SHARDS, "dc_asgd:workers=2,mode=adaptive"))
+        for number, schedule in enumerate((ONE_CYCLE, DecayForAWhile))
+        for place, told in enumerate(("much", "little"))
+    ],
+)
 def test_a_schedule_goes_by_the_versions_of_each_shard(plan: str, schedule: Any, told: str, tmp_path: Path) -> None:
     counted = partial(Counting.make, str(tmp_path / "gradients"), os.getpid())
     (tmp_path / "gradients").touch()
@@ -140,7 +158,7 @@ def test_one_worker_with_a_schedule_has_the_bits_of_the_virtual_engine(plan: str
     assert losses(run.trace) == losses(alone.trace)
 
 
-@pytest.mark.parametrize("plan", ["downpour:workers=2,shards=2", "dc_asgd:workers=2"])
+@pytest.mark.parametrize("plan", [SHARDS, "dc_asgd:workers=2"])
 def test_gradients_are_clipped_by_the_norm_of_all_shards(plan: str, tmp_path: Path) -> None:
     counted = partial(Counting.make, str(tmp_path / "gradients"), os.getpid())
     (tmp_path / "gradients").touch()
@@ -266,7 +284,7 @@ def with_two_killed(plan: str, seed: int) -> Run:
     return run
 
 
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))]
+SEEDS = [0, *(pytest.param(seed, marks=SOAK) for seed in range(1, 10))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

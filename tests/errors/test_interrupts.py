@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from paceline.errors import RunStopped
+from tests import scripts
 from tests.errors.cases import HEAD
+from tests.scripts import finish, typed
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def start(folder: Path, plan: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "paceline", "train", "job.py", "-p", plan, "-w", "2"]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until = time.monotonic() + 300
-    while not any(file.stat().st_size > 50_000 for file in folder.glob("runs/*/trace.arrow")):
+    while not any(file.stat().st_size > 5_000 for file in folder.glob("runs/*/trace.arrow")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -59,10 +61,8 @@ def test_once_a_clean_end_that_can_go_on(plan: str, folder: Path) -> None:
     ), said
     go_on = re.search(r"resume  paceline train --resume (\S+)", said)
     assert go_on, said
-    look = subprocess.run(
-        [sys.executable, "-m", "paceline", "report", go_on[1]], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-    assert look.returncode == 0, look.stderr
+    (look,) = finish([typed(folder, "report", go_on[1])])
+    assert look.code == 0, look.err
     assert (folder / "report.html").exists() or list(folder.glob("runs/*/report.html"))
 
 
@@ -111,6 +111,6 @@ if __name__ == "__main__":
         print("raised")
 """
     )
-    done = subprocess.run([sys.executable, "lost.py"], cwd=folder, capture_output=True, text=True, timeout=300)
-    assert "Exception ignored" in done.stderr, done.stderr
-    assert done.stdout == "raised\n", done.stderr
+    (done,) = finish([scripts.start(folder / "lost.py")])
+    assert "Exception ignored" in done.err, done.err
+    assert done.out == "raised\n", done.err

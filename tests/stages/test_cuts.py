@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Container, Iterable
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -308,8 +309,19 @@ TIED = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", TIED)
+def engines(cases: Iterable[str], on_processes: Container[str]) -> Any:
+    """All cases on the virtual engine, and some on real processes, where the conformance suite runs every plan."""
+    return pytest.mark.parametrize(
+        ("case", "engine"),
+        [
+            pytest.param(case, engine, marks=[] if engine == "virtual" or case in on_processes else [pytest.mark.soak])
+            for case in cases
+            for engine in ENGINES
+        ],
+    )
+
+
+@engines(TIED, on_processes=("some non-adjacent", "backward in halves", "several stages each"))
 def test_a_parameter_may_be_in_several_stages(case: str, engine: str) -> None:
     plan = Plan.parse(TIED[case])
     same_numbers(words(gradient_clip_norm=0.5), plan, engine)
@@ -336,11 +348,13 @@ class Again(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("plan", ["gpipe:cuts=lstm_1", "zero_bubble:cuts=norm+mul_3+linear_1", "one_f_one_b:cuts=t"])
-def test_modules_may_be_called_again_in_another_stage(plan: str, engine: str) -> None:
-    workers = plan.count("+") + 2
-    same_numbers(job_of(Again(), 4, 6), Plan.parse(f"{plan},workers={workers},micro_batches=3"), engine)
+THREE = "zero_bubble:cuts=norm+mul_3+linear_1"
+
+
+@engines(["gpipe:cuts=lstm_1", THREE, "one_f_one_b:cuts=t"], on_processes=[THREE])
+def test_modules_may_be_called_again_in_another_stage(case: str, engine: str) -> None:
+    workers = case.count("+") + 2
+    same_numbers(job_of(Again(), 4, 6), Plan.parse(f"{case},workers={workers},micro_batches=3"), engine)
 
 
 class Wide(nn.Module):
@@ -388,11 +402,10 @@ class Steps(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("cuts", ["norm+middle", "view+head", "middle+tanh"])
-def test_what_looks_at_sizes_is_cut_by_torch_export(cuts: str, engine: str) -> None:
+@engines(["norm+middle", "view+head", "middle+tanh"], on_processes=["view+head"])
+def test_what_looks_at_sizes_is_cut_by_torch_export(case: str, engine: str) -> None:
     job = job_of(Steps(), 4, 6).with_(batch_size=23, epochs=7)
-    plan = make("one_f_one_b", workers=3, micro_batches=3, cuts=cuts)
+    plan = make("one_f_one_b", workers=3, micro_batches=3, cuts=case)
     setup = set_up(job, plan, "virtual")
     assert setup.blueprint is not None
     assert setup.blueprint.exported is not None

@@ -37,7 +37,7 @@ def this_machine() -> Machine:
     import ray
 
     name = ray.get_runtime_context().get_node_id()
-    node = next(node for node in ray.nodes() if node["NodeID"] == name)  # type: ignore[no-untyped-call]
+    node = next(node for node in ray.nodes() if node["NodeID"] == name)
     return Machine(name, node["NodeManagerAddress"], node["NodeManagerPort"])
 
 

@@ -118,7 +118,7 @@ def difference(one: nn.Module, other: nn.Module) -> float:
     return float((a - b).norm() / a.norm())
 
 
-def same_numbers(job: Job, plan: Plan, engine: str, tolerance: float = 1e-9, updates: int = 20) -> None:
+def same_numbers(job: Job, plan: Plan, engine: str, tolerance: float = 1e-9, updates: int = 12) -> None:
     """Assert that `plan` trains as the oracle does, which computes the same chunks in one process."""
     sizes = "+".join(map(str, plan.sizes))
     oracle = train(

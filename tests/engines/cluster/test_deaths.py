@@ -75,9 +75,9 @@ def test_a_worker_is_killed(tmp_path: Path, plan: str) -> None:
     "plan",
     [
         "ring:codec=onebit",
-        "ring:codec=powersgd:1",
-        "diloco:every=2,codec=onebit",
-        "diloco:every=4,fragments=3,codec=powersgd:1",
+        pytest.param("ring:codec=powersgd:1", marks=pytest.mark.soak),
+        pytest.param("diloco:every=2,codec=onebit", marks=pytest.mark.soak),
+        pytest.param("diloco:every=4,fragments=3,codec=powersgd:1", marks=pytest.mark.soak),
         "diloco:every=4,fragments=2,overlap=2,codec=powersgd:1",
         "diloco:every=3,overlap=3,codec=onebit",
     ],
