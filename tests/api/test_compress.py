@@ -52,6 +52,14 @@ def test_a_run_becomes_a_c_file(tmp_path: Path) -> None:
     assert found.as_dict()["chosen"]["size"] == found.chosen.size
 
 
+def test_a_job_with_a_schedule_is_retrained_for_as_many_epochs_as_the_schedule_is_made_for() -> None:
+    def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.OneCycleLR:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=40)
+
+    run = pl.train(job(lr_scheduler=schedule), folder=None)
+    assert len(pl.compress(run, widths=[0.5]).points) == 9
+
+
 def test_no_point_within_the_bounds_leaves_the_frontier(tmp_path: Path) -> None:
     run = pl.train(job(), folder=None)
     found = pl.compress(run, size=10, widths=[1.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from math import prod
 from pathlib import Path
@@ -118,6 +119,14 @@ def test_the_file_checks_itself_under_sanitizers(kernel: Kernel, tmp_path: Path)
     done = built_program(file, tmp_path, *SANITIZERS)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("the recorded results: 0 wrong")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names a processor of another kind")
+def test_floats_compile_for_a_processor_whose_vectors_are_narrow(tmp_path: Path) -> None:
+    case = drawn(7)
+    file = float_file(read(case.model, tuple(case.x.shape[1:])), case.x)
+    done = built_program(file, tmp_path, "-march=x86-64")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_changed_weight_is_noticed(tmp_path: Path) -> None:

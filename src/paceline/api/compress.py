@@ -69,7 +69,8 @@ def compress(
             loss on these samples is taken as it is.
         plan: The plan by which narrowed networks are retrained. Default: one process.
         workers: The number of its workers.
-        epochs: Epochs of each retraining. Default: twice those of the job, and at least 5.
+        epochs: Epochs of each retraining. Default: twice those of the job, and at least 5; those of the job if it has
+            a schedule.
         widths: The shares of its channels with which the network is tried.
         seed: Selects the training samples that are kept for validation.
         job: The job, where the run's folder could not keep it.
@@ -135,7 +136,8 @@ def _retraining(
     job: Job, plan: str | None, workers: int | None, epochs: int | None
 ) -> Callable[[nn.Module], nn.Module]:
     """Return what trains a narrowed module by the run's own job; its learning rate falls if the job has no schedule."""
-    job = job.untested().with_(epochs=epochs or max(2 * job.epochs, EPOCHS), compute="auto", name=f"{job.name}-narrow")
+    usual = max(2 * job.epochs, EPOCHS) if job.lr_scheduler is None else job.epochs  # for which a schedule was made
+    job = job.untested().with_(epochs=epochs or usual, compute="auto", name=f"{job.name}-narrow")
     if job.lr_scheduler is None:
         samples = len(job.data[0]) if isinstance(job.data, tuple) else len(job.data)
         updates = job.epochs * max(samples // job.batch_size, 1)

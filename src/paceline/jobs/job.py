@@ -265,7 +265,8 @@ class Job:
         if isinstance(self.model, nn.Module):
             import copy
 
-            return copy.deepcopy(without_history(self.model))
+            with users_code("copying model=", hint=lambda fault: "; give a function that makes it, as in model=Net"):
+                return copy.deepcopy(without_history(self.model))
         with torch.random.fork_rng(devices=[]), seeded_elsewhere(self.seed):
             seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
             seed(self.seed)  # without a GPU, the first takes milliseconds to note whence it was called

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from paceline.narrative import Wait as Edge
@@ -27,6 +28,8 @@ from paceline.watcher.samples import (
 )
 
 _WAIT = ("threading.py", "wait")
+_ACCEPT = ("socket.py", "accept")
+_RUN = ("threading.py", "run")
 _SHARED = frozenset({"shared lock", "named pipe"})
 #: Functions of Java in which its main thread waits for other threads: what a signal starts releases none of those.
 _ENDED_BY_NO_HOOK = (
@@ -37,7 +40,10 @@ _ENDED_BY_NO_HOOK = (
 
 
 class Knot(NamedTuple):
-    """The threads of a snapshot that can never be woken, where a process of them is complete or a circle is."""
+    """The threads of a snapshot that can never be woken, where a process of them is complete or a circle is.
+
+    Helpers of Python's library that wait for work are left out, unless there are only such.
+    """
 
     processes: tuple[Process, ...]  # all that have such a thread
     circle: tuple[Process, ...]  # that wait for each other; the rest are victims
@@ -91,9 +97,11 @@ def find_knot(
     core = _owned_circle(asleep)
     if not core and not any(not process.outside for process in whole):
         return None
-    held = tuple(p for p in snapshot.processes if any(t.tid in asleep for t in p.threads))
+    helpers = {t.tid for process in snapshot.processes for t in process.threads if _is_helper(process, t)}
+    told = asleep.keys() - helpers or asleep.keys()
+    held = tuple(p for p in snapshot.processes if any(t.tid in told for t in p.threads))
     circle = tuple(p for p in held if any(t.tid in core for t in p.threads)) if core else _circle(whole)
-    return Knot(held, circle, frozenset(asleep), core)
+    return Knot(held, circle, frozenset(told), core)
 
 
 def find_retries(snapshot: Snapshot) -> Knot | None:
@@ -221,5 +229,17 @@ def _shared(process: Process) -> set[int]:
 
 def waits_for(process: Process) -> tuple[int, ...]:
     """Return the processes that could wake one: itself only if no other process could."""
-    pids = {pid for thread in process.threads for pid in thread.wait.by}
+    pids = {pid for thread in process.threads if not _is_helper(process, thread) for pid in thread.wait.by}
     return tuple(sorted(pids - {process.pid} or pids))
+
+
+def _is_helper(process: Process, thread: Thread) -> bool:
+    """Whether a thread was started by Python's library for itself and waits for work: it feeds a queue, say."""
+    stack = process.stack_of(thread.tid)
+    names = [(os.path.basename(frame.file), frame.function) for frame in stack]
+    return (
+        bool(names)
+        and names[0] in (_WAIT, _ACCEPT)
+        and any(outer == _RUN and name.startswith("_") for (_, name), outer in pairwise(names))
+        and all("/lib/python3" in frame.file and "-packages/" not in frame.file for frame in stack)
+    )

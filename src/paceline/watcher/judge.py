@@ -119,7 +119,9 @@ def _judge(history: History, snapshot: Snapshot, before: Snapshot) -> Report | N
         t.wait.polls for p in knot.processes for t in p.threads if t.tid in knot.threads or t.wait.polls == "idles"
     }
     if polls != {""}:  # the tree was learned from programs of which no thread goes on
-        verdict = "livelocked" if "asks" in polls else "deadlocked"
+        causes = knot.circle or knot.processes
+        asks = any(t.wait.polls == "asks" for p in causes for t in p.threads if t.tid in knot.threads)
+        verdict = "livelocked" if asks else "deadlocked"
         probability = max(1 - scores["busy"], PROVEN if knot.core else 0.0)
         return report_knot(knot, probability, _span(history, snapshot, _threads(knot)), verdict)
     stopped = any(process.main.kind == "stopped" for process in knot.processes)

@@ -1,3 +1,4 @@
+#pragma GCC diagnostic ignored "-Wpsabi" /* vectors wider than the processor's are only passed to inlined functions */
 #define LANES 16
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Whole __attribute__((vector_size(4 * LANES)));
