@@ -10,7 +10,7 @@ from paceline.engines.virtual.network import History, Scenario, first_fault
 from paceline.errors import ProtocolError
 from tests.core.cluster.planted_faults import PLANTED
 
-PARTS, SEEDS = 10, 500  # the parts run side by side, four of them in `make test`
+SEEDS, PARTS = 5000, 4  # the parts run side by side
 #: Found only after several hundred seeds.
 RARE = {"AlwaysInSync", "EntersOlderViews", "ComparesViewsOfShards", "RecoversAtOnce", "FeedsOnce"}
 #: Not found within 2,000 seeds: what they break takes more to go wrong at the same time than histories draw. The walk
@@ -22,9 +22,9 @@ MISSED = {
 FOUND = [pytest.param(name, marks=[pytest.mark.soak] if name in RARE else []) for name in PLANTED if name not in MISSED]
 
 
-@pytest.mark.parametrize("part", [pytest.param(n, marks=[pytest.mark.soak] * (n > 3)) for n in range(PARTS)])
+@pytest.mark.parametrize("part", range(PARTS))
 def test_no_history_of_5000_seeds_breaks_a_promise(part: int) -> None:
-    found = first_fault(range(part * SEEDS, (part + 1) * SEEDS))
+    found = first_fault(range(part, SEEDS, PARTS))
     assert found is None, History(Scenario.draw(found[0]), tell=True).tell()
 
 
@@ -39,7 +39,8 @@ def test_histories_that_have_broken_a_promise_break_none(seed: int) -> None:
     waited for a worker that had been told that all was done, when a shard then lost something. The run ended while the
     last push was on one server and the copy for another one under way; then that server died. Five signs of life of the
     only complete copy were lost in a row; and a primary took gradients of parameters that another one, of which it knew
-    nothing, had shown.
+    nothing, had shown. In 544,875 the promise was too strict: a primary that had been replaced acknowledged a batch
+    late, and the worker computed it again before the leases were rebuilt, which is when the run says so.
     """
     history = History(Scenario.draw(seed), tell=True)
     assert history.run() is None, history.tell()
