@@ -64,6 +64,9 @@ class Counted:
         while (block := self._above.pop(self.blocks, None)) is not None:
             self.blocks, self.cpu = self.blocks + 1, self.cpu + block.cpu
             self.faults += [block.fault] if block.fault else []
+        self._write()
+
+    def _write(self) -> None:
         figures = {"seeds": self.seeds, "blocks": self.blocks, "cpu_seconds": round(self.cpu, 1)}
         speed = round(self.seeds / self.cpu, 1) if self.cpu else 0.0
         write(FOLDER, {**figures, "faults": sorted(self.faults), "seeds_per_cpu_second": speed}, say=False)
@@ -77,6 +80,7 @@ class Counted:
         blocks = [run_block(seed // BLOCK) for seed, _ in self.faults]
         self.cpu += sum(block.cpu for block in blocks)
         self.faults = [block.fault for block in blocks if block.fault]
+        self._write()
 
 
 def main() -> int:
@@ -86,7 +90,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=480.0, help="begin no further block after this time")
     options = parser.parse_args()
     counted = Counted.read(FOLDER / "result.json")
-    counted.run_faulty_again()
+    if counted.faults:
+        counted.run_faulty_again()
     begun, last, end = counted.blocks, -(-options.seeds // BLOCK), time.monotonic() + options.seconds
     with ProcessPoolExecutor(options.processes) as pool:
         running: set[Future[Block]] = set()
