@@ -151,7 +151,8 @@ def _imports(tree: ast.Module) -> list[Import]:
     typing_only = {
         id(node)
         for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and ast.unparse(branch.test).endswith("TYPE_CHECKING")
+        if isinstance(branch, ast.If)
+        and getattr(branch.test, "id", getattr(branch.test, "attr", "")) == "TYPE_CHECKING"
         for statement in branch.body
         for node in ast.walk(statement)
     }
