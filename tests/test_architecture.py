@@ -5,6 +5,7 @@ home.
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -132,7 +133,11 @@ FILES = {_module(file): file for file in sorted(SOURCE.rglob("*.py"))}
 @cache
 def _trees() -> dict[str, ast.Module]:
     """The modules of paceline, parsed."""
-    return {name: ast.parse(file.read_text()) for name, file in FILES.items()}
+    gc.disable()  # which would look at a million nodes that stay, again and again
+    try:
+        return {name: ast.parse(file.read_text()) for name, file in FILES.items()}
+    finally:
+        gc.enable()
 
 
 @dataclass(frozen=True)
