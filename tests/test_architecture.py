@@ -5,6 +5,7 @@ home.
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -132,7 +133,11 @@ FILES = {_module(file): file for file in sorted(SOURCE.rglob("*.py"))}
 @cache
 def _trees() -> dict[str, ast.Module]:
     """The modules of paceline, parsed."""
-    return {name: ast.parse(file.read_text()) for name, file in FILES.items()}
+    gc.disable()  # which would look at a million nodes that stay, again and again
+    try:
+        return {name: ast.parse(file.read_text()) for name, file in FILES.items()}
+    finally:
+        gc.enable()
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,8 @@ def _imports(tree: ast.Module) -> list[Import]:
     typing_only = {
         id(node)
         for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and ast.unparse(branch.test).endswith("TYPE_CHECKING")
+        if isinstance(branch, ast.If)
+        and getattr(branch.test, "id", getattr(branch.test, "attr", "")) == "TYPE_CHECKING"
         for statement in branch.body
         for node in ast.walk(statement)
     }

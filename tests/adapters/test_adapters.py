@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import scripts
+from tests.scripts import finish
+
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = {  # the package it needs, the extra that brings it, what it takes
     "lightning_script": ("pytorch_lightning", "lightning", ("gloo", "paceline", "ring", "downpour")),
@@ -124,7 +127,9 @@ def test_lightning_a_plan_begins_and_ends_with_the_training(tmp_path: Path) -> N
             print(error)
         """)
     )
-    said = python(script)
+    (done,) = finish([scripts.start(script, OMP_NUM_THREADS="1")])
+    assert done.code == 0, done.err
+    said = done.out
     assert "failed, and the model is its own again" in said
     assert "a plan goes with one optimizer, and this LightningModule has 2" in said
 
@@ -158,5 +163,7 @@ def test_accelerate_a_plan_takes_one_model_and_its_optimizer(tmp_path: Path) -> 
         assert all("momentum_buffer" in optimizer.state[each] for each in model.parameters())
         """)
     )
-    said = python(script)
+    (done,) = finish([scripts.start(script, OMP_NUM_THREADS="1")])
+    assert done.code == 0, done.err
+    said = done.out
     assert "a plan goes with one model and its optimizer, prepared together; here are 1 models and 0" in said

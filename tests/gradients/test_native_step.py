@@ -82,8 +82,17 @@ class Twins:
             assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("make", OPTIMIZERS, ids=lambda make: f"{make.func.__name__} {make.keywords}")
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [  # settings of a kind in one precision and the other by turns
+        pytest.param(
+            make, dtype, marks=[] if (number + place) % 2 else [pytest.mark.soak],
+            id=f"{make.func.__name__} {make.keywords} {dtype}",
+        )
+        for number, make in enumerate(OPTIMIZERS)
+        for place, dtype in enumerate((torch.float32, torch.float64))
+    ],
+)  # fmt: skip
 def test_a_step_has_the_optimizers_bits(dtype: torch.dtype, make: Any) -> None:
     twins = Twins(dtype, make)
     for _ in range(5):
