@@ -162,6 +162,11 @@ def test_ddp_is_compared_too(command: Command) -> None:
     assert len(compared(command, "sequential,ddp,ring", "0.5")["plans"]) == 3
 
 
+def test_draw_says_that_the_layers_are_not_those_of_the_job() -> None:
+    line = memory_for("digits", Plan.parse("tensor:workers=2"))
+    assert line.startswith("The layers are those of an example network. For digits, workers take at most ")
+
+
 def test_draw_goes_to_standard_output(command: Command) -> None:
     done = command("draw", "tree", "--workers", "4")
     assert (done.code, done.err) == (0, "")
