@@ -16,7 +16,9 @@ import pytest
 
 import paceline
 from paceline.cli.comparison import show_comparison
+from paceline.cli.draw import memory_for
 from paceline.cli.tables import show_summary
+from paceline.plans.plan import Plan
 from paceline.report.reading import open_all
 from paceline.report.run_stats import lanes_of, run_stats
 from paceline.runs.comparison import read_comparison
