@@ -68,6 +68,15 @@ def test_several_machines_are_the_answer_where_nothing_is_slow(monkeypatch: pyte
     assert found.rows[1].speedup == pytest.approx(4, rel=0.1)
 
 
+def test_a_training_whose_loss_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_link, "measure_for", _measured)
+    job = _job()
+    inputs, labels = job.data
+    inputs[7] = torch.nan
+    found = compare(job.with_(data=(inputs, labels), test=None), ["sequential", "ring"], link="1Gbit,1ms", folder=None)
+    assert found.notes[0].startswith("the training loss was not finite at the end of sequential, ring x4: ")
+
+
 def test_what_gathered_messages_can_save() -> None:
     assert most_gathered(8.0, 100.0) == 24  # a density of 0.04: below 1 / P up to 24 workers
     assert most_gathered(100.0, 100.0) == 1

@@ -16,7 +16,9 @@ import pytest
 
 import paceline
 from paceline.cli.comparison import show_comparison
+from paceline.cli.draw import memory_for
 from paceline.cli.tables import show_summary
+from paceline.plans.plan import Plan
 from paceline.report.reading import open_all
 from paceline.report.run_stats import lanes_of, run_stats
 from paceline.runs.comparison import read_comparison
@@ -159,6 +161,11 @@ def test_a_comparison_prints_its_rows_and_keeps_its_runs_its_table_and_a_page(
 @pytest.mark.soak
 def test_ddp_is_compared_too(command: Command) -> None:
     assert len(compared(command, "sequential,ddp,ring", "0.5")["plans"]) == 3
+
+
+def test_draw_says_that_the_layers_are_not_those_of_the_job() -> None:
+    line = memory_for("digits", Plan.parse("tensor:workers=2"))
+    assert line.startswith("The layers are those of an example network. For digits, workers take at most ")
 
 
 def test_draw_goes_to_standard_output(command: Command) -> None:

@@ -21,8 +21,10 @@ def test_a_plan_with_shard_servers_is_proved(plan: str) -> None:
 
 
 def test_a_fault_is_told_as_a_story() -> None:
-    found = prove_cluster(Plan.parse("downpour"), 3, PLANTED["KnowsBatchesByWorker"].machines)
+    said: list[str] = []
+    found = prove_cluster(Plan.parse("downpour"), 3, PLANTED["KnowsBatchesByWorker"].machines, said.append)
     assert found.holds is False
+    assert said[0] == f"walking every interleaving in which {next(iter(FAULTS))} ..."
     assert "A small cluster goes wrong:" in found.says
     assert found.says[-1].endswith("applies batch 0 as version 2 of [0]")
 

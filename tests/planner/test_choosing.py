@@ -24,6 +24,11 @@ def test_the_fastest_is_first_if_it_pays() -> None:
     assert "1.67x" in found.sentences[1]
 
 
+def test_one_process_is_named_where_its_interval_meets_that_of_the_chosen_plan() -> None:
+    said = choose([ONE, _of("ring:workers=2", 6e-4, error=0.6)], "time", 1 << 30).sentences
+    assert said[-1].startswith("Within the intervals these may be as fast: sequential; `paceline validate`")
+
+
 def test_one_process_stays_where_two_hardly_gain() -> None:
     found = choose([ONE, _of("ring:workers=2", 9.8e-4)], "time", 1 << 30)
     assert found.plan == "sequential"

@@ -72,11 +72,11 @@ def test_what_a_space_says_of_itself_is_read_as_the_same_space() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"lr": {"low": 1, "high": 0}}, "from 1 to 0"),
+        ({"lr": {"low": 1, "high": 0}}, "low=1 and high=0; give a low that is not above high"),
         ({"lr": {"low": 0, "high": 1.0, "log": True}}, "logarithmic"),
         ({"lr": {"lwo": 0, "high": 1}}, "did you mean 'low'"),
         ({"lr": {"low": "a", "high": 1}}, "two numbers"),
-        ({"lr": 0.1}, "give a Float"),
+        ({"lr": 0.1}, "lr is 0.1; give a list of values, or a range"),
         ({"lr": []}, "not a list of values"),
         ({"o": [object]}, "give a number, a text"),
         ({"m": {"choices": [1], "when": {"o": 1}}}, "does not come before it"),

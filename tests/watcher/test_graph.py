@@ -64,6 +64,24 @@ def test_locks_asked_for_with_a_timeout_are_a_circle_only_if_all_hold_them() -> 
     assert find_retries(Snapshot(0.0, (process(10, Wait("clock"), tries(12), Wait("clock")),))) is None
 
 
+def test_a_worker_with_a_lock_is_the_cause_and_not_the_library_threads_that_serve_it() -> None:
+    threading = "/usr/lib/python3.11/threading.py"
+    run = Frame(threading, 982, "run")
+    feeds: Stack = (Frame(threading, 327, "wait"), Frame("/usr/lib/python3.11/queues.py", 231, "_feed"), run)
+    serves: Stack = (
+        Frame("/usr/lib/python3.11/socket.py", 294, "accept"),
+        Frame("/lib/python3.11/s.py", 1, "_serve"),
+        run,
+    )
+    lock = Wait("lock", (20,))
+    worker = process(20, lock, lock, Wait("socket", (10, 20)), stacks=(LOCK_STACK, feeds, serves), tids=(20, 21, 22))
+    parent = process(10, pipe(20))
+    found = find_knot(Snapshot(0.0, (parent, worker)), lambda pid, tid: True)
+    assert found is not None
+    assert [each.pid for each in found.circle] == [20]
+    assert found.threads == {10, 20}
+
+
 def test_a_parent_that_only_waits_for_its_children_is_their_victim() -> None:
     shared = Wait("shared lock", (10, 20, 30))
     parent = process(10, Wait("child", (20, 30)))

@@ -46,7 +46,12 @@ RetrainingPlan = Annotated[
 ]
 RetrainingEpochs = Annotated[
     int | None,
-    typer.Option("--epochs", min=1, help="Epochs of each retraining.", show_default="twice the job's, at least 5; the job's with a schedule"),
+    typer.Option(
+        "--epochs",
+        min=1,
+        help="Epochs of each retraining.",
+        show_default="twice the job's, at least 5; with a schedule the job's",
+    ),
 ]
 CompressionSeed = Annotated[int, typer.Option("--seed", help="Seed that selects the training samples for validation.")]
 PrecisionOnly = Annotated[

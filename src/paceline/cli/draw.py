@@ -46,4 +46,5 @@ def memory_for(job: str, plan: Plan) -> str:
         raise UsageError(
             f"--job reports the memory of workers with parts of a model, and under plan {plan.name} each has all of it"
         )
-    return memory_line(set_up(options.open_job(job, None), plan, "virtual"))
+    line = memory_line(set_up(options.open_job(job, None), plan, "virtual"))
+    return f"The layers are those of an example network. {line}" if isinstance(plan.method, SplitLayers) else line

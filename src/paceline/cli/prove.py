@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from paceline.cli import options
-from paceline.cli.console import console
+from paceline.cli.console import console, saying
 from paceline.cli.output import print_json
 
 
@@ -31,7 +31,7 @@ def prove(
     from paceline.plans.plan import Plan
 
     parsed = Plan.parse(plan, workers)
-    found = prove_plan(parsed) if machines is None else prove_cluster(parsed, machines)
+    found = prove_plan(parsed) if machines is None else prove_cluster(parsed, machines, say=saying(json))
     if json:
         print_json(found.as_dict())
     else:

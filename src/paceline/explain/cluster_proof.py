@@ -6,6 +6,7 @@ asked for are drawn from seeds, with many faults in each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from paceline.core.cluster.explore import explore
@@ -33,8 +34,13 @@ PROMISES = [
 ]
 
 
-def prove_cluster(plan: Plan, machines: int, classes: Machines | None = None) -> Proved:
-    """Prove that a plan keeps its promises on this number of machines, as far as worlds are small enough to walk."""
+def prove_cluster(
+    plan: Plan, machines: int, classes: Machines | None = None, say: Callable[[str], None] = lambda line: None
+) -> Proved:
+    """Prove that a plan keeps its promises on this number of machines, as far as worlds are small enough to walk.
+
+    `say` is called with lines of text about the progress.
+    """
     method = plan.method
     if not isinstance(method, ParameterServer):
         raise PlanError(
@@ -47,6 +53,7 @@ def prove_cluster(plan: Plan, machines: int, classes: Machines | None = None) ->
     worlds = moves = 0
     figures: dict[str, float] = {}
     for what, settings in FAULTS.items():
+        say(f"walking every interleaving in which {what} ...")
         cluster = SmallCluster(gate=method.gate, **settings)
         found = explore(cluster, classes)
         worlds, moves = worlds + found.worlds, moves + found.moves
@@ -58,6 +65,7 @@ def prove_cluster(plan: Plan, machines: int, classes: Machines | None = None) ->
         )
         if found.story is not None:
             return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
+    say(f"drawing {HISTORIES} histories of {machines} machines ...")
     drawn: dict[str, Any] = {"nodes": machines, "workers": machines, "gate": method.gate}
     fault = first_fault(range(HISTORIES), classes, **drawn)
     if fault is not None:

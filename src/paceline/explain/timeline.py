@@ -47,7 +47,7 @@ def draw_timeline(plan: Plan) -> list[str]:
     trace = _simulated(shown, legend.updates, slowest)
     notes = [legend.note] if legend.note else []
     if plan.workers > 1:
-        notes.append(f"In this made-up world worker {plan.workers - 1} is {slowest} times slower than worker 0.")
+        notes.append(f"In this simulated cluster worker {plan.workers - 1} is {slowest} times slower than worker 0.")
     return [*_lines(shown, trace, columns, legend), "", *legend.signs, "", *legend.says(trace), *notes]
 
 

@@ -81,7 +81,7 @@ class Choice:
         """Return what is said below the table: what is ruled out, and why this plan is chosen."""
         return [
             *(f"ruled out: {', '.join(names)}: {why}" for why, names in self._reasons().items()),
-            *([f"No plan beats these in everything: {', '.join(self.front)}"] if len(self.front) > 1 else []),
+            *([f"Pareto front of time, memory and cost: {', '.join(self.front)}"] if len(self.front) > 1 else []),
             *self.sentences,
         ]
 
@@ -211,7 +211,7 @@ def explain(choice: Choice) -> list[str]:
         sentences.append(f"It is {singles[0].seconds / best.seconds:.2f}x as fast as {singles[0].name}")
     if best.plan.workers == 1 and teams:
         sentences.append(why_not(best, teams[0]))
-    close = [p for p in choice.ranking[1:] if p.low < best.high and p.plan.workers > 1][:3]
+    close = [p for p in choice.ranking[1:] if p.low < best.high and max(p.plan.workers, best.plan.workers) > 1][:3]
     if close:
         names = ", ".join(p.name for p in close)
         sentences.append(f"Within the intervals these may be as fast: {names}; `paceline validate` measures them")

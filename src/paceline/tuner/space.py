@@ -33,8 +33,8 @@ class Float:
         _take_plain(self)
 
     def faults(self) -> str:
-        if not self.low <= self.high or (self.log and self.low <= 0):
-            return f"from {self.low} to {self.high}" + " on a logarithmic scale" * self.log
+        if fault := _no_range(self.low, self.high, self.log):
+            return fault
         if self.step is not None and (self.step <= 0 or self.log):
             return f"a step of {self.step}" + ", and a logarithmic scale" * self.log
         return "" if self.count is None or self.count > 0 else f"{self.count} values"
@@ -74,8 +74,8 @@ class Int:
         _take_plain(self)
 
     def faults(self) -> str:
-        if not self.low <= self.high or (self.log and self.low <= 0):
-            return f"from {self.low} to {self.high}" + " on a logarithmic scale" * self.log
+        if fault := _no_range(self.low, self.high, self.log):
+            return fault
         return "" if self.step > 0 and not (self.log and self.step > 1) else f"a step of {self.step}"
 
     def value(self, coordinate: float) -> int:
@@ -192,6 +192,13 @@ def exists(when: Condition, found: Configuration) -> bool:
     )
 
 
+def _no_range(low: float, high: float, log: bool) -> str:
+    """Return what is wrong with the ends of a range; empty if nothing is."""
+    if not low <= high:
+        return f"low={low} and high={high}; give a low that is not above high"
+    return f"low={low} on a logarithmic scale; give a low above 0" if log and low <= 0 else ""
+
+
 KEYS = {"low", "high", "log", "step", "count", "when", "choices", "type"}
 
 
@@ -202,7 +209,10 @@ def _parameter(name: str, given: Any) -> Parameter:
     if isinstance(given, list | tuple):
         return Choice(list(given))
     if not isinstance(given, Mapping):
-        raise TuningError(f"the space's {name} is {given!r:.60}; give a Float, an Int, a Choice or a list of values")
+        raise TuningError(
+            f"the space's {name} is {given!r:.60}; give a list of values, or a range, as in "
+            "{low = 0.001, high = 1.0}; in Python paceline.Float, Int or Choice"
+        )
     if unknown := sorted(set(given) - KEYS):
         raise TuningError(f"the space's {name} has a key {unknown[0]!r}; {suggest(unknown[0], KEYS)}")
     if "choices" in given:

@@ -16,7 +16,7 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +220,7 @@ def _here(
 
 def _finished(record: ComparisonRecord, runs: list[Run]) -> Comparison:
     """Decide, and write the table and the page."""
-    found = Comparison(decided(record), runs)
+    found = Comparison(decided(replace(record, notes=(*_diverged(record.plans, runs), *record.notes))), runs)
     if record.path and record.page:
         _write(found.table, Path(record.path), Path(record.page))
     return found
@@ -239,6 +239,18 @@ def _over_link(job: Job, plans: Sequence[Plan], link: str, place: Path | None, s
         command=command, link=link, codecs=found.codecs, dense_bytes=found.dense_bytes,
     )  # fmt: skip
     return _finished(record, found.runs)
+
+
+def _diverged(rows: Sequence[Row], runs: Sequence[Run]) -> list[str]:
+    """Say which trainings came to nothing, which their speed does not tell."""
+    losses = [run.record.summary.train_loss if run.record.summary else None for run in runs]
+    names = [row.short for row, loss in zip(rows, losses, strict=True) if loss is not None and not math.isfinite(loss)]
+    if not names:
+        return []
+    return [
+        f"the training loss was not finite at the end of {', '.join(names)}: look into that before the speed; "
+        "`paceline train` stops at the first such loss and names its samples"
+    ]
 
 
 CROWDED = 0.05  # share of their time for which workers wait for a core of their own, from which on a note says so

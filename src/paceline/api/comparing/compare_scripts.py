@@ -120,8 +120,8 @@ def compare_script(
     gloo, ours = (Entrant(f"{workers} processes, {backend}", workers, backend) for backend in BACKENDS)
     notes = []
     for number in range(rounds):
-        say(f"round {number + 1} of {rounds} ...")
         for entrant in [*singles, gloo, ours]:
+            say(f"round {number + 1} of {rounds}: {entrant.name} ...")
             try:
                 _run(command, entrant, seconds)
             except RunFailed as error:

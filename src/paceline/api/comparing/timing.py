@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.api.train import train
-from paceline.errors import CrowdedWarning
+from paceline.errors import CrowdedWarning, JobWarning
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan, make
 from paceline.runs.intervals import Interval, median_interval
@@ -77,7 +77,8 @@ class Entrant:
     def time_round(self, seconds: float) -> None:
         """Train for about so many seconds."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CrowdedWarning)  # it was given when the whole job was trained
+            for given in (CrowdedWarning, JobWarning):  # when the whole job was trained
+                warnings.simplefilter("ignore", given)
             if self.updates is None:
                 self.learn_from(
                     train(self.job, self.plan, folder=None, max_updates=UPDATES * self.plan.workers), seconds

@@ -32,6 +32,7 @@ from paceline.runs.machine import this_machine
 SECONDS = 30.0
 SHARE = 0.5  # of the seconds that operations get
 JOBS = 63
+SAID = 9  # of which a line about the progress tells
 LENGTHS = (1_000, 10_000, 55_000, 200_000, 600_000, 2_000_000)  # floats
 EVERY = {2: LENGTHS, 3: LENGTHS[1::2], 4: LENGTHS[1::2]}  # at how many workers, at which lengths
 UPDATES = 60
@@ -51,10 +52,8 @@ def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lam
     if not 2 <= seconds < 3600:
         raise UsageError(f"seconds={seconds}: give from 2 to 3600; the default is {SECONDS:.0f}")
     machine, cores = this_machine(), len(os.sched_getaffinity(0))
-    say(f"{cores} core{'s' * (cores > 1)}: steps of small networks, with 1 to {cores} busy ...")
-    operations = measure_operations(cores, seconds * SHARE)
-    say("exchanges between workers ...")
-    exchanges, between = measure_exchanges(seconds)
+    operations = measure_operations(cores, seconds * SHARE, say=say)
+    exchanges, between = measure_exchanges(seconds, say)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     card = Card(
         machine.processor, cores, memory, operations, exchanges, (), between, torch.__version__,
@@ -73,7 +72,9 @@ def cases(cores: int) -> list[Case]:
     return [Case(busy, 1) for busy in counts] + ([Case(1, cores)] if cores > 1 else [])
 
 
-def measure_operations(cores: int, seconds: float, jobs: int = JOBS) -> tuple[Operations, ...]:
+def measure_operations(
+    cores: int, seconds: float, jobs: int = JOBS, say: Say = lambda line: None
+) -> tuple[Operations, ...]:
     """Measure steps of calibration jobs in all cases, and fit the coefficients of each."""
     wanted = cases(cores)
     steps: dict[Case, list[Steps]] = defaultdict(list)
@@ -81,6 +82,8 @@ def measure_operations(cores: int, seconds: float, jobs: int = JOBS) -> tuple[Op
     compute, update = [], []
     with BusyCores(cores) as pool:
         for number in range(jobs):
+            if number % SAID == 0:
+                say(f"steps of {jobs} small networks with 1 to {cores} busy cores, from network {number + 1} on ...")
             job = calibration_job(number)
             cost = cost_of(job, job.batch_size)
             compute.append(cost.figures(FORWARD, BACKWARD))
@@ -106,11 +109,12 @@ def _operations(
     )
 
 
-def measure_exchanges(seconds: float) -> tuple[tuple[Exchange, ...], float]:
+def measure_exchanges(seconds: float, say: Say = lambda line: None) -> tuple[tuple[Exchange, ...], float]:
     """Measure meetings, pushes and PyTorch's all-reduce; also the Python of one process in each update."""
     alone = {length: measure(vector_job(length), Plan.parse("sequential"), UPDATES) for length in LENGTHS}
     found = []
     for workers, lengths in EVERY.items():
+        say(f"exchanges between {workers} workers ...")
         found.append(_exchange("meeting", "ring", workers, lengths, alone))
         found.append(_exchange("push", "downpour", workers, lengths, alone))
         if seconds >= THOROUGH and workers != 3:

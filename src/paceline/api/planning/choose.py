@@ -185,11 +185,10 @@ def planner_for(
     costs: dict[str, Costs] = {"autograd": base}
     divider = Divider(job, level == "profiled" and here)
     if level == "profiled":
-        say(f"profiling {job.name}: a few real steps ...")
         plain = job.with_(compute="autograd")
-        costs["autograd"] = profiled(plain, base, facts, divider, workers)
+        costs["autograd"] = profiled(plain, base, facts, divider, workers, say)
         if fused and can_fuse(job):
-            costs["fused"] = profiled(job.with_(compute="fused"), base, facts, divider, workers)
+            costs["fused"] = profiled(job.with_(compute="fused"), base, facts, divider, workers, say)
     return Planner(job, card, facts, updates, costs, divider, here)
 
 

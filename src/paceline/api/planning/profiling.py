@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.api.planning.dividing import Divider
-from paceline.api.planning.measuring import Measured, measure_for
+from paceline.api.planning.measuring import Measured, Say, measure_for
 from paceline.errors import PacelineError
 from paceline.jobs.job import Job
 from paceline.planner.anchoring import learn
@@ -27,7 +27,9 @@ ROUNDS = 2  # of a profile, interleaved
 ANCHORS = ("ring", "downpour", "ddp", "gpipe", "tensor")
 
 
-def profiled(job: Job, base: Costs, facts: Facts, divider: Divider, workers: Sequence[int] = ()) -> Profiled:
+def profiled(
+    job: Job, base: Costs, facts: Facts, divider: Divider, workers: Sequence[int] = (), say: Say = lambda line: None
+) -> Profiled:
     """Measure workers that never communicate, then a plan of each family with the fewest and the most workers."""
     cores, batch = base.card.cores, min(job.batch_size, facts.batch)
     counts = sorted({min(workers), max(workers)}) if workers else [cores] if cores > 1 else []
@@ -36,12 +38,15 @@ def profiled(job: Job, base: Costs, facts: Facts, divider: Divider, workers: Seq
         parts = {_part(batch, count) for count in (1, cores, 2 * cores, *counts)}
         cases += [(1, cores, batch), *((cores, 1, part) for part in sorted(parts, reverse=True))]
     runs: dict[tuple[int, int, int], list[Measured]] = {case: [] for case in cases}
+    what = f"profiling {job.name}{', computed by generated code' * (job.compute == 'fused')}"
     for number in range(ROUNDS):
+        say(f"{what}: a few real steps, round {number + 1} of {ROUNDS} ...")
         for case in cases[:: 1 if number % 2 == 0 else -1]:
             runs[case].append(_profile_run(job, base, case, runs[case]))
     found = Profiled(base, [_profile(case, measured) for case, measured in runs.items()])
     for name in ANCHORS if job.compute == "autograd" else ANCHORS[:1]:
         for count in counts:
+            say(f"{what}: {name}, {count} workers ...")
             _anchor(job, found, facts, divider, make(name, workers=count))
     return found
 
