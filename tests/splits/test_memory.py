@@ -17,7 +17,7 @@ from paceline.plans.plan import Plan
 from paceline.splits.weighing import peaks_of_parts
 from paceline.stages.rehearsal import examples_of
 
-WIDTH = 768
+WIDTH = 1024
 
 
 def job() -> Job:

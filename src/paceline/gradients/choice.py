@@ -81,7 +81,8 @@ def _measured(job: Job, module: nn.Module, source: Source) -> Choice:
 
 
 def _seconds(job: Job, module: nn.Module, source: Source, method: Callable[[nn.Module], GradientMethod]) -> float:
-    """Seconds of an update of the first batch, on a copy of the module."""
+    """Seconds of an update of the first batch, on a copy of the module; a schedule may not have as many updates."""
+    job = job.with_(lr_scheduler=None)
     copied = copy.deepcopy(module).train()
     agenda = Agenda(len(source), min(job.batch_size, len(source)), 1)
     replica = Replica(job, copied, (), CPU, method(copied))

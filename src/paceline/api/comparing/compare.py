@@ -23,6 +23,7 @@ from typing import Any
 from paceline.api.comparing.compare_link import LINK_PLANS, check_plans, simulate_plans
 from paceline.api.comparing.overhead import Case, step, unmeasured, verdict
 from paceline.api.comparing.timing import Entrant, Ratio, Say, Schedule, Timed, time_plans
+from paceline.api.fusing import can_fuse
 from paceline.api.train import RUNS, train
 from paceline.errors import PlanError, UsageError, is_positive, whole
 from paceline.errors.arguments import check_arguments
@@ -205,7 +206,7 @@ def _here(
         rounds=len(timed.best_single.speeds),
         plans=tuple(_rows(timed, runs)),
         common_accuracy=common_level([run.record.history for run in runs], ACCURACY),
-        notes=(*left_out, *_notes([*timed.plans, *timed.singles])),
+        notes=(*left_out, *_notes([*timed.plans, *timed.singles]), *_other_ways(job)),
         path=str(place) if place else None,
         page=str(page) if page else None,
         machine=this_machine(),
@@ -266,6 +267,16 @@ def _notes(entrants: Sequence[Entrant]) -> list[str]:
     return [
         f"other programs were running on this machine: workers that had a core each waited for it {waited:.0%} of "
         "their time. On a quiet machine the speeds may differ"
+    ]
+
+
+def _other_ways(job: Job) -> list[str]:
+    """Say that generated code, which was not compared, can compute the job."""
+    if job.compute != "autograd" or not can_fuse(job):
+        return []
+    return [
+        "gradients were computed by PyTorch; generated code can compute this job, too, and is often faster for small "
+        "networks: compute='auto' (`--compute auto`) takes it where it is"
     ]
 
 

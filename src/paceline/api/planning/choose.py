@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from paceline.api.fusing import can_fuse
 from paceline.api.planning.calibrate import calibrate
 from paceline.api.planning.coding import codings
 from paceline.api.planning.dividing import Divider, Splittable, splittable
@@ -190,17 +191,6 @@ def planner_for(
         if fused and can_fuse(job):
             costs["fused"] = profiled(job.with_(compute="fused"), base, facts, divider, workers, say)
     return Planner(job, card, facts, updates, costs, divider, here)
-
-
-def can_fuse(job: Job) -> bool:
-    """Whether the job can be computed by generated code."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            set_up(job.untested().with_(compute="fused"), make("sequential"), "local", 1)
-    except (PacelineError, Warning):
-        return False
-    return True
 
 
 # --- the choice ---

@@ -18,10 +18,10 @@ static inline void affine_row(const Layer *l, const uint8_t *x, uint8_t *y, int3
                             sum += at[4 * k + b] * weight[b];
             }
         sum = (bits == 4 ? sum >> 4 : sum) + l->bias[o]; /* products of 4 bits had the factor 16 */
-        if (y)
-            y[o] = byte_of(l, o, sum);
-        else
+        if (scores)
             scores[o] = scaled(l, o, sum);
+        else if (y)
+            y[o] = byte_of(l, o, sum);
     }
 }
 

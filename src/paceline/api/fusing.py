@@ -1,0 +1,21 @@
+"""Whether generated code can compute a job."""
+
+from __future__ import annotations
+
+import warnings
+
+from paceline.engines.setup import set_up
+from paceline.errors import PacelineError
+from paceline.jobs.job import Job
+from paceline.plans.plan import make
+
+
+def can_fuse(job: Job) -> bool:
+    """Whether the job can be computed by generated code."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            set_up(job.untested().with_(compute="fused"), make("sequential"), "local", 1)
+    except (PacelineError, Warning):
+        return False
+    return True
