@@ -28,6 +28,12 @@ def test_gradients_of_samples_one_by_one(name: str, monkeypatch: pytest.MonkeyPa
     check(_drawn(name), 1e-3)
 
 
+@pytest.mark.parametrize("samples", [1, 2])  # with all optimisations, which the fault needed
+def test_a_causal_language_model_of_few_samples_in_float32(samples: int) -> None:
+    case = _drawn("language_model")
+    check(Case(case.model, case.x[:samples], case.y[:samples], case.loss), 1e-3)
+
+
 def _drawn(name: str) -> Case:
     torch.manual_seed(0)
     model, x, y, loss = PROGRAMS[name]()
