@@ -10,7 +10,7 @@ from paceline.report.formatting import ratio
 from paceline.report.reading import Reading
 from paceline.runs.comparison import Answer, ComparisonRecord, Kind
 from paceline.runs.intervals import Interval
-from paceline.runs.verdict import SETTLED
+from paceline.runs.verdict import is_wide
 
 TITLES = {Kind.RECOMMENDED: "Recommended", Kind.SINGLE: "One process is best here", Kind.UNDECIDED: "Undecided"}
 
@@ -53,8 +53,8 @@ def _reason(comparison: ComparisonRecord, answer: Answer) -> str:
 def _figures(answer: Answer) -> list[tuple[str, str]]:
     if answer.kind != Kind.RECOMMENDED or answer.speedup is None or answer.speedup_interval is None:
         return []
-    apart = Interval(*answer.speedup_interval).half > SETTLED * answer.speedup
-    found = [("times as fast as one process", ratio(answer.speedup, answer.speedup_interval, range_only=apart))]
+    wide = is_wide(answer.speedup, Interval(*answer.speedup_interval))
+    found = [("times as fast as one process", ratio(answer.speedup, answer.speedup_interval, range_only=wide))]
     if answer.accuracy_change is not None and answer.accuracy_change_interval is not None:
         points = 100 * Interval(*answer.accuracy_change_interval).half
         found.append(("points of accuracy against one process", f"{100 * answer.accuracy_change:+.1f} ±{points:.1f}"))

@@ -43,11 +43,7 @@ def decide(record: ComparisonRecord) -> Answer:
     limits = AGREED if disagreement(record) <= SETTLED else DISAGREED
     fit = [row for row in rows if not _loses(record, row)]
     paying = [row for row in fit if limits.recommend(row)]
-    unsettled = [
-        row
-        for row in fit
-        if not limits.recommend(row) and not limits.rule_out(row) and (not paying or row.speedup >= paying[0].speedup)
-    ]
+    unsettled = [row for row in fit if limits.leave_open(row) and (not paying or row.speedup >= paying[0].speedup)]
     if unsettled:
         return _undecided(record, unsettled)
     if paying:
@@ -70,6 +66,11 @@ def disagreement(record: ComparisonRecord) -> float:
             if value and interval:
                 found.append(Interval(*interval).half / value)
     return max(found)
+
+
+def is_wide(figure: float, interval: Interval) -> bool:
+    """Whether rounds disagree on a figure, so that its interval says more than it does."""
+    return interval.half > SETTLED * figure
 
 
 def _disagreement_note(record: ComparisonRecord) -> str | None:
@@ -96,6 +97,9 @@ class _Limits(NamedTuple):
 
     def rule_out(self, row: Row) -> bool:
         return _interval(row).high < self.below
+
+    def leave_open(self, row: Row) -> bool:
+        return not self.recommend(row) and not self.rule_out(row)
 
 
 AGREED, DISAGREED = _Limits(above=1.0, below=PAYS), _Limits(above=PAYS, below=1.0)
@@ -163,7 +167,7 @@ def _recommended(record: ComparisonRecord, row: Row) -> Answer:
 def _times(row: Row) -> str:
     interval = _interval(row)
     share = interval.half / row.speedup
-    if share > SETTLED:
+    if is_wide(row.speedup, interval):
         return f"{interval.low:.2f}x to {interval.high:.2f}x"
     return f"{row.speedup:.2f}x" + (f" (±{share:.0%})" if share else "")
 

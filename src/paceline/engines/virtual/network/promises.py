@@ -48,7 +48,7 @@ class Promises:
         self._stray: set[int] = set()
         #: Batches that the run has said are computed again.
         self._again: set[int] = set()
-        #: Batches that it has to say so of, each with what was seen.
+        #: Batches that were lost and computed again, each with what was seen: by its end the run has to say so.
         self._lost: dict[int, str] = {}
 
     def break_(self, what: str) -> None:
