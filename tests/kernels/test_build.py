@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from functools import partial
@@ -47,6 +48,49 @@ def test_where_the_cache_cannot_be_written_a_process_keeps_its_own(tmp_path: Pat
     assert "every process compiles it again: set PACELINE_CACHE to a folder that can be written" in done.stderr
     assert not Path(folder).exists()  # it goes with the process
     assert {each.name for each in tmp_path.iterdir()} == {"no-folder"}
+
+
+LAYER = """
+#include <cstring>
+typedef float X __attribute__((vector_size(32)));
+static inline __attribute__((always_inline)) X wide(const float* from) {
+    X x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+static inline __attribute__((always_inline)) float sum(const X& x) {
+    float part[8];
+    std::memcpy(part, &x, sizeof x);
+    for (int half = 4; half; half /= 2)
+        for (int l = 0; l < half; l++) part[l] += part[l + half];
+    return part[0];
+}
+struct Group { float *arena, *weights; };
+static __attribute__((noinline)) void layer(Group& g) {
+    float* const weights = g.weights + 144;
+    const X x = wide(g.arena + 400);
+    for (int o = 0; o < 24; o += 2) {
+        const X one = wide(weights + o * 8), other = wide(weights + o * 8 + 8);
+        g.arena[o] = g.weights[o + 336] + sum(x * one);
+        g.arena[o + 1] = g.weights[o + 337] + sum(x * other);
+    }
+}
+extern "C" float answer() {
+    static float arena[408], weights[360];
+    for (float& number : arena) number = 1;
+    for (float& number : weights) number = 1;
+    Group g{arena, weights};
+    layer(g);
+    return arena[5];
+}
+"""
+
+
+def test_a_function_that_stores_what_it_computes_is_called() -> None:
+    """Where the processor has AVX2, gcc 12 removes the call if it may take addresses for null pointers."""
+    answer = build.library(LAYER)[0].answer
+    answer.restype = ctypes.c_float
+    assert answer() == 9
 
 
 # --- what would lead a text astray, or to numbers that PyTorch would not give ---

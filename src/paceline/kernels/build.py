@@ -29,7 +29,12 @@ from pathlib import Path
 from paceline.errors import JobError, JobWarning
 
 ABI = 1  # of the structs that text and Python share
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+#: gcc 12 writes an address as a sum whose base is zero, then takes it for a null pointer, and so removes the call of a
+#: function that does nothing but store what it reads from there: a layer was not computed. It does neither with this.
+KEEPS_CALLS = "-fno-delete-null-pointer-checks"
+FLAGS = (
+    "-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", KEEPS_CALLS,
+)  # fmt: skip
 PATIENCE = 300.0  # seconds for one text
 COMPILING = 2.0  # seconds for one text, about
 DIGEST = 32  # bytes
