@@ -234,7 +234,8 @@ def _serve(asked: Asked, options: ExecutorOptions, header: dict[str, Any]) -> Tu
     rank_info = asked.rank_info
     assert rank_info is not None
     begin = time.perf_counter()
-    trials, best = serve(rank_info, lambda terms: options._replace(terms=terms).start_pool(), asked.timeout or PATIENCE)
+    outcome = serve(rank_info, lambda terms: options._replace(terms=terms).start_pool(), asked.timeout or PATIENCE)
+    trials, best = outcome.trials, outcome.best
     account = Account(time.perf_counter() - begin, 0.0, options.cores, 0, 0.0)
     return Tuning(
         None, [trials[number] for number in sorted(trials)], None if best is None else trials[best], account,
