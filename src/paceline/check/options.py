@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.check.reporting.comments import UNUSED
 from paceline.check.rules import RULES
+from paceline.check.syntax.source import UNREADABLE
 from paceline.errors import UsageError, suggest
 
 # Not programs of the project, and passed over without a word.
@@ -42,8 +44,9 @@ class Options:
     jobs: int = 0  # processes; 0 for one per CPU in a large tree
 
     def includes(self, code: str) -> bool:
-        """Whether findings of this rule are reported."""
-        return code.startswith(self.select) and not (self.ignore and code.startswith(self.ignore))
+        """Whether findings of this rule are reported; a choice of rules does not make an unreadable file a clean one."""
+        chosen = code.startswith(self.select) or code == UNREADABLE
+        return chosen and not (self.ignore and code.startswith(self.ignore))
 
 
 def read_options(start: Path, **given: Any) -> Options:
@@ -59,7 +62,7 @@ def read_options(start: Path, **given: Any) -> Options:
     values.update({name: value for name, value in given.items() if value is not None})
     options = Options(**values)
     for code in (*options.select, *options.ignore):
-        if not any(known_code.startswith(code) for known_code in (*RULES, "PC001", "PC002")):
+        if not any(known_code.startswith(code) for known_code in (*RULES, UNREADABLE, UNUSED)):
             raise UsageError(f"no rule begins with {code!r}: {suggest(code, RULES)}")
     return options
 

@@ -10,7 +10,7 @@ from paceline.check import libraries
 from paceline.check.across.interface import Interface
 from paceline.check.across.rules import findings_across
 from paceline.check.cache import Cache
-from paceline.check.engine import UNREADABLE, Examined, is_relevant
+from paceline.check.engine import Examined, is_relevant, unreadable
 from paceline.check.files import Skipped, choose_files
 from paceline.check.options import Options
 from paceline.check.parallel import Program, Source, check_programs
@@ -73,7 +73,9 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     chosen = choose_files(paths, options.exclude)
     report = Report(files=len(chosen.files), skipped=sorted(chosen.skipped))
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
-    found = [f for f in _findings(chosen.files, options, report) if options.includes(f.rule)]
+    found = [unreadable(displayed(Path(folder)), Unreadable(why)) for folder, why in chosen.unreadable]
+    found += _findings(chosen.files, options, report)
+    found = [finding for finding in found if options.includes(finding.rule)]
     found = worth_showing(found, options)
     report.findings = one_each(finding for finding in found if finding.fingerprint not in known)
     report.known = len(one_each(finding for finding in found if finding.fingerprint in known))
@@ -143,7 +145,7 @@ def _sources(files: Iterable[Path], report: Report, found: list[Finding]) -> lis
         try:
             text = read(file)
         except Unreadable as error:
-            found.append(Finding(UNREADABLE, error.line, 1, "<module>", str(error), path=path))
+            found.append(unreadable(path, error))
             continue
         report.lines += text.count("\n") + 1
         sources.append(Source(path, text))
@@ -151,12 +153,15 @@ def _sources(files: Iterable[Path], report: Report, found: list[Finding]) -> lis
 
 
 def _programs(sources: list[Source], reached: set[str]) -> Iterator[Program]:
-    """The files to be checked: those that make up a small program together, every other one alone."""
+    """The files to be checked: those that make up a small program together, every other one alone.
+
+    A file that has nothing to do with threads or ranks is among them, since only what can be parsed is clean.
+    """
     texts = dict(sources)
     groups = [group for group in programs(texts) if not reached.isdisjoint(group)]
     together = {path for group in groups for path in group}
     yield from (tuple(Source(path, texts[path]) for path in group) for group in groups)
-    yield from ((source,) for source in sources if source.path in reached and source.path not in together)
+    yield from ((source,) for source in sources if source.path not in together)
 
 
 def _keys(program: Program) -> list[str]:
