@@ -8,9 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.engines import cluster, mpi
 from paceline.engines.checkpoints import CheckpointRequest
-from paceline.engines.cluster.ray_session import RayOptions
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
 from paceline.runs.folder import RunFolder
@@ -19,6 +17,7 @@ from paceline.runs.progress import ProgressCallback
 
 if TYPE_CHECKING:
     from paceline.engines.cluster import Roster
+    from paceline.engines.cluster.ray_session import RayOptions
     from paceline.engines.virtual import World
 
 
@@ -71,9 +70,11 @@ def _local(life: Life) -> AbstractContextManager[Outcome]:
 
 
 def _cluster(life: Life) -> AbstractContextManager[Outcome]:
+    from paceline.engines.cluster import engine
+
     settings = life.settings
     assert settings.node is not None
-    return cluster.train(
+    return engine.train(
         life.setup, settings.node, life.place.path, life.heartbeat, settings.progress, settings.timeout, life.request,
         settings.backups,
     )  # fmt: skip
@@ -91,6 +92,8 @@ def _ray(life: Life) -> AbstractContextManager[Outcome]:
 
 
 def _mpi(life: Life) -> AbstractContextManager[Outcome]:
+    from paceline.engines import mpi
+
     return _in_this_process(life, lambda: mpi.train(life.setup))
 
 

@@ -73,9 +73,9 @@ def fork_anew() -> None:
 def prepare(preload: Sequence[str] = PRELOAD) -> None:
     """Start the forkserver with these modules loaded, if it does not run yet.
 
-    One without children is replaced if it was started with less than PRELOAD, and that is needed, or before it was known
-    that the job needs less, or another environment. SIGINT and SIGTERM stay blocked in it and in the workers that it starts, since a
-    terminal sends them to all processes and the parent decides what they mean.
+    One without children is replaced if it was started with less than PRELOAD, and that is needed, or before it was
+    known that the job needs less, or another environment. SIGINT and SIGTERM stay blocked in it and in the workers that
+    it starts, since a terminal sends them to all processes and the parent decides what they mean.
     """
     global _start
     if _start and _start.by == os.getpid() and not multiprocessing.active_children():
