@@ -17,7 +17,6 @@ from paceline.runs.progress import ProgressCallback
 
 if TYPE_CHECKING:
     from paceline.engines.cluster import Roster
-    from paceline.engines.cluster.ray_session import RayOptions
     from paceline.engines.virtual import World
 
 
@@ -34,8 +33,9 @@ class Settings:
     #: This process's place among the nodes of a launcher; None under other engines.
     node: Roster | None = None
     backups: int = 1
-    #: Which cluster of Ray; None under other engines.
-    ray: RayOptions | None = None
+    #: Of engine ray: which cluster of Ray to join, and whether its network needs no encryption.
+    address: str | None = None
+    trusted_network: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,12 @@ def _cluster(life: Life) -> AbstractContextManager[Outcome]:
 
 def _ray(life: Life) -> AbstractContextManager[Outcome]:
     from paceline.engines.cluster import ray_nodes
+    from paceline.engines.cluster.ray_session import RayOptions
 
     settings = life.settings
-    assert settings.ray is not None
+    ray = RayOptions(settings.address, settings.trusted_network)
     return ray_nodes.train(
-        life.setup, settings.ray, life.place.path, life.heartbeat, settings.progress, settings.timeout, life.request,
+        life.setup, ray, life.place.path, life.heartbeat, settings.progress, settings.timeout, life.request,
         settings.backups,
     )  # fmt: skip
 
