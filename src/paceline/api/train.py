@@ -17,7 +17,6 @@ from paceline.callbacks import check
 from paceline.callbacks.loggers import named
 from paceline.engines import checkpoints, cluster, mpi
 from paceline.engines.checkpoints import CheckpointRequest
-from paceline.engines.cluster.ray_session import RayOptions
 from paceline.engines.job_file import save_job_file
 from paceline.engines.outcome import Earlier, Hearer, finish
 from paceline.engines.record import first_record, life_record
@@ -106,8 +105,7 @@ def train(
     check_arguments(train, given)
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
-    ray = RayOptions(address, trusted_network) if engine == "ray" else None
-    settings = Settings(engine, progress, timeout, world, hooks, node, backups, ray)
+    settings = Settings(engine, progress, timeout, world, hooks, node, backups, address, trusted_network)
     interval = _interval(checkpoint_every)
     if resume is not None:
         return _resume(_path(resume), job, plan, workers, max_updates, epochs, interval, settings)

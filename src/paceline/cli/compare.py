@@ -46,6 +46,9 @@ def compare(
         compare_scripts(script, workers or 2, quiet, json)
         return
     assert job is not None
+    from paceline.engines.workers.forkserver import fork_early
+
+    fork_early()
     from paceline.api.comparing.compare import compare as run_comparison
     from paceline.cli.comparison import show_comparison
 

@@ -43,6 +43,10 @@ def train(
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
     A run that is done continues with more epochs: --resume RUN --epochs N, in all.
     """
+    from paceline.engines.workers.forkserver import fork_early
+
+    if engine not in ("virtual", "mpi"):
+        fork_early()
     from paceline.api.engines import KEEPING
     from paceline.api.train import train as run_training
     from paceline.callbacks.parsing import named_callbacks

@@ -7,7 +7,6 @@ What a checkpoint holds is taken by `local.checkpointing`, `cluster.checkpointin
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 import time
@@ -145,8 +144,6 @@ class Writer:
     def _run(self) -> None:
         """Write the newest checkpoint on offer, until the writer is closed."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        for module in ("torch.distributed.checkpoint", "safetensors.torch"):
-            importlib.import_module(module)  # takes half a second, in which the training goes on
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None or self._end)
