@@ -31,9 +31,9 @@ ENOUGH_SECONDS = 60.0
 
 
 def decided(record: ComparisonRecord) -> ComparisonRecord:
-    """Return the comparison with what it comes to; where rounds disagree, without explanations of its figures."""
+    """Return the comparison with what it comes to; where its figures are in doubt, without explanations of them."""
     found = replace(record, disagreement=_disagreement_note(record))
-    if found.disagreement:
+    if found.disagreement or _is_void(found):
         found = replace(found, plans=tuple(replace(row, verdict=None) for row in found.plans))
     return replace(found, answer=decide(found))
 
@@ -50,11 +50,16 @@ def decide(record: ComparisonRecord) -> Answer:
     preferred = _preferred(record, paying) if paying else None
     least = preferred.speedup if preferred else PAYS
     dropped = [row for row in rows if row not in fit and row.speedup >= least]
-    if record.interrupted or record.core_wait >= CROWDED or unsettled:
+    if _is_void(record) or unsettled:
         return _undecided(record, unsettled or rows, dropped)
     if preferred:
         return _recommended(record, preferred, dropped)
     return _single(record, next((row for row in fit or rows if row not in dropped), None), "", dropped)
+
+
+def _is_void(record: ComparisonRecord) -> bool:
+    """Whether the figures are not those of this machine alone, or not all there, so that nothing follows from them."""
+    return record.interrupted or record.core_wait >= CROWDED
 
 
 def _preferred(record: ComparisonRecord, paying: list[Row]) -> Row:
