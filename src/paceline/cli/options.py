@@ -145,6 +145,15 @@ TimedSeconds = Annotated[
     float | None, typer.Option(help="Seconds to time each plan, divided over interleaved rounds of about three.")
 ]
 
+QualityLimit = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="What a recommended plan may lose: of test accuracy, or without one, of test loss.",
+        show_default="0.05 of accuracy, 0.1 of loss",
+    ),
+]
+
 Loggers = Annotated[
     list[str] | None,
     typer.Option(
