@@ -150,10 +150,10 @@ def _begin(
     chosen = plan_of(plan, workers or (node.nodes if node else None), engine)
     stoppable = bool(settings.callbacks) and engine in KEEPING and folder is not None
     interval = _possible(interval, chosen, stoppable)
-    if _follows(job, chosen, engine, node):
-        job, folder = job.untested(), None
+    leads = not _follows(job, chosen, engine, node)
+    folder = folder if leads else None
     with _notes_of_rank_0(engine, node), _ranks(engine):
-        setup = set_up(job, chosen, engine, updates)
+        setup = set_up(job, chosen, engine, updates, tested=leads)
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     request = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
@@ -294,7 +294,7 @@ def _resume_elsewhere(
     chosen = _on_nodes(chosen, workers, node)
     cluster.check(chosen, node, resumed=True)
     with _notes_of_rank_0("cluster", node):
-        setup = set_up(job.untested(), chosen, "cluster", updates)
+        setup = set_up(job, chosen, "cluster", updates, tested=False)
     return _run(setup, RunFolder(None), first_record(setup, kept=False), None, settings)
 
 
@@ -308,7 +308,7 @@ def _run(
     hearer: Hearer = hooks or Earlier({each.updates: each for each in earlier})
     settings = replace(settings, progress=hooks) if hooks else settings
     with Heartbeat(place.path, setup.agenda.updates) as heartbeat:
-        life = Life(setup, place, request, settings, heartbeat)
+        life = Life(setup.anew(), place, request, settings, heartbeat)
         try:
             if hooks is None:
                 return _train(life, record, hearer)

@@ -16,6 +16,7 @@ from paceline.data.traits import SourceTraits
 from paceline.errors import JobError
 from paceline.jobs.job import Batch
 from paceline.jobs.loaders import LoaderData, batches_or_samples, common_size
+from paceline.jobs.separate import bulk, separate
 
 _Epoch = Tensor | list[list[int]]
 
@@ -31,11 +32,16 @@ class SampledSource:
 
     def __init__(self, source: Source, data: LoaderData, seed: int) -> None:
         assert data.sampler is not None
-        self.source, self.sampler, self.seed = source, data.sampler, seed
+        self.source, self.seed = source, seed
+        #: As before the first epoch. What is drawn from is a copy, whose state goes on from epoch to epoch.
+        self.sampler = data.sampler
+        self._shared = data.dataset, *bulk(data.sampler)
         self.data = replace(data, dataset=None, sampler=None)
         self.traits: SourceTraits = replace(source.traits, redraws=True)
         #: The two newest epochs, since asynchronous workers may be in either.
         self._epochs: dict[int, _Epoch] = {}
+        self._drawing: Any = None
+        self._next = 0
         self._length = len(self._drawn(0))
         if data.drop_last and not data.by_batch and data.batch_size:
             self._length -= self._length % data.batch_size
@@ -57,15 +63,19 @@ class SampledSource:
 
     def _drawn(self, epoch: int) -> _Epoch:
         if epoch not in self._epochs:
-            if len(self._epochs) > 1:
-                del self._epochs[min(self._epochs)]
-            self._epochs[epoch] = self._draw(epoch)
+            if self._drawing is None or epoch < self._next:
+                self._drawing, self._next = separate(self.sampler, self._shared), 0
+            for each in range(self._next, epoch + 1):
+                if len(self._epochs) > 1:
+                    del self._epochs[min(self._epochs)]
+                self._epochs[each] = self._draw(each)
+            self._next = epoch + 1
         return self._epochs[epoch]
 
     def _draw(self, epoch: int) -> _Epoch:
         seed_generators(mix(self.seed, epoch, 3))
-        _tell_epoch(self.sampler, epoch)
-        given = list(batches_or_samples(self.sampler))
+        _tell_epoch(self._drawing, epoch)
+        given = list(batches_or_samples(self._drawing))
         if self.data.whole and self.data.by_batch:
             drawn: _Epoch = given
         else:

@@ -18,6 +18,7 @@ from paceline.data.source import seed_generators
 from paceline.data.traits import SourceTraits
 from paceline.errors import JobError
 from paceline.jobs.job import Batch
+from paceline.jobs.separate import bulk, separate
 
 MOST = 1_000_000  # samples that are counted before a stream without a length counts as endless
 
@@ -63,10 +64,7 @@ class StreamSource:
         return self._take()
 
     def _begin(self, epoch: int) -> None:
-        if callable(tell := getattr(self.stream, "set_epoch", None)):
-            tell(epoch)
-        seed_generators(mix(self.seed, epoch, 3))
-        self._iterator, self._epoch, self._next = iter(self.stream), epoch, 0
+        self._iterator, self._epoch, self._next = begun(self.stream, self.seed, epoch), epoch, 0
 
     def _take(self) -> Any:
         assert self._iterator is not None
@@ -82,12 +80,21 @@ class StreamSource:
         return sample
 
 
+def begun(stream: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
+    """Begin an epoch of a stream, whose state is then as in its first one: a worker may not have read that to its end.
+
+    So it is with a DataLoader whose processes begin anew in every epoch.
+    """
+    stream = separate(stream, bulk(stream))
+    if callable(tell := getattr(stream, "set_epoch", None)):
+        tell(epoch)
+    seed_generators(mix(seed, epoch, 3))
+    return iter(stream)
+
+
 def count(stream: Iterable[Any], seed: int, what: str) -> int:
     """Return how many samples a stream gives in its first epoch, by reading it once."""
-    if callable(tell := getattr(stream, "set_epoch", None)):
-        tell(0)
-    seed_generators(mix(seed, 0, 3))
-    counted, iterator = 0, iter(stream)
+    counted, iterator = 0, begun(stream, seed, 0)
     while counted <= MOST:
         seed_generators(mix(seed, 0, counted, 1))
         try:

@@ -113,7 +113,7 @@ def finish(
     if status == Status.DONE:  # a run that goes on later still needs them
         folder.remove_snapshots()
     _warn_if_crowded(setup.plan, summary.core_wait_fraction)
-    return Run(folder.path, outcome.trace, record, module, setup.job)
+    return Run(folder.path, outcome.trace, record, module, setup.users_job)
 
 
 def evaluation_of(setup: Setup, module: nn.Module, updates: int, seconds: float) -> Evaluation:

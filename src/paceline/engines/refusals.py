@@ -7,6 +7,7 @@ import warnings
 import torch
 from torch import nn
 
+from paceline.core.agenda import Agenda
 from paceline.data.source import Source
 from paceline.errors import JobError, JobWarning, PlanError
 from paceline.gradients.probe import Probe
@@ -37,6 +38,15 @@ def refuse_data(job: Job, plan: Plan, source: Source) -> None:
         raise PlanError(
             f"plan {plan} gives each worker a part of the data for the whole training, and a sampler or a stream has "
             "others in every epoch; use shuffle=True instead of a sampler, or another plan"
+        )
+
+
+def refuse_parts(plan: Plan, agenda: Agenda) -> None:
+    """Raise for fewer batches than the plan has parts of the data."""
+    if agenda.data_parts > agenda.leases:
+        raise PlanError(
+            f"plan {plan} wants {agenda.data_parts} parts of the data, but there are only {agenda.leases} batches to "
+            "share out; give fewer parts, or a smaller batch_size"
         )
 
 

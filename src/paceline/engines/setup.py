@@ -21,7 +21,7 @@ from paceline.data.source import Source
 from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
 from paceline.engines.notes import notes_of
-from paceline.engines.refusals import refuse_changes, refuse_data, refuse_nested, refuse_sparse
+from paceline.engines.refusals import refuse_changes, refuse_data, refuse_nested, refuse_parts, refuse_sparse
 from paceline.engines.threads import threads
 from paceline.errors import JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
@@ -30,6 +30,7 @@ from paceline.gradients.first_batch import hint
 from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
+from paceline.jobs.separate import with_state_of
 from paceline.links.store_order import require_store_order
 from paceline.operators.planning import OperatorBlueprint, operator_blueprint
 from paceline.parameters.epoch_schedule import EveryEpoch, follows_loss
@@ -61,7 +62,8 @@ RECORDED_INSTANCES = 16
 class Setup:
     """A job that can be trained by a plan on an engine."""
 
-    job: Job
+    job: Job  # as the engines train it: with the device, the schedule and the rules that hold under this plan
+    users_job: Job  # as it was passed in; whatever is set up again starts from it
     plan: Plan
     source: Source
     test: Source | None
@@ -106,6 +108,10 @@ class Setup:
         """The order in which samples are drawn."""
         return Order(len(self.source), self.job.seed, self.job.shuffle, self.agenda.cuts)
 
+    def anew(self) -> Setup:
+        """The set-up with the user's functions in the state that they have before the first update."""
+        return replace(self, job=with_state_of(self.job, self.users_job))
+
     def fresh_module(self) -> nn.Module:
         """A module as it is before the first update."""
         import copy
@@ -113,8 +119,12 @@ class Setup:
         return copy.deepcopy(self.module)
 
 
-def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup:
-    """Make the model, open the data, probe the loss and prove the table. Raise what can be refused before the start."""
+def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: bool = True) -> Setup:
+    """Make the model, open the data, probe the loss and prove the table. Raise what can be refused before the start.
+
+    Without `tested`, the model is not evaluated here, but by another rank.
+    """
+    users_job, job = job, with_state_of(job if tested else job.untested(), job)
     if engine == "local":
         require_store_order("the local engine")
         _refuse_crowd(plan)
@@ -150,11 +160,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
-    if agenda.data_parts > agenda.leases:
-        raise PlanError(
-            f"plan {plan} wants {agenda.data_parts} parts of the data, but there are only {agenda.leases} batches to "
-            "share out; give fewer parts, or a smaller batch_size"
-        )
+    refuse_parts(plan, agenda)
     job = _by_epochs(job, plan, optimizer, agenda, engine)
     figures = rehearse(job, module, test, placement.devices[0]) if test is not None and engine != "replay" else ()
     layout = lay_out(module, plan.shards, found.moving)
@@ -167,10 +173,11 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         plan = plan.cut_at(made.names)
     split = _split(job, plan, module, optimizer, source, agenda, found)
     operators = _operators(job, plan, module, source, agenda, found)
-    return Setup(
-        job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, figures,
-        made, split, operators, choice,
+    setup = Setup(
+        job, users_job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit,
+        figures, made, split, operators, choice,
     )  # fmt: skip
+    return setup.anew()
 
 
 def _refuse_crowd(plan: Plan) -> None:

@@ -74,7 +74,7 @@ def train(
     workers = setup.plan.workers
     head, meeting = Address("127.0.0.1", 0), secrets.token_bytes(RUN_BYTES)
     roster = Roster(workers, workers, head, 0, "ray", meeting, LOOPBACK, head_rank=workers)
-    spec = RunSpec(setup.job, setup.plan, setup.limit, roster, deadline, {})
+    spec = RunSpec(setup.users_job, setup.plan, setup.limit, roster, deadline, {})
     with session(options.address, workers * _cpus(setup.plan), len(spec.pack())) as where:
         credentials = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
         keys = {} if where.own or options.trusted_network else make_run_keys()

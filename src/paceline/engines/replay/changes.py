@@ -32,7 +32,10 @@ def why_bits_differ(record: RunRecord, plan: Plan) -> str:
     """Return the likely cause where a replay has other bits than its record."""
     since = [c for c in CHANGES if c.version > record.arithmetic_version and type(plan.method).__name__ in c.methods]
     if not since:
-        return "Does the job draw random numbers that the seed does not determine?"
+        return (
+            "Does the job draw random numbers that the seed does not determine, or has its data, loss or "
+            "batch_transform a state that changes from call to call, of which each worker had its own?"
+        )
     changes = "; ".join(f"since version {c.version}, {c.what}" for c in since)
     return (
         f"The run was recorded with arithmetic version {record.arithmetic_version}, this Paceline has "

@@ -254,6 +254,7 @@ def make_replayer(setup: Setup, trace: Trace, lives: list[Life]) -> Replayer:
 
     Where workers keep step, a run that was resumed has the bits of one that was not.
     """
+    setup = setup.anew()  # an earlier pass may have called the job's functions
     if setup.engine == "mpi":
         return TeamReplayer(setup)
     if setup.pipeline is not None and setup.pipeline.spread.server is None:
