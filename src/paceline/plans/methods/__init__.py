@@ -25,10 +25,12 @@ proves it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from paceline.core.collectives import Collective
-from paceline.core.streaming import Streaming
+from paceline.core.coordinators import Coordinator
+from paceline.core.rules import Averaging
+from paceline.plans.methods.program import Program, Worker
 
 Devices = Literal["alone", "summed", "shared", "stages", "parts", "native"]
 
@@ -110,13 +112,21 @@ class Method(Protocol):
         """Raise `PlanError` if a table of the method would deadlock or compute a wrong result."""
 
 
+@runtime_checkable
 class Synchronous(Method, Protocol):
-    """The interface of methods without a server and without stages."""
+    """The interface of methods without a server and without stages, whose workers run a program."""
 
     @property
     def collective(self) -> Collective | None:
         """What workers exchange vectors by; None if they exchange nothing."""
 
     @property
-    def streaming(self) -> Streaming | None:
-        """When replicas are exchanged; None if gradients are summed, in every update."""
+    def averaging(self) -> Averaging | None:
+        """How replicas that step on their own are averaged; None if gradients are summed, or nothing is exchanged."""
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """What commands the updates; None where every update is a step of the user's optimizer."""
+
+    def program(self, worker: Worker) -> Program:
+        """Return what a worker does, as effects."""
