@@ -16,10 +16,10 @@
     Dataflow          values of operators and gradients         the operator's worker         ampnet
     NativeDdp         what PyTorch decides                      every worker                  ddp
 
-A method is pure data: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the
-protocol `Method`. Code that acts on a method selects by its class, in one place per activity: `engines.workers.methods`
-runs it on processes, `engines.arithmetic` computes it in one process, `engines.virtual` times it, `explain` draws and
-proves it.
+A method is pure: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the protocol
+`Method`. Those from Alone to Gossip, and Coordinated, are also the program of their workers (`Synchronous`, `program`).
+Code that acts on any other selects by its class, in one place per activity: `engines.workers` runs it on processes,
+`engines.arithmetic` computes it in one process, `engines.virtual` times it, `explain` draws and proves it.
 """
 
 from __future__ import annotations

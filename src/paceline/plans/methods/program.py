@@ -7,7 +7,7 @@ effect, and is sent the answer.
         for update in worker.updates():
             gradient = yield Gradient(update, version=update)
             total = yield Sum(update, gradient)
-            yield Step(update, total)
+            yield Step(update, update + 1, total)
 
 The same program is run by whoever answers its effects:
 
