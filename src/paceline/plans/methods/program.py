@@ -9,7 +9,7 @@ effect, and is sent the answer.
             total = yield Sum(update, gradient)
             yield Step(update, update + 1, total)
 
-The same program is run by whoever answers its effects:
+Each of these answers the effects, and so runs the same program:
 
     engines.workers.performer     in a worker process: at once, by waiting on shared memory or sockets
     engines.virtual.lockstep      on a virtual clock: a world says how long each effect takes, with or without numbers
@@ -130,7 +130,7 @@ Program = Generator[Effect, Any, None]
 
 
 class EndOfTraining(Exception):
-    """No more gradients will come, as nobody could know before: a user-defined loop has ended."""
+    """No more gradients will come, because a user-defined loop has ended."""
 
 
 def all_of(updates: range) -> range:
