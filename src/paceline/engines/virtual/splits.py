@@ -41,7 +41,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self.method, self.agenda, self.world, self.size, self.sums = method, agenda, world, size, sums
         self.mesh = method.mesh(plan.workers)
-        self.compute_times, self.rows = ComputeTimes(world, plan.workers), rows
+        self.compute_times, self.rows = ComputeTimes(world, range(plan.workers)), rows
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
 

@@ -26,9 +26,9 @@ from paceline.core.agenda import Agenda
 from paceline.core.server.events import Death
 from paceline.engines.workers.arena import DESK_LOCK, Arena
 from paceline.engines.workers.group import FixedGroup
-from paceline.engines.workers.methods import walk_of
 from paceline.engines.workers.methods.runner import PlanRunner
 from paceline.engines.workers.state_buffers import ResumePoint
+from paceline.engines.workers.walks import walk_of
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors import RunFailed
 from paceline.gradients.learner import Learner

@@ -37,6 +37,8 @@ class GradientRequest(NamedTuple):
     chunks: list[Chunk]
     #: The version of the parameters to compute it from.
     version: int
+    #: The update has evaluated these chunks before, so that their samples count no more.
+    again: bool = False
 
 
 Walk = Generator[GradientRequest, GradientSum | None, None]
