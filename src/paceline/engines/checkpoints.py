@@ -102,8 +102,8 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
         return
     old = _make_draft(base, draft)
     before = set(os.listdir(draft))
-    for other in before - {RECORD, STATE, MODEL}:  # of format 1
-        os.unlink(draft / other)
+    for stray in before - {RECORD, STATE, MODEL}:  # of format 1
+        os.unlink(draft / stray)
     state, where = dict[str, Tensor](), dict[str, tuple[TensorSlot, ...]]()
     for holder, worker_state in checkpoint.holders.items():
         found, size = tensor_slots(worker_state.tensors)

@@ -148,10 +148,10 @@ def _serve(listener: int, alive: int) -> None:
         if callable(signal.getsignal(each)):
             signal.signal(each, signal.SIG_DFL)
     warnings.showwarning = warnings._showwarning_orig  # type: ignore[attr-defined]
-    for each in map(int, os.listdir("/proc/self/fd")):
-        if each > 2 and each not in (listener, alive):
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in (listener, alive):
             with contextlib.suppress(OSError):  # the listing's own
-                os.close(each)
+                os.close(descriptor)
     gc.freeze()  # a worker does not walk through all modules, and does not copy the memory that they lie in
     forkserver.main(listener, alive, [])
 
