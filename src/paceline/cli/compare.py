@@ -48,14 +48,8 @@ def compare(
     if job is None and script is None:
         raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     if script is not None:
-        of_jobs = {
-            "plans": plans,
-            "seconds": seconds,
-            "link": link,
-            "data_dir": data_dir,
-            "quality_limit": quality_limit,
-        }
-        _refuse_beside_script(JOB=job, **of_jobs, **changes)
+        others = dict(plans=plans, seconds=seconds, link=link, data_dir=data_dir, quality_limit=quality_limit)
+        _refuse_beside_script(JOB=job, **others, **changes)
         compare_scripts(script, 2 if workers is None else workers, quiet, json)
         return
     assert job is not None
