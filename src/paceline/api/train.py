@@ -32,6 +32,8 @@ from paceline.errors import (
     RunFailed,
     RunStopped,
     UsageError,
+    WorkerDied,
+    WorkerSilent,
     is_positive,
     suggest,
     whole,
@@ -339,6 +341,8 @@ def _failed(setup: Setup, place: RunFolder, record: RunRecord, error: BaseExcept
     if not isinstance(error, Blamed):
         return record.with_(status=status, error=f"{type(error).__name__}: {error}")
     error.failure.run = place.path if setup.plan.replayable else None
+    if record.checkpoint_every is not None and isinstance(error, WorkerDied | WorkerSilent):
+        error.failure.resume = place.path
     return record.with_(status=status, error=str(error), failure=FailureRecord.of(error.failure))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -92,6 +93,11 @@ class CheckpointRequest:
 def folder_of(run: Path) -> Path:
     """The folder of a run's checkpoints."""
     return run / "checkpoints"
+
+
+def resume_line(run: Path | str, where: str = "by the same launcher or on one machine") -> str:
+    """Return a further line of a message: the command that resumes a run, and where it may be given."""
+    return f"\n  resume  paceline train --resume {shlex.quote(str(run))}" + (f"   ({where})" if where else "")
 
 
 def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:

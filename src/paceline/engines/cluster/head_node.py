@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.engines.checkpoint_manager import CheckpointManager
-from paceline.engines.checkpoints import CheckpointRequest
+from paceline.engines.checkpoints import CheckpointRequest, resume_line
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.checkpointing import state_for
@@ -32,7 +32,7 @@ from paceline.engines.cluster.control import (
     unpack,
 )
 from paceline.engines.cluster.group_head import GroupHead
-from paceline.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_line, resume_point
+from paceline.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_point
 from paceline.engines.cluster.process_log import ProcessLog
 from paceline.engines.cluster.remote_workers import RemoteWorkers
 from paceline.engines.cluster.rendezvous import Node, Registry

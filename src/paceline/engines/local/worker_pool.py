@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.core.server.events import Death
 from paceline.data.source import TensorSource
 from paceline.engines.checkpoint_manager import CheckpointManager
-from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
+from paceline.engines.checkpoints import Checkpoint, CheckpointRequest, resume_line
 from paceline.engines.diagnosis import GONE, Diagnosis, Ending, process_state
 from paceline.engines.local.checkpointing import LocalCheckpoints
 from paceline.engines.observer import Observer
@@ -168,7 +168,8 @@ class WorkerPool:
                 else:
                     self._look(self.checkpoints)
             if not self.finished:
-                raise RunFailed("every worker died; nothing was left to finish the run")
+                resume = resume_line(self.request.run, "") if self.request else ""
+                raise RunFailed(f"every worker died; nothing was left to finish the run{resume}")
             if self.checkpoints is not None and self.observer.writer is not None:
                 last = self.checkpoints.take_last(self.finished)
                 if last is not None:
