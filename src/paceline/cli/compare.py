@@ -48,8 +48,9 @@ def compare(
     if job is None and script is None:
         raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     if script is not None:
-        others = dict(plans=plans, seconds=seconds, link=link, data_dir=data_dir, quality_limit=quality_limit)
-        _refuse_beside_script(JOB=job, **others, **changes)
+        _refuse_beside_script(
+            JOB=job, plans=plans, seconds=seconds, link=link, data_dir=data_dir, quality_limit=quality_limit, **changes
+        )
         compare_scripts(script, 2 if workers is None else workers, quiet, json)
         return
     assert job is not None
