@@ -44,7 +44,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     (
         "gradients",
-        {"gradients", "parameters", "core", "data", "jobs", "errors", "kernels"},
+        {"gradients", "parameters", "core", "data", "jobs", "errors", "kernels", "user_cache"},
         {"multiprocessing", "socket", "torch.distributed"},
     ),
     (
