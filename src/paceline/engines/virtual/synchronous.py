@@ -18,6 +18,7 @@ from paceline.engines.virtual.rows import Rows
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
+from paceline.gradients.learner import stated_weight
 from paceline.plans.methods import Synchronous
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
@@ -73,12 +74,13 @@ class _Run:
         plan, shares = self.plan, []
         parts = self._parts(update)
         for worker, chunks in parts:
-            samples, loss = sum(c.samples for c in chunks), math.nan
+            samples, loss, weight = sum(c.samples for c in chunks), math.nan, -1.0
             times = self._compute(worker, samples, update)
             if self.sums is not None and (worker == 0 or self.collective is not None):
                 shares.append(self.sums.compute(worker, chunks))
-                loss = shares[-1].mean
-            self.rows.add(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=samples, value=loss))
+                loss, weight = shares[-1].mean, stated_weight(self.sums.setup.job, shares[-1])
+            row = (worker, update, -1, update, -1, *times)
+            self.rows.add(Row(Kind.COMPUTE, *row, samples=samples, value=loss, weight=weight))
         computed = self.sums if shares else None  # of workers that exchange nothing, only the first one's is
         if computed is not None and not plan.traits.repeats:
             computed.apply(update, shares)  # before the exchange: what is in a message decides how long it is

@@ -20,7 +20,7 @@ from paceline.engines.workers.state_buffers import ResumePoint
 from paceline.engines.workers.worker_context import Host, WorkerMemory
 from paceline.errors import JobError
 from paceline.errors.failure import Position
-from paceline.gradients.learner import Learner
+from paceline.gradients.learner import Learner, stated_weight
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import Waiter
 from paceline.parameters.layout import Layout, sha256
@@ -96,6 +96,8 @@ class ReplicaWorker:
         start = now()
         computed = self.sums(chunks)
         samples = max(0, computed.samples - counted)
-        runner.record(Kind.COMPUTE, update, -1, version, -1, start, now(), runner.waited, samples, 0, computed.mean)
+        weight = stated_weight(runner.job, computed)
+        row = (update, -1, version, -1, start, now(), runner.waited, samples, 0, computed.mean)
+        runner.record(Kind.COMPUTE, *row, weight=weight)
         runner.waited = 0
         return computed
