@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.errors import JobError, PlanError, UsageError, WorkerFailed
+from paceline.errors import JobError, PlanError, UsageError
 from tests.errors.cases import Case
 from tests.errors.happening import happen
 from tests.scripts import finish, start, typed
@@ -87,8 +87,34 @@ def test_a_model_that_draws_from_numpy_was_another_one_in_every_worker() -> None
         module.weight.data.fill_(np.random.default_rng().random())
         return module
 
-    with pytest.raises(WorkerFailed, match="makes another model in this process"):
+    with pytest.warns(pl.errors.JobWarning, match=r"makes another weight in each process.*neither a replay"):
         pl.train(job(different), "ring", folder=None)
+
+
+def test_a_model_that_was_made_with_other_threads_was_refused() -> None:
+    """A decomposition rounds otherwise with two threads than with one, which each worker has."""
+
+    def orthogonal() -> nn.Module:
+        module = nn.Sequential(nn.Linear(6, 256), nn.Linear(256, 256), nn.Linear(256, 2))
+        nn.init.orthogonal_(module[1].weight)
+        return module
+
+    torch.set_num_threads(2)
+    run = pl.train(job(orthogonal), "ring", folder=None)
+    torch.set_num_threads(1)
+    assert pl.replay(run).matches
+
+
+def test_a_model_that_rounds_otherwise_in_each_process_was_refused() -> None:
+    def rough() -> nn.Module:
+        module = nn.Linear(6, 2)
+        module.weight.data.mul_(1 + 1e-6 * np.random.default_rng().random())
+        return module
+
+    with pytest.warns(pl.errors.JobWarning, match="rounds otherwise in each process"):
+        run = pl.train(job(rough), "ring", folder=None)
+    alone = pl.train(job(run.job.make_model()), "sequential:chunks=2", folder=None)
+    assert run.trace.loss_curve()[1] == pytest.approx(alone.trace.loss_curve()[1], rel=1e-4)
 
 
 class LateMomentum(torch.optim.Optimizer):

@@ -176,4 +176,5 @@ def test_a_shard_counts_as_the_machine_does(locks: Locks, make_memory: MakeMemor
             told = [int(row[name]) for name in ("kind", "worker", "update", "shard", "base", "version", "bytes")]
             assert told == [Kind.APPLY, worker, batch, 0, base, batch + 1, 24]
             assert row["start"] <= row["end"]
-    assert ROW.size == 8 * 12
+    assert ROW.size == 8 * 13
+    assert row["weight"] == -1.0

@@ -118,10 +118,6 @@ USERS_CODE = (
          (r"JobError: the loss has no gradient: it depends on no parameter",)),
     Case("the model and the data do not fit", "job = job.with_(data=(x[:, :5], y))\n", RING, 2,
          (r"JobError: the first batch fails: RuntimeError: mat1 and mat2 shapes cannot be multiplied",)),
-    Case("a model whose parameters are not the same in each process",
-         "class Own(Net):\n    def __init__(self):\n        super().__init__()\n"
-         "        nn.init.constant_(self.weight, float(os.getpid()))\njob = job.with_(model=Own)\n", RING, 1,
-         (r"JobError: model= makes another model in this process than in the parent's",)),
 )  # fmt: skip
 
 PROCESSES = (

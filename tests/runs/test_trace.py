@@ -19,7 +19,7 @@ def test_a_ring_gives_back_what_was_written_once() -> None:
     ring = TraceRing(memoryview(bytearray(TraceRing.size())))
     for turn in range(3):
         for number in range(TraceRing.ROWS - 5):
-            ring.write(Kind.COMPUTE, 1, number, -1, 0, 0, turn, turn, 0, 0, 0, 0.25)
+            ring.write(Kind.COMPUTE, 1, number, -1, 0, 0, turn, turn, 0, 0, 0, 0.25, -1.0)
         rows = ring.drain()
         assert rows["update"].tolist() == list(range(TraceRing.ROWS - 5))
         assert set(rows["start"].tolist()) == {turn}
@@ -30,7 +30,7 @@ def test_a_full_ring_says_so() -> None:
     ring = TraceRing(memoryview(bytearray(TraceRing.size())))
     for number in range(TraceRing.ROWS):
         assert not ring.full
-        ring.write(Kind.COMPUTE, 0, number, -1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+        ring.write(Kind.COMPUTE, 0, number, -1, 0, 0, 0, 0, 0, 0, 0, 0.0, -1.0)
     assert ring.full
     ring.drain()
     assert not ring.full
@@ -72,8 +72,8 @@ def test_a_trace_cut_off_anywhere_opens_to_its_last_whole_part(tmp_path: Path) -
 
 
 def test_a_row_is_bounded() -> None:
-    assert ROW.size == 96
-    assert len(Row._fields) == 12
+    assert ROW.size == 104
+    assert len(Row._fields) == 13
 
 
 def _with_version(path: Path, metadata: dict[str, str] | None) -> Path:

@@ -28,10 +28,10 @@ from paceline.compression.scores import Score, score_of
 from paceline.compression.search import WIDTHS, Found, Target, search
 from paceline.engines.job_file import load_job_file
 from paceline.engines.setup import set_up
-from paceline.engines.threads import threads
 from paceline.errors import JobWarning, RunFolderError, UsageError, suggest
 from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Job
+from paceline.jobs.threads import threads
 from paceline.runs.record import read_record
 from paceline.runs.run import Run
 

@@ -134,13 +134,12 @@ class ProgressBar:
     def head(self) -> str:
         """Describe the whole run in one line."""
         status, training = self.status, self._training
-        loss = [worker.loss for worker in status.workers if math.isfinite(worker.loss)]
         every = training.updates_per_epoch if training else 0
         epochs = -(-status.total_updates // every) if every else 0
         parts = [
             f"epoch {min(status.updates // every + 1, epochs)}/{epochs}" if every else "",
             f"{status.share:.0%} of {status.total_updates:,} updates",
-            f"loss {sum(loss) / len(loss):.4f}" if loss else "",
+            f"loss {status.loss:.4f}" if math.isfinite(status.loss) else "",
             self._evaluated,
             f"{status.rate:,.0f} samples/s",
             f"{_clock(status.left)} left",

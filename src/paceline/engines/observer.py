@@ -7,11 +7,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from paceline.engines.checkpoints import Checkpoint, history
 from paceline.engines.setup import Setup
 from paceline.runs.live import Heartbeat, Phase, ProcessRecord, WorkerLive, WorkerStatus
 from paceline.runs.progress import Progress, ProgressCallback
-from paceline.runs.trace import Columns, Kind, Row, Trace, TraceWriter
+from paceline.runs.trace import DTYPE, Columns, Kind, Row, Trace, TraceWriter, weighted_losses
 
 
 class Watched(Protocol):
@@ -116,15 +118,15 @@ class Observer:
 
     def _report(self, rows: list[Columns], stopping: bool) -> Progress:
         """Describe the progress of the run."""
-        losses = [r["value"][(r["kind"] == Kind.COMPUTE) & (r["samples"] > 0)] for r in rows]
-        latest = [float(values[-1]) for values in losses if len(values)]
+        computed = [r[(r["kind"] == Kind.COMPUTE) & (r["samples"] > 0)][-1:] for r in rows]
+        losses, weights = weighted_losses(np.concatenate([*computed, np.empty(0, DTYPE)]))
         updates = self._updates
         return Progress(
             updates=updates,
             total_updates=self.setup.agenda.updates,
             samples=self.setup.agenda.samples_until(updates),
             seconds=(time.perf_counter_ns() - self.origin) / 1e9,
-            loss=sum(latest) / len(latest) if latest else None,
+            loss=float(losses.sum() / weights.sum()) if weights.any() else None,
             workers=self.setup.plan.workers,
             finished=tuple(sorted(self.finished)),
             dead=tuple(sorted(self.dead)),

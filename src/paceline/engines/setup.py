@@ -22,7 +22,6 @@ from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
 from paceline.engines.notes import notes_of
 from paceline.engines.refusals import refuse_changes, refuse_data, refuse_nested, refuse_parts, refuse_sparse
-from paceline.engines.threads import threads
 from paceline.errors import JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
 from paceline.gradients.evaluate import rehearse
@@ -31,6 +30,7 @@ from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
 from paceline.jobs.separate import with_state_of
+from paceline.jobs.threads import threads
 from paceline.links.store_order import require_store_order
 from paceline.operators.planning import OperatorBlueprint, operator_blueprint
 from paceline.parameters.epoch_schedule import EveryEpoch, follows_loss

@@ -29,6 +29,12 @@ def settled(job: Job, computed: GradientSum, alone: bool = False) -> GradientSum
     return computed
 
 
+def stated_weight(job: Job, computed: GradientSum) -> float:
+    """Return what the loss of a gradient weighs in a mean where the job states it; -1: its samples."""
+    left_out = not computed.weight and job.on_nan == "skip"
+    return -1.0 if job.loss_denominator is None or left_out else computed.weight
+
+
 class Learner:
     """Computes a worker's gradients, and settles those of a whole batch."""
 
@@ -60,7 +66,8 @@ class Learner:
             if number and start:
                 torch._foreach_copy_(self._moving, start)
             batch = replica.gradients.batch(replica, self.reader, chunk)
-            weight = 1.0 if self.alone and len(chunks) == 1 else replica.chunk_weight(chunk, batch)
+            weight = replica.chunk_weight(chunk, batch)
+            weight = 1.0 if weight and self.alone and len(chunks) == 1 else weight
             loss += weight * replica.backward(chunk, batch, weight)
             total += weight
             samples += chunk.samples

@@ -36,6 +36,8 @@ class ScaledAutograd:
         return None
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
+        if not weight:
+            return 0.0  # the loss would be divided by 0
         before = [buffer.clone() for buffer in replica.moving]
         for scale in SCALES:
             for buffer, kept in zip(replica.moving, before, strict=True):

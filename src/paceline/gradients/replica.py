@@ -40,7 +40,7 @@ class GradientMethod(Protocol):
         """Return the samples of a chunk, in the form that `backward` takes."""
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
-        """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
+        """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss, 0 without weight."""
 
     def take(self, replica: Replica) -> list[Tensor | None]:
         """Return the gradients, which now belong to the caller; None for parameters that got none."""
@@ -58,6 +58,8 @@ class Autograd:
         return reader.batch(chunk)
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
+        if not weight:
+            return 0.0  # the loss would be divided by 0
         # A step may have backward passes of its own, and clear what they leave: it finds no gradient of chunks before.
         before = [] if replica.job.step is None else take_gradients(replica.parameters)
         loss = replica.forward(replica.module, chunk, batch)

@@ -25,6 +25,7 @@ from paceline.jobs.listing import given
 from paceline.jobs.loaders import LoaderData, adopted, taken_apart
 from paceline.jobs.metrics import RESERVED, by_name, goes_by_batches
 from paceline.jobs.several import together
+from paceline.jobs.threads import threads
 from paceline.text_table import TextList
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
@@ -262,7 +263,10 @@ class Job:
         return replace(self, **changes)
 
     def make_model(self) -> nn.Module:
-        """Return a new module with the parameters that every run of this job starts from."""
+        """Return a new module with the parameters that every run of this job starts from.
+
+        It is made by one thread: `nn.init.orthogonal_`, for one, rounds otherwise with two.
+        """
         if isinstance(self.model, nn.Module):
             import copy
 
@@ -271,7 +275,7 @@ class Job:
         with torch.random.fork_rng(devices=[]), seeded_elsewhere(self.seed):
             seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
             seed(self.seed)  # without a GPU, the first takes milliseconds to note whence it was called
-            with users_code("model="):
+            with threads(1), users_code("model="):
                 module = self._uncompiled(self.model())
         if not isinstance(module, nn.Module):
             raise JobError(f"model= returned {type(module).__name__}, not an nn.Module")

@@ -40,6 +40,8 @@ class Done(NamedTuple):
     sends: list[tuple[Message, Gradients]]
     #: The loss of the instance, where this work has computed it.
     loss: float | None
+    #: What that weighs in a mean.
+    weight: float
     applied: Applied | None
     ended: bool
 
@@ -96,7 +98,7 @@ class OperatorWorker:
 
     def do(self, work: Work) -> Done:
         """Do a piece of work."""
-        loss, tensors = None, dict[int, Gradients]()
+        loss, weight, tensors = None, self.weights[work.instance], dict[int, Gradients]()
         if work.what == FORWARD:
             loss = self._forward(work)
         else:
@@ -113,7 +115,7 @@ class OperatorWorker:
         applied = self._step(found.step, self.chunks[work.instance].update) if found.step is not None else None
         if found.ended:
             self._end(work.instance)
-        return Done(sends, loss, applied, found.ended)
+        return Done(sends, loss, weight, applied, found.ended)
 
     def drain(self, update: int) -> list[Applied]:
         """Make the updates of what is left at the end of a pass, whose last update this was."""

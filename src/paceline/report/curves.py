@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.report.reading import Reading
-from paceline.runs.trace import Kind, Trace
+from paceline.runs.trace import Kind, Trace, weighted_losses
 
 Floats = npt.NDArray[np.float64]
 AXES = ("seconds", "updates", "samples")
@@ -49,12 +49,13 @@ NOTHING = Curve(*(np.zeros(0) for _ in Curve._fields))
 def loss_curve(reading: Reading) -> Curve:
     """The loss of each batch at the time its last piece was computed. Losses that are not finite are left out."""
     rows = reading.trace.of_kind(Kind.COMPUTE)
-    rows = rows[(rows["samples"] > 0) & np.isfinite(rows["value"])]
+    rows = rows[(rows["samples"] > 0) & (weighted_losses(rows)[1] > 0)]
     if not len(rows):
         return NOTHING
     which, place = np.unique(rows["update"], return_inverse=True)
     samples = np.bincount(place, rows["samples"], len(which))
-    losses = np.bincount(place, rows["samples"] * rows["value"], len(which)) / samples
+    sums, weights = (np.bincount(place, each, len(which)) for each in weighted_losses(rows))
+    losses = sums / weights
     ends = np.zeros(len(which))
     np.maximum.at(ends, place, rows["end"])
     order = np.argsort(ends, kind="stable")

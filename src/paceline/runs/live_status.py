@@ -51,6 +51,7 @@ class LiveStatus:
 
     def __init__(self) -> None:
         self.share = self.rate = self.seconds = self.left = 0.0
+        self.loss = math.nan
         self.updates = self.total_updates = 0
         self.workers: list[WorkerLine] = []
         self._sums: TimeAccounting | None = None
@@ -94,6 +95,8 @@ class LiveStatus:
         rates, loss, staleness, waiting = pace.of("samples") / length, pace.loss, pace.staleness, pace.waiting
         remarks = self._remarks(report, gone, pace)
         self.rate = float(rates.sum())
+        weight = pace.of("weight").sum()
+        self.loss = float(pace.of("loss").sum() / weight) if weight else math.nan
         self.workers = [
             WorkerLine(
                 number=worker,

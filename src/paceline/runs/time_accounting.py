@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from paceline.runs.trace import Columns, Kind
+from paceline.runs.trace import Columns, Kind, weighted_losses
 
 
 class Time(IntEnum):
@@ -60,7 +60,7 @@ def spans(rows: Columns) -> Spans:
 class TimeAccounting:
     """Sums per worker. The difference of two copies of `sums` is what was added in between."""
 
-    FIELDS = ("pieces", "samples", "loss", "pushes", "staleness", *(time.name for time in Time))
+    FIELDS = ("pieces", "samples", "loss", "weight", "pushes", "staleness", *(time.name for time in Time))
 
     def __init__(self, workers: int) -> None:
         self.sums = np.zeros((workers, len(self.FIELDS)))
@@ -70,7 +70,9 @@ class TimeAccounting:
         computed = rows[(rows["kind"] == Kind.COMPUTE) & (rows["samples"] > 0)]
         self._add("pieces", computed, np.ones(len(computed)))
         self._add("samples", computed, computed["samples"])
-        self._add("loss", computed, computed["samples"] * computed["value"])
+        losses, weights = weighted_losses(computed)
+        self._add("loss", computed, losses)
+        self._add("weight", computed, weights)
         pushed = rows[(rows["kind"] == Kind.APPLY) & (rows["version"] > 0)]
         self._add("pushes", pushed, np.ones(len(pushed)))
         self._add("staleness", pushed, pushed["version"] - 1 - pushed["base"])
@@ -107,8 +109,8 @@ class Pace:
 
     @property
     def loss(self) -> npt.NDArray[np.float64]:
-        """Mean loss per sample."""
-        return self._per("loss", self.of("samples"))
+        """Mean loss, without losses that are not finite."""
+        return self._per("loss", self.of("weight"))
 
     @property
     def staleness(self) -> npt.NDArray[np.float64]:

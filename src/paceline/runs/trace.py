@@ -86,13 +86,16 @@ class Row(NamedTuple):
     bytes: int = 0
     #: Mean loss of a COMPUTE, the figure of a LEARNING_RATE, GRADIENT_NORM or MEMORY; NaN in most other rows.
     value: float = math.nan
+    #: What the loss of a COMPUTE weighs in a mean, as its gradient does: the job's `loss_denominator`; -1: `samples`.
+    weight: float = -1.0
 
 
-ROW = struct.Struct("<11qd")
-DTYPE = np.dtype([(name, "<f8" if name == "value" else "<i8") for name in Row._fields])
+ROW = struct.Struct("<11q2d")
+FLOATS = ("value", "weight")
+DTYPE = np.dtype([(name, "<f8" if name in FLOATS else "<i8") for name in Row._fields])
 VERSION_KEY = b"paceline.schema_version"
 SCHEMA = pa.schema(
-    [(name, pa.float64() if name == "value" else pa.int64()) for name in Row._fields],
+    [(name, pa.float64() if name in FLOATS else pa.int64()) for name in Row._fields],
     metadata={VERSION_KEY: str(SCHEMA_VERSION)},
 )
 Columns = npt.NDArray[np.void]
@@ -246,7 +249,8 @@ class Trace:
                 except (StopIteration, pa.ArrowInvalid, OSError):
                     break
                 part = np.empty(batch.num_rows, DTYPE)
-                for name in Row._fields:
+                part["weight"] = -1.0  # which older traces lack
+                for name in filter(batch.schema.names.__contains__, Row._fields):
                     part[name] = batch.column(name).to_numpy()
                 parts.append(part)
         return Trace(_by_end(parts))
@@ -283,13 +287,13 @@ class Trace:
         return int(self.rows["bytes"].sum())
 
     def loss_curve(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Return (updates, losses): the mean over an update's samples, without losses that are not finite."""
-        update, samples, loss = self._computed("update", "samples", "value")
-        updates, place = np.unique(update, return_inverse=True)
-        finite = np.isfinite(loss)
-        weights = np.bincount(place, samples * finite, len(updates))
-        sums = np.bincount(place, np.where(finite, samples * loss, 0.0), len(updates))
-        return updates, np.where(weights > 0, sums / np.maximum(weights, 1), math.nan)
+        """Return (updates, losses): the mean over an update, without losses that are not finite."""
+        rows = self._computed()
+        updates, place = np.unique(rows["update"], return_inverse=True)
+        losses, weights = weighted_losses(rows)
+        whole = np.bincount(place, weights, len(updates))
+        means = np.full(len(updates), math.nan)
+        return updates, np.divide(np.bincount(place, losses, len(updates)), whole, out=means, where=whole > 0)
 
     @property
     def newest_loss(self) -> float:
@@ -299,13 +303,19 @@ class Trace:
 
     def not_finite(self) -> int:
         """Count the gradients that came from a loss of NaN or infinity."""
-        (losses,) = self._computed("value")
-        return int((~np.isfinite(losses)).sum())
+        rows = self._computed()
+        return int((~np.isfinite(rows["value"]) & (rows["weight"] != 0)).sum())
 
-    def _computed(self, *names: str) -> list[npt.NDArray[Any]]:
-        """Return columns of the gradients that have samples: a worker may get none of a small last batch."""
-        which = (self.rows["kind"] == Kind.COMPUTE) & (self.rows["samples"] > 0)
-        return [self.rows[name][which] for name in names]
+    def _computed(self) -> Columns:
+        """Return the rows of gradients that have samples: a worker may get none of a small last batch."""
+        return self.rows[(self.rows["kind"] == Kind.COMPUTE) & (self.rows["samples"] > 0)]
+
+
+def weighted_losses(rows: Columns) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the loss of each COMPUTE times its weight in a mean, and the weight: 0 where the loss is not finite."""
+    weights = np.where(rows["weight"] < 0, rows["samples"], rows["weight"])
+    weights = np.where(np.isfinite(rows["value"]), weights, 0.0)
+    return np.where(weights > 0, weights * rows["value"], 0.0), weights
 
 
 def _by_end(parts: Sequence[Columns]) -> Columns:

@@ -86,7 +86,7 @@ class SplitModel:
         passing = ChunkWalk(self, replica, tensors)
         result = yield from passing.forward()
         with step_alone():
-            loss = KnownResult().loss(replica, batch, result)
+            loss = KnownResult().loss(replica, batch, result, weight)
         if loss.requires_grad:
             backward_from(loss, weight)
         yield from passing.backward()

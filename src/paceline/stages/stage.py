@@ -185,7 +185,7 @@ class Stage:
     def _given(self, kept: _Kept, batch: Batch, result: Any) -> list[Tensor]:
         """Keep what the stage gives, or the loss that the last one makes of it."""
         if self.code.last:
-            result = [self.answered.loss(self.replica, batch, result)]
+            result = [self.answered.loss(self.replica, batch, result, kept.weight)]
         kept.roots = list(result)
         return kept.roots
 

@@ -70,11 +70,14 @@ class KnownResult(nn.Module):
         self.calls = 0
         self.chance: Tensor | None = None  # the generator's state after the model, if that has drawn
 
-    def loss(self, replica: Replica, batch: Batch, result: Any) -> Tensor:
-        """Return the loss that a job makes of the model's result.
+    def loss(self, replica: Replica, batch: Batch, result: Any, weight: float = 1.0) -> Tensor:
+        """Return the loss that a job makes of the model's result; of a batch without weight, a loss of 0.
 
         What `step` draws before it calls the model is drawn again, as it was for the model's arguments.
         """
+        if not weight:
+            reached = [each for each in tree_leaves(result) if isinstance(each, Tensor) and each.requires_grad]
+            return sum((each.sum() for each in reached), torch.zeros(())) * 0.0
         self.result, self.calls = result, 0
         if replica.job.step is not None:
             after = torch.get_rng_state()

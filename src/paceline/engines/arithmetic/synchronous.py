@@ -21,7 +21,7 @@ from paceline.engines.arithmetic.coded import CodedPayloads
 from paceline.engines.arithmetic.common import Snapshots, make_learner
 from paceline.engines.arithmetic.execute import execute
 from paceline.engines.setup import Setup
-from paceline.gradients.learner import Learner
+from paceline.gradients.learner import Learner, stated_weight
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.fragments import Fragments
 from paceline.parameters.replicas import AveragingReplica, SteppingReplica, mean_of, weighted_sum
@@ -79,9 +79,10 @@ class Numbers:
             for rank in shares.ranks(update)
         ]
 
-    def losses(self, gradients: list[GradientSum]) -> npt.NDArray[np.float64]:
-        """Return the loss of every rank's share."""
-        return np.array([gradient.mean for gradient in gradients])
+    def losses(self, gradients: list[GradientSum]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the loss of every rank's share, and its weight among them."""
+        weights = [stated_weight(self.setup.job, gradient) for gradient in gradients]
+        return np.array([gradient.mean for gradient in gradients]), np.array(weights)
 
     def made(self, updates: int, seconds: float) -> None:
         """Keep a snapshot, if one is due after so many updates."""

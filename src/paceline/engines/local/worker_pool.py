@@ -6,12 +6,13 @@ import contextlib
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.server.events import Death
 from paceline.data.source import TensorSource
@@ -27,16 +28,16 @@ from paceline.engines.snapshots import list_snapshots, open_snapshots
 from paceline.engines.workers.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.forkserver import nameless_main, prepare, short_folder, start_process, too_long
-from paceline.engines.workers.messages import Died, Failed, Finished, Message
+from paceline.engines.workers.messages import Died, Failed, Finished, Message, Ready
 from paceline.engines.workers.process import oom_kills
 from paceline.engines.workers.process_main import main
 from paceline.engines.workers.state_buffers import ResumePoint
-from paceline.errors import RunFailed
+from paceline.errors import JobWarning, RunFailed
 from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.operators.planning import with_operators_of
-from paceline.parameters.layout import trainable
+from paceline.parameters.layout import state_tensors, trainable
 from paceline.plans.methods import Method
 from paceline.plans.methods.pipeline import LAYERS, Pipeline
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
@@ -102,6 +103,9 @@ class WorkerPool:
         self.scratch = _scratch(setup, request)
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
+        whole = setup.plan.traits.whole_model and not isinstance(setup.job.model, nn.Module)
+        #: What every worker's model begins from, until all are ready.
+        self.initial = SharedTensors(list(state_tensors(setup.module).values())) if whole else None
         if self.arena.desk is not None:
             if setup.blueprint is not None:
                 for each, memory in zip(stage_shards(setup), self.arena.shards, strict=True):
@@ -132,7 +136,7 @@ class WorkerPool:
             given, scarce = [self._assignment(number)], bounded(self.setup.plan.method)
             buffer = self.checkpoints.state_buffers[number] if self.checkpoints else None
             process, pipe = start_process(
-                main, (given, scarce, self.arena, self.tensors, self.snapshot_file, buffer), duplex=False
+                main, (given, scarce, self.arena, self.tensors, self.initial, self.snapshot_file, buffer), duplex=False
             )
             self.processes.append(process)
             self.pipes.append(pipe)
@@ -148,13 +152,18 @@ class WorkerPool:
     def _wait_until_ready(self) -> None:
         """Wait until every worker has built its model."""
         ready: set[int] = set()
+        notes = dict[str, None]()
         while len(ready | self.dead) < self.workers:
             for number, message in self._messages():
                 if isinstance(message, Died):
                     self._handle_death(number)
                 else:
                     ready.add(number)
+                    notes |= {message.note: None} if isinstance(message, Ready) and message.note else {}
             self.observer.beat()
+        for note in notes:
+            warnings.warn(note, JobWarning, stacklevel=2)
+        self._close_initial()
 
     def watch(self, trace_file: Path | None) -> Trace:
         """Observe the workers until all have finished or died."""
@@ -228,9 +237,16 @@ class WorkerPool:
             self.snapshot_file.close()
         if self.scratch is not None:
             self.scratch.cleanup()
+        self._close_initial()
         self.arena.close()
         if self.tensors is not None:
             self.tensors.memory.close()
+
+    def _close_initial(self) -> None:
+        """Release the parameters that the models began from."""
+        if self.initial is not None:
+            self.initial.memory.close()
+            self.initial = None
 
     def _assignment(self, number: int) -> bytes:
         """Pickle the assignment of a worker."""

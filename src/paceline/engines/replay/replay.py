@@ -26,10 +26,10 @@ from paceline.engines.replay.changes import why_bits_differ
 from paceline.engines.replay.from_plan import Life, make_replayer
 from paceline.engines.replay.from_trace import ReplayedVersion
 from paceline.engines.setup import Setup, set_up
-from paceline.engines.threads import threads
 from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Batch, Job
+from paceline.jobs.threads import threads
 from paceline.parameters.layout import sha256
 from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.plan import Plan
@@ -197,7 +197,9 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
     if setup.source.fingerprint() != record.data_fingerprint:
         raise ReplayDiverged("the data are not those of the recorded run: their fingerprints differ")
     if setup.initial_sha256 != record.initial_sha256:
-        raise ReplayDiverged("the model does not start from the recorded parameters: model= draws other numbers now")
+        raise ReplayDiverged(
+            "the model does not start from the recorded parameters: model= draws other numbers now, or another PyTorch rounds otherwise"
+        )
     if torch.__version__ != record.machine.torch:
         warnings.warn(
             f"recorded with torch {record.machine.torch}, replayed with {torch.__version__}: bits may differ",

@@ -73,7 +73,7 @@ class TimedSide:
         update = self.instances.chunk(work.instance).update
         applied = self._step(found.step.operator, found.step.instances, update) if found.step is not None else None
         last = work.call == len(graph.calls) - 1 and work.what == FORWARD
-        return Done([(message, []) for message in found.sends], math.nan if last else None, applied, found.ended)
+        return Done([(message, []) for message in found.sends], math.nan if last else None, -1.0, applied, found.ended)
 
     def drain(self, update: int) -> list[Applied]:
         return [self._step(step.operator, step.instances, update) for step in self.machine.drain()]
@@ -178,10 +178,8 @@ class _Run:
         what = ord(work.what)
         self.rows.add(Row(Kind.STAGE, worker, chunk.update, work.call, chunk.number, what, *times, waited, 0, sent))
         if done.loss is not None:
-            moment = (times[1],) * 2
-            self.rows.add(
-                Row(Kind.COMPUTE, worker, chunk.update, -1, -1, -1, *moment, samples=chunk.samples, value=done.loss)
-            )
+            row = (chunk.update, -1, -1, -1, times[1], times[1], 0, chunk.samples, 0, done.loss, done.weight)
+            self.rows.add(Row(Kind.COMPUTE, worker, *row))
         if done.applied is not None:
             self._applied(worker, done.applied, end)
         if done.ended:

@@ -77,8 +77,8 @@ class InTimeOnly:
     def gradient(self, update: int, version: int, whole: bool, again: bool) -> None:
         """Compute nothing."""
 
-    def losses(self, gradients: None) -> float:
-        return math.nan
+    def losses(self, gradients: None) -> tuple[float, float]:
+        return math.nan, -1.0
 
     def sum(self, update: int, gradients: None) -> None:
         """Add up nothing."""
@@ -142,7 +142,8 @@ class Team:
         computed = self.ready + self.compute_times.draw_all(samples)
         self._check_deaths(computed, update)
         gradients: Any = self.numbers.gradient(update, version, whole, again)
-        columns = {"samples": 0 if again else samples, "value": self.numbers.losses(gradients)}
+        losses, weights = self.numbers.losses(gradients)
+        columns = {"samples": 0 if again else samples, "value": losses, "weight": weights}
         self._record(Kind.COMPUTE, update, computed, base=version, **columns)
         return gradients
 

@@ -80,7 +80,7 @@ class Totals:
     staleness: Counter[int] = field(default_factory=Counter)
 
     def add(self, row: tuple[float, ...]) -> None:
-        kind, _, _, shard, base, version, start, end, waited, samples, sent, _ = row
+        kind, _, _, shard, base, version, start, end, waited, samples, sent, *_ = row
         what = int(kind)
         self.count[what] += 1
         self.spent[what] += int(end - start)
@@ -140,7 +140,9 @@ class Totals:
 def row(
     kind: Kind, worker: int, update: int, shard: int = -1, base: int = -1, version: int = -1,
     times: Sequence[int] = (0, 0, 0), samples: int = 0, sent: int = 0, value: float = math.nan,
+    weight: float = -1.0,
 ) -> tuple[float, ...]:  # fmt: skip
     """Return the fields of a `Row`: a tuple, which is made in a quarter of the time of a `Row`."""
     start, end, *waited = times
-    return kind, worker, update, shard, base, version, start, end, waited[0] if waited else 0, samples, sent, value
+    before = waited[0] if waited else 0
+    return kind, worker, update, shard, base, version, start, end, before, samples, sent, value, weight

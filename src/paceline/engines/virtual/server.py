@@ -22,6 +22,7 @@ from paceline.engines.virtual.rows import Rows, row
 from paceline.engines.virtual.server_links import ServerLinks
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import RunFailed
+from paceline.gradients.learner import stated_weight
 from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
@@ -174,13 +175,14 @@ class _Run:
         number, begins = worker.number, self.clock.now
         dies = self.world.deaths.get(number, math.inf) if self.world.deaths else math.inf
         for task in self.agenda.tasks(command.batch):
-            samples, loss = self._samples(task), math.nan
+            samples, loss, weight = self._samples(task), math.nan, -1.0
             ends = begins + self.compute_times.draw(number, samples)
             if self.arithmetic is not None:
-                loss = self.arithmetic.compute(number, self.agenda.task(task)).mean
+                computed = self.arithmetic.compute(number, self.agenda.task(task))
+                loss, weight = computed.mean, stated_weight(self.arithmetic.setup.job, computed)
             base, times = self.server.base(number), (nanoseconds(begins), nanoseconds(ends))
             if dies > ends or dies <= begins:  # the worker that took a dead one's place does not die
-                self.rows.add(row(Kind.COMPUTE, number, task, -1, base, -1, times, samples, 0, loss))
+                self.rows.add(row(Kind.COMPUTE, number, task, -1, base, -1, times, samples, 0, loss, weight))
             begins = ends
         worker.answer(Noted())
         return begins - self.clock.now

@@ -15,7 +15,6 @@ from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.arithmetic.synchronous import SynchronousArithmetic, synchronous
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
-from paceline.engines.threads import threads
 from paceline.engines.virtual.dataflow import run_dataflow
 from paceline.engines.virtual.lockstep import run_synchronous
 from paceline.engines.virtual.pipeline import run_pipeline
@@ -25,6 +24,7 @@ from paceline.engines.virtual.splits import run_split
 from paceline.engines.virtual.world import World
 from paceline.errors.arguments import check_arguments
 from paceline.gradients.payload import Payload
+from paceline.jobs.threads import threads
 from paceline.plans.methods import Synchronous
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone

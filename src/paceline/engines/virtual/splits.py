@@ -16,6 +16,7 @@ from paceline.engines.virtual.rows import Rows
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
+from paceline.gradients.learner import stated_weight
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
@@ -49,11 +50,11 @@ class _Run:
         """Make one update: groups compute their chunks, replicas add up, every worker steps its parts."""
         shares = []
         for replica, group in enumerate(self.mesh.groups(INSIDE)):
-            loss = math.nan
+            loss, weight = math.nan, -1.0
             if self.sums is not None:
                 shares.append(self.sums.compute(replica, update))
-                loss = shares[-1][0].mean
-            self._chunks(update, group, loss)
+                loss, weight = shares[-1][0].mean, stated_weight(self.sums.setup.job, shares[-1][0])
+            self._chunks(update, group, loss, weight)
         if self.mesh.size(DATA) > 1:
             for group in self.mesh.groups(DATA):
                 self._add_up(update, group)
@@ -66,7 +67,7 @@ class _Run:
             times = nanoseconds(start), nanoseconds(self.ready[worker])
             self.rows.add(Row(Kind.APPLY, worker, update, 0, update, update + 1, *times))
 
-    def _chunks(self, update: int, group: tuple[int, ...], loss: float) -> None:
+    def _chunks(self, update: int, group: tuple[int, ...], loss: float, weight: float) -> None:
         """Time the chunks of one replica: all of its workers wait for the slowest in every movement."""
         own, shared = self.method.stage > 0, len(group) > 1
         chunks = [self.method.chunks(self.mesh, self.agenda, update, worker) for worker in group]
@@ -84,12 +85,13 @@ class _Run:
         for place, worker in enumerate(group):
             times = nanoseconds(starts[place]), nanoseconds(ends[place])
             counted = samples[place] if own or not place else 0
-            self.rows.add(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=counted, value=loss))
+            row = (worker, update, -1, update, -1, *times)
+            self.rows.add(Row(Kind.COMPUTE, *row, samples=counted, value=loss, weight=weight))
             if shared:
                 waited = nanoseconds(max(ends) - ends[place])
                 times = times[1], nanoseconds(together)
-                row = Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0)
-                self.rows.add(row)
+                row = (worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0)
+                self.rows.add(Row(Kind.COLLECTIVE, *row))
             self.ready[worker] = together
 
     def _sent(self, place: int, chunks: Sequence[Chunk]) -> int:

@@ -51,6 +51,10 @@ class Assignment:
     operators: OperatorBlueprint | None = None
     #: Whether some parameter got no gradient from the first batch.
     some_unused: bool = False
+    #: What the parent's model begins from, where a process shares memory with it; it travels beside the assignment.
+    initial: SharedTensors | None = None
+    #: What the worker has to say once it is ready.
+    note: str = ""
 
     @staticmethod
     def of(

@@ -134,7 +134,8 @@ class DataflowWorker(WorkerContext):
         self.waited = 0
         if done.loss is not None:
             moment = now()
-            self.record(Kind.COMPUTE, chunk.update, -1, -1, -1, moment, moment, 0, chunk.samples, 0, done.loss)
+            row = (chunk.update, -1, -1, -1, moment, moment, 0, chunk.samples, 0, done.loss)
+            self.record(Kind.COMPUTE, *row, weight=done.weight)
         if done.applied is not None:
             self._applied(done.applied, start)
         if done.ended:

@@ -14,6 +14,9 @@ from paceline.errors.failure import Position, users_traceback
 class Ready:
     """The worker has built its model and waits for the start."""
 
+    #: What the user is to know of that model; mostly nothing.
+    note: str = ""
+
 
 @dataclass(frozen=True)
 class StateLeft:

@@ -31,6 +31,7 @@ def main(
     scarce: bool,  # whether memory is bounded
     arena: Arena,
     tensors: SharedTensors | None,
+    initial: SharedTensors | None,
     snapshots: SnapshotFile | None,
     state_buffer: StateBuffer | None,
     pipe: Connection,
@@ -38,7 +39,7 @@ def main(
     """Run one worker: prepare, wait for the start, train, and send the outcome. Never returns."""
     with worker_process(pipe, len(box[0]), scarce) as report:
         assignment: Assignment = pickle.loads(box.pop())
-        number = assignment.number
+        number, assignment.initial = assignment.number, initial
         report.position = lambda: Position(arena.doing[number])
         torch.set_num_threads(assignment.plan.threads)
         if assignment.scratch is not None:
@@ -47,7 +48,7 @@ def main(
         worker = _kind(assignment)(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
         report.position = lambda: worker.position(arena.doing[number])
         trim_heap()  # from here on the peak of memory is that of the training
-        pipe.send(Ready())
+        pipe.send(Ready(assignment.note))
         worker.context.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         report.begin()
         worker.train()

@@ -20,9 +20,10 @@ from paceline.engines.workers.state_buffers import ResumePoint
 from paceline.engines.workers.worker_context import Host, WorkerMemory
 from paceline.errors import JobError
 from paceline.errors.failure import Position
-from paceline.gradients.learner import Learner
+from paceline.gradients.learner import Learner, stated_weight
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import Waiter
+from paceline.parameters.beginnings import begin_from
 from paceline.parameters.layout import Layout, sha256
 from paceline.runs.trace import Kind
 
@@ -31,15 +32,17 @@ def learner_of(given: Assignment, source: Source, repeats: bool = False) -> Lear
     """Make the replica of a worker, with its data.
 
     Raises:
-        JobError: the model is another one than the parent's.
+        JobError: the model is another one than the parent's, whose parameters this process does not have.
     """
     job = given.job
     module = job.make_model()
     if sha256(module) != given.initial_sha256:
-        raise JobError(
-            "model= makes another model in this process than in the parent's; let all its random numbers come "
-            "from torch, random or NumPy's global generator, which are seeded, or give the module itself"
-        )
+        if given.initial is None:
+            raise JobError(
+                "model= makes another model in this process than in the parent's; let all its random numbers come "
+                "from torch, random or NumPy's global generator, which are seeded, or give the module itself"
+            )
+        given.note = begin_from(module, given.initial.open())
     replica = given.placement.replica(given.number, job, module.train(), given.moving)
     order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
     return Learner(replica, Reader(source, order, job.num_workers, die_with_parent, repeats))
@@ -96,6 +99,8 @@ class ReplicaWorker:
         start = now()
         computed = self.sums(chunks)
         samples = max(0, computed.samples - counted)
-        runner.record(Kind.COMPUTE, update, -1, version, -1, start, now(), runner.waited, samples, 0, computed.mean)
+        weight = stated_weight(runner.job, computed)
+        row = (update, -1, version, -1, start, now(), runner.waited, samples, 0, computed.mean)
+        runner.record(Kind.COMPUTE, *row, weight=weight)
         runner.waited = 0
         return computed

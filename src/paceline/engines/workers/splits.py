@@ -26,7 +26,7 @@ from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker import ProcessHost
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors.failure import Position
-from paceline.gradients.learner import Learner
+from paceline.gradients.learner import Learner, stated_weight
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import lay_out, trainable
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
@@ -104,11 +104,12 @@ class SplitWorker:
         for _ in range(sum(not chunk.samples for chunk in chunks)):
             self.part.drive(self.part.idle())  # others have samples in theirs
         computed = runner.learner.compute([chunk for chunk in chunks if chunk.samples])
-        mean = computed.mean
+        mean, weight = computed.mean, stated_weight(runner.job, computed)
         computed = self.part.drive(self.part.finish(computed))
         waited, sent = self.link.waited - waited, self.mover.sent - sent
         ends, samples = now(), computed.samples if self.method.stage or not self.place else 0
-        runner.record(Kind.COMPUTE, update, -1, version, -1, start, ends - waited, runner.waited, samples, 0, mean)
+        row = (update, -1, version, -1, start, ends - waited, runner.waited, samples, 0, mean)
+        runner.record(Kind.COMPUTE, *row, weight=weight)
         runner.record(Kind.COLLECTIVE, update, -1, update, -1, ends - waited, ends, waited, 0, sent, 0.0)
         return computed
 

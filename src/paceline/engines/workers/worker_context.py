@@ -94,7 +94,7 @@ class WorkerContext:
         if self.trace.crowded and self.resume_point.notify is not None:
             self.resume_point.notify()  # so that the other process drains it before there is no space
 
-    def record(self, kind: Kind, *rest: float) -> None:
+    def record(self, kind: Kind, *rest: float, weight: float = -1.0) -> None:
         """Write a row of the trace."""
         self.ensure_trace_space()
-        self.trace.write(kind, self.number, *rest)
+        self.trace.write(kind, self.number, *rest, weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from time import perf_counter_ns as now
 
 import torch
@@ -28,7 +29,9 @@ class _Step(nn.Module):
         super().__init__()
         self.module, self.replica = replica.module, replica
 
-    def forward(self, chunk: Chunk, batch: Batch) -> Tensor:
+    def forward(self, chunk: Chunk, batch: Batch, weight: float) -> Tensor:
+        if not weight:  # the loss would be divided by 0, and the other workers wait for these gradients
+            return sum((p.sum() for p in self.replica.parameters), torch.zeros(())) * 0.0
         return self.replica.forward(self.module, chunk, batch)
 
 
@@ -53,6 +56,19 @@ def _slowest(me: int, doing: list[int]) -> str:
     return f"worker {late[0]}" if len(late) == 1 else "the others"
 
 
+def _weighed(
+    replica: Replica, reader: Reader, chunks: list[Chunk], counts: bool
+) -> tuple[Iterable[tuple[Chunk, Batch, float]], float]:
+    """Return the chunks with their batches and weights, and the weight of the whole update over all workers."""
+    if replica.job.loss_denominator is None:
+        return ((chunk, reader.batch(chunk), chunk.weight * counts) for chunk in chunks), 1.0
+    batches = [(chunk, reader.batch(chunk)) for chunk in chunks]
+    found = [(chunk, batch, replica.chunk_weight(chunk, batch) * counts) for chunk, batch in batches]
+    whole = torch.tensor(sum(weight for _, _, weight in found), dtype=torch.float64)
+    dist.all_reduce(whole)  # DDP averages over workers, whatever number each loss was divided by
+    return found, float(whole) or 1.0
+
+
 def _train(runner: PlanRunner, reader: Reader, some_unused: bool) -> DistributedDataParallel:
     """Run PyTorch's own training loop."""
     workers, replica, job, store = runner.plan.workers, runner.replica, runner.job, runner.local_store()
@@ -60,23 +76,24 @@ def _train(runner: PlanRunner, reader: Reader, some_unused: bool) -> Distributed
     wrapped = DistributedDataParallel(_Step(replica), find_unused_parameters=some_unused)
     for update in runner.updates_ahead():
         runner.doing(update)
-        start, losses, samples = now(), 0.0, 0
+        start, losses, total = now(), 0.0, 0.0
         runner.optimizer.zero_grad()
         mine = runner.agenda.mine(update, runner.number)
         chunks = ddp_chunks(runner.agenda, update, runner.number)
-        for number, chunk in enumerate(chunks):
-            batch = reader.batch(chunk)
+        weighed, whole = _weighed(replica, reader, chunks, bool(mine))
+        for number, (chunk, batch, weight) in enumerate(weighed):
             wrapped.require_backward_grad_sync = number == len(chunks) - 1
-            loss = wrapped(chunk, batch)
-            (loss * (chunk.weight * workers * bool(mine))).backward()
-            losses, samples = losses + float(loss.detach()) * chunk.samples, samples + chunk.samples * bool(mine)
+            loss = wrapped(chunk, batch, weight or chunk.weight * (job.loss_denominator is None))
+            (loss * (weight / whole * workers)).backward()
+            losses, total = losses + weight * float(loss.detach()), total + weight
         if job.on_nan == "stop" and not math.isfinite(losses):
             raise NotFinite(losses, update, reader.order.indices(chunks[0]).tolist())
         runner.meter.before_step([p.grad for p in replica.parameters], update)
         if job.gradient_clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(replica.parameters, job.gradient_clip_norm)
-        mean = losses / max(samples, 1)
-        runner.record(Kind.COMPUTE, update, -1, update, -1, start, now(), 0, samples, 0, mean)
+        samples, mean = sum(chunk.samples for chunk in mine), losses / total if total else math.nan
+        stated = -1.0 if job.loss_denominator is None else total
+        runner.record(Kind.COMPUTE, update, -1, update, -1, start, now(), 0, samples, 0, mean, weight=stated)
         start = now()
         pace.advance(update)
         runner.optimizer.step()

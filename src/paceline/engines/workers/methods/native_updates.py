@@ -84,6 +84,7 @@ class NativeUpdates:
         self._rows["kind"] = Kind.COMPUTE, Kind.COLLECTIVE, Kind.APPLY
         self._rows["shard"] = -1, -1, 0
         self._rows["version"] = -1
+        self._rows["weight"] = -1.0  # generated code computes no job with a denominator of its own
 
     def make(self, ahead: range, version: int) -> range:
         """Make the first of these updates, and return those that were made: none if this worker has no part in them.
