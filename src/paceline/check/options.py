@@ -44,7 +44,7 @@ class Options:
     jobs: int = 0  # processes; 0 for one per CPU in a large tree
 
     def includes(self, code: str) -> bool:
-        """Whether findings of this rule are reported; no choice of rules makes an unreadable file a clean one."""
+        """Whether findings of this rule are reported; a choice of rules makes no unreadable file a clean one."""
         chosen = code.startswith(self.select) or code == UNREADABLE
         return chosen and not (self.ignore and code.startswith(self.ignore))
 

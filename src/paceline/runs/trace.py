@@ -308,7 +308,8 @@ class Trace:
 
     def _computed(self) -> Columns:
         """Return the rows of gradients that have samples: a worker may get none of a small last batch."""
-        return self.rows[(self.rows["kind"] == Kind.COMPUTE) & (self.rows["samples"] > 0)]
+        rows: Columns = self.rows[(self.rows["kind"] == Kind.COMPUTE) & (self.rows["samples"] > 0)]
+        return rows
 
 
 def weighted_losses(rows: Columns) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

@@ -90,8 +90,7 @@ class _Run:
             if shared:
                 waited = nanoseconds(max(ends) - ends[place])
                 times = times[1], nanoseconds(together)
-                row = (worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0)
-                self.rows.add(Row(Kind.COLLECTIVE, *row))
+                self.rows.add(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0))
             self.ready[worker] = together
 
     def _sent(self, place: int, chunks: Sequence[Chunk]) -> int:
