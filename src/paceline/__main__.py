@@ -1,3 +1,3 @@
-from paceline.cli import main
+from paceline.cli.entry import run
 
-main()
+run()

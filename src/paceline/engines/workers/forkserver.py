@@ -55,8 +55,11 @@ def fork_early() -> None:
     """
     if "torch" in sys.modules or threading.active_count() > 1 or _authenticates():
         return
+    gc.disable()  # which would walk through all modules again and again, a fifth of the time that they take
     for name in PRELOAD:
         importlib.import_module(name)
+    gc.freeze()  # a worker does not copy the memory that they lie in, only to walk through them
+    gc.enable()
     with nameless_main():
         _ensure_running(PRELOAD, _fork, dict(os.environ))
 
@@ -152,7 +155,6 @@ def _serve(listener: int, alive: int) -> None:
         if descriptor > 2 and descriptor not in (listener, alive):
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(descriptor)
-    gc.freeze()  # a worker does not walk through all modules, and does not copy the memory that they lie in
     forkserver.main(listener, alive, [])
 
 
