@@ -52,11 +52,14 @@ class Numbers:
 
     products_take_time = True
 
-    def __init__(self, setup: Setup, learners: Sequence[Learner], payloads: Payloads | CodedPayloads | None,
-                 epochs: Epochs) -> None:  # fmt: skip
+    def __init__(
+        self, setup: Setup, learners: Sequence[Learner], payloads: Payloads | CodedPayloads | None, epochs: Epochs,
+        values: Callable[[], list[Tensor]],
+    ) -> None:  # fmt: skip
+        """`values` gives the trainable parameters, then the moving buffers."""
         #: One learner for all workers, or one for each.
         self.setup, self.learners, self.payloads, self.epochs = setup, learners, payloads, epochs
-        self.snapshots = Snapshots(setup, self.values)
+        self.snapshots = Snapshots(setup, values)
         self.answers: dict[type, Callable[..., Any]] = {Gradient: self.gradient, Sum: self.sum}
 
     @property
@@ -88,10 +91,6 @@ class Numbers:
         """Keep a snapshot, if one is due after so many updates."""
         self.snapshots.keep(updates, seconds)
 
-    def values(self) -> list[Tensor]:
-        """Return the trainable parameters, then the moving buffers."""
-        raise NotImplementedError
-
     def sum(self, update: int, gradients: list[GradientSum]) -> list[GradientSum]:
         """Add the gradients of all ranks up."""
         assert self.payloads is not None
@@ -114,7 +113,7 @@ class SharedParameters(Numbers):
         self.learner, optimizer = make_learner(setup)
         self.replica = SteppingReplica(self.learner, self.learner.replica.local_store(optimizer, Plain()))
         payloads = None if method.collective is None else payloads_of(setup, method.collective, self.learner)
-        super().__init__(setup, [self.learner], payloads, epochs)
+        super().__init__(setup, [self.learner], payloads, epochs, self.values)
         self.answers |= {Step: self.step}
 
     def step(self, update: int, version: int, gradients: list[GradientSum]) -> None:
@@ -144,7 +143,7 @@ class AveragedReplicas(Numbers):
             store = learner.replica.local_store(optimizer, averaging)
             self.replicas.append(AveragingReplica(learner, store, averaging, fragments))
         learners = [replica.learner for replica in self.replicas]
-        super().__init__(setup, learners, payloads_of(setup, collective, learners[0]), epochs)
+        super().__init__(setup, learners, payloads_of(setup, collective, learners[0]), epochs, self.values)
         #: The means of the exchange under way, by rank.
         self.means: dict[int, GradientSum] = {}
         self.answers |= {
@@ -203,7 +202,7 @@ class CoordinatedSlices(Numbers):
         assert collective is not None
         learners = [make_learner(setup)[0] for _ in range(workers)]
         self.whole = Payloads(setup, collective)
-        super().__init__(setup, learners, self.whole, epochs)
+        super().__init__(setup, learners, self.whole, epochs, self.values)
         self.slices = [
             VectorSlice(learner, setup.layout, coordinator, worker, workers) for worker, learner in enumerate(learners)
         ]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from paceline.core.agenda import Chunk
 from paceline.core.cluster.group import Member
-from paceline.core.streaming import Streaming
 from paceline.data.source import Source
 from paceline.engines.cluster.group_client import GroupClient, RankConfig
 from paceline.engines.cluster.surviving import SurvivingGroup
@@ -44,8 +43,8 @@ class ClusterWorker:
         assert isinstance(method, Synchronous)  # servers' workers are `engines.cluster.servers.client`'s
         sums, start = method.averaging is None, given.resume_point.updates
         held = start - 1
-        if method.averaging is not None:
-            held = Streaming(method.averaging.every, given.plan.fragments).before(start, given.agenda.updates) - 1
+        if method.streaming is not None:
+            held = method.streaming.before(start, given.agenda.updates) - 1
         self.client = GroupClient(config, Member(held, repeats=sums, begun=start), pipe, self._where)
         self.group = SurvivingGroup(self.client, given.agenda, layout, given.plan.codec, given.plan.fragments)
         resume = replace(given.resume_point, state_buffer=state_buffer, notify=lambda: self.client.send(StateLeft()))

@@ -56,7 +56,7 @@ def run_synchronous(
     # Where nothing is exchanged each worker is on its own, and only the numbers of the first are computed.
     for ranks in [[worker] for worker in workers] if method.collective is None else [workers]:
         numbers = sums if sums is not None and ranks[0] == 0 else InTimeOnly()
-        team = Team(ranks, plan, method, agenda, world, size, rows, numbers)
+        team = Lockstep(ranks, plan, method, agenda, world, size, rows, numbers)
         run(method.program(team), team.answers)
 
 
@@ -95,7 +95,7 @@ class InTimeOnly:
         """Keep no snapshot."""
 
 
-class Team:
+class Lockstep:
     """The `Worker` of a program that stands for several, with the answers to its effects."""
 
     def __init__(

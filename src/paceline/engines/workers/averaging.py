@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter_ns as now
 from typing import Any
 
@@ -58,7 +59,7 @@ class _Flight:
         return self._found
 
 
-class Averaging:
+class AveragingAnswers:
     """Steps of a replica, and its exchanges with those of other workers."""
 
     def __init__(self, runner: PlanRunner, method: Synchronous) -> None:
@@ -75,7 +76,7 @@ class Averaging:
         )
         self.native = None if rule.mixes_first else native_updates(runner, store)
         self.answers: dict[type, Callable[..., Any]] = {
-            Step: self.step,
+            Step: partial(runner.step, self.replica),
             Offer: self.offer,
             Exchange: self.exchange,
             BeginExchange: self.begin,
@@ -91,11 +92,6 @@ class Averaging:
 
     def generated(self, losses: Sequence[float]) -> None:
         """Do nothing: a replica's own losses say little of the model that all replicas make together."""
-
-    def step(self, update: int, version: int, gradient: GradientSum) -> None:
-        start = now()
-        self.replica.step(gradient)
-        self.runner.applied(update, version - 1, version, start)
 
     def offer(self, exchange: int) -> None:
         # What a worker contributes is known before its gradient, unless computing that changes batch-norm's

@@ -26,7 +26,7 @@ from paceline.plans.methods.program import Change, Finish, Gather, Keep, Product
 Remembered = Sequence[Sequence[str | float]]
 
 
-class Coordinating:
+class CoordinatingAnswers:
     """One worker's slice of every vector, and its exchanges: of whole vectors, and of one number of each worker."""
 
     native: NativeUpdates | None = None

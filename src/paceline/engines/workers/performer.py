@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from paceline.engines.workers.arena import Arena
-from paceline.engines.workers.averaging import Averaging
+from paceline.engines.workers.averaging import AveragingAnswers
 from paceline.engines.workers.collectives import Sums
-from paceline.engines.workers.coordinating import Coordinating
+from paceline.engines.workers.coordinating import CoordinatingAnswers
 from paceline.engines.workers.methods.native_updates import NativeUpdates, native_updates
 from paceline.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.gradients.payload import GradientSum
@@ -37,7 +37,7 @@ GENERATED = (Gradient, Sum, Step)
 
 def perform(runner: PlanRunner, method: Synchronous, arena: Arena) -> Walk:
     """Run the program of a method for this worker; requests the gradients, which its driver computes."""
-    performer = Performer(runner, part_of(runner, method, arena))
+    performer = Performer(runner, answers_of(runner, method, arena))
     program, answers, answer = method.program(performer), performer.answers, None
     while True:
         try:
@@ -50,17 +50,17 @@ def perform(runner: PlanRunner, method: Synchronous, arena: Arena) -> Walk:
         except (StopIteration, EndOfTraining):
             break
         answer = None if performer.generated and type(effect) in GENERATED else answers[type(effect)](*effect)
-    runner.write_result(performer.part.result())
+    runner.write_result(performer.own.result())
 
 
-def part_of(runner: PlanRunner, method: Synchronous, arena: Arena) -> Part:
+def answers_of(runner: PlanRunner, method: Synchronous, arena: Arena) -> Answers:
     """Return what answers the effects of a method besides gradients."""
     if method.coordinator is not None:
-        return Coordinating(runner, method, arena)
-    return Summing(runner, method) if method.averaging is None else Averaging(runner, method)
+        return CoordinatingAnswers(runner, method, arena)
+    return SummingAnswers(runner, method) if method.averaging is None else AveragingAnswers(runner, method)
 
 
-class Part(Protocol):
+class Answers(Protocol):
     """What answers some of a program's effects, on this worker's parameters."""
 
     answers: dict[type, Callable[..., Any]]
@@ -80,8 +80,8 @@ class Part(Protocol):
 class Performer:
     """The `Worker` of a program, with the answers to all its effects but the gradients."""
 
-    def __init__(self, runner: PlanRunner, part: Part) -> None:
-        self.runner, self.part, self.answers = runner, part, part.answers
+    def __init__(self, runner: PlanRunner, own: Answers) -> None:
+        self.runner, self.own, self.answers = runner, own, own.answers
         self.rank, self.workers = runner.number, runner.plan.workers
         self.first, self.last = runner.resume_point.updates, runner.agenda.updates
         #: Whether generated code has made the update that the program is at: gradient, sum and step.
@@ -89,18 +89,18 @@ class Performer:
 
     def updates(self, *, dealt: bool = False, until: Callable[[range], range] = all_of) -> Iterator[int]:
         """Yield the updates that are yet to be made; see `Worker`."""
-        runner, native = self.runner, self.part.native
+        runner, native = self.runner, self.own.native
         ahead = runner.updates_ahead(self.rank, self.workers) if dealt else runner.updates_ahead()
         while ahead:
             made = native.make(until(ahead), ahead[0] // ahead.step) if native else ahead[:0]
             self.generated = bool(made)
             if native and made:
-                self.part.generated(native.means)
+                self.own.generated(native.means)
             made = made or ahead[:1]
             yield made[-1]
             if runner.group.leads:
-                runner.snapshot(made[-1] + 1, self.part.result)
-            runner.state_writer.in_step(made[0], made[-1] + ahead.step, self.part.state)
+                runner.snapshot(made[-1] + 1, self.own.result)
+            runner.state_writer.in_step(made[0], made[-1] + ahead.step, self.own.state)
             ahead = ahead[len(made) :]
 
     def request(self, gradient: Gradient) -> GradientRequest:
@@ -110,7 +110,7 @@ class Performer:
         return GradientRequest(update, chunks, version, again)
 
 
-class Summing:
+class SummingAnswers:
     """Gradients that are summed, or used as they are, and steps of the user's optimizer."""
 
     def __init__(self, runner: PlanRunner, method: Synchronous) -> None:
@@ -122,7 +122,7 @@ class Summing:
         # Generated code computes a whole batch in one piece.
         at_once = sums is not None or runner.agenda.parts == 1
         self.native = native_updates(runner, self.replica.store, sums) if at_once else None
-        self.answers: dict[type, Callable[..., Any]] = {Step: self.step}
+        self.answers: dict[type, Callable[..., Any]] = {Step: partial(runner.step, self.replica)}
         if sums is not None:
             self.answers[Sum] = partial(self.sum, sums)
 
@@ -131,8 +131,3 @@ class Summing:
         total, waited, sent = sums.all_reduce(update, gradient)
         self.runner.exchanged(update, start, waited, sent)
         return total
-
-    def step(self, update: int, version: int, gradient: GradientSum) -> None:
-        start = now()
-        self.replica.step(gradient)
-        self.runner.applied(update, version - 1, version, start)

@@ -30,6 +30,7 @@ from typing import Literal, Protocol, runtime_checkable
 from paceline.core.collectives import Collective
 from paceline.core.coordinators import Coordinator
 from paceline.core.rules import Averaging
+from paceline.core.streaming import Streaming
 from paceline.plans.methods.program import Program, Worker
 
 Devices = Literal["alone", "summed", "shared", "stages", "parts", "native"]
@@ -123,6 +124,10 @@ class Synchronous(Method, Protocol):
     @property
     def averaging(self) -> Averaging | None:
         """How replicas that step on their own are averaged; None if gradients are summed, or nothing is exchanged."""
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """When replicas are averaged; None where they are not."""
 
     @property
     def coordinator(self) -> Coordinator | None:

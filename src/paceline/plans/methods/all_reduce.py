@@ -23,7 +23,7 @@ class AllReduce:
 
     collective: Collective
 
-    averaging = coordinator = None
+    averaging = streaming = coordinator = None
     traits = Traits(agrees=True, knows_loss=True, shares_parameters=True, devices="summed")
 
     def program(self, worker: Worker) -> Program:

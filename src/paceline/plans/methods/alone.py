@@ -12,7 +12,7 @@ from paceline.plans.methods.program import Gradient, Program, Step, Worker
 class Alone:
     """Trains every worker on its own."""
 
-    collective = averaging = coordinator = None
+    collective = averaging = streaming = coordinator = None
     traits = Traits(takes_sparse=True, knows_loss=True, devices="alone")
 
     def program(self, worker: Worker) -> Program:

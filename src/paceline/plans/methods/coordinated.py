@@ -29,7 +29,7 @@ class Coordinated:
     collective: Collective
     coordinator: Coordinator
 
-    averaging = None
+    averaging = streaming = None
     traits = Traits(
         uses_optimizer=False,
         repeats=True,
