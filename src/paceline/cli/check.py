@@ -17,6 +17,8 @@ def check(
     form: options.CheckFormatOption = options.CheckFormat.text,
     select: options.Select = None,
     ignore: options.Ignore = None,
+    min_rank: options.MinRank = None,
+    everything: options.Everything = None,
     min_confidence: options.Confidence = None,
     baseline: options.Baseline = None,
     write_baseline: options.WriteBaseline = None,
@@ -48,6 +50,8 @@ def check(
         Path.cwd(),
         select=parse_codes(select),
         ignore=parse_codes(ignore),
+        min_rank=None if min_rank is None else min_rank.value,
+        everything=everything,
         min_confidence=min_confidence,
         baseline=baseline,
         feedback=feedback,
@@ -55,6 +59,8 @@ def check(
         cache=cache,
         jobs=jobs,
     )
+    if min_confidence is not None:
+        console.print("--min-confidence is deprecated: use --min-rank, or --everything in place of 0", markup=False)
     if lsp:
         from paceline.check.reporting.lsp import serve
 
