@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.console import console
 from paceline.cli.output import print_json
+
+if TYPE_CHECKING:
+    from paceline.check.run import Report
 
 
 def check(
@@ -38,8 +42,6 @@ def check(
     """
     from paceline.check.options import parse_codes, read_options
     from paceline.check.reporting import baseline as known
-    from paceline.check.reporting.formats import FORMATS
-    from paceline.check.reporting.formats.objects import as_object
     from paceline.check.reporting.page import explain_rule
     from paceline.check.run import check_paths
 
@@ -70,10 +72,18 @@ def check(
         known.write_baseline(write_baseline, report.findings)
         console.print(f"{len(report.findings)} findings written to {write_baseline}", markup=False)
         return
+    _print(report, form, json)
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
+
+
+def _print(report: Report, form: options.CheckFormat, json: bool) -> None:
+    """Print the findings to standard output, and the summary for people."""
+    from paceline.check.reporting.formats import FORMATS
+    from paceline.check.reporting.formats.objects import as_object
+
     if json:
         print_json(as_object(report))
     elif text := FORMATS[form.value](report):
         typer.echo(text)
     console.print(report.summary(), markup=False)
-    if report.exit_code:
-        raise typer.Exit(report.exit_code)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from paceline.narrative import Scene, Wait, format_story, format_waits
 
-#: How many findings of a family of rules were worth a look, of those that were judged by reading: two in three are high,
+#: How many findings of a family of rules were worth a look, of those judged by reading: two in three is high,
 #: 0.55 medium. It is a rank of the family: no model says yet how likely a single finding is true.
 RANKS = {"PC0": "high", "PC1": "medium", "PC2": "medium", "PC3": "high", "PC4": "low", "PC5": "low"}
 LOWEST_FIRST = ("low", "medium", "high")
