@@ -1,4 +1,4 @@
-"""Checks files and folders, with cache, baseline, feedback and minimum confidence."""
+"""Checks files and folders, with cache, baseline, feedback and a least rank."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from paceline.check.ranking.feedback import Verdict, marked, read_verdicts, weig
 from paceline.check.ranking.order import within
 from paceline.check.reporting.baseline import read_baseline
 from paceline.check.reporting.comments import UNUSED, with_comments
-from paceline.check.reporting.findings import Finding
+from paceline.check.reporting.findings import Finding, is_ranked
 from paceline.check.reporting.mistakes import one_each
 from paceline.check.syntax.source import Unreadable, read
 from paceline.check.together.programs import programs
 
-#: A finding to which its own rule gives less, or the model of bugs, is reported only where everything is, with a least
-#: confidence of 0.
+#: A finding to which its own rule gives less, or the model of bugs, is reported only where everything is.
 DOUBTED, UNLIKELY = 0.5, 0.04
 
 
@@ -83,18 +82,19 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
 
 
 def worth_showing(found: list[Finding], options: Options) -> list[Finding]:
-    """The findings above the least confidence, which is computed here, and those that a comment calls bugs."""
+    """The findings that are neither doubted by the models nor ranked too low, and those that a comment calls bugs."""
     verdicts = _verdicts(options)
-    if options.min_confidence:
+    if options.least:
         found = [finding for finding in found if finding.confidence >= DOUBTED or finding.verdict is not None]
     weigh(found, [*verdicts, *marked(found)])
-    if options.min_confidence:
+    if options.least:
         found = [finding for finding in found if finding.bug >= UNLIKELY or finding.verdict is not None]
     found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
     if verdicts:
         found.sort(key=lambda f: -f.confidence)
     found = [finding for finding in found if finding.verdict is not False]
-    return [finding for finding in found if finding.verdict or finding.confidence >= options.min_confidence]
+    shown = [f for f in found if f.verdict or f.confidence >= options.least]
+    return [f for f in shown if f.verdict or is_ranked(f.rank, options.min_rank)]
 
 
 def _findings(files: Iterable[Path], options: Options, report: Report) -> list[Finding]:

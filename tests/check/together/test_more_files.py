@@ -142,8 +142,7 @@ def back():
             return 2
 """
 GATED = "from ordered import gate, one, two\n" + "".join(
-    f"\n\ndef {name}{n}():\n    with gate:\n        with {first}:\n            with {second}:\n"
-    f"                return {n}\n"
+    f"\n\ndef {name}{n}():\n    with gate, {first}, {second}:\n        return {n}\n"
     for n in range(8)
     for name, first, second in (("f", "one", "two"), ("g", "two", "one"))
 )
@@ -191,10 +190,7 @@ PAIRS: dict[str, tuple[Texts, Texts]] = {
     ),
     "a caller that asks for the rank": (
         {"saved.py": SAVED},
-        {
-            "more.py": "from saved import save\n\n\ndef finish(model, rank):\n    if rank == 0:\n"
-            "        save(model, 'end.pt')\n"
-        },
+        {"more.py": "from saved import save\n\n\ndef end(net, rank):\n    if rank == 0:\n        save(net, 'x')\n"},
     ),
 }
 
