@@ -13,10 +13,10 @@ from typing import NamedTuple
 from paceline.watcher.processes.objects import CodeFrame, Objects
 
 _MODULE = "torch.distributed.distributed_c10d"
-#: Where the C++ object begins in one of pybind11; where its rank lies, and after it its size: behind the store and the
-#: counters of references, which are two halves of a word or two words.
+#: Where the C++ object begins in one of pybind11; where its rank lies, and after it its size: behind the store and
+#: the counters of references, which are two halves of a word or two words.
 _VALUE, _RANKS = 16, (24, 32)
-#: The functions that run what a launcher starts in a process of its own, and the variable in which they have its number.
+#: The files whose `_wrap` runs what a launcher starts in a process of its own, and the variable that has its number.
 _STARTERS = {
     "/torch/multiprocessing/spawn.py": "i",
     "/torch/distributed/elastic/multiprocessing/api.py": "local_rank",
