@@ -23,6 +23,7 @@ from paceline.engines.memory_check import PARTS, STAGES, check_fit, chunks_each,
 from paceline.engines.notes import notes_of
 from paceline.engines.refusals import refuse_changes, refuse_data, refuse_nested, refuse_sparse
 from paceline.engines.threads import threads
+from paceline.engines.workers.forkserver import nameless_main, prepare
 from paceline.errors import JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
 from paceline.gradients.evaluate import rehearse
@@ -118,6 +119,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     if engine == "local":
         require_store_order("the local engine")
         _refuse_crowd(plan)
+        with nameless_main():
+            prepare()  # it loads its modules while the job is probed
     if job.compute == "fused" and job.device == "auto":
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")

@@ -27,6 +27,7 @@ from paceline.api.fusing import can_fuse
 from paceline.api.train import RUNS, train
 from paceline.errors import PlanError, UsageError, is_positive, whole
 from paceline.errors.arguments import check_arguments
+from paceline.gradients.probe import probing_once
 from paceline.jobs.job import Job, checked
 from paceline.plans.plan import Plan
 from paceline.runs.comparison import Answer, ComparisonRecord, Row, Step, Timing
@@ -152,9 +153,10 @@ def compare(
     checked(job).refuse_unused()
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
-    if link is not None:
-        return _over_link(job, chosen, link, place, say, command)
-    return _here(job, chosen, plans is not None, seconds, place, say, command)
+    with probing_once():
+        if link is not None:
+            return _over_link(job, chosen, link, place, say, command)
+        return _here(job, chosen, plans is not None, seconds, place, say, command)
 
 
 def _chosen(

@@ -18,6 +18,7 @@ from paceline.api.planning.measuring import Say, traced
 from paceline.api.planning.planner_page import validation_page
 from paceline.errors import PacelineError, UsageError
 from paceline.errors.arguments import check_arguments
+from paceline.gradients.probe import probing_once
 from paceline.jobs.job import Job
 from paceline.planner import history
 from paceline.planner.candidates import Candidate, numbers_of_workers
@@ -66,7 +67,8 @@ def validate(
     kept = table or history.default_file()
     by = history.factor(history.read(kept), found, level)
     predictions = [history.widened(each, by) for each in _predicted(planner, wanted, learning, counts, seed)]
-    runs = measured_in_rounds(job, predictions, rounds, seconds, say)
+    with probing_once():
+        runs = measured_in_rounds(job, predictions, rounds, seconds, say)
     checks = [
         check(
             each, [run.seconds for run in done], statistics.median(run.bytes for run in done),
