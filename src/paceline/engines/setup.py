@@ -22,6 +22,7 @@ from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
 from paceline.engines.notes import notes_of
 from paceline.engines.refusals import refuse_changes, refuse_data, refuse_nested, refuse_parts, refuse_sparse
+from paceline.engines.workers.forkserver import nameless_main, prepare
 from paceline.errors import JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
 from paceline.gradients.evaluate import rehearse
@@ -128,6 +129,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: 
     if engine == "local":
         require_store_order("the local engine")
         _refuse_crowd(plan)
+        with nameless_main():
+            prepare()  # it loads its modules while the job is probed
     if job.compute == "fused" and job.device == "auto":
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")

@@ -27,6 +27,7 @@ from paceline.api.fusing import can_fuse
 from paceline.api.train import RUNS, train
 from paceline.errors import UsageError, is_positive, whole
 from paceline.errors.arguments import check_arguments
+from paceline.gradients.probe import probing_once
 from paceline.jobs.job import Job, checked
 from paceline.plans.plan import Plan
 from paceline.runs.comparison import ComparisonRecord, Row, Timing
@@ -82,7 +83,7 @@ def compare(
     checked(job).refuse_unused()
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
-    with emptied(place):
+    with emptied(place), probing_once():
         course = Course(Cost.of(job), say, progress)
         record, runs = (
             _here(job, chosen, seconds, place, course)

@@ -22,6 +22,7 @@ from paceline.engines.setup import set_up
 from paceline.errors import PacelineError, PlanError, UsageError, suggest, whole
 from paceline.errors.arguments import check_arguments
 from paceline.gradients.payload import Payload
+from paceline.gradients.probe import probing_once
 from paceline.jobs.job import Job, checked
 from paceline.planner import cluster as clusters
 from paceline.planner.candidates import LEARNING, Candidate, candidates, numbers_of_workers
@@ -248,11 +249,12 @@ def choose(
         )
     found = open_card(card, say)
     counts = numbers_of_workers(found.cores, workers) if workers != 1 else []
-    planner = planner_for(job, found, level, say=say, workers=counts)
-    predictions = planner.predictions(counts, learning)
-    if level == "profiled" and goal != "memory":
-        say("measuring the plans that may be fastest ...")
-        predictions = with_finalists(job, [fits(each, found.memory, found.memory) for each in predictions], say)
+    with probing_once():
+        planner = planner_for(job, found, level, say=say, workers=counts)
+        predictions = planner.predictions(counts, learning)
+        if level == "profiled" and goal != "memory":
+            say("measuring the plans that may be fastest ...")
+            predictions = with_finalists(job, [fits(each, found.memory, found.memory) for each in predictions], say)
     choice = rank(predictions, goal, found.memory, planner.updates_per_epoch)
     return with_command(planner.explained(choice), command)
 

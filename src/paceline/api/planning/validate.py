@@ -18,6 +18,7 @@ from paceline.api.planning.measuring import Say, traced
 from paceline.api.planning.planner_page import validation_page
 from paceline.errors import PacelineError, UsageError
 from paceline.errors.arguments import check_arguments
+from paceline.gradients.probe import probing_once
 from paceline.jobs.job import Job
 from paceline.planner import history
 from paceline.planner.candidates import Candidate, numbers_of_workers
@@ -65,7 +66,8 @@ def validate(
     planner = planner_for(job, found, level, say=say, workers=counts)
     by = history.factor(history.read(table), found, level)
     predictions = [history.widened(each, by) for each in _predicted(planner, wanted, learning, counts, seed)]
-    runs = measured_in_rounds(job, predictions, rounds, seconds, say)
+    with probing_once():
+        runs = measured_in_rounds(job, predictions, rounds, seconds, say)
     checks = [
         check(
             each, [run.seconds for run in done], statistics.median(run.bytes for run in done),

@@ -27,7 +27,7 @@ from paceline.engines.setup import Setup
 from paceline.engines.snapshots import list_snapshots, open_snapshots
 from paceline.engines.workers.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.workers.assignment import Assignment
-from paceline.engines.workers.forkserver import nameless_main, prepare, short_folder, start_process, too_long
+from paceline.engines.workers.forkserver import short_folder, start_process, too_long
 from paceline.engines.workers.messages import Died, Failed, Finished, Message, Ready
 from paceline.engines.workers.process import oom_kills
 from paceline.engines.workers.process_main import main
@@ -130,8 +130,6 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start every worker, wait until all are ready, and let them begin together."""
-        with nameless_main():
-            prepare()  # it loads its modules while the first assignment is pickled
         for number in range(self.workers):
             given, scarce = [self._assignment(number)], bounded(self.setup.plan.method)
             buffer = self.checkpoints.state_buffers[number] if self.checkpoints else None
