@@ -1,8 +1,8 @@
 """Files that outlive a process, and that no other user can have written.
 
 Machine code from a cache is executed, so a user that can write there can run code as the owner. Folders and files are
-made for their owner alone. A folder or a file that another user owns or may write is refused, by PermissionError;
-root, who may write everything anyhow, is trusted. A file is examined and read by one descriptor, and replaced only as a
+made for their owner alone. A folder or a file that another user owns or may write is refused, by PermissionError; root,
+who may write everything anyhow, is trusted. A file is examined and read by one descriptor, and replaced only as a
 whole: what was checked is what is used, even if names are exchanged meanwhile.
 """
 

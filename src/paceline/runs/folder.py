@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import RunFailed, RunFolderError
+from paceline.names import file_name
 from paceline.runs.json_files import write_json
 from paceline.runs.record import RunRecord
 from paceline.runs.trace import Trace, TraceWriter
@@ -92,8 +93,8 @@ def writing(path: Path | None) -> Iterator[None]:
 
 
 def new_folder(base: Path, name: str) -> Path:
-    """Create a folder that no other run has. Of runs that begin in the same second each gets its own."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    """Create a folder below `base` that no other run has. Of runs that begin in the same second each gets its own."""
+    stamp, name = time.strftime("%Y%m%d-%H%M%S"), file_name(name)
     for number in range(1000):
         path = base / f"{stamp}-{name}{f'-{number}' if number else ''}"
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.gradients.fused_replica import check_fusible
 from paceline.jobs.job import Job
+from paceline.names import file_name
 from paceline.runs.json_files import write_json
 from paceline.tuner import journal as journals
 from paceline.tuner.account import Account
@@ -152,7 +152,7 @@ class Asked:
 
     @property
     def name(self) -> str:
-        return re.sub(r"[^\w.-]+", "-", Path(self.origin.partition(":")[0]).stem) or "objective"
+        return file_name(Path(self.origin.partition(":")[0]).stem or "objective")
 
 
 def _tune(asked: Asked, array: Path | None) -> Tuning:
