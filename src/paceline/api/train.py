@@ -43,7 +43,7 @@ from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.jobs.job import Job, checked
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
-from paceline.runs.folder import RunFolder, new_folder
+from paceline.runs.folder import RunFolder, new_folder, unless_begun
 from paceline.runs.live import Heartbeat
 from paceline.runs.progress import ProgressCallback
 from paceline.runs.record import CheckpointInterval, Evaluation, FailureRecord, RunRecord, Status
@@ -159,7 +159,7 @@ def _begin(
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     request = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
-    with RunFolder(path) as place:
+    with unless_begun(path), RunFolder(path) as place:
         save_job_file(place, job, resumable=interval is not None)
         return _run(setup, place, record, request, settings)
 
@@ -337,6 +337,8 @@ def _train(life: Life, record: RunRecord, hearer: Hearer) -> Run:
 
 def _failed(setup: Setup, place: RunFolder, record: RunRecord, error: BaseException) -> RunRecord:
     """Describe the end of a run that did not finish; a failure learns where it can be replayed from."""
+    if isinstance(error, KeyboardInterrupt):
+        return record.with_(status=Status.STOPPED, error="interrupted by Ctrl-C or SIGTERM")
     status = Status.STOPPED if isinstance(error, RunStopped) else Status.FAILED
     if not isinstance(error, Blamed):
         return record.with_(status=status, error=f"{type(error).__name__}: {error}")

@@ -83,8 +83,8 @@ class CheckpointManager:
 
     def stopped(self, observer: Observer, waited: float = 0.0) -> RunStopped:
         """Return the end of a run that a signal has asked to end; `waited` is how long no worker has moved."""
-        assert observer.writer is not None
-        loss, run = observer.writer.so_far().newest_loss, str(self.request.run)
+        run = str(self.request.run)
+        loss = observer.writer.so_far().newest_loss if observer.writer is not None else None  # before the training
         return RunStopped(self.signals.ending, self.last, self.setup.agenda.updates, loss, run, waited)
 
     def close(self) -> None:

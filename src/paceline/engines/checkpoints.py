@@ -107,6 +107,19 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     if folder.exists():
         return
     old = _make_draft(base, draft)
+    try:
+        _write(draft, checkpoint, model)
+        os.rename(draft, folder)
+    except BaseException:  # of no use, and perhaps of a full disk
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _sync(base)
+    for other in old:
+        shutil.rmtree(other, ignore_errors=True)
+
+
+def _write(draft: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
+    """Write the files of a checkpoint into its draft."""
     before = set(os.listdir(draft))
     for stray in before - {RECORD, STATE, MODEL}:  # of format 1
         os.unlink(draft / stray)
@@ -126,10 +139,6 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     _write_over(draft / RECORD, text.ljust(-(-len(text) // PAD) * PAD))
     if before != set(os.listdir(draft)):
         _sync(draft)  # else every name in it has been flushed with the checkpoint before
-    os.rename(draft, folder)
-    _sync(base)
-    for other in old:
-        shutil.rmtree(other, ignore_errors=True)
 
 
 def _make_draft(base: Path, draft: Path) -> list[Path]:

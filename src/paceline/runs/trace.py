@@ -183,9 +183,14 @@ class TraceWriter:
         self._file: Any = pa.OSFile(str(draft), "wb") if draft else None
         self._stream: Any = pa.ipc.new_stream(self._file, SCHEMA) if draft else None
         if earlier is not None:
-            self._append(earlier)
-            if path and draft:
-                os.replace(draft, path)
+            try:
+                self._append(earlier)
+                if path and draft:
+                    os.replace(draft, path)
+            except BaseException:
+                if draft:
+                    draft.unlink(missing_ok=True)
+                raise
 
     def append(self, rows: Columns) -> None:
         """Write rows whose times are of this process's clock; the run's origin is subtracted."""
