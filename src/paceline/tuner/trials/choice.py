@@ -98,7 +98,9 @@ def _pool(options: ExecutorOptions, study: Study) -> WorkerPool:
     if rank_info is None:
         return options.start_pool()
     own = options.start_pool() if rank_info.works else None
-    peers = Peers(own, rank_info, options.terms, lambda: Outcome(study.trials, study.best and study.best.number))
+    peers = Peers(
+        own, rank_info, options.terms, lambda: Outcome(study.trials, study.best.number if study.best else None)
+    )
     rank_info.listening(peers.hub.address, options.objective)
     return peers
 
