@@ -60,7 +60,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("links.ring_buffer", set(), {"torch", "numpy"}),
     ("links.tcp.seal", set(), PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
     ("links.tcp.frame", {"links.tcp.seal", "errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
-    ("links.tcp.handshake", {"links.tcp.frame", "links.tcp.seal", "errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
+    (
+        "links.tcp.handshake",
+        {"links.tcp.frame", "links.tcp.seal", "errors"},
+        PURE_NEVER | {"torch", "numpy", "pickle", "json"},
+    ),
     ("links.tcp", {"links", "errors"}, {"pickle", "cloudpickle", "marshal", "json", "multiprocessing", "asyncio"}),
     ("links", {"links", "errors"}, set()),
     (
