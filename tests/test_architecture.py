@@ -64,8 +64,13 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"multiprocessing", "socket", "torch.distributed"},
     ),
     ("links.ring_buffer", set(), {"torch", "numpy"}),
-    ("links.tcp.frame", {"errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
-    ("links.tcp.handshake", {"links.tcp.frame", "errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
+    ("links.tcp.seal", set(), PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
+    ("links.tcp.frame", {"links.tcp.seal", "errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
+    (
+        "links.tcp.handshake",
+        {"links.tcp.frame", "links.tcp.seal", "errors"},
+        PURE_NEVER | {"torch", "numpy", "pickle", "json"},
+    ),
     ("links.tcp", {"links", "errors"}, {"pickle", "cloudpickle", "marshal", "json", "multiprocessing", "asyncio"}),
     ("links", {"links", "errors"}, set()),
     (

@@ -14,6 +14,7 @@ from paceline.errors import JobError, RunFolderError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
 from paceline.jobs.loading import load_job, package_of
+from paceline.jobs.trust import announce_code
 from paceline.runs.folder import RunFolder, writing
 from paceline.runs.json_files import draft_of
 from paceline.runs.record import read_record
@@ -56,6 +57,8 @@ def save_job_file(folder: RunFolder, job: Job, resumable: bool = False) -> None:
 
 def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
     """Read the job of a run's folder, and data that were too large for it from where the job came from."""
+    if (path / "job.pickle").is_file():
+        announce_code(path / "job.pickle")
     try:
         job = _unpickled(path)
     except FileNotFoundError:

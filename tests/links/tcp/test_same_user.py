@@ -160,7 +160,7 @@ def test_another_user_does_not_join_a_run_of_which_it_knows_everything(hubs: lis
     until(hubs, lambda events: len(events) == 2)
     stranger = program(JOINS, user=OTHER, port=hub.address.port, said=hello(RUN, JOB, (2, 1, 9)).hex())
     events = until(hubs, lambda events: bool(events) or hub.refused > 0)
-    assert stranger.communicate() == ("0\n", None)
+    assert stranger.communicate()[0] == "0\n"
     assert events == []
     assert hub.peers == {WORKER}
     assert "belongs to another user (uid 65534, and this process to uid 0)" in told[0]
@@ -176,7 +176,7 @@ def test_another_user_that_says_nothing_takes_no_place(hubs: list[Hub]) -> None:
     stranger = program(text, user=OTHER, port=hub.address.port, said="00")
     until(hubs, lambda events: hub.refused == PLACES + 37)
     assert not hub._handshakes._waiting
-    assert stranger.communicate() == ("0\n", None)
+    assert stranger.communicate()[0] == "0\n"
 
 
 @as_root
@@ -192,7 +192,7 @@ def test_a_false_head_is_told_nothing(hubs: list[Hub]) -> None:
     assert isinstance(event, Unreached)
     assert "belongs to another user" in event.why or "Connection refused" in event.why  # it has ended meanwhile
     assert "belongs to another user (uid 65534" in told[0]
-    assert stranger.communicate() == ("0\n", None)
+    assert stranger.communicate()[0] == "0\n"
 
 
 @pytest.mark.parametrize(("mapped", "unclear"), [("0 0 4294967295", False), ("0 100000 65536", True)])

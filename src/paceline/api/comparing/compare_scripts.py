@@ -254,7 +254,7 @@ def _read_steps(entrant: Entrant, folder: Path) -> None:
     if (kept := folder / "parameters.pt").is_file():
         import torch
 
-        entrant.parameters = torch.load(kept)
+        entrant.parameters = torch.load(kept, weights_only=True)
 
 
 def _difference(one: Entrant, other: Entrant) -> float | None:

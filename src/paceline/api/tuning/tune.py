@@ -30,6 +30,7 @@ from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.gradients.fused_replica import check_fusible
 from paceline.jobs.job import Job
+from paceline.jobs.trust import announce_code
 from paceline.names import file_name
 from paceline.runs.json_files import write_json
 from paceline.tuner import journal as journals
@@ -262,12 +263,16 @@ def _again(folder: Path, job: str | None, space: Path | None, data_dir: str | No
     if not rows:
         raise TuningError(f"{folder} has an empty journal; begin a new tuning")
     head = rows[0]
+    if not job and (head["job"] or "").partition(":")[0].endswith((".py", ".toml")):
+        announce_code(folder / "journal.jsonl", f"{head['job']}, which the journal of {folder} names")
     job = job or head["job"]
     if not job:
         raise TuningError(
             f"{folder} does not say where its job comes from; resume it with paceline.tune(..., resume=folder)"
         )
     file = space or next(folder.glob("space.*"), None)
+    if file is not None and space is None and file.suffix == ".py":
+        announce_code(file)
     parts: Any = head["space"] if file is None else read_space(file)
     kept = {key: head[key] for key in ("metric", "mode", "max_t", "steps_per_epoch", "seed", "plan")}
     return tune(

@@ -69,6 +69,8 @@ class Candidate:
             except StopIteration as end:
                 accepted: Accepted = end.value
                 self._say(connection, accepted.last)
+                if accepted.keys is not None:
+                    connection.seal(accepted.keys)
                 return accepted.peer, connection
         self.events = select.POLLIN | (select.POLLOUT if connection.wants_write else 0)
         return None
