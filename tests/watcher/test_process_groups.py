@@ -83,7 +83,7 @@ def test_a_rank_may_be_the_child_of_another_one_but_no_copy_of_it() -> None:
     assert jobs(rank(20, 1, 0), rank(21, 20, 1), worker, shell, helper) == [[20, 21]]
 
 
-def test_two_jobs_of_one_size_are_told_apart_by_what_has_started_them() -> None:
+def test_two_jobs_of_one_size_are_distinguished_by_what_has_started_them() -> None:
     assert jobs(rank(20, 1, 0), rank(21, 2, 0), rank(22, 1, 1), rank(23, 2, 1)) == [[20, 22], [21, 23]]
     assert jobs(rank(20, 1, 0), rank(22, 2, 1)) == [[20, 22]]
 

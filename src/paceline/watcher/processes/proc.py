@@ -24,6 +24,8 @@ _IDLE_SIGNALS = (2, 4, 5, 6, 7, 8, 11, 13, 17, 28, 31, 32, 33, 61)
 WAKING_SIGNALS = ~sum(1 << number - 1 for number in _IDLE_SIGNALS)
 #: Node handles SIGUSR1 and SIGTERM of its own: to start its debugger, and to leave the terminal as it was.
 _NODE, _SIGNALS_OF_NODE = ("node", "nodejs"), 1 << 9 | 1 << 14
+#: SIGHUP, SIGQUIT and SIGTERM: launchers handle them in ranks, and after them a rank ends and meets no other.
+_ENDING_A_RANK = 1 << 0 | 1 << 2 | 1 << 14
 _ALARMS = sum(1 << number - 1 for number in (14, 26, 27))  # SIGALRM, SIGVTALRM, SIGPROF: clocks
 #: Processes outside the tree that a snapshot reads at most.
 MOST_OUTSIDE = 32
@@ -113,7 +115,8 @@ def _process(pid: int, waits: Waits) -> Process | None:
     tids, known = tuple(stacks), tuple(stacks.values())
     text = _text_of(pid, known[0][0]) if known and rank is not None else ""
     parent, command = int(fields[1]), _command(pid)
-    signals = caught & WAKING_SIGNALS & ~(_SIGNALS_OF_NODE if command in _NODE else 0) != 0
+    ignored = _SIGNALS_OF_NODE if command in _NODE else _ENDING_A_RANK if rank is not None else 0
+    signals = caught & WAKING_SIGNALS & ~ignored != 0
     began = interpreter.began(pid) if interpreter else 0
     return Process(pid, parent, command, tuple(threads), signals, rank, world_size, known, tids, text=text, began=began)
 
