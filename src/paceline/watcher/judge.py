@@ -11,7 +11,7 @@ from paceline.watcher.graph import Knot, find_knot
 from paceline.watcher.history import History
 from paceline.watcher.ranks import find_divergence
 from paceline.watcher.report import Report, Span, report_divergence, report_knot
-from paceline.watcher.samples import Snapshot, Thread
+from paceline.watcher.samples import Process, Snapshot, Thread
 
 #: The seconds between a first snapshot and the second one that has to confirm it.
 CONFIRM = 3.0
@@ -107,11 +107,17 @@ def _judge(history: History, snapshot: Snapshot, before: Snapshot) -> Report | N
     retries = history.retries
     if retries is not None:
         seconds = snapshot.at - retries[1]
-        return report_knot(retries[0], 1 - scores["busy"], Span(snapshot.time - seconds, seconds), "livelocked")
+        waits = (t.wait for p in retries[0].processes for t in p.threads if t.tid in retries[0].core)
+        verdict = "livelocked" if any(wait.timed and not wait.rings for wait in waits) else "deadlocked"
+        return report_knot(
+            _renewed(retries[0], snapshot), 1 - scores["busy"], Span(snapshot.time - seconds, seconds), verdict
+        )
     barren = history.pools.barren
     if barren is not None:
         seconds = snapshot.at - barren[1]
-        return report_knot(barren[0], PROVEN, Span(snapshot.time - seconds, seconds), "livelocked", "pool")
+        return report_knot(
+            _renewed(barren[0], snapshot), PROVEN, Span(snapshot.time - seconds, seconds), "livelocked", "pool"
+        )
     knot = find_knot(snapshot, history.still, polls=history.polls) or find_knot(snapshot, history.still, stopped=True)
     if knot is None or not _unchanged(knot, before):
         return None
@@ -131,6 +137,15 @@ def _judge(history: History, snapshot: Snapshot, before: Snapshot) -> Report | N
     return report_knot(
         knot, max(probability, PROVEN) if proven else probability, _span(history, snapshot, _threads(knot))
     )
+
+
+def _renewed(knot: Knot, snapshot: Snapshot) -> Knot:
+    """Return a knot with its processes as a snapshot has them, which may know more of what they wait for."""
+
+    def renewed(processes: tuple[Process, ...]) -> tuple[Process, ...]:
+        return tuple(snapshot.process(each.pid) or each for each in processes)
+
+    return knot._replace(processes=renewed(knot.processes), circle=renewed(knot.circle))
 
 
 def _unchanged(knot: Knot, before: Snapshot) -> bool:

@@ -12,8 +12,8 @@ from paceline.watcher.history import History
 from paceline.watcher.samples import CLOSED, Frame, Process, Snapshot, Stack
 
 _LIBRARY = (
-    "/torch/", "/mpi4py/", "/accelerate/", "/lightning/", "/pytorch_lightning/", "/deepspeed/",
-    "/paceline/backend/", "/paceline/links/",
+    "/torch/", "/mpi4py/", "/accelerate/", "/lightning/", "/lightning_fabric/", "/lightning_utilities/",
+    "/pytorch_lightning/", "/deepspeed/",    "/paceline/backend/", "/paceline/links/",
 )  # fmt: skip
 _RENDEZVOUS = "/torch/distributed/rendezvous.py"
 _WRAPPERS = frozenset({"wrapper", "__exit__", "decorate_context", "_call_impl", "_wrapped_call_impl", "inner"})
@@ -55,7 +55,9 @@ def place_of(process: Process) -> Place | None:
     if not process.stacks or not process.stacks[0]:
         return None
     stack = process.stacks[0]
-    ours = next((at for at, frame in enumerate(stack) if not _is_library(frame)), len(stack) - 1)
+    # Where a library calls the user's functions, and not they the library, its own line is the nearest to the user.
+    callers = [at for at, frame in enumerate(stack) if not (frame.standard or "/torch/" in frame.file)]
+    ours = next((at for at in callers if not _is_library(stack[at])), next(iter(callers), len(stack) - 1))
     return Place(_collective(stack[:ours]) or (_called(process) if ours == 0 else ""), stack[ours])
 
 
@@ -161,7 +163,7 @@ def _may_be_answered(process: Process, snapshot: Snapshot, history: History) -> 
 
 
 def _is_library(frame: Frame) -> bool:
-    return frame.standard or any(part in frame.file for part in _LIBRARY)
+    return frame.standard or frame.file.startswith("<") or any(part in frame.file for part in _LIBRARY)
 
 
 def _collective(frames: Stack) -> str:

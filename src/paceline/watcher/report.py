@@ -8,44 +8,20 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from paceline.narrative import Scene, format_story
+from paceline.watcher.causes import Names, cause_of, cause_of_ranks, is_loop, needed, thing
 from paceline.watcher.graph import Knot
 from paceline.watcher.ranks import Divergence
-from paceline.watcher.samples import A_RESULT, CLOSED, ENDED, Frame, Process, Stack, Wait
+from paceline.watcher.samples import Frame, Process, Thread, users_line
 
-_REMEDIES = {
-    "rank": "let every rank call the same collectives in the same order: look for a condition on the rank, on data or "
-    "on an exception around the lines above (`paceline check` reports such conditions)",
-    "together": "let every rank call it with the same group, sizes, types and root, and as often: all ranks are at one "
-    "line but do not meet there, so look for what differs between them before (`paceline check` reports conditions)",
-    "gil": "do not wait in C code for a lock while holding Python's interpreter lock (release it around the wait)",
-    "monitor": "enter monitors (`synchronized`) in one order everywhere, and wait for no other thread inside one",
-    "owned": "take locks in one order everywhere, and none again in the thread that holds it, unless it is an RLock",
-    "lock": "let what is to release, set, notify or put do so on every path, also when it fails; take no lock twice; "
-    "a fork while a thread holds a lock leaves it locked in the child (use the start method spawn)",
-    "shared lock": "let the process that took the lock, semaphore or queue give it back, also when it fails",
-    "pipe": "read from a child's pipes while it runs (communicate()), and close the ends that a process does not use: "
-    "a reader only sees the end when no writer is left",
-    "named pipe": "let one process open a named pipe to write and another one to read, several of them in one order, "
-    "and do so also when it fails: opening waits for the other end",
-    "socket": "let one side read while the other writes: two that both wait to read, or both to write, never move",
-    "child": "read what a child writes before waiting for its end, and end what it waits for",
-    "task": "let what is to set, notify, put, release or end it do so on every path, also when it fails or is "
-    "cancelled; no task may take a lock of asyncio that it holds, and all take several of them in one order",
-    "asks": "let what gives it, or is to end it, also do so when it fails, and give waits a deadline",
-    "pool": "the workers of the pool end as soon as they start, and are started again: read what they print, look at "
-    "the pool's initializer and at what a worker imports, and start processes under `if __name__ == '__main__':` only",
-    "file lock": "take file locks in one order everywhere",
-    "stopped": "continue it with `kill -CONT PID`, or find what stopped it: Ctrl-Z, or reading the terminal in the "
-    "background",
-}
 _VERDICTS = {
     "deadlocked": "deadlocked: nothing can wake it any more",
     "livelocked": "livelocked: it asks again and again for what nothing can give any more",
     "stopped": "stopped",
 }
-_END = "the end of a thread"
 #: Further threads of one process that are shown.
 SHOWN_THREADS = 8
+#: Characters of a source line that are shown.
+LONGEST_LINE = 100
 
 
 class Span(NamedTuple):
@@ -63,12 +39,13 @@ class WaitingThread(NamedTuple):
     held_by: tuple[int, ...]  # threads
     at: Frame | None
     role: str  # "cause" or "victim"
-    name: str  # "thread 4711", or that of a task
+    name: str  # "thread collector", or that of a task
+    text: str = ""  # the source line
 
     @property
     def scene(self) -> Scene:
         """The line about the thread."""
-        return Scene("", f"{self.name} waits for {self.waits_for}{_at(self.at)}")
+        return Scene("", f"{self.name} waits for {self.waits_for}{_at(self.at, self.text)}")
 
 
 class Confirmed(NamedTuple):
@@ -93,25 +70,17 @@ class Waiting:
     collective: str = ""  # that a rank is in
     at: Frame | None = None  # the user's line, where the stack can be had
     threads: tuple[WaitingThread, ...] = ()  # further ones, those that hold each other first
-    task: str = ""  # the task that waits, where the thread that runs it does not
-
-    @property
-    def causing(self) -> str:
-        """The threads that hold each other, where they are only some of the process."""
-        names = [each.name for each in self.threads if each.role == "cause"]
-        if self.task:
-            return f", {', '.join([self.task, *names])}"
-        return f", {', '.join(names)}" if names and len(names) < len(self.threads) + 1 else ""
+    thread: str = ""  # the thread or task that waits, where that is not the main thread
+    text: str = ""  # the source line
 
     def scenes(self) -> Iterator[Scene]:
         """Iterate over the lines about the process and about its further threads."""
+        who = self.label + (self.thread and f", {self.thread}")
+        at = _at(self.at, self.text)
         if self.collective:
-            yield Scene(self.label, f"is in {self.collective}{_at(self.at)}, waits for {self.waits_for}")
+            yield Scene(who, f"is in {self.collective}{at}, waits for {self.waits_for}")
         else:
-            yield Scene(
-                self.label + (self.task and f", {self.task}"),
-                f"{'is' if self.waits_for == 'stopped' else 'waits for'} {self.waits_for}{_at(self.at)}",
-            )
+            yield Scene(who, f"{'is' if self.waits_for == 'stopped' else 'waits for'} {self.waits_for}{at}")
         yield from (thread.scene for thread in self.threads[:SHOWN_THREADS])
         if len(self.threads) > SHOWN_THREADS:
             yield Scene("", f"{len(self.threads) - SHOWN_THREADS} further threads wait too")
@@ -125,7 +94,8 @@ class Report:
     probability: float
     span: Span
     processes: tuple[Waiting, ...]
-    remedy: str
+    remedy: str  # for this cause
+    cause: str = ""  # in one line
     told_on: str = ""  # the machine whose watcher shows the block, if it is another one
     findings: tuple[Confirmed, ...] = ()  # of `paceline check`, where the source is at hand
 
@@ -136,6 +106,7 @@ class Report:
         return {
             **found,
             "processes": told,
+            "cause": self.cause,
             "remedy": self.remedy,
             "told_on": self.told_on,
             "findings": [each._asdict() for each in self.findings],
@@ -150,15 +121,14 @@ class Report:
         head = f"HUNG since {clock} ({self.span.seconds:.0f} s), {what} (probability {self.probability:.2f})"
         if self.told_on:
             return f"{head}: the watcher on {self.told_on}, where the job's first rank is, shows who waits for whom"
-        conclusion = "cause: " + ", ".join(each.label + each.causing for each in causes)
-        if victims:
-            conclusion += "; victims: " + ", ".join(each.label for each in victims)
         scenes = [scene for each in [*causes, *victims] for scene in each.scenes()]
+        held_up = f"\n  => victims: {', '.join(each.label for each in victims)}" if victims else ""
         said = [
             f"\n  => `paceline check` reports {each.rule} at {each.path}:{each.line}: {each.message}"
             for each in self.findings
         ]
-        return format_story(head, scenes, conclusion) + f"\n  => {self.remedy}" + "".join(said)
+        conclusion = f"cause: {self.cause}{held_up}\n  => {self.remedy}"
+        return format_story(head, scenes, conclusion) + "".join(said)
 
 
 def _plain(told: Waiting) -> dict[str, Any]:
@@ -166,105 +136,92 @@ def _plain(told: Waiting) -> dict[str, Any]:
     return {**asdict(told), "at": told.at and told.at._asdict(), "threads": threads}
 
 
-def _at(line: Frame | None) -> str:
-    return f" at {line.file}:{line.line} in {line.function}" if line else ""
+def _at(line: Frame | None, text: str) -> str:
+    if line is None:
+        return ""
+    shown = text if len(text) <= LONGEST_LINE else text[:LONGEST_LINE] + " ..."
+    return f" at {line.file}:{line.line} in {line.function}" + (f": {shown}" if text else "")
 
 
 def report_knot(knot: Knot, probability: float, span: Span, verdict: str = "deadlocked", kind: str = "") -> Report:
-    """Report threads that nothing can wake; the processes in the circle are the cause, or the stopped ones.
-
-    The remedy is that of a kind of waits; without one, of the waits of the cause.
-    """
+    """Report threads that nothing can wake; the processes in the circle are the cause, or the stopped ones."""
     stopped = tuple(p for p in knot.processes if p.main.kind == "stopped")
     causes = stopped or knot.circle or knot.processes
-    told = tuple(_told(process, process in causes, knot) for process in knot.processes)
-    kind = kind or ("stopped" if stopped else _kind(causes, knot))
-    return Report("stopped" if stopped else verdict, probability, span, told, _REMEDIES[kind])
+    names = Names(knot.processes)
+    told = tuple(_told(process, process in causes, knot, names) for process in _in_order(causes, knot))
+    cause = cause_of(knot, causes, kind)
+    return Report("stopped" if stopped else verdict, probability, span, told, cause.remedy, cause.words)
+
+
+def _in_order(causes: tuple[Process, ...], knot: Knot) -> list[Process]:
+    """Return the processes of a knot, those of the circle each before the one that it waits for."""
+    owners = {thread.tid: process for process in knot.processes for thread in process.threads}
+    ahead = [owners[tid] for tid in knot.core if tid in owners]
+    ordered = list(dict.fromkeys(ahead))
+    for process in causes:
+        following: Process | None = process
+        while following is not None and following not in ordered:
+            ordered.append(following)
+            wanted = following.main.by
+            following = next((each for each in causes if each.pid in wanted and each not in ordered), None)
+    return [*ordered, *(each for each in knot.processes if each not in ordered)]
 
 
 def report_divergence(found: Divergence, probability: float, span: Span) -> Report:
     """Report ranks that wait for each other for ever."""
     ranks, told = (*found.cause, *found.victims), []
+    names = Names(ranks)
     for process in ranks:
-        place = found.places[process.pid]
+        place, subject = found.places[process.pid], process.subject_of(process.pid)
         others = tuple(
             each for each in ranks if each != process and (found.together or found.places[each.pid] != place)
         )
-        wanted = ", ".join(f"rank {each.rank}" for each in others) if place.collective else process.main.on
+        main = next(each for each in process.threads if each.tid == process.pid)
+        wanted = ", ".join(f"rank {each.rank}" for each in others) if place.collective else thing(process, main, names)
         role = "cause" if process in found.cause else "victim"
         pids = tuple(each.pid for each in others)
-        told.append(Waiting(process.pid, process.label, role, wanted, pids, place.collective, place.at))
+        told.append(
+            Waiting(process.pid, process.label, role, wanted, pids, place.collective, place.at, text=subject.call)
+        )
     first = min(ranks, key=lambda each: each.rank or 0)
-    remedy = _REMEDIES["together" if found.together else "rank"]
-    return Report("deadlocked", probability, span, tuple(told), remedy, first.host)
+    cause = cause_of_ranks(found, names)
+    return Report("deadlocked", probability, span, tuple(told), cause.remedy, cause.words, first.host)
 
 
-def _kind(causes: tuple[Process, ...], knot: Knot) -> str:
-    kinds = [
-        t.wait.kind for p in causes for t in p.threads if t.tid in (knot.core or knot.threads) and t.wait.kind in CLOSED
-    ]
-    if "task" in kinds:
-        return "task"
-    if {"pipe", "child"} <= set(kinds):
-        return "child"
-    others = [kind for kind in kinds if kind not in ("child", "lock")]
-    asks = any(t.wait.polls == "asks" for p in causes for t in p.threads if t.tid in knot.threads)
-    owned = any(t.wait.owners and t.wait.on != _END for p in causes for t in p.threads if t.tid in knot.core)
-    return next(iter(others + ["asks"] * asks + ["owned"] * owned + kinds), "lock")
-
-
-def _told(process: Process, is_cause: bool, knot: Knot) -> Waiting:
-    """Tell of the threads of a process that hang: the main thread first, then those that hold each other."""
+def _told(process: Process, is_cause: bool, knot: Knot, names: Names) -> Waiting:
+    """Tell of the threads of a process that hang: those that hold each other in order, then the main thread."""
+    order = {tid: at for at, tid in enumerate(knot.core)}
     stuck = sorted(
         (each for each in process.threads if each.tid in knot.threads),
-        key=lambda each: (each.tid != process.pid, each.tid not in knot.core),
+        key=lambda each: (order.get(each.tid, len(order)), each.tid != process.pid),
     )
     first, *others = stuck
-    wait = first.wait
-    on = "stopped" if wait.kind == "stopped" else _on(process, wait)
-    needed = [pid for pid in wait.by if pid != process.pid]
-    if needed and wait.kind != "child" and not wait.owners:
-        on += ", which needs " + ", ".join(f"pid {pid}" for pid in needed[:4])
+    on = "stopped" if first.wait.kind == "stopped" else _on(process, first, names)
     told = tuple(
         WaitingThread(
             t.tid,
-            _on(process, t.wait),
+            _on(process, t, names),
             t.wait.owners,
             line,
             _role(t.tid in knot.core or (not knot.core and is_cause)),
-            _thread_name(process, t.tid),
+            names.thread(t.tid, process),
+            process.subject_of(t.tid).text,
         )
         for t in others
         if (line := users_line(process.stack_of(t.tid))) or t.wait.owners
     )
-    at = users_line(process.stack_of(first.tid))
-    return Waiting(process.pid, process.label, _role(is_cause), on, wait.by, at=at, threads=told, task=first.task)
+    at, text = users_line(process.stack_of(first.tid)), process.subject_of(first.tid).text
+    name = "" if first.tid == process.pid else names.thread(first.tid, process)
+    by = first.wait.by
+    return Waiting(process.pid, process.label, _role(is_cause), on, by, at=at, threads=told, thread=name, text=text)
 
 
 def _role(is_cause: bool) -> str:
     return "cause" if is_cause else "victim"
 
 
-def _on(process: Process, wait: Wait) -> str:
-    """Return what a thread waits for, and who holds it."""
-    if not wait.owners:
-        return wait.on
-    names = [_thread_name(process, owner) for owner in wait.owners]
-    if wait.on == A_RESULT:
-        return f"{wait.on}, which {' and '.join(names)} delivers"
-    if wait.on in (_END, "the end of a task"):
-        return "the end of " + " and ".join(names)
-    return f"{wait.on} that {' and '.join(names)} holds"
-
-
-def _thread_name(process: Process, tid: int) -> str:
-    if tid == ENDED:
-        return "a thread that has ended"
-    task = next((each.task for each in process.threads if each.tid == tid), "")
-    return task or ("the main thread" if tid == process.pid else f"thread {tid}")
-
-
-def users_line(stack: Stack) -> Frame | None:
-    """Return the innermost line that lies outside Python's own library; the innermost of all if there is none."""
-    own = [frame for frame in stack if "/lib/python3" not in frame.file and not frame.file.startswith("<")]
-    return next(iter(own or stack), None)
+def _on(process: Process, thread: Thread, names: Names) -> str:
+    """Return what a thread waits for, who holds it, and which other processes could end the wait."""
+    if is_loop(process, thread):
+        return "one of the tasks of its event loop"
+    return thing(process, thread, names) + needed(process, thread.wait)

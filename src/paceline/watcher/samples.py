@@ -23,11 +23,17 @@ OPEN_FILE_LOCK = "a lock on a file that it has open"
 A_RESULT = "a result of a pool"
 OF_A_WORKER = "a result of a worker of its pool"
 
+#: What a thread waits for that has joined another one.
+AN_END = "the end of a thread"
+
+#: What a thread waits for at a futex of which nothing more is known.
+A_LOCK = "a lock or condition variable of C code"
+
 #: What a thread waits for that reads an event of the kernel.
 EVENT = "an event of its own program"
 
 #: What the main thread of a Java program waits for, which what a signal starts may end too.
-MAIN_OF_JAVA = "a lock of its own process (Java's main thread)"
+MAIN_OF_JAVA = "a lock or notification (Java's main thread)"
 
 #: Follows what a thread waits for that asks for it with a timeout, in a loop.
 AGAIN = ", with a timeout, again and again"
@@ -70,6 +76,8 @@ class Wait(NamedTuple):
     owners: tuple[int, ...] = ()  # the threads that alone can end it, where that is known: they hold the lock
     timed: bool = False  # it also ends on its own, as a lock does that is asked for with a timeout
     polls: str = ""  # of a clock: "asks" in a loop, for what one of `by` could give; "idles" in a loop without an end
+    rings: bool = False  # what makes it `timed` is a signal of a clock, not a timeout of its own
+    kept: bool = False  # it is for the end of a pipe that a descendant of an ended child keeps open
 
 
 class Thread(NamedTuple):
@@ -95,6 +103,26 @@ class Frame(NamedTuple):
 
 #: The frames of one thread, the innermost first; the first stack of a process is that of its main thread.
 Stack = tuple[Frame, ...]
+
+
+def users_line(stack: Stack) -> Frame | None:
+    """Return the innermost line that lies outside Python's own library; the innermost of all if there is none."""
+    own = [frame for frame in stack if "/lib/python3" not in frame.file and not frame.file.startswith("<")]
+    return next(iter(own or stack), None)
+
+
+class Subject(NamedTuple):
+    """What a thread that hangs waits for, as its own variables name it."""
+
+    tid: int
+    name: str = ""  # that `threading` has for the thread; "" of the main thread
+    kind: str = ""  # of what would end the wait: "lock", "event", "get", ...; "" where no object is known
+    what: str = ""  # the object and its state
+    holder: str = ""  # whoever holds it, other than a thread of its program that runs
+    text: str = ""  # the source line
+    call: str = ""  # the source line that has called the collective that a rank is in
+    handler: str = ""  # the handler of a signal that the thread runs
+    owner: int = 0  # the thread that holds the object, which the object itself names
 
 
 class Facts(NamedTuple):
@@ -125,6 +153,7 @@ class Process:
     host: str = ""  # another machine on which it runs
     facts: Facts | None = None  # of a process there
     outside: bool = False  # not of the watched tree, but something in it waits for this process
+    subjects: tuple[Subject, ...] = ()  # of the threads of a process that hangs
 
     @property
     def main(self) -> Wait:
@@ -136,6 +165,15 @@ class Process:
         if self.tids:
             return next((stack for at, stack in zip(self.tids, self.stacks, strict=True) if at == tid), ())
         return self.stacks[0] if self.stacks and tid == self.pid else ()
+
+    @property
+    def short(self) -> str:
+        """The name of this process within a sentence."""
+        return self.name or (f"rank {self.rank}" if self.rank is not None else f"pid {self.pid % ELSEWHERE}")
+
+    def subject_of(self, tid: int) -> Subject:
+        """Return what is known of the object that a thread waits for."""
+        return next((each for each in self.subjects if each.tid == tid), Subject(tid))
 
     @property
     def label(self) -> str:
@@ -196,12 +234,10 @@ def process_from(data: dict[str, Any]) -> Process:
     threads = tuple(Thread(tid, _wait_from(*wait), *task) for tid, wait, *task in data["threads"])
     stacks = tuple(tuple(Frame(*frame) for frame in stack) for stack in data["stacks"])
     facts = Facts(*data["facts"]) if data.get("facts") else None
-    return Process(
-        **{**data, "threads": threads, "stacks": stacks, "tids": tuple(data.get("tids", ())), "facts": facts}
-    )
+    subjects = tuple(Subject(*each) for each in data.get("subjects", ()))
+    known = {"threads": threads, "stacks": stacks, "tids": tuple(data.get("tids", ())), "facts": facts}
+    return Process(**{**data, **known, "subjects": subjects})
 
 
-def _wait_from(
-    kind: str, by: list[int], on: str, owners: list[int] | tuple[()] = (), timed: bool = False, polls: str = ""
-) -> Wait:
-    return Wait(kind, tuple(by), on, tuple(owners), timed, polls)
+def _wait_from(kind: str, by: list[int], on: str, owners: list[int] | tuple[()] = (), *more: Any) -> Wait:
+    return Wait(kind, tuple(by), on, tuple(owners), *more)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from paceline.watcher.history import History
-from paceline.watcher.report import users_line
-from paceline.watcher.samples import Process, Snapshot
+from paceline.watcher.samples import Process, Snapshot, users_line
 
 CLEAR = "\033[H\033[J"
 _HEAD = ("PROCESS", "THREADS", "CORES", "STILL", "WAITS FOR", "AT")

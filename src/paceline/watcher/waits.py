@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
@@ -19,16 +20,30 @@ from paceline.watcher.processes.hotspot import JavaThreads, read_java
 from paceline.watcher.processes.interpreter import Interpreter, read_interpreter
 from paceline.watcher.processes.memory import peek
 from paceline.watcher.processes.mutex import owner_of_mutex
-from paceline.watcher.processes.syscalls import ACCEPTS, F_OFD_SETLKW, F_SETLKW, OPENS, READS, WRITES, Call, parse_call
-from paceline.watcher.samples import A_RESULT, ASKED_AT_ONCE, CLOSED, EVENT, MAIN_OF_JAVA, Wait
+from paceline.watcher.processes.syscalls import (
+    ACCEPTS,
+    F_OFD_SETLKW,
+    F_SETLKW,
+    OPENS,
+    READS,
+    SLEPT,
+    WRITES,
+    Call,
+    parse_call,
+)
+from paceline.watcher.samples import A_LOCK, A_RESULT, AN_END, ASKED_AT_ONCE, CLOSED, EVENT, MAIN_OF_JAVA, Wait
 
 #: How Python's `mkdtemp` and the shell's `mktemp -d` name a folder that only their program knows.
 _RANDOM = re.compile(r"tmp[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{10}")
 _POLLIN, _POLLOUT = 1, 4
+#: Seconds: one that sleeps for longer is not meant to wake.
+LONGEST_SLEEP = 30 * 24 * 3600
+#: What a thread waits for that sleeps for ever.
+NO_END = "a signal"
 _STATES = {"R": "running", "T": "stopped"}
 _CALLS = {
     "nanosleep": "clock", "clock_nanosleep": "clock", "restart_syscall": "clock",
-    "connect": "outside", "fsync": "disk", "fdatasync": "disk",
+    "pause": "outside", "rt_sigsuspend": "outside", "connect": "outside", "fsync": "disk", "fdatasync": "disk",
 }  # fmt: skip
 
 
@@ -61,7 +76,7 @@ class Waits:
         if call is None:
             return Wait("unknown", on="its system call cannot be read")
         if call.name in _CALLS:
-            return Wait(_CALLS[call.name], on=call.name)
+            return Wait(_CALLS[call.name], on=NO_END if _sleeps_for_ever(pid, call) else call.name)
         if state == "D":
             return Wait("disk", on=call.name)
         if call.ends_by_itself:
@@ -85,7 +100,7 @@ class Waits:
         if call.name in OPENS:
             return self._opening(pid, call)
         if call.name == "flock" or (call.name == "fcntl" and call.arguments[1] in (F_SETLKW, F_OFD_SETLKW)):
-            return self._file_lock(pid, tid)
+            return self._file_lock(pid, tid, first)
         polled = _polled(pid, call)
         return self._any(self._descriptor(pid, fd, reads) for fd, reads in polled) if polled else Wait("unknown")
 
@@ -99,16 +114,16 @@ class Waits:
             if interpreter is not None and interpreter.gil[0] <= address < interpreter.gil[1]:
                 return Wait("gil", (pid,), "Python's interpreter lock", interpreter.owners(address))
             if interpreter is not None and (joined := interpreter.ending(tid, address)):
-                return Wait("lock", (pid,), "the end of a thread", joined)
+                return Wait("lock", (pid,), AN_END, joined)
             if interpreter is not None and (delivering := interpreter.delivering(tid)):
                 return Wait("lock", (pid,), A_RESULT, delivering)
             owners = (interpreter.owners(address) if interpreter else ()) or owner_of_mutex(pid, address)
-            return Wait("lock", (pid,), "a lock of its own process", owners)
+            return Wait("lock", (pid,), A_LOCK, owners)
         holders = self.holders.of_memory(pid, address)
         if not holders:  # glibc waits for the end of a thread in this way: for its number to become 0
             ending = call.arguments[2] & 0xFFFFFFFF
             owners = (ending,) if os.path.exists(f"/proc/{pid}/task/{ending}") else ()
-            return Wait("lock", (pid,), "the end of a thread", owners)
+            return Wait("lock", (pid,), AN_END, owners)
         owners = owner_of_mutex(pid, address) or self._owners_of_semaphore(pid, address, holders)
         return Wait("shared lock", holders, "a lock in shared memory", owners)
 
@@ -126,7 +141,7 @@ class Waits:
     def _child(self, pid: int, call: Call) -> Wait:
         wanted = call.arguments[0 if call.name == "wait4" else 1] & 0xFFFFFFFF
         one = wanted < 0x80000000 and (call.name == "wait4" or call.arguments[0] == 1) and wanted > 0
-        children = (wanted,) if one else _children(pid)
+        children = (wanted,) if one else children_of(pid)
         return Wait("child", children, "child " + ", ".join(map(str, children))) if children else Wait("unknown")
 
     def _opening(self, pid: int, call: Call) -> Wait:
@@ -154,17 +169,18 @@ class Waits:
     def _openers(self) -> dict[int, bool]:
         """The processes of the tree of which a thread waits to open a named pipe, and whether one does to write."""
         found: dict[int, bool] = {}
-        for pid, call in ((each, call_of(each, tid)) for each in self.tree for tid in _threads(each)):
+        for pid, call in ((each, call_of(each, tid)) for each in self.tree for tid in threads_of(each)):
             if call is not None and call.name in OPENS and _named_pipe(pid, call):
                 writes = call.arguments[OPENS[call.name][1]] & os.O_ACCMODE != os.O_RDONLY
                 found[pid] = found.get(pid, False) or writes
         return found
 
-    def _file_lock(self, pid: int, tid: int) -> Wait:
+    def _file_lock(self, pid: int, tid: int, fd: int) -> Wait:
         held = self.holders.locks.get(pid) or self.holders.locks.get(tid)
         if not held or any(holder < 1 for holder, _ in held):  # an open-file-description lock has no process
             return Wait("unknown", on="a lock on a file")
-        return Wait("file lock", tuple(holder for holder, _ in held), f"a lock on the file with inode {held[0][1]}")
+        file = os.readlink(f"/proc/{pid}/fd/{fd}")
+        return Wait("file lock", tuple(holder for holder, _ in held), f"a lock on the file {file}")
 
     def _descriptor(self, pid: int, fd: int, reads: bool) -> Wait:
         try:
@@ -206,8 +222,19 @@ def _of_java(pid: int, tid: int, java: JavaThreads) -> Wait:
     if tid in java.inside:
         return Wait("monitor", (pid,), "a monitor of Java", (java.inside[tid],))
     if tid in java.joined:
-        return Wait("lock", (pid,), "the end of a thread", (java.joined[tid],))
-    return Wait("lock", (pid,), MAIN_OF_JAVA if tid == java.main else "a lock of its own process")
+        return Wait("lock", (pid,), AN_END, (java.joined[tid],))
+    return Wait("lock", (pid,), MAIN_OF_JAVA if tid == java.main else A_LOCK)
+
+
+def _sleeps_for_ever(pid: int, call: Call) -> bool:
+    """Whether a thread sleeps for longer than a program is meant to run, or until a signal comes."""
+    if call.name not in SLEPT:
+        return call.name in ("pause", "rt_sigsuspend")
+    at, flags = SLEPT[call.name]
+    data = peek(pid, call.arguments[at], 8)
+    moment = flags is not None and call.arguments[flags] & 1
+    now = time.clock_gettime(call.arguments[0]) if moment else 0
+    return len(data) == 8 and struct.unpack("=q", data)[0] - now > LONGEST_SLEEP
 
 
 def call_of(pid: int, tid: int) -> Call | None:
@@ -242,16 +269,26 @@ def _told(pid: int) -> Iterator[str]:
             yield Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8", errors="replace")
 
 
-def _threads(pid: int) -> list[int]:
+def state_of(pid: int, tid: int) -> str:
+    """Return the scheduler's state of a thread, "" if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/task/{tid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    return ""
+
+
+def threads_of(pid: int) -> list[int]:
+    """Return the threads of a process."""
     with suppress(OSError):
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     return []
 
 
-def _children(pid: int) -> tuple[int, ...]:
+def children_of(pid: int) -> tuple[int, ...]:
+    """Return the children of a process, also those that have ended."""
     found: set[int] = set()
-    for tid in os.listdir(f"/proc/{pid}/task"):
-        found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text(encoding="utf-8").split()))
+    for tid in threads_of(pid):
+        with suppress(OSError):
+            found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text(encoding="utf-8").split()))
     return tuple(sorted(found))
 
 

@@ -15,6 +15,7 @@ from paceline.watcher.history import History
 from paceline.watcher.judge import Schedule, judge, suspected
 from paceline.watcher.processes import proc, stacks
 from paceline.watcher.processes.attach import with_java_stacks
+from paceline.watcher.processes.subjects import with_subjects
 from paceline.watcher.report import Report
 from paceline.watcher.samples import Snapshot
 from paceline.watcher.screen import screen
@@ -49,6 +50,7 @@ class Watch:
         self._snapshot: Snapshot | None = None
         self._pids: tuple[int, ...] = ()
         self._outside: frozenset[int] = frozenset()  # processes that the tree waited for in the newest snapshot
+        self._explained = False
         self.trace = Trace(keep=keep)
 
     def tick(self) -> Report | None:
@@ -109,7 +111,14 @@ class Watch:
         self._schedule.ranks = any(process.rank is not None for process in snapshot.processes)
         self._schedule.took(time.thread_time() - started)
         self._schedule.confirm(snapshot.at, suspects)
-        return judge(self._history, snapshot, before)
+        report = judge(self._history, snapshot, before)
+        if report is None or self._explained:
+            return report
+        snapshot = with_subjects(snapshot, (each.pid for each in report.processes))
+        self.trace.samples[-1] = snapshot
+        report = judge(self._history, snapshot, before)
+        self._explained = report is not None  # once: it reads much more of the memory
+        return report
 
     def _with_stacks(self, snapshot: Snapshot, pids: frozenset[int]) -> Snapshot:
         asked, at = self._asked

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.watcher.processes.memory import Mapping, mappings
-from paceline.watcher.processes.sockets import peers, private_listeners, unix_sockets
+from paceline.watcher.processes.sockets import listeners, peers, private_listeners, unix_sockets
 
 _MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")  # of pseudoterminals
 _WRITE, _READ_WRITE = os.O_WRONLY, os.O_RDWR
@@ -133,6 +133,14 @@ class Holders:
             masters = [each for name in _MASTERS for each in self._ends.get(name, ())]
             return tuple(sorted({p for p, each in masters if f"/dev/pts/{_index(p, each)}" == target}))
         return tuple(sorted({p for p, _ in self._ends.get(f"/dev/pts/{_index(pid, str(fd))}", ())}))
+
+    def serves(self, pid: int) -> bool:
+        """Whether a process listens for connections."""
+        return any(target.removeprefix("socket:[").rstrip("]") in self._listening for target in self._targets(pid))
+
+    @cached_property
+    def _listening(self) -> frozenset[str]:
+        return frozenset(map(str, listeners()))
 
     def of_peer(self, inode: int) -> tuple[int, ...]:
         """Return the processes that hold the other end of a connected socket; none if it is not on this machine.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -25,9 +25,11 @@ from paceline.watcher.samples import ENDED, Frame, Stack
 _MOST_THREADS, _NEAR = 1000, 4  # threads that are read, frames among which one function is called by another
 _START_OF_CODE = 23  # among the fields of /proc/PID/stat after the name
 _TIMEOUT_OF_WAIT = 2  # the item of the named tuple `AcquireWait` of filelock
+#: Lists of the garbage collector, and where an object begins behind its links in one.
+_GENERATIONS, _BEHIND_HEAD = 3, 16
 _LOCKS = frozenset({"_thread.lock", "_thread.RLock"})
 _LIBRARY = re.compile(r"/(?:libpython|python)(3)\.(\d+)(?:\.|$)[^/]*$")  # not "3.13t", which has no interpreter lock
-_TORN = (OSError, struct.error, IndexError, UnicodeError, OverflowError)
+TORN = (OSError, struct.error, IndexError, UnicodeError, OverflowError)
 
 
 class PythonThread(NamedTuple):
@@ -109,15 +111,25 @@ def _is_wait(frame: CodeFrame) -> bool:
 
 def read_interpreter(pid: int) -> Interpreter | None:
     """Read the interpreter of a process; None if it has none of a known version, or may not be read."""
-    with suppress(OSError, struct.error, LookupError):
-        address, layout = _runtime(pid, image(pid))
-        memory = Memory(pid)
-        try:
-            found = _Reader(Objects(memory, layout), address).interpreter((pid, image(pid)))
-            return found if any(os.path.exists(f"/proc/{pid}/task/{each.tid}") for each in found.threads) else None
-        finally:
-            memory.close()
+    with suppress(OSError, struct.error, LookupError), reading(pid) as reader:
+        found = reader.interpreter((pid, image(pid)))
+        return found if any(os.path.exists(f"/proc/{pid}/task/{each.tid}") for each in found.threads) else None
     return None
+
+
+@contextmanager
+def reading(pid: int) -> Iterator[Reader]:
+    """Open the memory of a process for as long as its interpreter is read.
+
+    Raises:
+        LookupError: It has none of a known version.
+    """
+    address, layout = _runtime(pid, image(pid))
+    memory = Memory(pid)
+    try:
+        yield Reader(Objects(memory, layout), address)
+    finally:
+        memory.close()
 
 
 def image(pid: int) -> str:
@@ -145,11 +157,11 @@ def _runtime(pid: int, _image: str) -> tuple[int, Layout]:
     raise LookupError("no Python of a known version")
 
 
-class _Reader:
+class Reader:
     """Reads the threads of one interpreter."""
 
     def __init__(self, objects: Objects, runtime: int) -> None:
-        self._objects, self._memory, self._at, self._runtime = objects, objects.memory, objects.at, runtime
+        self.objects, self._memory, self._at, self._runtime = objects, objects.memory, objects.at, runtime
         self._state = self._memory.word(runtime + self._at.interpreters)
 
     def interpreter(self, process: tuple[int, str]) -> Interpreter:
@@ -158,30 +170,68 @@ class _Reader:
         holder, locked = self._memory.word(gil + 8), self._memory.integer(gil + 16)
         holder_tid = self._memory.word(holder + self._at.native_id) if holder and locked == 1 else 0
         group = None
-        with suppress(*_TORN):
+        with suppress(*TORN):
             modules = self._memory.word(self._state + self._at.modules)
-            group = of_group(self._objects, modules, process)
-        return Interpreter(tuple(self._threads()), (gil + 32, gil + 120), holder_tid, group)
+            group = of_group(self.objects, modules, process)
+        return Interpreter(tuple(map(self._thread, self.states())), (gil + 32, gil + 120), holder_tid, group)
 
-    def _threads(self) -> Iterator[PythonThread]:
+    def states(self) -> Iterator[int]:
+        """Iterate over the states of all threads."""
         state = self._memory.word(self._state + self._at.threads)
         for _ in range(_MOST_THREADS):
             if not state:
                 return
-            yield self._thread(state)
+            yield state
             state = self._memory.word(state + self._at.next_thread)
 
+    def tid(self, state: int) -> int:
+        """Return the number that the kernel has for a thread."""
+        return self._memory.word(state + self._at.native_id)
+
+    def thread_of(self, identity: int) -> int:
+        """Return the thread that Python knows by an identity; 0 if there is none."""
+        states = (each for each in self.states() if self._memory.word(each + self._at.native_id - 8) == identity)
+        return next((self.tid(each) for each in states), 0)
+
+    def thread_names(self) -> Iterator[tuple[int, str]]:
+        """Iterate over the threads that `threading` knows, and their names."""
+        module = self.objects.items(self._memory.word(self._state + self._at.modules)).get("threading", 0)
+        active = self.objects.items(self._memory.word(module + 16)).get("_active", 0) if module else 0
+        for _, thread in self.objects.pairs(active):
+            with suppress(*TORN, KeyError):
+                attributes = self.objects.attributes(thread)
+                yield self.objects.number(attributes["_native_id"]), self.objects.string(attributes["_name"])
+
+    def name_of(self, tid: int) -> str:
+        """Return how reports name a thread."""
+        name = dict(self.thread_names()).get(tid, str(tid))
+        return "the main thread" if name == "MainThread" else f"thread {name}"
+
+    def collected(self, most: int) -> Iterator[tuple[int, int]]:
+        """Iterate over the objects that the garbage collector knows, at most so many, and their types."""
+        for generation in range(_GENERATIONS):
+            head = self._state + self._at.collector + 24 * generation
+            at = self._memory.word(head)
+            while at != head and most > 0:
+                following, _, _, kind = self._memory.words(at, 4)
+                yield at + _BEHIND_HEAD, kind
+                at, most = following & ~1, most - 1
+
+    def frames(self, state: int) -> Iterator[CodeFrame]:
+        """Iterate over the frames of a thread, the innermost first."""
+        return self.objects.frames(self._current_frame(state))
+
     def _thread(self, state: int) -> PythonThread:
-        tid, ends = self._memory.word(state + self._at.native_id), self._end_of(state)
+        tid, ends = self.tid(state), self._end_of(state)
         try:
-            frames = list(self._objects.frames(self._current_frame(state)))
+            frames = list(self.frames(state))
             stack = tuple(Frame(each.code.file, each.line, each.code.name) for each in frames)
-            holds = tuple(lock for each in frames for lock in self._held(each))
-            standing = of_frames(self._objects, frames)
+            holds = tuple(lock for each in frames for lock in self.held(each))
+            standing = of_frames(self.objects, frames)
             lock_file = next(filter(None, map(self._lock_file, frames)), "")
             loads = any(map(self._loads, frames))
-            began = next((self._objects.number(self._objects.local(f, "start")) for f in frames if _is_wait(f)), 0)
-        except _TORN:
+            began = next((self.objects.number(self.objects.local(f, "start")) for f in frames if _is_wait(f)), 0)
+        except TORN:
             return PythonThread(tid, (), (), ends)
         return PythonThread(
             tid, stack, holds, ends, standing, self._loop(frames), lock_file, self._joined(frames), began, loads
@@ -196,58 +246,62 @@ class _Reader:
         """Return the thread that a thread joins, of versions in which no lock ends with a thread; 0 if none."""
         if self._at.on_delete or not frames or frames[0].code.name != "join":
             return 0
-        with suppress(*_TORN):
+        with suppress(*TORN):
             if os.path.basename(frames[0].code.file) == "threading.py":
-                thread = self._objects.attributes(self._objects.local(frames[0], "self"))
-                return max(self._objects.number(thread.get("_native_id", 0)), 0)
+                thread = self.objects.attributes(self.objects.local(frames[0], "self"))
+                return max(self.objects.number(thread.get("_native_id", 0)), 0)
         return 0
 
     def _loop(self, frames: list[CodeFrame]) -> Loop | None:
-        with suppress(*_TORN):
-            return read_loop(self._objects, frames, self._memory.word(self._state + self._at.modules))
+        with suppress(*TORN):
+            return read_loop(self.objects, frames, self._memory.word(self._state + self._at.modules))
         return None
 
     def _lock_file(self, frame: CodeFrame) -> str:
         """Return the file that `FileLock.acquire` polls without an end; the variables are those of versions 3 and 4."""
         if frame.code.file.endswith("/filelock/_core/_acquire.py") and frame.code.name == "_poll_until_acquired":
-            timeout = self._objects.item(self._objects.local(frame, "wait"), _TIMEOUT_OF_WAIT)
+            timeout = self.objects.item(self.objects.local(frame, "wait"), _TIMEOUT_OF_WAIT)
         elif frame.code.file.endswith("/filelock/_api.py") and frame.code.name == "acquire":
-            timeout = self._objects.local(frame, "timeout")
+            timeout = self.objects.local(frame, "timeout")
         else:
             return ""
-        kind = self._objects.type_of(timeout) if timeout else ""
+        kind = self.objects.type_of(timeout) if timeout else ""
         if kind == "float" and struct.unpack("=d", self._memory.read(timeout + 16, 8))[0] >= 0:
             return ""
-        if kind != "float" and (kind != "int" or self._objects.number(timeout) >= 0):
+        if kind != "float" and (kind != "int" or self.objects.number(timeout) >= 0):
             return ""
-        name = self._objects.local(frame, "lock_filename") or self._objects.local(frame, "canonical_path")
-        return self._objects.string(name) if name and self._objects.type_of(name) == "str" else ""
+        name = self.objects.local(frame, "lock_filename") or self.objects.local(frame, "canonical_path")
+        return self.objects.string(name) if name and self.objects.type_of(name) == "str" else ""
 
     def _loads(self, frame: CodeFrame) -> bool:
         """Whether a frame asks the workers of a DataLoader every five seconds, and has no timeout that would end it."""
         if not frame.code.file.endswith("/torch/utils/data/dataloader.py") or frame.code.name != "_try_get_data":
             return False
-        loader = self._objects.attributes(self._objects.local(frame, "self"))
-        return self._objects.number(loader.get("_timeout", 0)) == 0
+        loader = self.objects.attributes(self.objects.local(frame, "self"))
+        return self.objects.number(loader.get("_timeout", 0)) == 0
 
-    def _held(self, frame: CodeFrame) -> Iterator[int]:
-        """Iterate over the locks of which the `__exit__` lies on a frame's stack of values."""
+    def held(self, frame: CodeFrame) -> Iterator[int]:
+        """Iterate over the futexes of the locks in whose `with` blocks a frame is."""
         values, depth = frame.address + self._at.locals + 8 * frame.code.locals, frame.code.depth(frame.unit)
-        for value in self._memory.words(values, depth) if depth else ():
+        return self.held_by(self._memory.words(values, depth) if depth else ())
+
+    def held_by(self, values: Iterable[int]) -> Iterator[int]:
+        """Iterate over the futexes of the locks of which the `__exit__` is among the values on a frame's stack."""
+        for value in values:
             with suppress(OSError):
-                if value and self._objects.type_of(value) == "builtin_function_or_method":
-                    lock = self._objects.receiver(value)
+                if value and self.objects.type_of(value) == "builtin_function_or_method":
+                    lock = self.objects.receiver(value)
                     method = self._memory.text(self._memory.word(self._memory.word(value + 16)), 16)
-                    if method == "__exit__" and lock and self._objects.type_of(lock) in _LOCKS:
+                    if method == "__exit__" and lock and self.objects.type_of(lock) in _LOCKS:
                         yield self._memory.word(lock + 16)
-                elif value and self._objects.type_of(value) == "method":
-                    yield from self._semaphore(self._objects.receiver(value))
+                elif value and self.objects.type_of(value) == "method":
+                    yield from self._semaphore(self.objects.receiver(value))
 
     def _semaphore(self, instance: int) -> Iterator[int]:
         """Yield the semaphore of a lock of multiprocessing, if the instance is one and its process holds it."""
-        if not self._objects.type_of(instance).endswith("Lock"):
+        if not self.objects.type_of(instance).endswith("Lock"):
             return
-        value = self._objects.attributes(instance).get("_semlock", 0)
+        value = self.objects.attributes(instance).get("_semlock", 0)
         if value and self._memory.integer(value + 32) > 0:
             yield self._memory.word(value + 16)
 
@@ -255,6 +309,6 @@ class _Reader:
         with suppress(OSError):
             reference = self._memory.word(state + self._at.on_delete) if self._at.on_delete else 0
             lock = self._memory.word(reference + 16) if reference else 0
-            if lock and self._objects.type_of(lock) == "_thread.lock":
+            if lock and self.objects.type_of(lock) == "_thread.lock":
                 return self._memory.word(lock + 16)
         return 0

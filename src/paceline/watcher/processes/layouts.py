@@ -15,6 +15,7 @@ class Layout(NamedTuple):
     gil: tuple[bool, int]  # whether it lies in _PyRuntimeState, else PyInterpreterState points to it; and where
     threads: int  # PyInterpreterState.threads.head
     modules: int  # PyInterpreterState.imports.modules
+    collector: int  # PyInterpreterState.gc.generations
     next_thread: int
     native_id: int
     on_delete: int  # PyThreadState.on_delete_data: a weak reference to the lock that ends with the thread; 0 if gone
@@ -24,6 +25,7 @@ class Layout(NamedTuple):
     instruction: int
     stack_top: int
     owner: int
+    globals: int  # _PyInterpreterFrame.f_globals
     locals: int
     names: tuple[int, int]  # PyCodeObject.co_filename, co_name
     locals_names: int
@@ -45,19 +47,22 @@ class Layout(NamedTuple):
 
 
 _3_11 = Layout(
-    interpreters=40, gil=(True, 360), threads=16, modules=888, next_thread=8, native_id=160, on_delete=192,
-    current_frame=(56, 8), code=32, previous=48, instruction=56, stack_top=64, owner=69, locals=72, names=(112, 120),
+    interpreters=40, gil=(True, 360), threads=16, modules=888, collector=672, next_thread=8, native_id=160,
+    on_delete=192, current_frame=(56, 8), code=32, previous=48, instruction=56, stack_top=64, owner=69, globals=8,
+    locals=72, names=(112, 120),
     locals_names=96, first_line=72, locals_count=76, exceptions=40, lines=136, bytecode=184, cached_keys=872,
     coroutine_frame=80, text=(48, 72), tagged_numbers=False, values="beside", every_task=("_all_tasks", ""),
     task_state=88, task_waits_for=128, task_coroutine=136, task_name=144,
 )  # fmt: skip
 _3_12 = _3_11._replace(
-    gil=(False, 384), threads=72, modules=944, native_id=144, on_delete=176, current_frame=(56, 0), code=0, previous=8,
-    owner=70, first_line=68, locals_count=72, bytecode=192, cached_keys=880, coroutine_frame=72, text=(40, 56),
-    tagged_numbers=True, values="instead", every_task=("_scheduled_tasks", "_eager_tasks"),
+    gil=(False, 384), threads=72, modules=944, collector=136, native_id=144, on_delete=176, current_frame=(56, 0),
+    code=0, previous=8, owner=70, globals=24, first_line=68, locals_count=72, bytecode=192, cached_keys=880,
+    coroutine_frame=72, text=(40, 56), tagged_numbers=True, values="instead",
+    every_task=("_scheduled_tasks", "_eager_tasks"),
 )  # fmt: skip
 _3_13 = _3_12._replace(
-    interpreters=632, gil=(False, 16), threads=7344, modules=7656, native_id=160, on_delete=0, current_frame=(72,),
-    bytecode=200, values="inline", task_state=96, task_waits_for=112, task_coroutine=120, task_name=128,
+    interpreters=632, gil=(False, 16), threads=7344, modules=7656, collector=7424, native_id=160, on_delete=0,
+    current_frame=(72,), bytecode=200, values="inline", task_state=96, task_waits_for=112, task_coroutine=120,
+    task_name=128,
 )  # fmt: skip
 LAYOUTS = {(3, 11): _3_11, (3, 12): _3_12, (3, 13): _3_13}

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.watcher.asking import asked, tasks_of
+from paceline.watcher.kept_pipes import kept_open
 from paceline.watcher.processes.holders import file_of
 from paceline.watcher.processes.hotspot import is_own_thread
 from paceline.watcher.processes.process_groups import Standing
@@ -102,9 +103,9 @@ def _process(pid: int, waits: Waits) -> Process | None:
             continue
         state = _stat(f"/proc/{pid}/task/{tid}/stat")
         if state:
-            wait = asked(waits, pid, tid, waits.of(pid, tid, state[0]))
+            wait = kept_open(waits, pid, asked(waits, pid, tid, waits.of(pid, tid, state[0])))
             rings = tid == pid and caught & _ALARMS != 0
-            threads.append(Thread(tid, wait._replace(timed=True, polls="") if rings else wait))
+            threads.append(Thread(tid, wait._replace(timed=True, polls="", rings=True) if rings else wait))
     interpreter = waits.interpreter(pid)
     stacks = interpreter.stacks(pid) if interpreter else {}
     if interpreter is not None and not any(each.wait.kind == "stopped" for each in threads):

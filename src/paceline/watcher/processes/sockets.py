@@ -16,6 +16,7 @@ _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP = 4, 20, 0x301
 _SHOW, _PEER, _NOT_ACCEPTED = 4 | 8, 2, 3  # what is asked for: peers and waiting connections; their attributes
 _DONE, _ERROR = 3, 2
 _ESTABLISHED, _LISTENS = "01", "0A"
+_ACCEPTS = "00010000"  # a flag of Unix sockets, as /proc/net/unix prints it
 _PRIVATE = re.compile(r"/pymp-[^/]+/listener-[^/]+$")
 _MAPPED = "0000000000000000FFFF0000"  # an IPv4 address within IPv6, as /proc/net/tcp6 prints it
 
@@ -33,6 +34,36 @@ def unix_sockets() -> frozenset[int]:
             for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()[1:]
         )
     return frozenset()
+
+
+def listeners() -> frozenset[int]:
+    """Return the sockets of this machine that listen for connections."""
+    found: set[int] = set()
+    for file, state, listens, inode in (("tcp", 3, _LISTENS, 9), ("tcp6", 3, _LISTENS, 9), ("unix", 3, _ACCEPTS, 6)):
+        with suppress(OSError):
+            lines = Path(f"/proc/net/{file}").read_text(encoding="utf-8").splitlines()[1:]
+            found |= {int(fields[inode]) for fields in map(str.split, lines) if fields[state] == listens}
+    return frozenset(found)
+
+
+def address(inode: int) -> str:
+    """Return what a socket is connected to, in words."""
+    for file in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path(f"/proc/net/{file}").read_text(encoding="utf-8").splitlines()[1:]:
+                fields = line.split()
+                if int(fields[9]) == inode:
+                    listens = fields[3] == _LISTENS
+                    return f"a connection {'at' if listens else 'to'} {_readable(fields[1 if listens else 2])}"
+    return "a connection to a program of this machine"
+
+
+def _readable(end: str) -> str:
+    """Return an address as people write it, of one as /proc/net/tcp prints it: words of 32 bits, the low byte first."""
+    host, _, port = _plain(end).partition(":")
+    words = [bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8)]
+    text = socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, b"".join(words))
+    return f"{text}:{int(port, 16)}"
 
 
 def private_listeners() -> frozenset[int]:

@@ -17,6 +17,7 @@ _NUMBERS = {
     "flock": (73, 32), "fcntl": (72, 25),
     "futex": (202, 98),
     "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "restart_syscall": (219, 128),
+    "pause": (34, -1), "rt_sigsuspend": (130, 133),
     "fsync": (74, 82), "fdatasync": (75, 83),
 }  # fmt: skip
 NAMES = {numbers[platform.machine() == "aarch64"]: name for name, numbers in _NUMBERS.items()}
@@ -31,6 +32,9 @@ TIMESPEC = {"ppoll": 2, "select": 4, "pselect6": 4, "epoll_pwait2": 3, "futex": 
 
 #: The arguments that hold the path and how to open it.
 OPENS = {"open": (0, 1), "openat": (1, 2)}
+
+#: The argument with the address of the time to sleep, and the one with flags: whether that is a moment.
+SLEPT = {"nanosleep": (0, None), "clock_nanosleep": (2, 1)}
 
 _FUTEX_PRIVATE = 128
 F_SETLKW, F_OFD_SETLKW = 7, 38
