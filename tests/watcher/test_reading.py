@@ -23,7 +23,7 @@ from paceline.watcher.processes import interpreter, proc, stacks
 from paceline.watcher.processes.layouts import LAYOUTS
 from paceline.watcher.processes.sockets import peers, private_listeners
 from paceline.watcher.processes.syscalls import parse_call
-from paceline.watcher.samples import ENDED, EVENT, Frame, Wait
+from paceline.watcher.samples import A_LOCK, ENDED, EVENT, Frame, Wait
 
 
 def until(found: Callable[[], bool]) -> None:
@@ -240,7 +240,7 @@ def test_a_program_tells_its_lines_and_runs_its_own_sitecustomize(tmp_path: Path
             until(
                 lambda: (
                     proc.snapshot([started.pid]).processes[0].main
-                    == Wait("lock", (started.pid,), "a lock of its own process")
+                    == Wait("lock", (started.pid,), A_LOCK)
                 )
             )
             for _ in range(2):  # answering once does not end the ability to answer

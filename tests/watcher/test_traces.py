@@ -55,8 +55,8 @@ def test_the_rank_that_skips_a_collective_is_named() -> None:
 
 def test_a_child_that_holds_itself_up_is_the_cause_and_its_parent_a_victim() -> None:
     report = Trace.load(TRACES / "processes.forked_with_a_lock").judge()[0]
-    assert [each.role for each in report.processes] == ["victim", "cause"]
-    assert report.processes[0].waits_for_pids == (report.processes[1].pid,)
+    assert [each.role for each in report.processes] == ["cause", "victim"]
+    assert report.processes[1].waits_for_pids == (report.processes[0].pid,)
 
 
 def test_a_trace_is_saved_as_it_was(tmp_path: Path) -> None:

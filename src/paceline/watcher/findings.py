@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -15,6 +16,7 @@ from paceline.watcher.report import Confirmed, Report
 from paceline.watcher.samples import Frame
 
 FILE = "findings.json"  # of a snapshot
+_RANKS = re.compile(r"of (\d+) ranks\b")
 #: The watcher is no judge of style: it quotes what the checker says at any confidence, and keeps no cache of it.
 _OPTIONS = Options(min_confidence=0.0, cache=False, jobs=1)
 
@@ -28,9 +30,15 @@ def with_findings(report: Report) -> Report:
         for file in files
         for finding in check_paths([Path(file)], _OPTIONS).findings
         for place in finding.places
-        if any((file, line) in lines for line in _lines(place))
+        if any((file, line) in lines for line in _lines(place)) and _fits(place.message, report.ranks)
     ]
     return replace(report, findings=tuple(dict.fromkeys(found)))
+
+
+def _fits(message: str, ranks: int) -> bool:
+    """Whether a finding is about a job of as many ranks as hang: the checker tries several numbers of them."""
+    tried = _RANKS.match(message)
+    return tried is None or not ranks or int(tried[1]) == ranks
 
 
 def save_findings(report: Report, folder: Path) -> None:
@@ -56,7 +64,8 @@ def add_verdicts(report: Report, feedback: Path) -> int:
 
 
 def _frames(report: Report) -> Iterator[Frame]:
-    for process in report.processes:
+    """Iterate over the lines of the cause: what the checker says of a victim's explains nothing."""
+    for process in (each for each in report.processes if each.role == "cause"):
         frames = [process.at, *(thread.at for thread in process.threads)]
         yield from (frame for frame in frames if frame is not None)
 

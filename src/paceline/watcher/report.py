@@ -96,6 +96,7 @@ class Report:
     processes: tuple[Waiting, ...]
     remedy: str  # for this cause
     cause: str = ""  # in one line
+    ranks: int = 0  # of the job that hangs; 0 if it is none
     told_on: str = ""  # the machine whose watcher shows the block, if it is another one
     findings: tuple[Confirmed, ...] = ()  # of `paceline check`, where the source is at hand
 
@@ -185,7 +186,7 @@ def report_divergence(found: Divergence, probability: float, span: Span) -> Repo
         )
     first = min(ranks, key=lambda each: each.rank or 0)
     cause = cause_of_ranks(found, names)
-    return Report("deadlocked", probability, span, tuple(told), cause.remedy, cause.words, first.host)
+    return Report("deadlocked", probability, span, tuple(told), cause.remedy, cause.words, len(ranks), first.host)
 
 
 def _told(process: Process, is_cause: bool, knot: Knot, names: Names) -> Waiting:

@@ -15,6 +15,8 @@ from paceline.watcher.samples import Process, Snapshot
 _LOCKS = ("_thread.lock", "_thread.RLock", "_queue.SimpleQueue")
 _GENERATORS = frozenset({"generator", "coroutine", "async_generator"})
 _MOST_OBJECTS, _LONGEST_SOURCE = 400_000, 1 << 20
+_WITH_DICTIONARY = 1 << 2 | 1 << 4  # Py_TPFLAGS_INLINE_VALUES, Py_TPFLAGS_MANAGED_DICT
+_FLAGS = 168  # PyTypeObject.tp_flags
 _OWNER = 24  # of rlockobject: the identity of the thread
 _START_OF_STACK = 25  # among the fields of /proc/PID/stat after the name: exec moves it, a fork does not
 _HANDLE, _LAST_THREAD, _TIMES_HELD = 16, 24, 32  # of SemLockObject
@@ -23,6 +25,17 @@ _HANDLE, _LAST_THREAD, _TIMES_HELD = 16, 24, 32  # of SemLockObject
 def is_lock(objects: Objects, value: int, futex: int) -> bool:
     """Whether an object is a lock, or has one, that threads wait for at a futex."""
     return bool(value) and objects.type_of(value) in _LOCKS and objects.memory.word(value + 16) == futex
+
+
+def has_dictionary(objects: Objects, value: int) -> bool:
+    """Whether an object is of a class that is written in Python, so that its attributes can be read."""
+    return objects.memory.word(objects.memory.word(value + 8) + _FLAGS) & _WITH_DICTIONARY != 0
+
+
+def semaphore_of(objects: Objects, value: int) -> int:
+    """Return where the semaphore of a lock of multiprocessing lies; 0 if an object is none."""
+    lock = objects.attributes(value).get("_semlock", 0) if has_dictionary(objects, value) else 0
+    return objects.memory.word(lock + _HANDLE) if lock else 0
 
 
 class Possessors:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from paceline.watcher.processes.holders import file_of
 from paceline.watcher.processes.interpreter import TORN, Reader
 from paceline.watcher.processes.objects import CodeFrame, Objects
-from paceline.watcher.processes.possessors import Possessors, is_lock
+from paceline.watcher.processes.possessors import Possessors, has_dictionary, is_lock, semaphore_of
 from paceline.watcher.processes.sockets import address
 from paceline.watcher.ranks import place_of
 from paceline.watcher.samples import Frame, Process, Snapshot, Subject, users_line
@@ -25,8 +25,7 @@ from paceline.watcher.waits import call_of
 
 #: Frames outside Python's library in which a name is searched for, and parts of a container that are compared.
 _NEAR, _MOST_PARTS = 4, 64
-_WITH_DICTIONARY = 1 << 2 | 1 << 4  # Py_TPFLAGS_INLINE_VALUES, Py_TPFLAGS_MANAGED_DICT
-_FLAGS, _CELL_CONTENT = 168, 16  # PyTypeObject.tp_flags, PyCellObject.ob_ref
+_CELL_CONTENT = 16  # PyCellObject.ob_ref
 _LOCK_TYPES = {"lock": "threading.Lock", "RLock": "threading.RLock", "SimpleQueue": "queue.SimpleQueue"}
 _SOCKET = re.compile(r"\bsocket (\d+)")
 _FROZEN = "<frozen importlib._bootstrap>"
@@ -100,10 +99,7 @@ def _with_object(
     found = _of_library(objects, frames, futex)
     ours = [frame for frame in frames if not _frame(frame).standard][:_NEAR]
     if found is None and futex:
-        name, value = _named(objects, ours, lambda each: is_lock(objects, each, futex))
-        if value:
-            kind = "get" if objects.type_of(value).endswith("SimpleQueue") else "lock"
-            found = _Found(kind, f"{_LOCK_TYPES[objects.type_of(value).rpartition('.')[2]]} {name}", value, futex)
+        found = _of_variables(objects, ours, futex)
     elif found is not None:
         target = found.value
         found = found._replace(words=found.words.format(_named(objects, ours, lambda each: each == target)[0]))
@@ -113,6 +109,17 @@ def _with_object(
     owner, holder = (0, "") if wait.owners else possessors.of(process, found.kind, found.value, found.futex)
     what = " ".join(found.words.split()).replace(" ,", ",")
     return subject._replace(kind=found.kind, what=what, holder=holder, handler=handler, owner=owner)
+
+
+def _of_variables(objects: Objects, frames: Sequence[CodeFrame], futex: int) -> _Found | None:
+    """Return the lock at a futex that a variable of one of some frames has: its own method waits, which is no frame."""
+    name, value = _named(objects, frames, lambda each: is_lock(objects, each, futex))
+    if value:
+        kind = objects.type_of(value).rpartition(".")[2]
+        return _Found("get" if kind == "SimpleQueue" else "lock", f"{_LOCK_TYPES[kind]} {name}", value, futex)
+    name, value = _named(objects, frames, lambda each: semaphore_of(objects, each) == futex)
+    found = _of_multiprocessing(objects, value, futex) if value else None
+    return found and found._replace(words=found.words.format(name))
 
 
 def _frame(frame: CodeFrame) -> Frame:
@@ -162,8 +169,7 @@ def _of_multiprocessing(objects: Objects, instance: int, futex: int) -> _Found |
     kind, attributes = objects.type_of(instance), objects.attributes(instance)
     if kind == "Event" or (kind == "Condition" and "_wait_semaphore" in attributes):
         return _Found(kind.lower(), f"multiprocessing.{kind} {{}}{', not set' * (kind == 'Event')}", instance)
-    if "_semlock" in attributes:
-        handle = objects.memory.word(attributes["_semlock"] + 16)
+    if handle := semaphore_of(objects, instance):
         what = "shared lock" if kind.endswith("Lock") else "semaphore"
         return _Found(what, f"multiprocessing.{kind} {{}}{', 0 slots' * (what == 'semaphore')}", instance, handle)
     return None
@@ -288,6 +294,6 @@ def _parts(objects: Objects, name: str, value: int) -> Iterator[tuple[str, int]]
         yield from ((f"{name}[{at}]", each) for at, each in enumerate(items))
     elif kind == "dict":
         yield from ((f"{name}[{key!r}]", each) for key, each in list(objects.items(value).items())[:_MOST_PARTS])
-    elif objects.memory.word(objects.memory.word(value + 8) + _FLAGS) & _WITH_DICTIONARY:
+    elif has_dictionary(objects, value):
         owner = kind if name in ("self", "cls") else name
         yield from ((f"{owner}.{attribute}", each) for attribute, each in objects.attributes(value).items())
