@@ -67,6 +67,19 @@ def test_a_process_is_what_its_starter_or_its_wait_has_in_a_variable(file: str, 
     assert (process.rank, process.world_size, process.began) == ((None, 0, 10**17 + 7) if waits else (5, 0, 0))
 
 
+@pytest.mark.parametrize(("rank", "handles"), [("1", False), ("", True)])
+def test_a_signal_that_launchers_handle_in_ranks_brings_no_rank_to_the_others(rank: str, handles: bool) -> None:
+    text = "import signal as s, time; [s.signal(n, lambda *_: exit()) for n in (1, 3, 15)]; time.sleep(600)"
+    variables = {**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
+    with subprocess.Popen([sys.executable, "-c", text], env=variables) as started:
+        try:
+            while proc.caught_signals(started.pid) >> 14 & 1 == 0:
+                time.sleep(0.01)
+            assert proc.snapshot([started.pid]).processes[0].handles_signals == handles
+        finally:
+            started.kill()
+
+
 def rank(pid: int, parent: int, number: int | None, size: int = 2) -> Process:
     stack = (Frame("/torch/distributed/distributed_c10d.py", 9, "barrier"), Frame("/a.py", pid, "main"))
     threads = (Thread(pid, Wait("clock")),)

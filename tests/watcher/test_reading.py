@@ -237,12 +237,7 @@ def test_a_program_tells_its_lines_and_runs_its_own_sitecustomize(tmp_path: Path
     variables = stacks.environment(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)})
     with subprocess.Popen([sys.executable, script], env=variables) as started:
         try:
-            until(
-                lambda: (
-                    proc.snapshot([started.pid]).processes[0].main
-                    == Wait("lock", (started.pid,), A_LOCK)
-                )
-            )
+            until(lambda: proc.snapshot([started.pid]).processes[0].main == Wait("lock", (started.pid,), A_LOCK))
             for _ in range(2):  # answering once does not end the ability to answer
                 assert stacks.ask(tmp_path, [started.pid], 60.0) == {
                     started.pid: ((Frame(str(script), 5, "<module>"),),)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from paceline.watcher.graph import Knot
-from paceline.watcher.ranks import Divergence, Place
+from paceline.watcher.ranks import POINT_TO_POINT, Divergence, Place
 from paceline.watcher.samples import A_RESULT, AN_END, ENDED, Process, Thread, Wait
 
 _ORDER = "take locks in one order everywhere, or release the first before the second"
@@ -45,6 +45,8 @@ _REMEDIES = {
     "socket": "let one side read while the other writes: two that both wait to read, or both to write, never move",
     "child": "read what a child writes before waiting for its end, and end what it waits for",
     "thread": "let the thread end on every path, and wait for no thread in itself",
+    "joined": "wait for the end of no thread or task while holding what it needs to end",
+    "messages": "let one side send before it receives, and the other receive before it sends",
     "task": "let what is to set, notify, put, release or end it do so on every path, also when it fails or is "
     "cancelled",
     "asks": "let what gives it, or is to end it, also do so when it fails, and give waits a deadline",
@@ -157,9 +159,10 @@ def _circle(core: list[tuple[Process, Thread]], names: Names) -> Cause:
         return Cause(f"{who} waits for {what}, which it holds itself", _REMEDIES["task" if thread.task else "again"])
     links = (f"{names.thread(t.tid)} waits for {thing(p, t, names)}" for p, t in core[:_MOST])
     more = f"; {len(core) - _MOST} more threads follow in the circle" * (len(core) > _MOST)
-    kind = next((each for each in ("gil", "monitor") if each in kinds), "order")
-    ends = all(each.wait.on in (AN_END, "the end of a task") for _, each in core)
-    return Cause("a circle: " + "; ".join(links) + more, _REMEDIES["thread" if ends else kind])
+    kinds |= {p.subject_of(t.tid).kind for p, t in core}
+    kinds |= {"joined" for _, each in core if each.wait.on in (AN_END, "the end of a task")}
+    kind = next((each for each in ("gil", "monitor", "import", "joined") if each in kinds), "order")
+    return Cause("a circle: " + "; ".join(links) + more, _REMEDIES[kind])
 
 
 def _nothing_left(knot: Knot, causes: tuple[Process, ...], names: Names) -> Cause:
@@ -234,6 +237,9 @@ def cause_of_ranks(found: Divergence, names: Names) -> Cause:
     """Return why ranks do not meet."""
     if found.together:
         ranks, place = (*found.cause, *found.victims), found.places[found.cause[0].pid]
+        if place.collective.lower() in POINT_TO_POINT:
+            words = f"{_ranks(ranks)} are all in {place.collective} at {_line(place)}: none of them is at the other end"
+            return Cause(words, _REMEDIES["messages"])
         words = f"{_ranks(ranks)} are all in {place.collective} at {_line(place)} and do not meet there"
         return Cause(words, _REMEDIES["together"])
     groups = [*_groups(found, found.cause, names), *_groups(found, found.victims, names)]

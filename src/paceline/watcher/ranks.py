@@ -18,7 +18,7 @@ _LIBRARY = (
 _RENDEZVOUS = "/torch/distributed/rendezvous.py"
 _WRAPPERS = frozenset({"wrapper", "__exit__", "decorate_context", "_call_impl", "_wrapped_call_impl", "inner"})
 #: Between two ranks: different ones that never end are a circle, in which no rank is more to blame than another.
-_POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "wait", "ssend", "probe"})
+POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "wait", "ssend", "probe"})
 #: mpi4py is compiled, so that its functions are only seen by what the user's line calls.
 _MPI = re.compile(
     r"\.(i?(?:all)?(?:gather|reduce|scatter|bcast|barrier)v?|alltoall[vw]?|i?s?send|i?recv|sendrecv|m?probe|wait(?:all|any)?"
@@ -118,7 +118,7 @@ def _divergence(ranks: tuple[Process, ...], snapshot: Snapshot, history: History
     moves = len(counts) == 1 and any(process.began for process in ranks)
     if moves or not any(place.collective for place in counts):
         return None
-    if len(counts) == 1 or all(place.collective.lower() in _POINT_TO_POINT for place in counts):
+    if len(counts) == 1 or all(place.collective.lower() in POINT_TO_POINT for place in counts):
         return Divergence(places, ranks, ())
     # Ties: a rank outside every collective is the cause, else one that sends or receives, else that of a higher number.
     usual = max(counts, key=lambda place: (counts[place], _weight(place), -_lowest(ranks, places, place)))
@@ -127,7 +127,7 @@ def _divergence(ranks: tuple[Process, ...], snapshot: Snapshot, history: History
 
 
 def _weight(place: Place) -> int:
-    return 0 if not place.collective else 1 if place.collective.lower() in _POINT_TO_POINT else 2
+    return 0 if not place.collective else 1 if place.collective.lower() in POINT_TO_POINT else 2
 
 
 def _lowest(ranks: tuple[Process, ...], places: dict[int, Place], place: Place) -> int:

@@ -258,14 +258,20 @@ def _named(objects: Objects, frames: Iterable[CodeFrame], matches: Callable[[int
 
 
 def _candidates(objects: Objects, frames: Iterable[CodeFrame]) -> Iterator[tuple[str, int]]:
-    """Iterate over variables and what they consist of: those of the innermost function first, then globals."""
+    """Iterate over variables and what they consist of.
+
+    A global variable comes first, for each of several threads may call another object by the name of one parameter.
+    """
     modules: dict[int, dict[str, int]] = {}
     for frame in frames:
         with suppress(*TORN):
-            yield from _with_parts(objects, _locals(objects, frame))
-        with suppress(*TORN):
             address = objects.memory.word(frame.address + objects.at.globals)
             modules.setdefault(address, dict(objects.items(address)))
+    for variables in modules.values():
+        yield from variables.items()
+    for frame in frames:
+        with suppress(*TORN):
+            yield from _with_parts(objects, _locals(objects, frame))
     for variables in modules.values():
         yield from _with_parts(objects, variables)
 
