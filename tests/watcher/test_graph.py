@@ -150,10 +150,14 @@ def test_the_rank_in_another_collective_is_the_cause() -> None:
     assert causes(rank(0, 5, "all_reduce"), rank(1, 9, "barrier"), rank(2, 5, "all_reduce")) == [1]
 
 
-def test_a_forward_pass_that_synchronizes_buffers_is_in_a_collective() -> None:
-    stack = (Frame("/torch/nn/parallel/distributed.py", 9, "_sync_buffers"), Frame("/a.py", 3, "evaluate"))
+@pytest.mark.parametrize(
+    ("functions", "collective"), [(("_sync_buffers", "_pre_forward"), "_sync_buffers"), (("_pre_forward",), "forward")]
+)
+def test_a_forward_pass_that_synchronizes_is_in_a_collective(functions: tuple[str, ...], collective: str) -> None:
+    inside = tuple(Frame("/torch/nn/parallel/distributed.py", 9, function) for function in functions)
+    stack = (*inside, Frame("/a.py", 3, "evaluate"))
     process = Process(10, 1, "a.py", (), rank=0, world_size=3, stacks=(stack,))
-    assert place_of(process) == Place("_sync_buffers", stack[1])
+    assert place_of(process) == Place(collective, stack[-1])
 
 
 def test_a_rank_that_waits_for_a_lock_is_the_cause() -> None:

@@ -175,7 +175,8 @@ def _collective(frames: Stack) -> str:
             return frame.function  # of buffers, at the beginning of a forward pass
         if frame.function in ("_engine_run_backward", "backward"):
             return "backward"
-    return ""
+    wrapped = any(f.function == "_pre_forward" and f.file.endswith("/nn/parallel/distributed.py") for f in frames)
+    return "forward" if wrapped else ""  # of DDP, which makes its buckets anew once, together
 
 
 def _called(process: Process) -> str:
