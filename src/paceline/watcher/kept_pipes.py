@@ -27,7 +27,7 @@ def kept_open(waits: Waits, pid: int, wait: Wait) -> Wait:
 
 
 def _lasts(waits: Waits, pid: int) -> bool:
-    """Whether a process serves whoever connects, sleeps for ever or does nothing but sleep and print."""
+    """Whether a process listens for connections, sleeps for ever or does nothing but sleep and print."""
     if waits.holders.serves(pid):
         return True
     found = [asked(waits, pid, tid, waits.of(pid, tid, state_of(pid, tid))) for tid in threads_of(pid)]

@@ -1,10 +1,12 @@
-"""Who holds a lock that no running thread has in a `with` block: a suspended generator, a thread that a fork has left
-behind, a process that has ended, or whoever called `acquire()`."""
+"""Who holds a lock that no running thread has in a `with` block.
+
+It may be a suspended generator, a thread that a fork has left behind, or a process that has ended.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 
 from paceline.watcher.processes.holders import Holders, file_of
@@ -141,7 +143,7 @@ class Possessors:
         return 0, names and f"{names}, which has ended"
 
 
-def _ended(objects: Objects, attributes: dict[str, int]) -> Iterator[str]:
+def _ended(objects: Objects, attributes: Mapping[str, int]) -> Iterator[str]:
     """Yield the name of a process of multiprocessing that failed or was killed."""
     popen = objects.attributes(attributes["_popen"])
     code = popen.get("returncode", 0)
