@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +24,8 @@ def kept_open(waits: Waits, pid: int, wait: Wait) -> Wait:
         return wait
     if any(_is_below(each, pid) or not _lasts(waits, each) for each in wait.by):
         return wait
-    names = ", ".join(f"pid {each} ({_name(each)})" for each in wait.by)
+    pipes = {f"pipe:[{each}]" for each in re.findall(r"pipe (\d+)", wait.on)}
+    names = ", ".join(f"pid {each} ({_name(each)})" for each in wait.by if pipes & _opened(each))
     return wait._replace(by=(), on=f"the end of {wait.on.replace('data in ', '')}, kept open by {names}", kept=True)
 
 
@@ -36,6 +39,16 @@ def _lasts(waits: Waits, pid: int) -> bool:
 
 def _has_ended(pid: int) -> bool:
     return state_of(pid, pid) == "Z"
+
+
+def _opened(pid: int) -> set[str]:
+    """Return what a process has open: others of `Wait.by` may only be about to receive the pipe."""
+    found: set[str] = set()
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
 
 
 def _is_below(pid: int, ancestor: int) -> bool:
