@@ -67,10 +67,15 @@ def test_a_process_is_what_its_starter_or_its_wait_has_in_a_variable(file: str, 
     assert (process.rank, process.world_size, process.began) == ((None, 0, 10**17 + 7) if waits else (5, 0, 0))
 
 
-@pytest.mark.parametrize(("rank", "handles"), [("1", False), ("", True)])
-def test_a_signal_that_launchers_handle_in_ranks_brings_no_rank_to_the_others(rank: str, handles: bool) -> None:
-    text = "import signal as s, time; [s.signal(n, lambda *_: exit()) for n in (1, 3, 15)]; time.sleep(600)"
-    variables = {**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
+@pytest.mark.parametrize(
+    ("variable", "signals", "handles"),
+    [("RANK", "1, 3, 15", False), ("PLACE", "1, 3, 15", True), ("PMI_RANK", "10, 15", False), ("RANK", "10, 15", True)],
+)
+def test_a_signal_that_launchers_handle_in_ranks_brings_no_rank_to_the_others(
+    variable: str, signals: str, handles: bool
+) -> None:
+    text = f"import signal as s, time; [s.signal(n, lambda *_: exit()) for n in ({signals})]; time.sleep(600)"
+    variables = {**os.environ, variable: "1", "WORLD_SIZE": "2", "PMI_SIZE": "2"}
     with subprocess.Popen([sys.executable, "-c", text], env=variables) as started:
         try:
             while proc.caught_signals(started.pid) >> 14 & 1 == 0:

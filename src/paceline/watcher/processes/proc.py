@@ -27,6 +27,8 @@ WAKING_SIGNALS = ~sum(1 << number - 1 for number in _IDLE_SIGNALS)
 _NODE, _SIGNALS_OF_NODE = ("node", "nodejs"), 1 << 9 | 1 << 14
 #: SIGHUP, SIGQUIT and SIGTERM: launchers handle them in ranks, and after them a rank ends and meets no other.
 _ENDING_A_RANK = 1 << 0 | 1 << 2 | 1 << 14
+#: The variables of MPI's launchers, and SIGUSR1, by which its library learns that another rank has failed.
+_OF_MPI, _FAILURE_IN_MPI = ("PMI_RANK", "OMPI_COMM_WORLD_RANK"), 1 << 9
 _ALARMS = sum(1 << number - 1 for number in (14, 26, 27))  # SIGALRM, SIGVTALRM, SIGPROF: clocks
 #: Processes outside the tree that a snapshot reads at most.
 MOST_OUTSIDE = 32
@@ -116,10 +118,18 @@ def _process(pid: int, waits: Waits) -> Process | None:
     tids, known = tuple(stacks), tuple(stacks.values())
     text = _text_of(pid, known[0][0]) if known and rank is not None else ""
     parent, command = int(fields[1]), _command(pid)
-    ignored = _SIGNALS_OF_NODE if command in _NODE else _ENDING_A_RANK if rank is not None else 0
-    signals = caught & WAKING_SIGNALS & ~ignored != 0
+    signals = caught & WAKING_SIGNALS & ~_ignored(pid, command, rank) != 0
     began = interpreter.began(pid) if interpreter else 0
     return Process(pid, parent, command, tuple(threads), signals, rank, world_size, known, tids, text=text, began=began)
+
+
+def _ignored(pid: int, command: str, rank: int | None) -> int:
+    """Return the signals that a process handles for what is not its own program."""
+    if command in _NODE:
+        return _SIGNALS_OF_NODE
+    if rank is None:
+        return 0
+    return _ENDING_A_RANK | (_FAILURE_IN_MPI if any(name in _variables(pid) for name in _OF_MPI) else 0)
 
 
 def _text_of(pid: int, frame: Frame) -> str:
@@ -194,8 +204,12 @@ def _command(pid: int) -> str:
 
 def _rank(pid: int) -> Standing | None:
     """Return the standing that a launcher has set in a process's environment."""
-    variables = dict(entry.split("=", 1) for entry in read(f"/proc/{pid}/environ").split("\0") if "=" in entry)
+    variables = _variables(pid)
     for rank, size in RANK_VARIABLES:
         if variables.get(rank, "").isdecimal() and variables.get(size, "").isdecimal():
             return Standing(int(variables[rank]), int(variables[size]))
     return None
+
+
+def _variables(pid: int) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in read(f"/proc/{pid}/environ").split("\0") if "=" in entry)
