@@ -20,7 +20,7 @@ class Status(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-    STOPPED = "stopped"  # by a signal, after a checkpoint
+    STOPPED = "stopped"  # by a signal or a callback
     UNKNOWN = "unknown"  # an old file that does not say
 
 
