@@ -197,7 +197,10 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
     if setup.source.fingerprint() != record.data_fingerprint:
         raise ReplayDiverged("the data are not those of the recorded run: their fingerprints differ")
     if setup.initial_sha256 != record.initial_sha256:
-        raise ReplayDiverged("the model does not start from the recorded parameters: model= draws other numbers now, or another PyTorch rounds otherwise")
+        raise ReplayDiverged(
+            "the model does not start from the recorded parameters: model= draws other numbers now, or another PyTorch "
+            "rounds otherwise"
+        )
     if torch.__version__ != record.machine.torch:
         warnings.warn(
             f"recorded with torch {record.machine.torch}, replayed with {torch.__version__}: bits may differ",
