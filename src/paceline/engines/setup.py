@@ -21,7 +21,15 @@ from paceline.data.source import Source
 from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
 from paceline.engines.notes import notes_of
-from paceline.engines.refusals import refuse_changes, refuse_data, refuse_nested, refuse_parts, refuse_sparse
+from paceline.engines.refusals import (
+    refuse_changes,
+    refuse_data,
+    refuse_nested,
+    refuse_parts,
+    refuse_sparse,
+    refuse_stages,
+    refuse_state,
+)
 from paceline.errors import JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
 from paceline.gradients.evaluate import rehearse
@@ -158,6 +166,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: 
     if found.tables:
         refuse_sparse(plan, engine, found.tables)
         check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
+    refuse_state(plan, module, optimizer, found)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
     refuse_parts(plan, agenda)
@@ -299,6 +308,7 @@ def _cut(
         spread = pipeline.spread
         if spread.inside > 1:
             made = with_parts(job, module, made, examples, spread.recipe, spread.inside)
+        refuse_stages(pipeline, module, optimizer, made)
         if pipeline.memory:
             check_fit(pipeline.memory, peaks_of(job, module, source, made, examples[0][0], table), STAGES)
     return made

@@ -302,6 +302,12 @@ class Job:
                 "LBFGS evaluates the loss several times per update and cannot be sharded or shared; "
                 "use a first-order optimizer such as torch.optim.Adam, or plan sandblaster, which is L-BFGS itself"
             )
+        required = [p.name for p in inspect.signature(optimizer.step).parameters.values() if p.default is p.empty]
+        if required and required[0] not in ("args", "kwargs"):
+            raise JobError(
+                f"{type(optimizer).__name__}.step() needs {required[0]!r}, and an update steps by one gradient, "
+                "without arguments; use an optimizer whose step() needs none, such as torch.optim.Adam"
+            )
         known = {id(parameter) for parameter in (*parameters, *module.parameters())}
         for group in optimizer.param_groups:
             if any(id(parameter) not in known for parameter in group["params"]):
