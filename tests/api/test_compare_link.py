@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 
 from paceline.api.comparing import compare_link
-from paceline.api.comparing.compare import Comparison, compare
+from paceline.api.comparing.compare import compare
+from paceline.api.comparing.result import Comparison
 from paceline.api.planning.measuring import Measured
 from paceline.core.codecs.sizes import most_gathered
 from paceline.engines.virtual import World, simulate
@@ -75,6 +77,13 @@ def test_a_training_whose_loss_is_not_finite_is_named(monkeypatch: pytest.Monkey
     inputs[7] = torch.nan
     found = compare(job.with_(data=(inputs, labels), test=None), ["sequential", "ring"], link="1Gbit,1ms", folder=None)
     assert found.notes[0].startswith("the training loss was not finite at the end of sequential, ring x4: ")
+
+
+def test_a_busy_machine_leaves_a_simulated_comparison_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_link, "measure_for", lambda *args: replace(_measured(*args), core_wait=0.4))
+    found = compare(_job(), ["sequential", "ring"], link="1Gbit,1ms", folder=None)
+    assert found.answer.kind == "undecided"
+    assert "workers waited for one 40% of their time" in found.answer.sentence
 
 
 def test_what_gathered_messages_can_save() -> None:

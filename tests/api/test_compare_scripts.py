@@ -107,6 +107,23 @@ def test_a_script_that_needs_two_is_reported_and_one_that_fails_is_quoted(
         compare_script("train.py", rounds=1)
 
 
+def test_files_that_a_script_leaves_for_its_later_runs_are_named(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that goes on from its snapshot trained once, and then hardly any more."""
+    (script.parent / "data.csv").write_text("read alone")
+
+    def run(command: object, entrant: Entrant, seconds: float) -> None:
+        entrant.milliseconds.append(1.0)
+        entrant.seconds.append(1.0)
+        (script.parent / "deep").mkdir(exist_ok=True)
+        (script.parent / "deep" / "snapshot.pt").write_text(entrant.name)
+
+    monkeypatch.setattr("paceline.api.comparing.compare_scripts._run", run)
+    (note,) = compare_script("train.py", rounds=2).notes
+    assert note.startswith(
+        "the script writes deep/snapshot.pt, which its later runs find: where it goes on from a snap"
+    )
+
+
 def test_stupid_inputs_are_told(script: Path) -> None:
     with pytest.raises(UsageError, match="there is no file nothing"):
         compare_script("nothing.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -145,6 +146,11 @@ def test_wrong_use_is_refused_before_the_search(tmp_path: Path) -> None:
         pl.compress(run, widths=[0.0])
     with pytest.raises(RunFolderError):
         pl.compress(tmp_path)
+    told: list[str] = []
+    shutil.copy(pl.train(job(), folder=tmp_path, max_updates=1).path / "run.json", tmp_path)
+    with pytest.raises(RunFolderError, match=r"has no job\.pickle"):
+        pl.compress(tmp_path, say=told.append)
+    assert told[0].startswith(f"reading {tmp_path / 'job.pickle'}, which runs code of its author")
     with pytest.raises(UsageError, match=r"confidence=1\.5: give a share"):
         pl.compress(run, confidence=1.5)
     said: list[str] = []

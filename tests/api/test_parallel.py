@@ -175,6 +175,43 @@ def test_the_optimizer_goes_on_with_what_it_remembers_and_follows_its_schedule(t
     assert "the same" in ended.out
 
 
+def test_the_state_of_an_optimizer_within_a_block_is_that_of_the_plan(tmp_path: Path) -> None:
+    """At a server the state lies in shared memory, and a checkpoint of the loop held none of it."""
+    ended = run(
+        tmp_path, 2,
+        """
+        from paceline.errors import UsageError
+        for plan in sys.argv[1:]:
+            torch.manual_seed(RANK)
+            model = network()
+            optimizer = torch.optim.Adam(model.parameters())
+            with pl.parallel(model, optimizer, plan):
+                for inputs, target in batches():
+                    loss_function(model(inputs), target).backward()
+                    optimizer.step()
+                within = optimizer.state_dict()["state"]
+                assert sorted(within) == list(range(6)), (plan, within.keys())
+                assert all(state["exp_avg_sq"].sum() > 0 and state["step"] > 0 for state in within.values()), plan
+                for wrong in (lambda: optimizer.add_param_group({"params": []}),
+                              lambda: optimizer.load_state_dict(optimizer.state_dict())):
+                    try:
+                        wrong()
+                        said = ""
+                    except UsageError as error:
+                        said = str(error)
+                    own = plan.startswith(("ring", "hogwild", "gossip"))  # each rank's state is its own
+                    assert "before the block" in said or (own and not said), (plan, said)
+            after = optimizer.state_dict()["state"]
+            assert all(after[n]["step"] >= within[n]["step"] for n in within), plan
+            assert not {"state_dict", "load_state_dict", "add_param_group", "step"} & vars(optimizer).keys()
+        print("the same")
+        """,
+        "ring", *ASYNCHRONOUS,
+    )  # fmt: skip
+    assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
+    assert "the same" in ended[0].out
+
+
 FAULTS = """
 class Leaves(Exception):
     pass
@@ -265,6 +302,7 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
         ({"folder": 3}, "folder=3"),
         ({"model": torch.nn.Linear}, "model="),
         ({"optimizer": "sgd"}, "optimizer='sgd'"),
+        ({"optimizer": torch.optim.LBFGS([torch.zeros(1)])}, "LBFGS evaluates the loss several times in a step, by a"),
         ({"model": torch.nn.Embedding(5, 2, sparse=True)}, "sparse gradient"),
     ],
 )

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
+from paceline.api.comparing.progress import Cost, Course
 from paceline.api.comparing.timing import LEAST, MOST, Entrant, Schedule, time_plans
 from paceline.plans.plan import Plan
 
 X = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+COURSE = Course(Cost(0.1, 1.0), lambda line: None, None)
 COMPILE = 1.5  # seconds that a model's first batch takes in each worker
 
 
@@ -63,7 +65,7 @@ def test_all_are_timed_in_every_round_and_to_and_fro(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     plans = [Plan.parse(plan, 2) for plan in ("sequential", "ring", "downpour")]
     run = pl.train(job(), "sequential", engine="virtual", folder=None)
-    timed = time_plans(job(), plans, [run] * 3, Schedule(2, 0.1), lambda line: None)
+    timed = time_plans(job(), plans, [run] * 3, Schedule(2, 0.1), COURSE)
     first, second = order[: len(order) // 2], order[len(order) // 2 :]
     # One process with one thread is a plan and a single process at once, and timed once.
     assert first == [
@@ -103,5 +105,5 @@ def test_rounds_are_added_while_they_disagree(
     monkeypatch.setattr(Entrant, "learn_from", lambda self, run, seconds: None)
     plans = [Plan.parse(plan, 2) for plan in ("sequential", "ring")]
     run = pl.train(job(), "sequential", engine="virtual", folder=None)
-    timed = time_plans(job(), plans, [run] * 2, Schedule.of(None), lambda line: None)
+    timed = time_plans(job(), plans, [run] * 2, Schedule.of(None), COURSE)
     assert len(timed.plans[1].speeds) == rounds

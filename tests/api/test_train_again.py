@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
@@ -286,7 +287,7 @@ def test_a_resumed_run_draws_from_a_sampler_what_an_unbroken_one_draws(tmp_path:
     job = Job(**_fields(_sampled(Counting)()))
     whole = pl.train(job, engine="virtual", folder=None)
     with pytest.raises(KeyboardInterrupt):
-        pl.train(job, folder=tmp_path, checkpoint_every=4, progress=_interrupting)
+        pl.train(job, folder=tmp_path, checkpoint_every=4, progress=partial(_interrupting, tmp_path))
     (folder,) = tmp_path.iterdir()
     resumed = pl.train(resume=folder)
     assert whole.record.summary is not None
@@ -294,6 +295,10 @@ def test_a_resumed_run_draws_from_a_sampler_what_an_unbroken_one_draws(tmp_path:
     assert resumed.record.summary.parameters_sha256 == whole.record.summary.parameters_sha256
 
 
-def _interrupting(progress: Any) -> None:
+def _interrupting(runs: Path, progress: Any) -> None:
+    """Interrupt a run that has a checkpoint, however long the disk takes to write one."""
     if progress.updates >= 8:
+        deadline = time.monotonic() + 60
+        while not any(found.suffix == "" for found in runs.glob("*/checkpoints/*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
         raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.check.cache import FOLDER
 from paceline.check.options import Options
+from paceline.check.reporting.findings import RANKS
 from paceline.cli.check import check
 from paceline.errors import UsageError
 
@@ -66,8 +68,50 @@ def test_nothing_found_ends_with_0(here: Path) -> None:
     assert run("good.py").exit_code == 0
 
 
-def test_the_least_confidence_of_the_help_is_that_of_the_checker() -> None:
-    assert f"[default: ({Options().min_confidence})]" in " ".join(run("--help").stdout.replace("│", " ").split())
+def test_the_least_rank_of_the_help_is_that_of_the_checker() -> None:
+    shown = " ".join(run("--help").stdout.replace("│", " ").split())
+    assert f"[default: ({Options().min_rank})]" in shown
+    assert "confidence" not in shown
+
+
+def test_a_rank_is_printed_and_no_number(here: Path) -> None:
+    assert "(rank medium, fingerprint " in run("bad.py").stdout
+    assert not re.search(r"\b[01]\.\d\d\b|confidence", run("bad.py").stdout)
+    (row,) = found("bad.py")
+    assert row["rank"] == "medium"
+    (result,) = json.loads(run("--format", "sarif", "bad.py").stdout)["runs"][0]["results"]
+    assert (result["level"], result["rank"], result["properties"]["rank"]) == ("error", 50.0, "medium")
+    (here / "bad.py").write_text(FOLDER_MADE.format("os.environ['CACHE']"))
+    assert run("--format", "github", "bad.py").stdout.startswith("::warning ")  # races are ranked low
+
+
+def test_findings_are_left_out_by_their_rank(here: Path) -> None:
+    (here / "low.py").write_text(FOLDER_MADE.format("os.environ['CACHE']"))
+    (here / "broken.py").write_text("class (:\n")
+    ranks = {"low": ["PC101", "PC001", "PC406"], "medium": ["PC101", "PC001"], "high": ["PC001"]}
+    for rank, rules in ranks.items():
+        assert [row["rule"] for row in found(".", "--min-rank", rank)] == rules
+        (here / "pyproject.toml").write_text(f'[tool.paceline.check]\nmin-rank = "{rank}"\n')
+        assert [row["rule"] for row in found(".")] == rules
+    (here / "pyproject.toml").write_text('[tool.paceline.check]\nmin-rank = "0.5"\n')
+    assert str(run("bad.py").exception) == "min-rank is '0.5'. It is one of low, medium, high"
+
+
+def test_the_least_confidence_still_works_and_says_that_it_is_deprecated() -> None:
+    assert run("bad.py", "--min-confidence", "1").exit_code == 0
+    assert "--min-confidence is deprecated: use --min-rank" in run("bad.py", "--min-confidence", "1").stderr
+
+
+def test_a_family_has_the_rank_of_its_judged_findings() -> None:
+    labels = (Path(__file__).parents[2] / "benchmarks" / "checker" / "labels.tsv").read_text().splitlines()[1:]
+    judged: dict[str, list[bool]] = {}
+    for label in labels:
+        _, _, _, rule, _, verdict, reason, *_ = label.split("\t")
+        if reason != "its fix took the finding away":  # which is true of bugs alone
+            judged.setdefault(rule[:3], []).append(verdict != "false")
+    worth = {family: sum(values) / len(values) for family, values in judged.items()}
+    ranked = {f: "high" if share >= 2 / 3 else "medium" if share >= 0.55 else "low" for f, share in worth.items()}
+    assert {"PC0": "high", **ranked} == RANKS
 
 
 def test_json_has_what_other_programs_need() -> None:
@@ -95,7 +139,7 @@ def test_sarif_has_a_flow_per_thread() -> None:
 def test_github_escapes_what_it_must() -> None:
     (line,) = run("--format", "github", "bad.py").stdout.splitlines()
     level, _, rest = line.partition(" ")
-    assert level in ("::error", "::warning")  # by its confidence
+    assert level == "::error"  # by its rank
     assert rest.startswith("file=bad.py,line=9,col=14,title=PC101::")
     assert "%0A" in line
 
@@ -149,7 +193,7 @@ FOLDER_MADE = (
 def test_a_folder_of_a_single_command_is_reported_only_on_request(here: Path, folder: str, shown: bool) -> None:
     (here / "bad.py").write_text(FOLDER_MADE.format(folder))
     assert [row["rule"] for row in found("bad.py")] == ["PC406"] * shown
-    assert [row["rule"] for row in found("bad.py", "--min-confidence", "0")] == ["PC406"]
+    assert [row["rule"] for row in found("bad.py", "--everything")] == ["PC406"]
 
 
 def test_the_cache_gives_the_same_and_is_not_trusted(here: Path) -> None:

@@ -130,3 +130,73 @@ def test_what_a_function_is_called_makes_no_difference(tree: Path, name: str) ->
         f"threading.Thread(target={name}).start()\nother()\n"
     )
     assert [f.rule for f in check(tree / "a.py").findings] == ["PC101"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "line"),
+    [
+        (b"x = 1\nname = 'a\0b'\n", 2),
+        (b"x = " + b"(" * 5_000 + b")" * 5_000, 1),
+        (b"x = " + b"-" * 100_000 + b"1\n", 1),
+        (b"x = a" + b".b" * 100_000, 1),
+        (b"if x: pass\n" + b"elif x: pass\n" * 20_000, 1),
+        (b"x = " + b"1" * 5_000, 1),
+        (b"x = 1\nclass (:\n", 2),
+    ],
+    ids=["null", "brackets", "minuses", "attributes", "branches", "digits", "syntax"],
+)
+@pytest.mark.parametrize("head", [b"", b"import threading\n"], ids=["about something else", "about threads"])
+@pytest.mark.parametrize("given", [{}, {"select": ("PC5",)}, {"min_confidence": 0.99}, {"budget": 1}], ids=str)
+def test_what_python_cannot_parse_is_never_clean(
+    tree: Path, raw: bytes, line: int, head: bytes, given: dict[str, object]
+) -> None:
+    (tree / "a.py").write_bytes(head + raw)
+    (tree / "z.py").write_text("x = 1\n")
+    report = check_paths([tree], Options(cache=False, jobs=1, **given))  # type: ignore[arg-type]
+    if given.get("budget") and head:
+        assert [over.path for over in report.unwalked] == ["a.py"]  # named, and not called clean
+        return
+    (finding,) = report.findings
+    assert (finding.path, finding.rule) == ("a.py", "PC001")
+    assert finding.line in (line + head.count(b"\n"), 1)
+    assert report.exit_code == 1
+
+
+def test_a_null_byte_is_reported_at_its_line(tree: Path) -> None:
+    (tree / "a.py").write_bytes(b"x = 1\ny = '\0'\n")
+    assert [(f.line, f.rule) for f in check(tree / "a.py").findings] == [(2, "PC001")]
+
+
+def test_a_folder_that_cannot_be_read_is_not_clean(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "closed").mkdir()
+    (tree / "a.py").write_text("x = 1\n")
+    (tree / "z.py").unlink()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    report = check(tree)
+    assert [(f.path, f.rule, f.message) for f in report.findings] == [
+        ("closed", "PC001", "cannot be read: Permission denied")
+    ]
+    assert report.exit_code == 1
+
+
+def test_a_file_that_cannot_be_parsed_takes_no_finding_from_the_program_that_it_is_of(tree: Path) -> None:
+    (tree / "base.py").write_text(
+        "import threading\n\nclass Base:\n    def __init__(self):\n        self.lock = threading.Lock()\n\n"
+        "    def flush(self):\n        with self.lock:\n            return 1\n"
+    )
+    (tree / "store.py").write_text(
+        "from base import Base\n\nclass Store(Base):\n    def put(self):\n        with self.lock:\n"
+        "            self.flush()\n"
+    )
+    paths = [tree / "base.py", tree / "store.py"]
+    assert [(f.path, f.rule) for f in check(*paths).findings] == [("store.py", "PC103")]
+    (tree / "broken.py").write_text("import store\nclass (:\n")
+    found = [(f.path, f.rule) for f in check(*paths, tree / "broken.py").findings]
+    assert found == [("broken.py", "PC001"), ("store.py", "PC103")]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import json
 import statistics
+import sys
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from paceline.api.comparing.result import Comparison
 from paceline.cli import comparison
-from paceline.cli.comparison import show_comparison
-from paceline.runs.comparison import ComparisonRecord, Row, Step
+from paceline.cli.comparison import progress_shown, show_comparison
+from paceline.cli.console import saying
+from paceline.runs.comparison import ComparisonRecord, FailedPlan, Row, Step
 from paceline.runs.intervals import median_interval, wilson
 from paceline.runs.verdict import decided
+from tests.cli.conftest import Command
 
 
 def row(plan: str, workers: int, *ratios: float) -> Row:
@@ -30,6 +37,7 @@ DDP = replace(
     row("ddp:workers=2", 2, *[0.5] * 5), step=None, unmeasured=4424.0, wait_fraction=None, bytes_per_update=None
 )
 SEQUENTIAL = row("sequential", 1, *[1.0] * 5)
+RECORD = ComparisonRecord("digits", "2 threads", 40_000.0, 5, (SEQUENTIAL, DDP), 0.942, test_samples=360)
 
 
 def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *rows: Row) -> list[str]:
@@ -62,6 +70,49 @@ def test_the_users_own_metrics_have_a_column(
     lines = shown(capsys, monkeypatch, SEQUENTIAL)
     assert "macro_f1" in " ".join(lines[:4])
     assert "0.931" in " ".join(lines[:5])
+
+
+def test_a_plan_that_failed_is_a_row_and_its_reason_stands_below(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison.console, "_width", 80)
+    record = replace(RECORD, failed=(FailedPlan("ddp:workers=2", 2, "WorkerFailed: worker 0 failed first"),))
+    show_comparison(decided(record))
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.split()[:3] == ["ddp", "x2", "failed"] for line in lines)
+    assert "ddp x2 failed: WorkerFailed: worker 0 failed first." in lines
+
+
+def test_ctrl_c_shows_the_table_and_ends_with_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt(Comparison(decided(replace(RECORD, interrupted=True))))
+
+    monkeypatch.setattr("paceline.api.comparing.compare.compare", interrupted)
+    done = command("compare", "job.py")
+    assert done.code == 130
+    assert "digits: plans side by side" in done.err
+    assert "it was interrupted after 5 whole rounds; compare again, to the end" in done.err
+    done = command("compare", "job.py", "--json")
+    assert done.code == 130
+    assert json.loads(done.out)["interrupted"]
+
+
+def test_a_terminal_shows_a_bar_and_a_file_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (True, False):
+        shown = Console(file=io.StringIO(), force_terminal=terminal, width=80, highlight=False)
+        monkeypatch.setattr(comparison, "console", shown)
+        monkeypatch.setattr(sys.modules[saying.__module__], "console", shown)
+        with progress_shown(False) as (say, progress):
+            say("about 70 s")
+            assert (progress is not None) == terminal
+            if progress is not None:
+                progress(0.5, "timing, round 2 of 5: ring")
+        text = shown.file.getvalue()  # type: ignore[attr-defined]
+        assert "about 70 s" in text
+        assert ("timing, round 2 of 5: ring" in text and "50%" in text) == terminal
+    with progress_shown(True) as (say, progress):
+        say("nothing")
+    assert progress is None
 
 
 def test_what_is_inside_ddp_is_not_measured(

@@ -14,7 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import torch.distributed.checkpoint
 from safetensors.torch import load_file
 from torch import nn
 
@@ -358,8 +361,7 @@ def test_weights_are_safetensors_of_the_model_as_a_replay_has_it_then(
         assert all(
             torch.equal(a, b) for a, b in zip(model.state_dict().values(), then.state_dict().values(), strict=True)
         )
-    state = torch.distributed.checkpoint.FileSystemReader(place).read_metadata().state_dict_metadata
-    assert state, "the state is not a checkpoint of torch.distributed"
+    assert load_file(place / "state.safetensors")
 
 
 def test_tied_weights_are_there_under_both_names(job_file: Path, tmp_path: Path) -> None:
@@ -388,6 +390,28 @@ def test_a_checkpoint_that_was_being_written_is_passed_over(job_file: Path, tmp_
     found = checkpoints.newest(path)
     assert found is not None
     assert found.updates == int(place.name)
+
+
+def test_a_checkpoint_of_format_1_is_read(job_file: Path, tmp_path: Path) -> None:
+    path = stopped(job_file, tmp_path)
+    place = path / "checkpoints" / str(newest(tmp_path))
+    now = checkpoints.newest(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there is only one process
+        torch.distributed.checkpoint.save(load_file(place / "state.safetensors"), checkpoint_id=place)
+    (place / "state.safetensors").unlink()
+    record = json.loads((place / "checkpoint.json").read_text())
+    (place / "checkpoint.json").write_text(json.dumps(record | {"format": 1}))
+    then = checkpoints.newest(path)
+    assert now is not None
+    assert then is not None
+    assert now.holders.keys() == then.holders.keys()
+    for one, other in zip(now.workers(), then.workers(), strict=True):
+        assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
+    for later in (1, 2):  # the second one overwrites the folder of format 1
+        checkpoints.write(path, replace(then, updates=then.updates + later), {})
+    place = place.with_name(str(then.updates + 2))
+    assert {each.name for each in place.iterdir()} == {"checkpoint.json", "model.safetensors", "state.safetensors"}
 
 
 class Killed(BaseException):
@@ -527,5 +551,5 @@ def test_a_checkpoint_of_a_newer_format_is_refused_by_name(tmp_path: Path) -> No
     place = tmp_path / "checkpoints" / "40"
     place.mkdir(parents=True)
     (place / "checkpoint.json").write_text(json.dumps({"format": 9}))
-    with pytest.raises(RunFolderError, match=r"checkpoint.json has format 9; this paceline reads up to 1; install"):
+    with pytest.raises(RunFolderError, match=r"checkpoint.json has format 9; this paceline reads up to 2; install"):
         checkpoints.newest(tmp_path)

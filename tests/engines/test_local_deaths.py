@@ -23,7 +23,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.engines.local import worker_pool
-from paceline.errors import RunFailed, WorkerDied, WorkerFailed
+from paceline.errors import DeathWarning, RunFailed, WorkerDied, WorkerFailed, WorkerSilent
 from paceline.runs.progress import Progress
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.testing.killing import DiesInMidUpdate, kill_one, worker_processes
@@ -152,6 +152,41 @@ def test_a_stopped_worker_is_named_by_the_one_who_waits() -> None:
         pl.train(job(epochs=10**4), "ring", workers=2, folder=None, progress=stop, timeout=3.0)
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "downpour",
+        pytest.param("hogwild", marks=SOAK),
+        pytest.param("gossip:mode=asynchronous", marks=SOAK),
+        "ssp:bound=0",
+    ],
+)
+def test_a_worker_that_is_stopped_for_ever_is_named_and_the_others_finish(plan: str) -> None:
+    """Nobody waits for it under these plans, so the run did not end, and nothing said why."""
+    stopped: list[psutil.Process] = []
+
+    def stop(state: Progress) -> None:
+        if state.updates > 5 and not stopped:
+            stopped.append(worker_processes()[0])
+            stopped[0].suspend()
+
+    with pytest.warns(DeathWarning, match=r"worker 0 was stopped for 1 s \(SIGSTOP; its process \d+\): it is ended"):
+        run = pl.train(job(epochs=20), plan, workers=2, folder=None, progress=stop, timeout=1.0)
+    assert run.record.summary is not None
+    assert run.record.summary.deaths == (0,)
+    if plan != "hogwild":  # which has no versions
+        no_update_lost(run)
+
+
+def test_a_worker_that_is_stopped_for_ever_ends_a_run_that_has_no_other() -> None:
+    def stop(state: Progress) -> None:
+        if state.updates > 5:
+            worker_processes()[0].suspend()
+
+    with pytest.raises(WorkerSilent, match=r"worker 0 was stopped for more than 1 s. Its process \d+ is stopped"):
+        pl.train(job(epochs=10**4), "sequential", folder=None, progress=stop, timeout=1.0)
+
+
 def test_an_exception_in_the_users_model_is_the_message() -> None:
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         if torch.get_num_threads() == 1 and (batch[1] == 9).any():
@@ -176,9 +211,26 @@ def test_the_folder_opens_after_a_crash(tmp_path: Path) -> None:
     record = json.loads((folder / "run.json").read_text())
     assert record["status"] == "failed"
     assert "SIGKILL" in record["error"]
+    assert "paceline train --resume" not in record["error"], "it keeps no checkpoints"
     from paceline.runs.trace import Trace
 
     assert len(Trace.open(folder / "trace.arrow")) > 10
+
+
+@pytest.mark.parametrize("plan", ["ring", "downpour"])
+def test_the_command_that_resumes_a_run_is_named_where_it_works(plan: str, tmp_path: Path) -> None:
+    def kill_all(state: Progress) -> None:
+        for process in worker_processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    with pytest.raises(RunFailed) as failed:
+        pl.train(
+            job(epochs=10**4), plan, workers=2, folder=tmp_path, progress=kill_all, checkpoint_every=0
+        )  # fmt: skip
+    (folder,) = tmp_path.iterdir()
+    assert f"  paceline train --resume {folder}" in str(failed.value)
+    assert f"paceline train --resume {folder}" in json.loads((folder / "run.json").read_text())["error"]
 
 
 SCRIPT = """

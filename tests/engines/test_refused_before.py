@@ -84,7 +84,7 @@ def _shrinking() -> DataLoader[Any]:
 CASES: tuple[tuple[str, dict[str, Any], type[Exception], str], ...] = (
     ("spectrain", {}, PlanError, "predicts weights from the optimizer's momentum, and SGD has none"),
     ("spectrain", {"optimizer": torch.optim.Adam}, PlanError, "Adam has none"),
-    ("ring", {"optimizer": partial(Asking, remember=_later)}, JobError, r"Asking.step\(\) needs 'closure'"),
+    ("ring", {"optimizer": partial(Asking, remember=_later)}, JobError, r"Asking evaluates the loss several times in a step"),
     ("downpour", {"optimizer": partial(Plain, remember=_a_word)}, JobError, "remembers 'word' as a str"),
     ("ssp", {"optimizer": partial(Plain, remember=_later)}, JobError, r"remembers \['more'\] only from a later step"),
     ("ring", {"data": _shrinking()}, JobError, "the sampler gave 20 samples in epoch 1, and 24 in the first"),

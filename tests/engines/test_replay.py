@@ -10,7 +10,8 @@ from torch import nn
 
 import paceline as pl
 from paceline.core.cluster.epochs import Epoch, Epochs
-from paceline.engines.arithmetic.synchronous import SteppedReplicas, synchronous
+from paceline.engines.arithmetic.synchronous import AveragedReplicas
+from paceline.engines.replay.from_plan import SynchronousReplayer
 from paceline.engines.replay.replay import servers_apart
 from paceline.engines.setup import set_up
 from paceline.errors import ReplayDiverged, RunFolderError, UsageError, WorkerFailed
@@ -210,12 +211,10 @@ def test_a_folder_of_older_arithmetic_says_what_has_changed(plan: str, says: str
 def test_a_rank_that_was_given_a_sum_has_applied_it(plan: str) -> None:
     """Rank 2 dies in exchange 1, which rank 0 has finished and rank 1 has not: rank 1 takes its sum from rank 0."""
     setup = set_up(JOBS["mlp"](), Plan.parse(plan), "virtual", 9)
-    sums = synchronous(setup, Epochs(3, [Epoch(5, {0: 1, 1: 0})]))
-    assert isinstance(sums, SteppedReplicas)
-    taken = []
-    for update in range(5):
-        ranks = sums.epochs.shares.ranks(update)
-        sums.apply(update, [sums.compute(rank, setup.agenda.mine(update, rank)) for rank in ranks])
-        taken.append([replica.store.memory[0].get("shared", replica.store.values[0]) for replica in sums.replicas[:2]])
-        taken[-1] = [value.clone() for value in taken[-1]]
+    replayer = SynchronousReplayer(setup, setup.plan.method, Epochs(3, [Epoch(5, {0: 1, 1: 0})]))
+    numbers, taken = replayer.numbers, []
+    assert isinstance(numbers, AveragedReplicas)
+    for _ in replayer.replay(5):
+        values = [replica.store.memory[0].get("shared", replica.store.values[0]) for replica in numbers.replicas[:2]]
+        taken.append([value.clone() for value in values])
     assert torch.equal(*taken[4 if "overlap" in plan else 3])

@@ -13,7 +13,7 @@ SPREAD = (0.9, 1.0, 1.0, 1.1, 2.0)
 
 
 def test_steps_are_drawn_from_the_quantiles() -> None:
-    times = ComputeTimes(World(compute=1e-3, spread=SPREAD), 1)
+    times = ComputeTimes(World(compute=1e-3, spread=SPREAD), range(1))
     drawn = [times.draw(0, 10) / 1e-2 for _ in range(5000)]
     assert {round(each, 6) for each in drawn} == set(SPREAD)
     assert np.mean(drawn) == pytest.approx(np.mean(SPREAD), rel=0.02)
@@ -21,7 +21,7 @@ def test_steps_are_drawn_from_the_quantiles() -> None:
 
 def test_workers_drawn_together_or_alone_take_the_same() -> None:
     world = World(compute=1e-3, spread=SPREAD, seed=4)
-    together, alone = ComputeTimes(world, 3), ComputeTimes(world, 3)
+    together, alone = ComputeTimes(world, range(3)), ComputeTimes(world, range(3))
     for _ in range(100):
         assert together.draw_all(np.array([7, 7, 7])).tolist() == [alone.draw(worker, 7) for worker in range(3)]
 

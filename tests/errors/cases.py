@@ -123,7 +123,7 @@ USERS_CODE = (
 PROCESSES = (
     Case("SIGKILL of a worker, workers in step", falls("os.kill(os.getpid(), signal.SIGKILL)"), RING, 1,
          (r"WorkerDied: worker \d died \(SIGKILL\) when in update 2", "it is not known who sent it",
-          r"victims worker \d", r"replay paceline replay")),
+          r"victims worker \d", r"replay paceline replay", r"resume paceline train --resume runs/\S+-ring")),
     Case("SIGKILL of a worker, with a server",
          "class Dies(Net):\n    def forward(self, x):\n"
          "        with contextlib.suppress(FileExistsError):  # the first only\n"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import psutil
 import pytest
 
+import paceline.cli
+from paceline.engines.signals import termination
 from paceline.errors import RunStopped
 from tests import scripts
 from tests.errors.cases import HEAD
@@ -72,10 +76,19 @@ def test_the_commands_that_are_named_quote_the_folder() -> None:
     assert "paceline report 'my runs/1'" in said
 
 
+def test_a_run_that_is_stopped_before_its_first_update_says_no_loss_and_no_command_that_would_do_nothing() -> None:
+    for loss in (None, float("nan")):
+        said = str(RunStopped(signal.SIGTERM, 0, 100, loss, "runs/1"))
+        assert said.startswith("stopped before the workers had finished an update; it has no checkpoint yet\n  look ")
+    said = str(RunStopped(signal.SIGTERM, 10, 100, None, "runs/1"))
+    assert said.startswith("stopped before the workers had finished an update; its last checkpoint is that after 10\n")
+    assert "--resume runs/1" in said
+
+
 def test_twice_at_once(folder: Path) -> None:
     process = start(folder, "ring")
     family = psutil.Process(process.pid).children(recursive=True)
-    worker = next(each for each in family if "forkserver" in " ".join(each.cmdline()) and each.children() == [])
+    worker = next(each for each in family if each.ppid() != process.pid)  # a child of the forkserver
     worker.suspend()  # so that no checkpoint can be had
     os.killpg(process.pid, signal.SIGINT)
     assert process.stderr
@@ -114,3 +127,85 @@ if __name__ == "__main__":
     (done,) = finish([scripts.start(folder / "lost.py")])
     assert "Exception ignored" in done.err, done.err
     assert done.out == "raised\n", done.err
+
+
+# --- SIGTERM ---
+
+
+@pytest.mark.parametrize("moment", ["importing", "probing", "caught", "training without checkpoints"])
+def test_sigterm_ends_a_command_with_143_and_leaves_nothing(moment: str, folder: Path) -> None:
+    """It died of the signal before a handler stood, and left a temporary folder now and then."""
+    signals = "os.kill(os.getpid(), signal.SIGTERM)"
+    once = f"multiprocessing.parent_process() is None and not said and (said.append(1), {signals})"
+    (folder / "signalled.py").write_text(
+        HEAD
+        + "import multiprocessing, signal\nsaid = []\n"
+        + {
+            "importing": f"{signals}\n",
+            "probing": f"class Signals(Net):\n    def forward(self, x):\n        {once}\n"
+            "        return super().forward(x)\njob = job.with_(model=Signals)\n",
+            "caught": f"try:\n    {signals}\nexcept BaseException:\n    pass\n",
+            "training without checkpoints": "class Signals(Net):\n    def forward(self, x):\n"
+            "        if multiprocessing.parent_process() is not None:\n"
+            "            os.kill(parent, signal.SIGTERM)\n            time.sleep(600)\n"
+            "        return super().forward(x)\nimport time\n"
+            "job = job.with_(model=lambda: nn.Sequential(Signals(), nn.Linear(3, 3)))\n",
+        }[moment]
+    )
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    plan = "ampnet" if moment.endswith("checkpoints") else "ring"
+    command = [sys.executable, "-m", "paceline", "train", "signalled.py", "-p", plan, "-w", "2"]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 143, done.stderr
+    assert "stopped by SIGTERM; every worker was stopped" in done.stderr
+    assert not list(scratch.iterdir())
+    for file in folder.glob("runs/*/run.json"):
+        assert json.loads(file.read_text())["status"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"), [("train", "stopped by SIGTERM; every worker was stopped\n"), ("watch", "")]
+)
+def test_the_watcher_that_a_run_ends_says_nothing(
+    command: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
+    monkeypatch.setattr(sys, "argv", ["paceline", command])
+    monkeypatch.setattr(paceline.cli, "app", lambda prog_name: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(paceline.cli, "register", lambda: None)
+    with pytest.raises(SystemExit) as end:
+        paceline.cli.main()
+    assert end.value.code == 143
+    assert capsys.readouterr().err == says
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_sigterm_before_the_command_line_is_imported_ends_it_with_143() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "class Import:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'paceline.cli':\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Import())\n"
+        "from paceline.__main__ import main\n"
+        "sys.argv = ['paceline', '--version']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
+
+
+def test_the_handler_of_a_command_is_not_that_of_processes_that_it_forks() -> None:
+    with termination.interrupts():
+        pid = os.fork()
+        if not pid:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+        assert not termination.requested

@@ -40,11 +40,16 @@ def _every_training_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "WORTH", 0.0)
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(choice.Remembered, "_here", {})
+    monkeypatch.setattr(choice, "folder", lambda: tmp_path / "cache" / "kernels")
+
+
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds of an update by each way, in place of what a clock would say."""
     seconds = {"fused": 1e-5, "autograd": 4e-5}
-    monkeypatch.setattr(choice, "_known", {})
     monkeypatch.setattr(choice, "_seconds", lambda job, *rest: seconds[job.compute])
     return seconds
 
@@ -57,7 +62,7 @@ def test_what_pays_is_taken_and_kept(fused: float, taken: str, measured: dict[st
     said = f"compute=auto took {taken}: an update takes {fused * 1e6:.0f} µs in generated code and 40 µs in PyTorch"
     assert run.record.notes[-1] == said
     measured["fused"] = 1e-3 if taken == "fused" else 1e-9  # what another measurement would say
-    choice._known.clear()
+    choice.Remembered._here.clear()
     assert run.path is not None
     pl.replay(run.path)  # raises if the bits are others
 
@@ -93,7 +98,6 @@ def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch, me
 
 def test_it_is_measured_once_for_the_rounds_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = []
-    monkeypatch.setattr(choice, "_known", {})
     monkeypatch.setattr(choice, "_seconds", lambda job, *rest: timed.append(job.compute) or 1.0)
     mine = job()
     for plan in ("sequential", "ring:workers=2"):
@@ -112,7 +116,24 @@ def test_nothing_is_compiled_for_a_training_of_a_few_seconds(
 
 
 def test_a_real_measurement_takes_one_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_known", {})
     run = pl.train(job(), "sequential", folder=None)
     assert run.summary()["compute"] in ("fused", "autograd")
     assert " µs in generated code and " in run.record.notes[-1]
+
+
+def test_another_process_takes_what_was_measured_before(measured: dict[str, float], tmp_path: Path) -> None:
+    first = pl.train(job(), "sequential", engine="virtual", folder=None)
+    choice.Remembered._here.clear()
+    measured["fused"] = 1e-3  # what a busy minute would say
+    second = pl.train(job(seed=1, epochs=2), "sequential", engine="virtual", folder=None)
+    assert first.summary()["compute"] == second.summary()["compute"] == "fused"
+    choice.Remembered._here.clear()
+    other = pl.train(job(batch_size=12), "sequential", engine="virtual", folder=None)
+    assert other.summary()["compute"] == "autograd", "another batch size was not measured"
+
+
+def test_functions_are_named_alike_in_every_process() -> None:
+    named = choice._stable(partial(torch.optim.SGD, lr=0.1))
+    assert "0x" not in named
+    assert named != choice._stable(partial(torch.optim.SGD, lr=0.2))
+    assert choice._stable(lambda x: x + 1) != choice._stable(lambda x: x + 2)

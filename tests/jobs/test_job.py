@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -294,3 +295,18 @@ def test_a_step_may_return_its_loss_in_a_dictionary() -> None:
     assert one.summary()["test_loss"] == other.summary()["test_loss"]
     with pytest.raises(JobError, match="a dictionary of age, sex; return one loss, such as sum"):
         virtual(given.with_(step=lambda model, batch: dict.fromkeys(("age", "sex"), losses(model, batch)["loss"])))
+
+
+class NeedsTwo(torch.optim.SGD):
+    """As a sharpness-aware optimizer, which evaluates the loss at two points."""
+
+    def step(self, closure: Callable[[], Tensor]) -> None:  # type: ignore[override]
+        closure()
+        closure()
+
+
+@pytest.mark.parametrize("plan", ["sequential", "ring", "sandblaster"])
+def test_an_optimizer_that_needs_a_closure_is_refused_by_name_with_advice_that_helps(plan: str) -> None:
+    for optimizer in (NeedsTwo, torch.optim.LBFGS):
+        with pytest.raises(JobError, match=f"{optimizer.__name__} evaluates the loss .* give a first-order optimizer"):
+            virtual(job(optimizer=partial(optimizer, lr=0.1)), plan)

@@ -1,9 +1,13 @@
-"""Machine code is kept: whole or not at all, and elsewhere where the cache cannot be written."""
+"""Machine code is kept: whole or not at all, and elsewhere where only others, or others too, can write the cache."""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +15,12 @@ import pytest
 import torch
 from torch import nn
 
+from paceline import user_cache
+from paceline.errors import JobWarning
 from paceline.kernels import CannotFuse, build, fuse
 
 TEXT = 'extern "C" int answer() { return 42; }\n'
+BAD = 'extern "C" int answer() { return 666; }\n'
 SGD = partial(torch.optim.SGD, lr=0.1)
 
 
@@ -44,9 +51,138 @@ def test_where_the_cache_cannot_be_written_a_process_keeps_its_own(tmp_path: Pat
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     answer, folder, *rest = done.stdout.split()
     assert (answer, rest) == ("42", ["False", "True"]), done.stderr
-    assert "every process compiles it again: set PACELINE_CACHE to a folder that can be written" in done.stderr
+    assert "every process compiles it again: set PACELINE_CACHE to a folder that can be written by you" in done.stderr
     assert not Path(folder).exists()  # it goes with the process
     assert {each.name for each in tmp_path.iterdir()} == {"no-folder"}
+
+
+LAYER = """
+#include <cstring>
+typedef float X __attribute__((vector_size(32)));
+static inline __attribute__((always_inline)) X wide(const float* from) {
+    X x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+static inline __attribute__((always_inline)) float sum(const X& x) {
+    float part[8];
+    std::memcpy(part, &x, sizeof x);
+    for (int half = 4; half; half /= 2)
+        for (int l = 0; l < half; l++) part[l] += part[l + half];
+    return part[0];
+}
+struct Group { float *arena, *weights; };
+static __attribute__((noinline)) void layer(Group& g) {
+    float* const weights = g.weights + 144;
+    const X x = wide(g.arena + 400);
+    for (int o = 0; o < 24; o += 2) {
+        const X one = wide(weights + o * 8), other = wide(weights + o * 8 + 8);
+        g.arena[o] = g.weights[o + 336] + sum(x * one);
+        g.arena[o + 1] = g.weights[o + 337] + sum(x * other);
+    }
+}
+extern "C" float answer() {
+    static float arena[408], weights[360];
+    for (float& number : arena) number = 1;
+    for (float& number : weights) number = 1;
+    Group g{arena, weights};
+    layer(g);
+    return arena[5];
+}
+"""
+
+
+def test_a_function_that_stores_what_it_computes_is_called() -> None:
+    """Where the processor has AVX2, gcc 12 removes the call if it may take addresses for null pointers."""
+    answer = build.library(LAYER)[0].answer
+    answer.restype = ctypes.c_float
+    assert answer() == 9
+
+
+# --- a cache that other users can write ---
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A cache; what is known of other caches is forgotten."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "shared"))
+    build.compiler()  # with a note of its own
+    monkeypatch.setattr(build, "_elsewhere", {})
+    monkeypatch.setattr(build, "_own", lambda: tmp_path / "own")
+    yield tmp_path / "shared" / "kernels"
+    build._warn_once.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def bad(common: Path) -> bytes:
+    """The machine code of another library."""
+    code = build.kept(build.library(BAD)[1])
+    assert code is not None
+    return code
+
+
+def plant(file: Path, code: bytes) -> None:
+    """What somebody does who knows how files are sealed: another library, under this name."""
+    user_cache.write(file, code + hashlib.sha256(f"{file.name}\0".encode() + code).digest())
+
+
+def file_of(text: str, folder: Path) -> Path:
+    """Where the machine code of a text lies in a cache of its user's own."""
+    _, file, _ = build.library(text)
+    assert file.parent == folder
+    return file
+
+
+@pytest.mark.parametrize("way", ["folder", "file", "strangers folder", "strangers file", "link"])
+def test_machine_code_that_another_user_may_have_written_is_not_loaded(
+    way: str, shared: Path, bad: bytes, tmp_path: Path
+) -> None:
+    if way.startswith("strangers") and os.geteuid():
+        pytest.skip("only root can act as another user")
+    file = file_of(TEXT, shared)
+    plant(file, bad)
+    assert build.library(TEXT)[0].answer() == 666  # as its own user could
+    if way == "link":
+        file.rename(tmp_path / file.name)
+        file.symlink_to(tmp_path / file.name)
+    elif way in ("folder", "file"):
+        (file if way == "file" else shared).chmod(0o777)
+    else:
+        os.chown(file if way == "strangers file" else shared, 65534, 65534)
+    if way.endswith("folder"):
+        with pytest.warns(
+            JobWarning, match="compiled code cannot be kept in .* every process compiles it again"
+        ) as told:
+            loaded = [build.library(text)[0].answer() for text in (TEXT, TEXT + "\n", TEXT)]
+        assert (loaded, len(told)) == ([42] * 3, 1)  # one message
+    else:  # in a folder of its user's own such a file is replaced
+        assert (build.library(TEXT)[0].answer(), file.is_symlink(), file.stat().st_mode & 0o777) == (42, False, 0o600)
+        assert build.library(TEXT)[2]
+
+
+def test_a_library_under_the_name_of_another_is_compiled_anew(shared: Path) -> None:
+    file, other = file_of(TEXT, shared), file_of(BAD, shared)
+    other.replace(file)
+    assert (build.library(TEXT)[0].answer(), build.library(TEXT)[2]) == (42, True)
+
+
+def test_the_bytes_that_were_checked_are_loaded(shared: Path, bad: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_of(TEXT, shared)
+    check = user_cache.content
+
+    def exchanged(descriptor: int) -> bytes:
+        content = check(descriptor)
+        plant(file, bad)
+        return content
+
+    monkeypatch.setattr(user_cache, "content", exchanged)
+    assert build.library(TEXT)[0].answer() == 42
+    monkeypatch.undo()
+
+
+def test_libraries_that_are_loaded_by_the_same_descriptor_are_not_mistaken(shared: Path) -> None:
+    texts = [f'extern "C" int answer() {{ return {number}; }}\n' for number in range(3)]
+    assert [build.library(text)[0].answer() for text in (*texts, *texts)] == [0, 1, 2, 0, 1, 2]
 
 
 # --- what would lead a text astray, or to numbers that PyTorch would not give ---

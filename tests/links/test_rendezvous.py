@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,24 @@ def test_a_process_that_ends_leaves_and_a_late_one_joins() -> None:
     assert LocalProcesses(0, [os.getpid(), first]).gone() == {1}  # it had ended before
     membership.close()
     membership.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user, too")
+def test_a_listener_of_another_user_is_not_rank_0(tmp_path: Path) -> None:
+    """Whoever can write to the store can name a listener there, whose memory would be taken for rank 0's."""
+    stranger = subprocess.Popen(
+        [sys.executable, "-c",
+         "import os, socket, time; os.setuid(65534); listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
+         f"listener.bind('\\0paceline-{os.getpid()}'); listener.listen(); print(flush=True); time.sleep(60)"],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert stranger.stdout is not None
+    stranger.stdout.readline()
+    store = dist.HashStore()
+    place = {"machine": rendezvous.machine(), "listener": f"\0paceline-{os.getpid()}", "said": 1, "count": 1}
+    for key, value in {"place": place, "rank 0": {"process": stranger.pid, "trouble": ""}}.items():
+        store.set(key, json.dumps(value))
+    got = Rendezvous(store, 1, 2, 10.0, "this test").share(lambda: ([], None))
+    stranger.kill()
+    stranger.communicate()
+    assert got == "rank 1 finds a process of another user (uid 65534) in the place of rank 0"

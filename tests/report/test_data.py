@@ -56,6 +56,7 @@ def test_the_page_tells_of_every_row_of_the_data(tmp_path: Path) -> None:
         for part in (
             "400 rows = 399 kept + 1 rejected",
             "v is not a float",
+            "This folder is not part of the run: its columns, sources and rejected rows are copied into this page.",
             '<th scope=row>worker 0</th><td data-label="samples">399</td><td data-label="batches">8</td>',
             *told,
         ):

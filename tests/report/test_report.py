@@ -40,7 +40,7 @@ from paceline.report.overview import speeds
 from paceline.report.page import page
 from paceline.report.reading import Reading, open_all
 from paceline.report.run_stats import lanes_of, run_stats
-from paceline.runs.comparison import ComparisonRecord
+from paceline.runs.comparison import ComparisonRecord, FailedPlan, read_comparison
 from paceline.runs.comparison import Row as ComparisonRow
 from paceline.runs.events import Event, EventKind
 from paceline.runs.intervals import difference_of_accuracies, median_interval
@@ -466,6 +466,27 @@ def test_the_page_of_a_comparison_begins_with_the_answer(runs: Path, tmp_path: P
     (ring,) = (reading for reading in open_all([tmp_path / "wild"]) if reading.method == "ring")
     assert "In rounds that disagree, it was 0.50 to 2.50 times as fast as the best single process" in page([ring])
     assert "<dt>times one process</dt><dd>0.50 to 2.50</dd>" in page([ring])
+
+
+def test_the_page_of_a_comparison_names_a_plan_that_failed_and_claims_nothing_where_nothing_is_settled(
+    runs: Path, tmp_path: Path
+) -> None:
+    folder = compared(runs, tmp_path / "failed", 0.5, 0.5, 0.5, 0.5, 0.5)
+    opened = open_all([folder])
+    lost = next(r.path.name for r in opened if r.method == "ring")
+    known = read_comparison(folder)
+    assert known is not None
+    rows = tuple(row for row in known.plans if row.name != "ring")
+    failed = (FailedPlan("ring:workers=2", 2, "WorkerFailed: worker 1 failed first", f"elsewhere/{lost}"),)
+    write_json(folder / "comparison.json", to_dict(decided(replace(known, plans=rows, failed=failed))))
+    text = page(open_all([folder]))
+    assert '<section class="answer single"' in text, "the answer stays although one of the runs was not timed"
+    assert "Ring x2 failed: WorkerFailed: worker 1 failed first." in text
+    assert "as fast as the best single process" in text
+    write_json(folder / "comparison.json", to_dict(decided(replace(known, plans=rows, failed=failed, core_wait=0.4))))
+    text = page(open_all([folder]))
+    assert '<section class="answer undecided"' in text
+    assert "as fast as the best single process" not in text
 
 
 def test_a_report_is_written_into_the_folder_of_the_run(runs: Path) -> None:

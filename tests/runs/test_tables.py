@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
 
-from paceline.api.comparing.compare import Comparison
+from paceline.api.comparing.result import Comparison
 from paceline.api.simulate import Simulation
 from paceline.api.tuning.tune import tune
 from paceline.engines.replay.replay import Replay
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
-from paceline.runs.comparison import Answer, ComparisonRecord, Kind, Row
+from paceline.runs.comparison import Answer, ComparisonRecord, FailedPlan, Kind, Row
 from paceline.runs.tables import comparison_table, summary_lines
 from paceline.tuner.space import Float
 
@@ -28,6 +29,17 @@ def test_a_comparison_is_a_table_with_the_answer_below() -> None:
     assert lines[3].split() == ["ring", "x2", "1,500", "1.50"]
     assert lines[-1] == "Recommended: ring x2"
     assert len({len(line) for line in lines[1:4]}) == 1, "the columns are aligned"
+
+
+def test_a_plan_that_failed_is_a_row_with_its_reason_below() -> None:
+    found = Comparison(replace(RECORD, failed=(FailedPlan("ddp:workers=2", 2, "WorkerFailed: worker 0 ..."),)))
+    lines = str(found).splitlines()
+    assert lines[4].split() == ["ddp", "x2", "failed", "-"]
+    assert lines[-2:] == ["ddp x2 failed: WorkerFailed: worker 0 ...", "Recommended: ring x2"]
+    assert "<td>failed</td>" in found._repr_html_()
+    assert found.as_dict()["failed"] == [
+        {"plan": "ddp:workers=2", "workers": 2, "reason": "WorkerFailed: worker 0 ...", "run": None}
+    ]
 
 
 def test_reprs_are_one_line_that_says_what_came_of_it() -> None:

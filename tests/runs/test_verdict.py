@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.runs.comparison import Answer, ComparisonRecord, Kind, Row
+from paceline.runs.comparison import Answer, ComparisonRecord, FailedPlan, Kind, Row
 from paceline.runs.intervals import median_interval, wilson
-from paceline.runs.verdict import MOST_LOST, PAYS, SETTLED, decide, decided, disagreement
+from paceline.runs.verdict import CROWDED, MOST_LOST, PAYS, SETTLED, decide, decided, disagreement
 
 SINGLE = Row("sequential", 1, 100.0, (100.0,), 1.0, 1.0, test_accuracy=0.9, speedup_interval=(1.0, 1.0))
 
@@ -141,12 +141,69 @@ def test_of_two_that_may_be_as_fast_the_more_accurate_is_recommended() -> None:
 def test_a_plan_that_learns_too_little_is_not_recommended() -> None:
     answer = said(row("hogwild:workers=2", STEADY, test_accuracy=0.6))
     assert answer.kind == Kind.SINGLE
-    assert "hogwild x2 is 1.68x as fast, but learns too little, accuracy -30.0 points" in answer.sentence
+    assert answer.sentence == (
+        "One process is the best you can do here (2 threads): no plan that learns enough pays (dropped for quality, "
+        "--quality-limit is 5 points of accuracy: hogwild x2, 1.68x (±1%), accuracy -30.0 points (±3.0), less accurate "
+        "than one process beyond chance); to use it: paceline train digits --plan sequential:threads=2"
+    )
     lossy = Row("ring", 2, 168.0, (168.0,), 1.68, 0.84, test_loss=2.0)
     alone = replace(SINGLE, test_accuracy=None, test_loss=1.0)
     assert decide(replace(record(), plans=(alone, lossy))).kind == Kind.SINGLE
     assert decide(replace(record(), plans=(alone, replace(lossy, test_loss=1.05)))).kind == Kind.RECOMMENDED
     assert decide(replace(record(), plans=(alone, replace(lossy, test_loss=float("nan"))))).kind == Kind.SINGLE
+
+
+def test_a_faster_plan_that_was_dropped_for_quality_is_named_and_the_limit_is_the_users() -> None:
+    """Ring was once recommended without a word on downpour, which was faster and whose test loss was 12% higher."""
+    alone = replace(SINGLE, test_accuracy=None, test_loss=1.0)
+    ring = row("ring:workers=2", [1.16, 1.15, 1.17, 1.16, 1.2], test_loss=1.003)
+    downpour = row("downpour:workers=2", [1.79, 1.7, 1.85, 1.8, 1.75], test_loss=1.12)
+    found = replace(record(ring, downpour), plans=(alone, ring, downpour))
+    answer = decide(found)
+    assert answer.plan == ring.plan
+    assert answer.sentence == (
+        "Recommended: ring x2, 1.16x (±2%), test loss +0.3% (dropped for quality, --quality-limit is test loss +10%: "
+        "downpour x2, 1.79x (±4%), test loss +12.0%); to use it: paceline train digits --plan ring --workers 2"
+    )
+    assert "quality_limit= is test loss +10%" in decide(replace(found, command="")).sentence
+    assert decide(replace(found, quality_limit=0.15)).plan == downpour.plan
+    assert decide(replace(found, quality_limit=0.001)).kind == Kind.SINGLE
+    slow = replace(downpour, speedup=1.1, speedup_interval=(1.09, 1.11))
+    assert "dropped" not in decide(replace(found, plans=(alone, ring, slow))).sentence  # it would not have been chosen
+    less = row("hogwild:workers=2", STEADY, test_accuracy=0.8)
+    assert said(less, quality_limit=0.11).plan == less.plan
+    assert said(less, quality_limit=0.09).kind == Kind.SINGLE
+
+
+@given(plans, st.floats(CROWDED, 1.0))
+def test_nothing_is_settled_where_workers_waited_for_a_core(
+    several: list[tuple[list[float], float | None]], share: float
+) -> None:
+    """On a busy machine one process was once called the best there is, where two workers were 1.8 times as fast."""
+    answer = decide(replace(made(several), core_wait=share))
+    assert answer.kind == Kind.UNDECIDED
+    assert f"workers waited for one {share:.0%} of their time" in answer.sentence
+    assert "End those programs, or give them other cores" in answer.sentence
+    assert answer.plan is answer.command is None
+
+
+def test_a_machine_that_is_hardly_busy_settles_it() -> None:
+    assert said(row("ring:workers=2", STEADY), core_wait=CROWDED - 0.001).kind == Kind.RECOMMENDED
+
+
+@given(plans)
+def test_nothing_is_settled_by_a_comparison_that_was_interrupted(
+    several: list[tuple[list[float], float | None]],
+) -> None:
+    answer = decide(replace(made(several), interrupted=True, rounds=2))
+    assert answer.kind == Kind.UNDECIDED
+    assert answer.sentence.endswith("it was interrupted after 2 whole rounds; compare again, to the end")
+
+
+def test_plans_that_failed_are_named_where_no_other_was_compared() -> None:
+    failed = (FailedPlan("ddp:workers=2", 2, "WorkerFailed: ..."),)
+    assert "every plan with several workers failed (ddp x2)" in said(failed=failed).sentence
+    assert said(row("ring:workers=2", STEADY), failed=failed).kind == Kind.RECOMMENDED
 
 
 def test_where_nothing_pays_one_process_is_the_answer() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from paceline.api.tuning.ranks import ADDRESS, Where, meet
-from paceline.errors import RunFailed, TuningError
+from paceline.errors import FrameError, RunFailed, TuningError
 from paceline.links.tcp.address import Address
-from paceline.links.tcp.credentials import LOOPBACK
-from paceline.links.tcp.events import Arrived, Received
+from paceline.links.tcp.credentials import LOOPBACK, listen
+from paceline.links.tcp.events import Arrived, Gone, Received
 from paceline.links.tcp.handshake import JOB_BYTES, Identity, Peer
 from paceline.links.tcp.hub import Hub
 from paceline.tuner.drive import drive
@@ -27,7 +27,8 @@ from paceline.tuner.trial import Trial
 from paceline.tuner.trials import Terms
 from paceline.tuner.trials.dispatch import JOINED, Dispatcher
 from paceline.tuner.trials.here import Here
-from paceline.tuner.trials.peers import RANK, SAID, TERMS, Peers, RankInfo, serve
+from paceline.tuner.trials.messages import Outcome, answer_of, message_of, outcome_of, pack, terms_of
+from paceline.tuner.trials.peers import OVER, RANK, SAID, TERMS, TUNER, Peers, RankInfo, serve
 from paceline.tuner.trials.processes import Processes
 
 MEETING = bytes(16)
@@ -52,7 +53,7 @@ def rank_info(rank: int, head: Address) -> RankInfo:
 
 
 def head_of(study: Study, terms: Terms) -> Peers:
-    return Peers(None, rank_info(0, Address("127.0.0.1", 0)), terms, lambda: sorted(study.trials))
+    return Peers(None, rank_info(0, Address("127.0.0.1", 0)), terms, lambda: Outcome(study.trials, None))
 
 
 def rank(pool: ThreadPoolExecutor, number: int, head: Address) -> Future[Any]:
@@ -66,7 +67,7 @@ def test_a_rank_finds_what_one_process_finds() -> None:
     with ThreadPoolExecutor(1) as pool:
         served = rank(pool, 1, peers.hub.address)
         drive(ranks, Dispatcher(peers, ranks.report))
-        assert served.result() == sorted(ranks.trials)
+        assert served.result() == Outcome(ranks.trials, None)
     assert {n: (t.value, t.reports) for n, t in here.trials.items()} == {
         n: (t.value, t.reports) for n, t in ranks.trials.items()
     }
@@ -80,7 +81,7 @@ def leaves_with_a_leg(head: Address) -> None:
         for event in hub.poll(1.0):
             match event:
                 case Received(peer, kind, _, _) if kind == TERMS:
-                    hub.post(peer, SAID, (0,), [pickle.dumps((JOINED,))])
+                    hub.post(peer, SAID, (0,), [pack((JOINED,))])
                 case Received():
                     hub.close()
                     return
@@ -107,6 +108,82 @@ def test_the_leg_of_a_lost_rank_begins_again() -> None:
         served.result()
     assert begun.is_set()
     assert [t.status for t in study.trials.values()] == ["done"] * 5
+
+
+class Payload:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+def is_a_hostile_rank(head: Address, body: bytes) -> None:
+    hub = Hub(Identity(Peer(RANK, 7, 1), MEETING, bytes(JOB_BYTES)))
+    hub.dial(head, 60.0)
+    while True:
+        for event in hub.poll(1.0):
+            match event:
+                case Arrived(peer):
+                    hub.post(peer, SAID, (0,), [pack((JOINED,))])
+                    hub.post(peer, SAID, (0,), [body])
+                case Gone():
+                    hub.close()
+                    return
+
+
+def is_a_hostile_head(hub: Hub, kind: int, body: bytes) -> None:
+    while True:
+        for event in hub.poll(1.0):
+            match event:
+                case Arrived(peer):
+                    hub.post(peer, kind, (), [body])
+                case Gone():
+                    return
+
+
+def test_what_a_rank_says_is_never_unpickled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, ran = opened("grid", 1), tmp_path / "ran"
+    peers = head_of(study, Terms())
+    with ThreadPoolExecutor(2) as pool:
+        hostile = pool.submit(is_a_hostile_rank, peers.hub.address, pickle.dumps(Payload(ran)))
+
+        def then() -> Outcome:
+            hostile.result()
+            return serve(rank_info(1, peers.hub.address), lambda terms: Processes(curve, terms, 1, threads=1), 60.0)
+
+        served = pool.submit(then)
+        drive(study, Dispatcher(peers, study.report))
+        served.result()
+    assert not ran.exists()
+    assert "sent what is not allowed: a message between ranks cannot be read" in capsys.readouterr().err
+    assert [t.status for t in study.trials.values()] == ["done"] * 5
+
+
+@pytest.mark.parametrize("kind", [TERMS, OVER])
+def test_what_a_head_says_is_never_unpickled(kind: int, tmp_path: Path) -> None:
+    ran, listener = tmp_path / "ran", listen(Address("127.0.0.1", 0), LOOPBACK)
+    hub = Hub(Identity(Peer(TUNER, 0, 1), MEETING, bytes(JOB_BYTES)), LOOPBACK, listener)
+    with ThreadPoolExecutor(1) as pool:
+        over = pool.submit(is_a_hostile_head, hub, kind, pickle.dumps(Payload(ran)))
+        with pytest.raises(FrameError, match="cannot be read"):
+            serve(rank_info(1, hub.address), lambda terms: Processes(curve, terms, 1, threads=1), 60.0)
+        over.result()
+    hub.close()
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"\xff", b"{}", b"[1]", b'[["end"]]', b'["over"]', b'["report",1,2]', b'["report",true,2,0.5]',
+     b'["end",[{"trial":"0"}]]', b'["end",[{"trial":0,"value":1.0,"span":[1,2]}]]', b"[" * 100_000, b'["died",7]'],
+)  # fmt: skip
+def test_a_message_of_another_form_is_refused(said: bytes) -> None:
+    for read in (message_of, answer_of, outcome_of, terms_of):
+        with pytest.raises(FrameError):
+            read(memoryview(said))
 
 
 def test_ranks_that_share_no_folder_refuse_a_search_that_continues_trials(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def compress(
         )
     if not 0.5 <= confidence < 1:
         raise UsageError(f"confidence={confidence}: give a share from 0.5 to 0.999")
-    job, module = _opened(run, job)
+    job, module = _opened(run, job, say)
     module.eval()
     division, test = divide(job, seed), test_samples(job)
     made.takes(network_of(module, division.ranges.x))  # what cannot be emitted is refused before the search
@@ -103,13 +103,15 @@ def _target(name: str) -> Target:
     return TARGETS[name]()
 
 
-def _opened(run: Run | str | Path, job: Job | None) -> tuple[Job, nn.Module]:
+def _opened(run: Run | str | Path, job: Job | None, say: Callable[[str], None]) -> tuple[Job, nn.Module]:
     """Return the job and the trained model of a run."""
     if isinstance(run, Run):
         return job or run.job, _plain(run.model)
     path = Path(run)
     read_record(path)  # reports what is wrong with a folder that is not a run's
-    job = job or load_job_file(path, resumable=True)
+    if job is None:
+        say(f"reading {path / 'job.pickle'}, which runs code of its author; give job= instead for a run from elsewhere")
+        job = load_job_file(path, resumable=True)
     file = path / "model.pt"
     if not file.exists():
         raise RunFolderError(
@@ -185,10 +187,11 @@ def _tested(score: Score, module: nn.Module | None, test: Samples | None) -> flo
 def compare_precisions(
     run: Run | str | Path, within: float = 0.5, latency: str | float | None = None, size: str | int | None = None, *,
     confidence: float = CONFIDENCE, seed: int = 0, job: Job | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Precisions:  # fmt: skip
     """Measure a trained model of any kind in float32, bfloat16 and int8, by PyTorch's own means."""
     bounds = Bounds(within, reading.latency(latency), reading.size(size), confidence)
-    job, module = _opened(run, job)
+    job, module = _opened(run, job, say)
     division = divide(job, seed)
     validation, seen = division.validation, division.ranges.x
     with threads(1):

@@ -8,9 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.engines import cluster, mpi
 from paceline.engines.checkpoints import CheckpointRequest
-from paceline.engines.cluster.ray_session import RayOptions
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
 from paceline.runs.folder import RunFolder
@@ -35,8 +33,9 @@ class Settings:
     #: This process's place among the nodes of a launcher; None under other engines.
     node: Roster | None = None
     backups: int = 1
-    #: Which cluster of Ray; None under other engines.
-    ray: RayOptions | None = None
+    #: Of engine ray: which cluster of Ray to join, and whether its network needs no encryption.
+    address: str | None = None
+    trusted_network: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,11 @@ def _local(life: Life) -> AbstractContextManager[Outcome]:
 
 
 def _cluster(life: Life) -> AbstractContextManager[Outcome]:
+    from paceline.engines.cluster import engine
+
     settings = life.settings
     assert settings.node is not None
-    return cluster.train(
+    return engine.train(
         life.setup, settings.node, life.place.path, life.heartbeat, settings.progress, settings.timeout, life.request,
         settings.backups,
     )  # fmt: skip
@@ -81,16 +82,19 @@ def _cluster(life: Life) -> AbstractContextManager[Outcome]:
 
 def _ray(life: Life) -> AbstractContextManager[Outcome]:
     from paceline.engines.cluster import ray_nodes
+    from paceline.engines.cluster.ray_session import RayOptions
 
     settings = life.settings
-    assert settings.ray is not None
+    ray = RayOptions(settings.address, settings.trusted_network)
     return ray_nodes.train(
-        life.setup, settings.ray, life.place.path, life.heartbeat, settings.progress, settings.timeout, life.request,
+        life.setup, ray, life.place.path, life.heartbeat, settings.progress, settings.timeout, life.request,
         settings.backups,
     )  # fmt: skip
 
 
 def _mpi(life: Life) -> AbstractContextManager[Outcome]:
+    from paceline.engines import mpi
+
     return _in_this_process(life, lambda: mpi.train(life.setup))
 
 

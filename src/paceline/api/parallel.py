@@ -92,8 +92,9 @@ def _block(
     """Let a plan that this world can follow take the place of `optimizer.step()`."""
     store, rank = meet(plan)
     block = _Block(model, optimizer, plan, store, rank, timeout, folder)
-    before = vars(optimizer).get("step")  # a learning rate schedule may have wrapped it
-    optimizer.step = types.MethodType(_step_of(block), optimizer)  # type: ignore[method-assign]
+    before = dict(vars(optimizer))  # a learning rate schedule may have wrapped `step`
+    replaced = _methods_of(block)
+    vars(optimizer).update({name: types.MethodType(method, optimizer) for name, method in replaced.items()})
     try:
         yield model, optimizer
         block.finish()
@@ -102,9 +103,36 @@ def _block(
         raise
     finally:
         block.close()
-        del optimizer.step
-        if before is not None:
-            optimizer.step = before  # type: ignore[method-assign]
+        for name in replaced:
+            del vars(optimizer)[name]
+            if name in before:
+                vars(optimizer)[name] = before[name]
+
+
+def _methods_of(block: _Block) -> dict[str, Callable[..., Any]]:
+    """Return the methods of the optimizer in a block, by name."""
+    traits, plan = block.plan.traits, block.plan.name
+
+    def state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return block.with_state(type(optimizer).state_dict)
+
+    def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        raise UsageError(
+            f"load_state_dict() within `parallel`, where plan {plan} keeps the optimizer's state in memory that the "
+            "ranks share; load it before the block begins"
+        )
+
+    def add_param_group(optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+        raise UsageError(
+            "add_param_group() within `parallel`, where the parameters are fixed; call it before the block"
+        )
+
+    methods: dict[str, Callable[..., Any]] = {"step": _step_of(block), "add_param_group": add_param_group}
+    if traits.optimizer_at_server:
+        methods["state_dict"] = state_dict
+    if traits.optimizer_at_server or isinstance(block.plan.method, CentreServer):
+        methods["load_state_dict"] = load_state_dict
+    return methods
 
 
 def _step_of(block: _Block) -> Callable[..., Any]:
@@ -244,6 +272,16 @@ class _Block:
     def step(self) -> None:
         with torch.no_grad():
             self.worker.step()
+
+    def with_state(self, function: Callable[[torch.optim.Optimizer], dict[str, Any]]) -> dict[str, Any]:
+        """Return what a function makes of the optimizer, with the state that the shards have at this moment."""
+        own = dict(self.optimizer.state)
+        self.optimizer.state.update(self.worker.remembered(trainable(self.model)))
+        try:
+            return function(self.optimizer)
+        finally:
+            self.optimizer.state.clear()
+            self.optimizer.state.update(own)
 
     def finish(self) -> None:
         """End the method, wait for all ranks, and give the result to the model."""

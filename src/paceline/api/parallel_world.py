@@ -12,6 +12,7 @@ from torch import nn
 from paceline.core.cluster.variables import value
 from paceline.engines.workers.loop_worker import tables
 from paceline.errors import PlanError, UsageError
+from paceline.jobs.closures import refuse_closures
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.codecs import refuse_tables
 from paceline.plans.methods.native import NativeDdp
@@ -74,7 +75,8 @@ def meet(plan: Plan) -> tuple[Store, int]:
 
 
 def refuse(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
-    """Raise for models and plans that a user's own loop cannot train."""
+    """Raise for models, optimizers and plans that a user's own loop cannot train."""
+    refuse_closures(optimizer)
     if why := plan.traits.needs_train:
         remedy = "use `paceline.train` for it"
         if isinstance(plan.method, NativeDdp):

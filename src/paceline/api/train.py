@@ -17,7 +17,6 @@ from paceline.callbacks import check
 from paceline.callbacks.loggers import named
 from paceline.engines import checkpoints, cluster, mpi
 from paceline.engines.checkpoints import CheckpointRequest
-from paceline.engines.cluster.ray_session import RayOptions
 from paceline.engines.job_file import save_job_file
 from paceline.engines.outcome import Earlier, Hearer, finish
 from paceline.engines.record import first_record, life_record
@@ -33,6 +32,8 @@ from paceline.errors import (
     RunFailed,
     RunStopped,
     UsageError,
+    WorkerDied,
+    WorkerSilent,
     is_positive,
     suggest,
     whole,
@@ -42,7 +43,7 @@ from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.jobs.job import Job, checked
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
-from paceline.runs.folder import RunFolder, new_folder
+from paceline.runs.folder import RunFolder, new_folder, unless_begun
 from paceline.runs.live import Heartbeat
 from paceline.runs.progress import ProgressCallback
 from paceline.runs.record import CheckpointInterval, Evaluation, FailureRecord, RunRecord, Status
@@ -106,8 +107,7 @@ def train(
     check_arguments(train, given)
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
-    ray = RayOptions(address, trusted_network) if engine == "ray" else None
-    settings = Settings(engine, progress, timeout, world, hooks, node, backups, ray)
+    settings = Settings(engine, progress, timeout, world, hooks, node, backups, address, trusted_network)
     interval = _interval(checkpoint_every)
     if resume is not None:
         return _resume(_path(resume), job, plan, workers, max_updates, epochs, interval, settings)
@@ -159,7 +159,7 @@ def _begin(
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     request = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
-    with RunFolder(path) as place:
+    with unless_begun(path), RunFolder(path) as place:
         save_job_file(place, job, resumable=interval is not None)
         return _run(setup, place, record, request, settings)
 
@@ -337,10 +337,14 @@ def _train(life: Life, record: RunRecord, hearer: Hearer) -> Run:
 
 def _failed(setup: Setup, place: RunFolder, record: RunRecord, error: BaseException) -> RunRecord:
     """Describe the end of a run that did not finish; a failure learns where it can be replayed from."""
+    if isinstance(error, KeyboardInterrupt):
+        return record.with_(status=Status.STOPPED, error="interrupted by Ctrl-C or SIGTERM")
     status = Status.STOPPED if isinstance(error, RunStopped) else Status.FAILED
     if not isinstance(error, Blamed):
         return record.with_(status=status, error=f"{type(error).__name__}: {error}")
     error.failure.run = place.path if setup.plan.replayable else None
+    if record.checkpoint_every is not None and isinstance(error, WorkerDied | WorkerSilent):
+        error.failure.resume = place.path
     return record.with_(status=status, error=str(error), failure=FailureRecord.of(error.failure))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, final
 
@@ -10,6 +9,7 @@ from paceline.callbacks import Training, require_figure
 from paceline.callbacks.metric import Best
 from paceline.errors import UsageError
 from paceline.errors.arguments import check_arguments
+from paceline.runs.json_files import draft_of
 from paceline.runs.record import Evaluation
 
 
@@ -46,6 +46,5 @@ class BestCheckpoint:
 
         assert training.folder is not None
         self.path, self.updates = training.folder / self.file, evaluation.updates
-        draft = self.path.with_name(self.path.name + ".new")
-        torch.save(model.state_dict(), draft)
-        os.replace(draft, self.path)
+        with draft_of(self.path) as draft:
+            torch.save(model.state_dict(), draft)

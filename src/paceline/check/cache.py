@@ -1,7 +1,7 @@
 """A cache by content: the findings of a text are reused when the same text is checked again.
 
 There is one file per text under `.paceline_cache`, named by the hash of the text and of the checker's own source, so a
-change of either is never missed.
+change of either is never missed. Files are replaced and not followed: a project that is checked may hold a link there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from paceline import user_cache
 from paceline.check.across.interface import read_interface
 from paceline.check.engine import Examined
 from paceline.check.reporting.findings import Finding, Step
@@ -35,7 +36,7 @@ class Cache:
     def get(self, text: str) -> Examined | None:
         """What was found in this text; None when that is not known."""
         try:
-            rows, interface, cut = json.loads((self.folder / _name(text)).read_text(encoding="utf-8"))
+            rows, interface, cut = json.loads(user_cache.read(self.folder / _name(text)))
             return Examined([_finding(row) for row in rows], read_interface(interface), tuple(cut))
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -47,9 +48,8 @@ class Cache:
         found, interface, cut = examined
         try:
             if not self.folder.is_dir():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                (self.folder / ".gitignore").write_text("*\n")
-            (self.folder / _name(text)).write_text(json.dumps([[_row(f) for f in found], interface, cut]))
+                user_cache.write(self.folder / ".gitignore", b"*\n")
+            user_cache.write(self.folder / _name(text), json.dumps([[_row(f) for f in found], interface, cut]).encode())
         except OSError:
             self.writes = False
 

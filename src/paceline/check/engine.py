@@ -19,15 +19,15 @@ from paceline.check.reporting.mistakes import subject_of
 from paceline.check.rules import RULES
 from paceline.check.rules.rule import Rule
 from paceline.check.summaries import Facts
-from paceline.check.syntax.source import OLD, Unreadable, parse
+from paceline.check.syntax.source import OLD, UNREADABLE, Unreadable, parse
 from paceline.check.together.merging import merge
 from paceline.check.together.places import divided, place
+from paceline.check.together.programs import programs
 from paceline.check.values.module import Module
 
-UNREADABLE = "PC001"
 DEPTH = 6_000  # recursion limit for nested syntax; the parser itself gives up before
 
-#: A file without any of these words has nothing to do with threads, tasks, processes or ranks, and is not parsed.
+#: A file without any of these words has nothing to do with threads, tasks, processes or ranks: it is only parsed.
 RELEVANT = (
     "thread", "Thread", "async ", "lock", "Lock", "queue", "Queue", "multiprocess", "asyncio", "concurrent", "mutex",
     "fork", "Popen", "signal", "__del__", "weakref", "gc.callbacks", "torch", "mpi4py", "MPI", "dist.", "accelerat",
@@ -47,8 +47,14 @@ class Examined(NamedTuple):
     cut: tuple[str, ...] = ()
 
 
+def unreadable(path: str, why: Unreadable) -> Finding:
+    """The finding for a file of which nothing was checked; it is certain, so no level or choice of rules hides it."""
+    remedy = "nothing in this file was checked"
+    return Finding(UNREADABLE, why.line, 1, "<module>", str(why), remedy=remedy, confidence=1.0, path=path)
+
+
 def is_relevant(path: str, text: str) -> bool:
-    """Whether a file is parsed at all: it has to do with threads, or may re-export what does."""
+    """Whether a file is analysed at all: it has to do with threads, or may re-export what does."""
     return path.endswith("__init__.py") or any(word in text for word in RELEVANT)
 
 
@@ -72,8 +78,8 @@ def examine_together(texts: Mapping[str, str], rules: Iterable[Rule] = tuple(RUL
                 facts = Facts(Module(merge(trees)))
                 found = _findings(facts, "\n".join(texts.values()), rules)
                 cut = [(*place(fn.line, list(trees)), fn) for fn in facts.walker.cut]
-        except (Unreadable, RecursionError):  # without the file that cannot be read, it is another program
-            return {path: _examine(path, text, rules) for path, text in texts.items()}
+        except (Unreadable, RecursionError, MemoryError):
+            return _without_unreadable(texts, rules)
         by_path = divided(found, list(trees))
         return {
             path: Examined(
@@ -84,20 +90,31 @@ def examine_together(texts: Mapping[str, str], rules: Iterable[Rule] = tuple(RUL
         }
 
 
+def _without_unreadable(texts: Mapping[str, str], rules: Iterable[Rule]) -> dict[str, Examined]:
+    """The files that cannot be read alone, and the programs that the others make up without them."""
+    alone = {path: _examine(path, text, rules) for path, text in texts.items()}
+    broken = {path for path, examined in alone.items() if any(f.rule == UNREADABLE for f in examined.findings)}
+    readable = {path: text for path, text in texts.items() if path not in broken}
+    for group in programs(readable) if broken else ():
+        alone |= examine_together({path: texts[path] for path in group}, rules)
+    return alone
+
+
 def _examine(path: str, text: str, rules: Iterable[Rule]) -> Examined:
-    if not is_relevant(path, text):
-        return Examined([])
-    interface, cut = Interface(), list[str]()
+    interface, cut, found = Interface(), list[str](), list[Finding]()
     try:
         with _deep_recursion():
-            facts = Facts(Module(parse(text)))
+            tree = parse(text)  # always: what Python refuses is not clean, whatever it is about
+            if not is_relevant(path, text):
+                return Examined([])
+            facts = Facts(Module(tree))
             found = _findings(facts, text, rules)
             interface = interface_of(facts)
             cut = sorted(f"{fn.qualname}, line {fn.line}" for fn in facts.walker.cut)
     except Unreadable as error:
-        found = [Finding(UNREADABLE, error.line, 1, "<module>", str(error), remedy="nothing in this file was checked")]
-    except RecursionError:
-        found = [Finding(UNREADABLE, 1, 1, "<module>", "nested too deeply", remedy="nothing in this file was checked")]
+        found = [unreadable(path, error)]
+    except (RecursionError, MemoryError):
+        found = [unreadable(path, Unreadable("nested too deeply"))]
     return Examined(_settled(found, path, text), interface, tuple(cut))
 
 

@@ -36,6 +36,8 @@ class Chosen:
 
     files: list[Path] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    #: Folders that cannot be read: nothing is known of what is in them.
+    unreadable: list[Skipped] = field(default_factory=list)
 
 
 def choose_files(paths: Iterable[Path], exclude: tuple[str, ...] = ()) -> Chosen:
@@ -48,7 +50,7 @@ def choose_files(paths: Iterable[Path], exclude: tuple[str, ...] = ()) -> Chosen
         if excluded(path, exclude):
             chosen.skipped.append(Skipped(path.as_posix(), "excluded"))
             continue
-        for file in _walk(path, exclude, chosen.skipped) if path.is_dir() else [path]:
+        for file in _walk(path, exclude, chosen) if path.is_dir() else [path]:
             if (key := os.path.realpath(file)) in seen:
                 continue
             seen.add(key)
@@ -70,17 +72,17 @@ def _not_a_program(file: Path) -> str:
     return next((kind for is_kind, kind in _KINDS if is_kind(found.st_mode)), "")
 
 
-def _walk(folder: Path, exclude: tuple[str, ...], skipped: list[Skipped]) -> Iterator[Path]:
+def _walk(folder: Path, exclude: tuple[str, ...], chosen: Chosen) -> Iterator[Path]:
     """Yield the Python files under a folder. Links to folders are not followed, so a link to itself does not matter."""
 
     def unreadable(error: OSError) -> None:
-        skipped.append(Skipped(Path(error.filename).as_posix(), f"cannot be read: {error.strerror}"))
+        chosen.unreadable.append(Skipped(Path(error.filename).as_posix(), f"cannot be read: {error.strerror}"))
 
     for at, folders, files in os.walk(folder, onerror=unreadable):
         entered = []
         for name in sorted(folders):
             if why := _why_not_entered(Path(at, name), exclude):
-                skipped.append(Skipped(Path(at, name).as_posix(), why))
+                chosen.skipped.append(Skipped(Path(at, name).as_posix(), why))
             elif name not in EXCLUDED_FOLDERS:
                 entered.append(name)
         folders[:] = entered
@@ -88,7 +90,7 @@ def _walk(folder: Path, exclude: tuple[str, ...], skipped: list[Skipped]) -> Ite
             if not name.endswith(".py"):
                 continue
             if excluded(Path(at, name), exclude):
-                skipped.append(Skipped(Path(at, name).as_posix(), "excluded"))
+                chosen.skipped.append(Skipped(Path(at, name).as_posix(), "excluded"))
             else:
                 yield Path(at, name)
 

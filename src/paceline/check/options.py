@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.check.reporting.comments import UNUSED
+from paceline.check.reporting.findings import LOWEST_FIRST
 from paceline.check.rules import RULES
+from paceline.check.syntax.source import UNREADABLE
 from paceline.errors import UsageError, suggest
 
 # Not programs of the project, and passed over without a word.
@@ -33,7 +36,9 @@ class Options:
     select: tuple[str, ...] = ("PC",)
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    min_confidence: float = 0.2  # what is hardly a bug is hidden as well; see benchmarks/checker
+    min_rank: str = LOWEST_FIRST[0]
+    everything: bool = False  # what the models doubt as well
+    min_confidence: float = 0.2  # deprecated; what is hardly a bug is hidden as well, see benchmarks/checker
     baseline: str = ""
     feedback: str = ""
     libraries: tuple[str, ...] = ()  # files with what calls of other libraries wait for
@@ -41,9 +46,15 @@ class Options:
     cache: bool = True
     jobs: int = 0  # processes; 0 for one per CPU in a large tree
 
+    @property
+    def least(self) -> float:
+        """The value of the model below which findings are hidden; 0 hides none."""
+        return 0.0 if self.everything else self.min_confidence
+
     def includes(self, code: str) -> bool:
-        """Whether findings of this rule are reported."""
-        return code.startswith(self.select) and not (self.ignore and code.startswith(self.ignore))
+        """Whether findings of this rule are reported; a choice of rules makes no unreadable file a clean one."""
+        chosen = code.startswith(self.select) or code == UNREADABLE
+        return chosen and not (self.ignore and code.startswith(self.ignore))
 
 
 def read_options(start: Path, **given: Any) -> Options:
@@ -58,8 +69,10 @@ def read_options(start: Path, **given: Any) -> Options:
         values[name] = tuple(value) if isinstance(value, list) else value
     values.update({name: value for name, value in given.items() if value is not None})
     options = Options(**values)
+    if options.min_rank not in LOWEST_FIRST:
+        raise UsageError(f"min-rank is {options.min_rank!r}. It is one of {', '.join(LOWEST_FIRST)}")
     for code in (*options.select, *options.ignore):
-        if not any(known_code.startswith(code) for known_code in (*RULES, "PC001", "PC002")):
+        if not any(known_code.startswith(code) for known_code in (*RULES, UNREADABLE, UNUSED)):
             raise UsageError(f"no rule begins with {code!r}: {suggest(code, RULES)}")
     return options
 

@@ -1,4 +1,4 @@
-"""Checks files and folders, with cache, baseline, feedback and minimum confidence."""
+"""Checks files and folders, with cache, baseline, feedback and a least rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.check import libraries
 from paceline.check.across.interface import Interface
 from paceline.check.across.rules import findings_across
 from paceline.check.cache import Cache
-from paceline.check.engine import UNREADABLE, Examined, is_relevant
+from paceline.check.engine import Examined, is_relevant, unreadable
 from paceline.check.files import Skipped, choose_files
 from paceline.check.options import Options
 from paceline.check.parallel import Program, Source, check_programs
@@ -18,13 +18,12 @@ from paceline.check.ranking.feedback import Verdict, marked, read_verdicts, weig
 from paceline.check.ranking.order import within
 from paceline.check.reporting.baseline import read_baseline
 from paceline.check.reporting.comments import UNUSED, with_comments
-from paceline.check.reporting.findings import Finding
+from paceline.check.reporting.findings import Finding, is_ranked
 from paceline.check.reporting.mistakes import one_each
 from paceline.check.syntax.source import Unreadable, read
 from paceline.check.together.programs import programs
 
-#: A finding to which its own rule gives less, or the model of bugs, is reported only where everything is, with a least
-#: confidence of 0.
+#: A finding to which its own rule gives less, or the model of bugs, is reported only where everything is.
 DOUBTED, UNLIKELY = 0.5, 0.04
 
 
@@ -73,7 +72,9 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     chosen = choose_files(paths, options.exclude)
     report = Report(files=len(chosen.files), skipped=sorted(chosen.skipped))
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
-    found = [f for f in _findings(chosen.files, options, report) if options.includes(f.rule)]
+    found = [unreadable(displayed(Path(folder)), Unreadable(why)) for folder, why in chosen.unreadable]
+    found += _findings(chosen.files, options, report)
+    found = [finding for finding in found if options.includes(finding.rule)]
     found = worth_showing(found, options)
     report.findings = one_each(finding for finding in found if finding.fingerprint not in known)
     report.known = len(one_each(finding for finding in found if finding.fingerprint in known))
@@ -81,18 +82,19 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
 
 
 def worth_showing(found: list[Finding], options: Options) -> list[Finding]:
-    """The findings above the least confidence, which is computed here, and those that a comment calls bugs."""
+    """The findings that are neither doubted by the models nor ranked too low, and those that a comment calls bugs."""
     verdicts = _verdicts(options)
-    if options.min_confidence:
+    if options.least:
         found = [finding for finding in found if finding.confidence >= DOUBTED or finding.verdict is not None]
     weigh(found, [*verdicts, *marked(found)])
-    if options.min_confidence:
+    if options.least:
         found = [finding for finding in found if finding.bug >= UNLIKELY or finding.verdict is not None]
     found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
     if verdicts:
         found.sort(key=lambda f: -f.confidence)
     found = [finding for finding in found if finding.verdict is not False]
-    return [finding for finding in found if finding.verdict or finding.confidence >= options.min_confidence]
+    shown = [f for f in found if f.verdict or f.confidence >= options.least]
+    return [f for f in shown if f.verdict or is_ranked(f.rank, options.min_rank)]
 
 
 def _findings(files: Iterable[Path], options: Options, report: Report) -> list[Finding]:
@@ -143,7 +145,7 @@ def _sources(files: Iterable[Path], report: Report, found: list[Finding]) -> lis
         try:
             text = read(file)
         except Unreadable as error:
-            found.append(Finding(UNREADABLE, error.line, 1, "<module>", str(error), path=path))
+            found.append(unreadable(path, error))
             continue
         report.lines += text.count("\n") + 1
         sources.append(Source(path, text))
@@ -151,12 +153,15 @@ def _sources(files: Iterable[Path], report: Report, found: list[Finding]) -> lis
 
 
 def _programs(sources: list[Source], reached: set[str]) -> Iterator[Program]:
-    """The files to be checked: those that make up a small program together, every other one alone."""
+    """The files to be checked: those that make up a small program together, every other one alone.
+
+    A file that has nothing to do with threads or ranks is among them, since only what can be parsed is clean.
+    """
     texts = dict(sources)
     groups = [group for group in programs(texts) if not reached.isdisjoint(group)]
     together = {path for group in groups for path in group}
     yield from (tuple(Source(path, texts[path]) for path in group) for group in groups)
-    yield from ((source,) for source in sources if source.path in reached and source.path not in together)
+    yield from ((source,) for source in sources if source.path not in together)
 
 
 def _keys(program: Program) -> list[str]:

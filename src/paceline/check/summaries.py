@@ -21,6 +21,7 @@ from paceline.check.syntax.names import dotted, is_constant, keyword
 from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import Access
 from paceline.check.threads.roots import Root, Roots
+from paceline.check.together.places import of_own_file
 from paceline.check.values.library_types import method_name
 from paceline.check.values.module import Module
 
@@ -187,9 +188,9 @@ class Facts:
                 found.setdefault(attribute, []).append(cls)
         return found
 
-    def only_owner(self, attribute: str) -> Class | None:
+    def only_owner(self, node: ast.Attribute) -> Class | None:
         """The class that has an attribute of this name, if it is just one."""
-        owners = self._owners.get(attribute, [])
+        owners = of_own_file(self._owners.get(node.attr, ()), node.lineno, lambda cls: cls.node.lineno)
         return owners[0] if len(owners) == 1 else None
 
     @cached_property

@@ -23,6 +23,7 @@ from paceline.cli.console import console
 from paceline.cli.environment import check_environment
 from paceline.cli.launched import rank_before, tell_torchrun
 from paceline.cli.layout import Command, Group
+from paceline.engines.signals import TERMINATED, termination
 from paceline.errors import PacelineDeprecationWarning, PacelineError, RunOver, RunStopped, UsageError
 from paceline.errors.renames import COMMAND_OPTIONS, OPTIONS
 from paceline.errors.suggestions import FAMILIAR_OPTIONS
@@ -85,6 +86,11 @@ def main() -> None:
     """Run a command. An error of Paceline's own is printed as one block, without a traceback."""
     _open_closed_streams()
     register()
+    with termination.interrupts():
+        _run()
+
+
+def _run() -> None:
     warnings.simplefilter("default", PacelineDeprecationWarning)
     warnings.showwarning = _print_warning  # type: ignore[assignment]
     if not sys.platform.startswith("linux"):
@@ -106,11 +112,14 @@ def main() -> None:
         if not isinstance(error, RunOver):  # of which another rank has the reason
             tell_torchrun(message)
         console.print(f"{rank_before(os.environ)}{message}", style="red", markup=False, soft_wrap=True)
-        sys.exit(error.exit_code)
-    except SystemExit as end:  # typer turns a KeyboardInterrupt into one
-        if end.code == INTERRUPTED:
-            console.print("interrupted; every worker was stopped", style="yellow")
-        raise
+        sys.exit(TERMINATED if termination.requested else error.exit_code)
+    except (KeyboardInterrupt, SystemExit) as end:  # typer turns a KeyboardInterrupt into a SystemExit
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        how = "stopped by SIGTERM" if termination.requested else "interrupted"
+        if not (termination.requested and "watch" in ours):  # so a run ends the watcher that it has started
+            console.print(f"{how}; every worker was stopped", style="yellow")
+        sys.exit(TERMINATED if termination.requested else INTERRUPTED)
     except ModuleNotFoundError as error:
         if _debug or error.name not in TRAINING_PACKAGES:
             raise

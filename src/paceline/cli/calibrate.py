@@ -21,6 +21,9 @@ def calibrate(
     The card holds the seconds of operations with 1 to n busy cores, of exchanges between workers, and of Python in each
     update. `choose`, `validate` and --plan auto read it. It is a JSON file that can be carried to another machine.
     """
+    from paceline.engines.workers.forkserver import fork_early
+
+    fork_early()
     from paceline.api.planning.calibrate import calibrate as measure
     from paceline.cli.planning import show_card
     from paceline.planner.card import default_file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,12 +12,17 @@ from paceline.cli import options
 from paceline.cli.console import console
 from paceline.cli.output import print_json
 
+if TYPE_CHECKING:
+    from paceline.check.run import Report
+
 
 def check(
     paths: options.Paths = None,
     form: options.CheckFormatOption = options.CheckFormat.text,
     select: options.Select = None,
     ignore: options.Ignore = None,
+    min_rank: options.MinRank = None,
+    everything: options.Everything = None,
     min_confidence: options.Confidence = None,
     baseline: options.Baseline = None,
     write_baseline: options.WriteBaseline = None,
@@ -36,8 +42,6 @@ def check(
     """
     from paceline.check.options import parse_codes, read_options
     from paceline.check.reporting import baseline as known
-    from paceline.check.reporting.formats import FORMATS
-    from paceline.check.reporting.formats.objects import as_object
     from paceline.check.reporting.page import explain_rule
     from paceline.check.run import check_paths
 
@@ -48,6 +52,8 @@ def check(
         Path.cwd(),
         select=parse_codes(select),
         ignore=parse_codes(ignore),
+        min_rank=None if min_rank is None else min_rank.value,
+        everything=everything,
         min_confidence=min_confidence,
         baseline=baseline,
         feedback=feedback,
@@ -55,6 +61,8 @@ def check(
         cache=cache,
         jobs=jobs,
     )
+    if min_confidence is not None:
+        console.print("--min-confidence is deprecated: use --min-rank, or --everything in place of 0", markup=False)
     if lsp:
         from paceline.check.reporting.lsp import serve
 
@@ -64,10 +72,18 @@ def check(
         known.write_baseline(write_baseline, report.findings)
         console.print(f"{len(report.findings)} findings written to {write_baseline}", markup=False)
         return
+    _print(report, form, json)
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
+
+
+def _print(report: Report, form: options.CheckFormat, json: bool) -> None:
+    """Print the findings to standard output, and the summary for people."""
+    from paceline.check.reporting.formats import FORMATS
+    from paceline.check.reporting.formats.objects import as_object
+
     if json:
         print_json(as_object(report))
     elif text := FORMATS[form.value](report):
         typer.echo(text)
     console.print(report.summary(), markup=False)
-    if report.exit_code:
-        raise typer.Exit(report.exit_code)

@@ -29,6 +29,9 @@ def choose(
     calibrated the machine's card decides alone. Both give the seconds of an update with a 90% interval. The page has
     speed-up against workers, cost against time and the roofline of the model's layers.
     """
+    from paceline.engines.workers.forkserver import fork_early
+
+    fork_early()
     from paceline.api.planning.choose import choose as run_choice
     from paceline.api.planning.planner_page import choice_page
     from paceline.cli.planning import show_choice

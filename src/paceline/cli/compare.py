@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cli import options
 from paceline.cli.console import saying
 from paceline.cli.output import print_json
 from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.api.comparing.result import Comparison
 
 
 def compare(
@@ -19,6 +23,7 @@ def compare(
     device: options.Device = None,
     seconds: options.TimedSeconds = None,
     link: options.LinkText = None,
+    quality_limit: options.QualityLimit = None,
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
@@ -30,7 +35,8 @@ def compare(
     """Train JOB by several plans and show them side by side.
 
     Each plan is compared with the best single process, and with its ceiling: as many workers that never communicate.
-    The last line is the answer: a plan to use, one process, or that more rounds are needed to tell (--seconds).
+    The last line is the answer: a plan to use, one process, or that it is undecided, and what to do. A plan that fails
+    has a line with its reason. Ctrl-C shows what was measured until then.
 
     With --link 100Mbit,1ms the workers are machines like this one with such a network. Their times are simulated, with
     computing as measured here, and so is the answer; the gradients are real. Each codec's bytes and seconds are shown.
@@ -42,28 +48,40 @@ def compare(
     if job is None and script is None:
         raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     if script is not None:
-        _refuse_beside_script(JOB=job, plans=plans, seconds=seconds, link=link, data_dir=data_dir, **changes)
-        compare_scripts(script, workers or 2, quiet, json)
+        _refuse_beside_script(
+            JOB=job, plans=plans, seconds=seconds, link=link, data_dir=data_dir, quality_limit=quality_limit, **changes
+        )
+        compare_scripts(script, 2 if workers is None else workers, quiet, json)
         return
     assert job is not None
+    from paceline.engines.workers.forkserver import fork_early
+
+    fork_early()
     from paceline.api.comparing.compare import compare as run_comparison
-    from paceline.cli.comparison import show_comparison
+    from paceline.cli.comparison import progress_shown
 
     again = options.again("train", job, **changes, data_dir=data_dir)
-    found = run_comparison(
-        options.open_job(job, data_dir, **changes),
-        split_plans(plans) if plans is not None else None,
-        workers,
-        seconds=seconds,
-        link=link,
-        folder=runs,
-        say=saying(quiet),
-        command=again,
-    )
+    chosen = split_plans(plans) if plans is not None else None
+    try:
+        with progress_shown(quiet) as (say, progress):
+            comparison = run_comparison(
+                options.open_job(job, data_dir, **changes), chosen, workers, seconds=seconds, link=link,
+                quality_limit=quality_limit, folder=runs, say=say, progress=progress, command=again,
+            )  # fmt: skip
+    except KeyboardInterrupt as interrupt:
+        for measured in interrupt.args:
+            _show(measured, json)
+        raise
+    _show(comparison, json)
+
+
+def _show(comparison: Comparison, json: bool) -> None:
     if json:
-        print_json(found.as_dict())
+        print_json(comparison.as_dict())
         return
-    show_comparison(found.table)
+    from paceline.cli.comparison import show_comparison
+
+    show_comparison(comparison.table)
 
 
 def compare_scripts(script: str, workers: int, quiet: bool, json: bool) -> None:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 
-from paceline.cli.console import console
+from paceline.cli.console import console, saying
 from paceline.cli.tables import rich_table
 from paceline.runs.comparison import ComparisonRecord, Kind
 from paceline.runs.intervals import CONFIDENCE
 from paceline.runs.tables import comparison_table
 
+Progress = Callable[[float, str], None]
 COLOURS = {Kind.RECOMMENDED: "bold green", Kind.SINGLE: "bold", Kind.UNDECIDED: "bold yellow"}
+
+
+@contextmanager
+def progress_shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Progress | None]]:
+    """Yield what prints a line, and what moves a bar; without a terminal there is no bar, but a line for each step."""
+    say = saying(quiet)
+    if quiet or not console.is_terminal or console.is_dumb_terminal:
+        yield say, None
+        return
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Bar(*columns, console=console, transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task("", total=1.0)
+        yield say, lambda share, what: bar.update(task, completed=share, description=what)
 
 
 def show_comparison(found: ComparisonRecord) -> None:
@@ -19,6 +38,8 @@ def show_comparison(found: ComparisonRecord) -> None:
         console.print(f"{found.disagreement}.", style="yellow", markup=False)
     console.print(rich_table(comparison_table(found)))
     console.print(_legend(found), style="dim", markup=False)
+    for plan in found.failed:
+        console.print(f"{plan.sentence}.", style="red", markup=False, soft_wrap=True)
     for note in found.notes:
         console.print(f"note: {note}", style="yellow", markup=False)
     _show_steps(found)

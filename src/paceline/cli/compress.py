@@ -77,7 +77,7 @@ def _precisions(
     from paceline.api.compress import compare_precisions
     from paceline.cli.compression import show_precisions
 
-    found = compare_precisions(run, within, latency, size, confidence=confidence, seed=seed)
+    found = compare_precisions(run, within, latency, size, confidence=confidence, seed=seed, say=saying(json))
     if json:
         print_json(found.as_dict())
     else:

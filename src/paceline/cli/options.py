@@ -24,6 +24,14 @@ def writable(param: typer.CallbackParam, file: Path | None) -> Path | None:
     return file
 
 
+class Rank(str, enum.Enum):
+    """How much the findings of a family of rules are worth."""
+
+    high = "high"
+    medium = "medium"
+    low = "low"
+
+
 class CheckFormat(str, enum.Enum):
     """The output formats of `paceline check`."""
 
@@ -145,6 +153,15 @@ TimedSeconds = Annotated[
     float | None, typer.Option(help="Seconds to time each plan, divided over interleaved rounds of about three.")
 ]
 
+QualityLimit = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="What a recommended plan may lose: of test accuracy, or without one, of test loss.",
+        show_default="0.05 of accuracy, 0.1 of loss",
+    ),
+]
+
 Loggers = Annotated[
     list[str] | None,
     typer.Option(
@@ -201,14 +218,20 @@ ReportFormat = Annotated[
 CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", "--output-format", help="Output format.")]
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
 Ignore = Annotated[str | None, typer.Option(help="Rules to skip, by prefixes of their codes.")]
+MinRank = Annotated[
+    Rank | None, typer.Option(help="Report no finding of a family of rules that is ranked lower.", show_default="low")
+]
+Everything = Annotated[
+    bool | None, typer.Option("--everything", help="Report what the checker doubts, too.", show_default="off")
+]
 Confidence = Annotated[
-    float | None, typer.Option(help="Report no finding below this confidence; 0 reports all.", show_default="0.2")
+    float | None, typer.Option(help="Deprecated: use --min-rank, or --everything for 0.", hidden=True)
 ]
 Baseline = Annotated[str | None, typer.Option(help="Report only findings that are not in this baseline file.")]
 WriteBaseline = Annotated[
     Path | None, typer.Option(callback=writable, help="Write the findings to this baseline file and exit with 0.")
 ]
-Feedback = Annotated[str | None, typer.Option(help="File of verdicts, true or false, by which findings are ranked.")]
+Feedback = Annotated[str | None, typer.Option(help="File of verdicts, true or false, by which findings are ordered.")]
 CheckBudget = Annotated[
     int | None,
     typer.Option(

@@ -43,6 +43,10 @@ def train(
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
     A run that is done continues with more epochs: --resume RUN --epochs N, in all.
     """
+    from paceline.engines.workers.forkserver import fork_early
+
+    if engine not in ("virtual", "mpi"):
+        fork_early()
     from paceline.api.engines import KEEPING
     from paceline.api.train import train as run_training
     from paceline.callbacks.parsing import named_callbacks
@@ -53,8 +57,7 @@ def train(
     changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
     chosen = options.open_job_or_none(job, data_dir, **changes, epochs=None if resume else epochs)
     engine = engine or engine_of(chosen)
-    rank = rank_of(engine)
-    quiet = quiet or rank > 0
+    quiet = quiet or rank_of(engine) > 0
     console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
     every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every
@@ -66,11 +69,12 @@ def train(
             address=address, epochs=epochs if resume else None, loggers=logger or (),
             callbacks=[*named_callbacks(early_stopping, best_checkpoint), bar],
         )  # fmt: skip
-    if not rank:  # rank 0 reports for all
-        _report(run.summary(), json)
+    _report(run.summary(), json, rank_of(engine))
 
 
-def _report(summary: dict[str, Any], json: bool) -> None:
+def _report(summary: dict[str, Any], json: bool, rank: int) -> None:
+    if rank:
+        return  # rank 0 reports for all
     if json:
         print_json(summary)
         return

@@ -45,6 +45,9 @@ def tune(
     The folder holds the journal, a page and best.py, which `paceline train` takes. A tuning that was ended or killed
     continues with --resume FOLDER, each configuration evaluated exactly once.
     """
+    from paceline.engines.workers.forkserver import fork_early
+
+    fork_early()
     from paceline.api.tuning.ranks import engine_of
     from paceline.api.tuning.tune import tune_from_files
     from paceline.cli.tuning import TuningDisplay, show_tuning

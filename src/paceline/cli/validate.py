@@ -31,6 +31,9 @@ def validate(
     card, and intervals of later predictions follow them. The page also has the predicted and the measured timeline of
     the fastest plans, one above the other.
     """
+    from paceline.engines.workers.forkserver import fork_early
+
+    fork_early()
     from paceline.api.planning.validate import validate as run_validation
     from paceline.cli.planning import show_validation
 

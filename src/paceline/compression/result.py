@@ -63,8 +63,11 @@ class Compression:
         if self.chosen is None:
             raise RunFolderError(f"there is no network within the bounds, so {file} is not written; see `frontier`")
         draft = Path(f"{file}.new")
-        draft.write_text(self.chosen.file.text, encoding="utf-8")
-        os.replace(draft, file)
+        try:
+            draft.write_text(self.chosen.file.text, encoding="utf-8")
+            os.replace(draft, file)
+        finally:
+            draft.unlink(missing_ok=True)
 
     def onnx(self) -> bytes:
         """Return the chosen network as ONNX, with its quantisation; needs the package onnx."""

@@ -7,7 +7,6 @@ What a checkpoint holds is taken by `local.checkpointing`, `cluster.checkpointin
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 import time
@@ -84,8 +83,8 @@ class CheckpointManager:
 
     def stopped(self, observer: Observer, waited: float = 0.0) -> RunStopped:
         """Return the end of a run that a signal has asked to end; `waited` is how long no worker has moved."""
-        assert observer.writer is not None
-        loss, run = observer.writer.so_far().newest_loss, str(self.request.run)
+        run = str(self.request.run)
+        loss = observer.writer.so_far().newest_loss if observer.writer is not None else None  # before the training
         return RunStopped(self.signals.ending, self.last, self.setup.agenda.updates, loss, run, waited)
 
     def close(self) -> None:
@@ -145,8 +144,6 @@ class Writer:
     def _run(self) -> None:
         """Write the newest checkpoint on offer, until the writer is closed."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        for module in ("torch.distributed.checkpoint", "safetensors.torch"):
-            importlib.import_module(module)  # takes half a second, in which the training goes on
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None or self._end)

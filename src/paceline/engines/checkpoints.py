@@ -1,7 +1,7 @@
 """Checkpoints in a run's folder: each is written under another name, completed, and only then renamed.
 
     checkpoints/400/checkpoint.json             the cut; facts; the position of each tensor in its holder's bytes
-    checkpoints/400/.metadata, __0_0.distcp     the holders' bytes, as torch.distributed.checkpoint
+    checkpoints/400/state.safetensors           the bytes of each holder
     checkpoints/400/model.safetensors           the model as it was then, for other programs
 
 A holder is a shard or a worker. The newest checkpoint is kept, and the one before, which the next one overwrites.
@@ -9,13 +9,12 @@ A holder is a shard or a worker. The newest checkpoint is kept, and the one befo
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
+import shlex
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -33,7 +32,8 @@ from paceline.runs.record import CheckpointInterval, LifeRecord
 from paceline.runs.schema import from_dict, to_dict
 from paceline.runs.trace import Columns, Kind, Trace
 
-FORMAT = 1
+FORMAT = 2  # the state of format 1 is a torch.distributed.checkpoint, whose import takes half a second
+RECORD, STATE, MODEL = "checkpoint.json", "state.safetensors", "model.safetensors"
 SMALL = 1 << 14  # bytes of a file whose content is remembered
 PAD = 4096  # checkpoint.json is padded to a multiple: a file that keeps its length is written faster
 
@@ -95,6 +95,11 @@ def folder_of(run: Path) -> Path:
     return run / "checkpoints"
 
 
+def resume_line(run: Path | str, where: str = "by the same launcher or on one machine") -> str:
+    """Return a further line of a message: the command that resumes a run, and where it may be given."""
+    return f"\n  resume  paceline train --resume {shlex.quote(str(run))}" + (f"   ({where})" if where else "")
+
+
 def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     """Write a checkpoint. A crash or a power failure leaves all of it or nothing."""
     base, name = folder_of(run), str(checkpoint.updates)
@@ -102,27 +107,38 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     if folder.exists():
         return
     old = _make_draft(base, draft)
+    try:
+        _write(draft, checkpoint, model)
+        os.rename(draft, folder)
+    except BaseException:  # of no use, and perhaps of a full disk
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _sync(base)
+    for other in old:
+        shutil.rmtree(other, ignore_errors=True)
+
+
+def _write(draft: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
+    """Write the files of a checkpoint into its draft."""
     before = set(os.listdir(draft))
+    for stray in before - {RECORD, STATE, MODEL}:  # of format 1
+        os.unlink(draft / stray)
     state, where = dict[str, Tensor](), dict[str, tuple[TensorSlot, ...]]()
     for holder, worker_state in checkpoint.holders.items():
         found, size = tensor_slots(worker_state.tensors)
         where[holder], state[holder] = tuple(found), torch.empty(size, dtype=torch.uint8)
         pack(list(worker_state.tensors.values()), found, state[holder])
-    _save_state({holder: raw for holder, raw in state.items() if len(raw)}, draft)
-    _save_model(model, draft / "model.safetensors")
+    _save(state, draft / STATE)
+    _save(model, draft / MODEL)
     facts = {holder: worker_state.facts for holder, worker_state in checkpoint.holders.items()}
     record = CheckpointRecord(
         FORMAT, torch.__version__, checkpoint.updates, checkpoint.nanoseconds, checkpoint.lives, checkpoint.cut,
         facts, where,
     )  # fmt: skip
     text = json.dumps(to_dict(record), default=str).encode()
-    _write_over(draft / "checkpoint.json", text.ljust(-(-len(text) // PAD) * PAD))
+    _write_over(draft / RECORD, text.ljust(-(-len(text) // PAD) * PAD))
     if before != set(os.listdir(draft)):
         _sync(draft)  # else every name in it has been flushed with the checkpoint before
-    os.rename(draft, folder)
-    _sync(base)
-    for other in old:
-        shutil.rmtree(other, ignore_errors=True)
 
 
 def _make_draft(base: Path, draft: Path) -> list[Path]:
@@ -141,59 +157,10 @@ def _make_draft(base: Path, draft: Path) -> list[Path]:
     return [path for path in rest if path != draft]
 
 
-def _save_state(state: dict[str, Tensor], folder: Path) -> None:
-    """Save as `torch.distributed.checkpoint.save` does, but in half the time for a small model, and without its warning
-    that there is only one process.
-    """
-    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.metadata import StorageMeta
-
-    writer, planner = FileSystemWriter(folder, sync_files=False), DefaultSavePlanner(flatten_state_dict=False)
-    writer.fs = _Over()  # type: ignore[assignment]
-    # The writer's own would name the draft and a number drawn anew: all that changes from one metadata to the next.
-    writer.storage_meta = StorageMeta  # type: ignore[method-assign]
-    planner.set_up_planner(state, StorageMeta(), is_coordinator=True)
-    writer.set_up_storage_writer(True)
-    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
-    (plan,) = writer.prepare_global_plan(plans)
-    written = writer.write_data(planner.finish_plan(plan), planner)
-    writer.finish(metadata, [written.wait()])
-
-
-class _Open(io.BytesIO):
-    """A buffer that can still be read after the writer has closed it."""
-
-    def close(self) -> None:
-        pass
-
-
-class _Over:
-    """The file system for `torch.distributed.checkpoint`; every file overwrites the one of its name."""
-
-    @contextlib.contextmanager
-    def create_stream(self, path: Path, mode: str) -> Iterator[io.BytesIO]:
-        stream = _Open()
-        yield stream
-        _write_over(path.with_name(path.name.removesuffix(".tmp")), stream.getbuffer())
-
-    def concat_path(self, path: Path, suffix: str) -> Path:
-        return path / suffix
-
-    def mkdir(self, path: Path) -> None:
-        pass  # `_make_draft` has made it
-
-    def exists(self, path: Path) -> bool:
-        return False  # the whole folder is a draft, so there is nothing to warn about
-
-    def rename(self, path: Path, new_path: Path) -> None:
-        pass  # it was created under its final name
-
-
-def _save_model(model: dict[str, Tensor], file: Path) -> None:
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
     from safetensors.torch import save
 
-    _write_over(file, save(model, metadata={"format": "pt"}))
+    _write_over(file, save(tensors, metadata={"format": "pt"}))
 
 
 def _write_over(file: Path, content: bytes | memoryview) -> None:
@@ -237,40 +204,54 @@ def newest(run: Path) -> Checkpoint | None:
 def change_settings(run: Path, optimizer: torch.optim.Optimizer) -> None:
     """Let the newest checkpoint of a run be resumed with this optimizer's settings, such as another learning rate."""
     file = max((each for each in folder_of(run).iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
-    record = json.loads((file / "checkpoint.json").read_text(encoding="utf-8"))
+    record = json.loads((file / RECORD).read_text(encoding="utf-8"))
     for facts in record["facts"].values():
         for kept, group in zip(facts.get("settings", ()), optimizer.param_groups, strict=False):
             kept.update({key: value for key, value in group.items() if key in kept})
-    (file / "checkpoint.json").write_text(json.dumps(record))
+    (file / RECORD).write_text(json.dumps(record))
 
 
 def _read(folder: Path) -> Checkpoint:
     """Read a checkpoint."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_loader import load
+    from safetensors import SafetensorError
+    from safetensors.torch import load
 
     try:
         record = _read_record(folder)
-        sizes = {name: tensor_slots(_shapes(held))[1] for name, held in record.where.items()}
-        state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that there is only one process
-            # PyTorch 2.4 finds out on its own that there is only one process.
-            alone = {"no_dist": True} if "no_dist" in signature(load).parameters else {}
-            load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=folder, **alone)
-    except (OSError, ValueError, KeyError, CheckpointException) as error:
+        # Not as a mapping of the file, which is overwritten later.
+        state = _read_distributed(folder, record) if record.format == 1 else load((folder / STATE).read_bytes())
+        holders = {
+            name: WorkerState(unpacked(state[name].clone(), record.where[name]), facts)  # clone: aligned
+            for name, facts in record.facts.items()
+        }
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RunFolderError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
-    holders = {
-        name: WorkerState(unpacked(state[name], record.where[name]), facts) for name, facts in record.facts.items()
-    }
     return Checkpoint(record.updates, record.nanoseconds, record.lives, record.cut, holders)
 
 
+def _read_distributed(folder: Path, record: CheckpointRecord) -> dict[str, Tensor]:
+    """Read the state of a checkpoint of format 1."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    sizes = {name: tensor_slots(_shapes(held))[1] for name, held in record.where.items()}
+    state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
+    # PyTorch 2.4 finds out on its own that there is only one process.
+    alone = {"no_dist": True} if "no_dist" in signature(load).parameters else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there is only one process
+        try:
+            load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=folder, **alone)
+        except CheckpointException as error:
+            raise ValueError(str(error)) from error
+    return state
+
+
 def _read_record(folder: Path) -> CheckpointRecord:
-    value = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+    value = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     if value["format"] > FORMAT:
         raise RunFolderError(
-            f"{folder / 'checkpoint.json'} has format {value['format']}; this paceline reads up to {FORMAT}; install a "
+            f"{folder / RECORD} has format {value['format']}; this paceline reads up to {FORMAT}; install a "
             "newer paceline"
         )
     return from_dict(CheckpointRecord, value)

@@ -85,6 +85,12 @@ class Diagnosis:
         advice = "give a longer timeout (timeout=..., --timeout) if a step really takes that long"
         return WorkerSilent(Failure(number, what, Position(self.doing[number]), victims, advice))
 
+    def stopped(self, number: int, victims: list[int]) -> WorkerSilent:
+        """Make the error for a worker that is stopped, and that no other has named."""
+        what = f"was stopped for more than {self.deadline:.0f} s. {self.state(number)}"
+        advice = "let it go on in time (SIGCONT), or give a longer timeout (timeout=..., --timeout)"
+        return WorkerSilent(Failure(number, what, Position(self.doing[number]), victims, advice))
+
     def died(self, number: int, ending: Ending, victims: list[int]) -> WorkerDied:
         """Make the error for a worker whose process ended without a message."""
         advice = "under a plan with a server (downpour, ssp, ...) the others would have finished its work"

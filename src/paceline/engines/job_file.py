@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 import sys
@@ -15,7 +14,9 @@ from paceline.errors import JobError, RunFolderError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
 from paceline.jobs.loading import load_job, package_of
-from paceline.runs.folder import RunFolder
+from paceline.jobs.trust import announce_code
+from paceline.runs.folder import RunFolder, writing
+from paceline.runs.json_files import draft_of
 from paceline.runs.record import read_record
 
 #: Modules that jobs in folders of schema version 1 refer to, and their names now.
@@ -46,16 +47,18 @@ def save_job_file(folder: RunFolder, job: Job, resumable: bool = False) -> None:
             f"the job cannot be pickled: {error}; every worker gets a copy of it: create locks, open files and "
             "connections inside the functions that use them"
         ) from error
-    draft = file.with_name("job.pickle.new")
-    draft.write_bytes(pickled)
-    os.replace(draft, file)
+    with writing(folder.path), draft_of(file) as draft:
+        draft.write_bytes(pickled)
     source, copy = Path(job.origin.partition(":")[0]), folder.file("source.py")
     if source.suffix == ".py" and source.is_file() and copy is not None:
-        shutil.copy(source, copy)
+        with writing(folder.path):
+            shutil.copy(source, copy)
 
 
 def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
     """Read the job of a run's folder, and data that were too large for it from where the job came from."""
+    if (path / "job.pickle").is_file():
+        announce_code(path / "job.pickle")
     try:
         job = _unpickled(path)
     except FileNotFoundError:

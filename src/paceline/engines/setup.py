@@ -30,6 +30,7 @@ from paceline.engines.refusals import (
     refuse_stages,
     refuse_state,
 )
+from paceline.engines.workers.forkserver import nameless_main, prepare
 from paceline.errors import JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
 from paceline.gradients.evaluate import rehearse
@@ -136,6 +137,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: 
     if engine == "local":
         require_store_order("the local engine")
         _refuse_crowd(plan)
+        with nameless_main():
+            prepare()  # it loads its modules while the job is probed
     if job.compute == "fused" and job.device == "auto":
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")

@@ -1,11 +1,59 @@
-"""What signals ask of a run that keeps checkpoints."""
+"""What signals ask of a run that keeps checkpoints, and of a command that has none to write.
+
+The command line imports this before anything else, so it imports nothing that takes time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
+
+TERMINATED = 128 + signal.SIGTERM  # the exit code of a shell for a process that SIGTERM has ended
+
+
+class Termination:
+    """Ends a command that gets SIGTERM: at once while it is imported, later as Ctrl-C does. The exit code is 143."""
+
+    def __init__(self) -> None:
+        #: Whether SIGTERM has interrupted the command.
+        self.requested = False
+        self._command = 0  # its process: forked ones have the handler, too
+
+    def exit_at_once(self) -> None:
+        """From now on exit at SIGTERM: nothing has begun that has to be undone."""
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(TERMINATED))
+
+    @contextlib.contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """Let SIGTERM interrupt the block as Ctrl-C does, so that it leaves nothing behind."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread can handle signals
+            return
+        self.requested, self._command = False, os.getpid()
+        before = signal.signal(signal.SIGTERM, self._take)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def check(self) -> None:
+        """Interrupt the command if it goes on although it was interrupted, as code can that catches everything."""
+        if self.requested:
+            raise KeyboardInterrupt
+
+    def _take(self, number: int, _: object) -> None:
+        if os.getpid() != self._command:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.requested = True
+        raise KeyboardInterrupt
+
+
+termination = Termination()
 
 
 class Signals:
@@ -46,6 +94,7 @@ class Signals:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Handle signals within the block."""
+        termination.check()
         with handling((signal.SIGUSR1, signal.SIGTERM, signal.SIGINT), self):
             yield
 

@@ -83,18 +83,18 @@ class ByAutograd:
         return 1
 
     def train(self, first: int, last: int) -> float:
-        computed = self.shared.compute(0, self.setup.agenda.filled(first))
-        self.shared.apply(first, [computed])
-        return computed.mean
+        (gradient,) = gradients = self.shared.gradient(first, first, whole=True)
+        self.shared.step(first, first + 1, gradients)
+        return gradient.mean
 
     def state(self) -> WorkerState:
-        return self.shared.learner.replica.worker_state() | state_of_store(self.shared.store)
+        return self.shared.learner.replica.worker_state() | state_of_store(self.shared.replica.store)
 
     def restore(self, state: WorkerState, settings: bool) -> None:
         self.shared.learner.replica.restore(state)
-        groups = self.shared.store.optimizer.param_groups
+        groups = self.shared.replica.store.optimizer.param_groups
         mine = [{key: value for key, value in group.items() if key != "params"} for group in groups]
-        restore_store(self.shared.store, state)
+        restore_store(self.shared.replica.store, state)
         if not settings:
             for group, kept in zip(groups, mine, strict=True):
                 group.update(kept)

@@ -4,6 +4,7 @@ worker 1 failed first: ValueError: nine is not a class
   when     in update 37, with samples 740, 12, 88, ...
   victims  workers 0, 2: stopped, they are not the cause
   replay   paceline replay runs/20261121-172233-job-ring --until failure
+  resume   paceline train --resume runs/20261121-172233-job-ring
 Traceback (most recent call last):
   ...
 """
@@ -50,6 +51,7 @@ class Failure:
     advice: str = ""
     traceback: str = ""
     run: Path | None = None  # where it can be replayed from
+    resume: Path | None = None  # the run that can go on, where the job itself is not to blame
 
     def describe(self) -> str:
         lines = {"when": self.position.describe()}
@@ -60,6 +62,8 @@ class Failure:
             lines["advice"] = self.advice
         if self.run is not None and self.position.update >= 0:
             lines["replay"] = f"paceline replay {shlex.quote(str(self.run))} --until failure"
+        if self.resume is not None:
+            lines["resume"] = f"paceline train --resume {shlex.quote(str(self.resume))}"
         block = [f"worker {self.worker} {self.what}", *(f"  {word:<7}  {line}" for word, line in lines.items())]
         return "\n".join([*block, *([self.traceback.rstrip()] if self.traceback else [])])
 

@@ -9,8 +9,10 @@ import copy
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,10 @@ ROUNDING = 16  # or so many machine epsilons of the parameters' type
 DRAWS, FAR = 4, 2.0  # losses that are drawn, and the multiple of their range by which their means may differ
 
 
+#: What a probe does not depend on.
+BESIDE = ("epochs", "test", "metrics", "evaluate", "evaluate_every")
+
+
 @dataclass(frozen=True)
 class Probe:
     """The findings of `probe`."""
@@ -43,6 +49,20 @@ class Probe:
     notes: tuple[str, ...]  # for the user
 
 
+#: What is known within `probing_once`, with the job, whose parts keep their identity as long as it lives.
+_findings: ContextVar[dict[Any, tuple[Job, Probe]] | None] = ContextVar("findings", default=None)
+
+
+@contextlib.contextmanager
+def probing_once() -> Iterator[None]:
+    """Within the block, a job that is trained again is not probed again, unless its batches are divided otherwise."""
+    token = _findings.set(known if (known := _findings.get()) is not None else {})
+    try:
+        yield
+    finally:
+        _findings.reset(token)
+
+
 def probe(
     job: Job, module: nn.Module, source: Source, training: Agenda, by_rows: bool = False, device: torch.device = CPU
 ) -> Probe:
@@ -50,6 +70,20 @@ def probe(
 
     `training` says how batches are divided later. `by_rows` says that the plan would gain from sparse gradients.
     """
+    known = _findings.get()
+    if known is None:
+        return _probed(job, module, source, training, by_rows, device)
+    settings = [getattr(job, each.name) for each in fields(job) if each.name not in BESIDE]
+    plain = tuple(each if isinstance(each, int | float | str | None) else id(each) for each in settings)
+    key = (plain, replace(training, epochs=1, limit=None), by_rows, device)
+    if key not in known:
+        known[key] = job, _probed(job, module, source, training, by_rows, device)
+    return known[key][1]
+
+
+def _probed(
+    job: Job, module: nn.Module, source: Source, training: Agenda, by_rows: bool, device: torch.device
+) -> Probe:
     agenda = Agenda(len(source), min(job.batch_size, len(source)), 1, parts=2)
     order = Order(len(source), job.seed, job.shuffle)
     whole = Chunk(0, 0, 0, 0, agenda.batch_size, 1.0)

@@ -19,6 +19,7 @@ from paceline.errors import JobError, is_positive, is_whole, plain, suggest, use
 from paceline.errors.arguments import wrong_types
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
 from paceline.jobs.arrays import as_tensors
+from paceline.jobs.closures import refuse_closures
 from paceline.jobs.compiling import unwrapped
 from paceline.jobs.listing import given
 from paceline.jobs.loaders import LoaderData, adopted, taken_apart
@@ -297,17 +298,7 @@ class Job:
             raise JobError(
                 f"optimizer= returned {type(optimizer).__name__}, not a torch.optim.Optimizer, nor a list of some"
             )
-        if any(isinstance(one, torch.optim.LBFGS) for one in (optimizer, *getattr(optimizer, "each", ()))):
-            raise JobError(
-                "LBFGS evaluates the loss several times per update and cannot be sharded or shared; "
-                "use a first-order optimizer such as torch.optim.Adam, or plan sandblaster, which is L-BFGS itself"
-            )
-        required = [p.name for p in inspect.signature(optimizer.step).parameters.values() if p.default is p.empty]
-        if required and required[0] not in ("args", "kwargs"):
-            raise JobError(
-                f"{type(optimizer).__name__}.step() needs {required[0]!r}, and an update steps by one gradient, "
-                "without arguments; use an optimizer whose step() needs none, such as torch.optim.Adam"
-            )
+        refuse_closures(optimizer)
         known = {id(parameter) for parameter in (*parameters, *module.parameters())}
         for group in optimizer.param_groups:
             if any(id(parameter) not in known for parameter in group["params"]):

@@ -39,6 +39,7 @@ from paceline.kernels.ir import (
     at,
     leaves,
 )
+from paceline.kernels.refusal import mistaken
 
 
 def derive(program: Program, trained: set[str]) -> None:
@@ -63,6 +64,9 @@ class Adjoint:
 
     def derive(self) -> None:
         """Appends the way back to the program."""
+        for name in map(gradient_of, self.program.buffers):
+            if name in self.program.buffers:
+                raise mistaken(name)
         self._follow(self.program.forward)
         for statement in reversed(self.program.forward):
             found = self._adjoint(statement)

@@ -2,9 +2,9 @@
 
 A library is cached by its text, the compiler and its version, the flags and the CPU's own abilities: a library made
 for this machine may be an illegal instruction on the next. Several processes may build the same one; the last to
-finish renames its file over the others', which are the same. A file ends in the digest of all before, so one that was
-cut short is compiled again. If the cache cannot be written, the file lies in a folder of this
-process as long as it runs.
+finish renames its file over the others', which are the same. A file ends in the digest of its name and of all before,
+so one that was cut short or renamed is compiled again. If the cache cannot be written, or other users can write there
+(`user_cache`), the file lies in a folder of this process as long as it runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -26,10 +27,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from paceline import user_cache
 from paceline.errors import JobError, JobWarning
 
 ABI = 1  # of the structs that text and Python share
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+#: gcc 12 writes an address as a sum whose base is zero, then takes it for a null pointer, and so removes the call of a
+#: function that does nothing but store what it reads from there: a layer was not computed. It does neither with this.
+KEEPS_CALLS = "-fno-delete-null-pointer-checks"
+FLAGS = (
+    "-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", KEEPS_CALLS,
+)  # fmt: skip
 PATIENCE = 300.0  # seconds for one text
 COMPILING = 2.0  # seconds for one text, about
 DIGEST = 32  # bytes
@@ -77,11 +84,11 @@ def _known(command: tuple[str, ...], file: str) -> Compiler:
     key = json.dumps([*command, str(there), there.stat().st_mtime_ns])
     note = folder() / f"compiler-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     try:
-        version, openmp = json.loads(note.read_text(encoding="utf-8"))
+        version, openmp = json.loads(user_cache.read(note))
     except (OSError, ValueError):
         version, openmp = _version(command), _openmp(command)
         with contextlib.suppress(OSError):
-            write(note, json.dumps([version, openmp]).encode())
+            user_cache.write(note, json.dumps([version, openmp]).encode())
     return Compiler(command, version, openmp)
 
 
@@ -120,17 +127,8 @@ def abilities() -> str:
 
 def folder() -> Path:
     """The folder of all machine code: in $PACELINE_CACHE, or in the user's cache."""
-    given = os.environ.get("PACELINE_CACHE")
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
-    return base / "kernels"
-
-
-def write(file: Path, content: bytes) -> None:
-    """Writes a file whole, or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(f"{file.suffix}.{os.getpid()}")
-    draft.write_bytes(content)
-    os.replace(draft, file)
+    base = os.environ.get("PACELINE_CACHE")
+    return (Path(base) if base else user_cache.folder()) / "kernels"
 
 
 _elsewhere: dict[Path, Path] = {}  # what could not be kept in the cache: where it lies
@@ -146,21 +144,33 @@ def _own() -> Path:
 
 def keep(file: Path, content: bytes, source: Path, text: str) -> Path:
     """Writes machine code, its text beside it; the file that it lies in from now on."""
-    sealed = content + hashlib.sha256(content).digest()
     try:
-        write(source, text.encode())
-        write(file, sealed)
+        user_cache.write(source, text.encode())
+        user_cache.write(file, content + _digest(file, content))
         return file
     except OSError as error:
-        warnings.warn(
-            f"compiled code cannot be kept in {file.parent}: {error.strerror}; every process compiles it again: set "
-            "PACELINE_CACHE to a folder that can be written",
-            JobWarning, stacklevel=2,
-        )  # fmt: skip
+        _warn_once(file.parent, error.strerror)
         _elsewhere[file] = _own() / file.name
-        write(_own() / source.name, text.encode())
-        write(_elsewhere[file], sealed)
+        user_cache.write(_own() / source.name, text.encode())
+        user_cache.write(_elsewhere[file], content + _digest(file, content))
         return _elsewhere[file]
+
+
+@cache
+def _warn_once(place: Path, reason: str) -> None:
+    """Says that a folder cannot be the cache."""
+    warnings.warn(
+        f"compiled code cannot be kept in {place}: {reason}; every process compiles it again: set PACELINE_CACHE to a "
+        "folder that can be written by you alone",
+        JobWarning, stacklevel=3,
+    )  # fmt: skip
+
+
+def _digest(file: Path, content: bytes | memoryview) -> bytes:
+    """What the content of a file of this name ends in."""
+    digest = hashlib.sha256(f"{file.name}\0".encode())
+    digest.update(content)
+    return digest.digest()
 
 
 def path_of(name: str) -> Path:
@@ -169,13 +179,34 @@ def path_of(name: str) -> Path:
 
 
 def kept(file: Path) -> bytes | None:
-    """The machine code of a file, or None if it is missing or was cut short."""
-    try:
-        content = file.read_bytes()
-    except OSError:
-        return None
-    code, digest = content[:-DIGEST], content[-DIGEST:]
-    return code if hashlib.sha256(code).digest() == digest else None
+    """The machine code of a file, or None if it is missing, was cut short, or may be another user's."""
+    with contextlib.suppress(OSError):
+        content = user_cache.read(file)
+        return content[:-DIGEST] if _sealed(file, content) else None
+    return None
+
+
+def _sealed(file: Path, content: bytes) -> bool:
+    """Whether the content of a file is what was written under its name."""
+    return _digest(file, memoryview(content)[:-DIGEST]) == content[-DIGEST:]
+
+
+_loads = itertools.count()
+
+
+def _loaded(file: Path) -> ctypes.CDLL | None:
+    """Loads the machine code of a file through the descriptor by which it was checked; None as of `kept`."""
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(user_cache.opened(file))
+            if not _sealed(file, user_cache.content(descriptor)):
+                return None
+        except OSError:
+            return None
+        # The dynamic linker takes a path that it knows for the library that it loaded by it, and numbers of descriptors
+        # come again: every path is another one, by the bits of a number as `.` and nothing.
+        path = "/".join("." * int(bit) for bit in f"{next(_loads):b}")
+        return ctypes.CDLL(f"/proc/self/fd/{path}/{descriptor}")
 
 
 def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, bool]:
@@ -186,10 +217,12 @@ def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, 
         flags = (*flags, "-fopenmp")
     key = "\0".join((str(ABI), text, *made.command, made.version, *flags, abilities()))
     file = path_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so")
-    cached = kept(file) is not None
-    if not cached:
-        file = _compile(made, text, flags, file)
-    return ctypes.CDLL(str(file)), file, cached
+    if (functions := _loaded(file)) is not None:
+        return functions, file, True
+    file = _compile(made, text, flags, file)
+    if (functions := _loaded(file)) is None:
+        raise CannotCompile(f"{file} was changed while it was being loaded; compute='autograd' goes on without")
+    return functions, file, False
 
 
 def _compile(made: Compiler, text: str, flags: tuple[str, ...], file: Path) -> Path:

@@ -25,12 +25,8 @@ FEW = 2  # samples that are quicker one by one
 
 
 def vector_target(real: str, batch_size: int) -> Target:
-    """Samples side by side; where a batch has too few, the neighbouring numbers of one sample.
-
-    Only with vectors of 64 bytes: with 32 the loss of a causal language model in float32 was wrong.
-    """
-    found = machine.target(real)
-    return replace(found, pixels=batch_size <= FEW and found.bytes == 64)
+    """Samples side by side; where a batch has too few, the neighbouring numbers of one sample."""
+    return replace(machine.target(real), pixels=batch_size <= FEW)
 
 
 def replica_target(real: str, batch_size: int) -> Target:

@@ -24,6 +24,7 @@ from paceline.kernels.layers.expansions import allowed
 from paceline.kernels.layers.shapes import pieces
 from paceline.kernels.tracing import traced
 
+RESERVED = ("input", "scores", "rows_of_scores")
 DEPENDS = object()  # in place of a value that is not known before there are samples
 
 
@@ -341,7 +342,8 @@ class _Reader:
         self, name: str, kind: str, sources: tuple[str, ...], shape: Shape, options: dict[str, Any],
         names: dict[str, str], axis: int | None = 0,
     ) -> str:  # fmt: skip
-        while name in self.layers or name in self.held:  # a parameter may be called as a function is
+        # A parameter may be called as a function is, and a layer as what every program has.
+        while name in self.layers or name in self.held or name in RESERVED:
             name += "_"
         self.layers[name] = Layer(name, kind, sources, shape, options, names)
         self.shapes[name], self.axes[name] = shape, axis

@@ -25,6 +25,8 @@ from enum import Enum
 from math import prod
 from typing import Any
 
+from paceline.kernels.refusal import Distinct
+
 
 class Kind(Enum):
     """What a buffer has one number for."""
@@ -365,7 +367,7 @@ Statement = (
 class Program:
     """What is computed for one sample: forwards with the loss, then backwards."""
 
-    buffers: dict[str, Buffer] = field(default_factory=dict)
+    buffers: dict[str, Buffer] = field(default_factory=Distinct)
     forward: list[Statement] = field(default_factory=list)
     backward: list[Statement] = field(default_factory=list)
     zeroed: list[str] = field(default_factory=list)  # gradients that are added to

@@ -24,6 +24,7 @@ from paceline.kernels.ir import (
     Transpose,
 )
 from paceline.kernels.memory import Address, Memory, Target, offset
+from paceline.names import identifier
 
 CHUNKS = 8  # gradients of a batch that are summed apart, for any number of threads
 
@@ -107,7 +108,7 @@ def _blocks(plan: Plan, statement: Statement | Transpose) -> Iterator[Block]:
 
 def _word(name: str) -> str:
     """A layer's name as part of a C++ name."""
-    kept = "".join(c if c.isalnum() else "_" for c in name)
+    kept = identifier(name)
     return f"layer{kept}" if kept[:1].isdigit() else kept or "layer"
 
 

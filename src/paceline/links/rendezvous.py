@@ -3,7 +3,8 @@
     rank 0    makes the memory, listens on a socket that has a name but no file, and puts the name into the store
     others    connect
     all       put into the store whether they can take part, and read what the others put there
-    rank 0    hands the descriptors to each process that connected; the kernel says which process that is
+    rank 0    hands the descriptors to each process that connected; the kernel says which process that is, and on both
+              sides of which user
 
 The outcome is the same on all ranks: either all share the memory, or none does and all have the same reason.
 """
@@ -96,9 +97,8 @@ class Rendezvous(NamedTuple):
             except TimeoutError:
                 raise RankMissing(f"process {min(awaited)} did not connect within {self.seconds:g} s") from None
             with visitor:
-                asked = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-                process, user, _ = CREDENTIALS.unpack(asked)
-                if process in awaited and user == os.getuid():
+                process, user = _other_end(visitor)
+                if process in awaited and user == os.geteuid():
                     socket.send_fds(visitor, [b"!"], descriptors)
                     awaited.remove(process)
 
@@ -128,6 +128,8 @@ class Rendezvous(NamedTuple):
             visitor.connect(place["listener"].encode())
         except OSError as error:
             return f"rank {self.rank} cannot connect to rank 0 ({error.strerror})"
+        if (user := _other_end(visitor)[1]) != os.geteuid():  # whoever can write to the store can name a listener
+            return f"rank {self.rank} finds a process of another user (uid {user}) in the place of rank 0"
         return refuse(place["said"])
 
     def _agree(self, trouble: str) -> tuple[list[dict[str, Any]], str]:
@@ -170,6 +172,13 @@ def _socket(seconds: float) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.settimeout(seconds)
     return made
+
+
+def _other_end(connected: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end, as they were when it connected or began to listen."""
+    answer = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    process, user, _ = CREDENTIALS.unpack(answer)
+    return process, user
 
 
 def _close(descriptors: list[int]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.core.rules import Averaging, Exchanging, Memory
+from paceline.core.rules import Arrival, Averaging, Exchanging, Memory
 from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.rules.plain import Plain
 from paceline.core.streaming import ALPHA
@@ -26,6 +26,25 @@ from paceline.parameters.worker_state import (
 )
 
 SlotMove = tuple[int, int]  # (the slot of the newest version, the slot where the next one is made)
+
+
+class SteppingReplica:
+    """A replica that is stepped by the gradients of whole batches."""
+
+    def __init__(self, learner: Learner, store: LocalStore) -> None:
+        self.learner, self.store = learner, store
+
+    def step(self, gradient: GradientSum) -> None:
+        Plain().update(self.store, Arrival(self.learner.settle(gradient)))
+        self.note_losses([gradient.mean])
+
+    def note_losses(self, losses: Sequence[float]) -> None:
+        """Let a schedule that follows losses have those of updates that were made."""
+        self.store.schedule.hear(*losses)
+
+    def result(self) -> list[Tensor]:
+        """Return the parameters, then the moving buffers."""
+        return self.learner.replica.values()
 
 
 class AveragingReplica:

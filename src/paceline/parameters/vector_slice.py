@@ -13,13 +13,12 @@ the order of one table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.core.collectives import segment_cuts
-from paceline.core.coordinators import GRADIENT, PARAMETERS, Algebra, Axpy, Coordinator, Copy, Done, Dot, Evaluate
+from paceline.core.coordinators import GRADIENT, PARAMETERS, Algebra, Axpy, Coordinator, Copy, Dot
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import Layout
@@ -43,15 +42,12 @@ class VectorSlice:
         self.buffers = [b.clone() for b in learner.replica.moving]
         self.kept: list[Tensor] | None = None  # none before the update's first evaluation
 
-    def rewind(self) -> None:
-        """Before an evaluation: the buffers as the update found them."""
-        self.learner.set_buffers(self.buffers)
-
-    def settle(self, together: GradientSum) -> None:
-        """Keep one's slice of the batch's gradient."""
-        self.load(GRADIENT, self.learner.settle(together))
+    def settle(self, gradient: GradientSum) -> None:
+        """Keep this worker's slice of the batch's gradient."""
+        self.load(GRADIENT, self.learner.settle(gradient))
         if self.kept is None:
             self.kept = [b.clone() for b in self.learner.replica.moving]
+        self.learner.set_buffers(self.buffers)
 
     def load(self, name: str, tensors: Sequence[Tensor | None]) -> None:
         """Keep one's slice of a whole vector; a parameter without a gradient has zeros there."""
@@ -96,58 +92,3 @@ class VectorSlice:
         for name, vector in self.vectors.items():
             vector.copy_(worker_state.tensors[f"vector.{name}"])
         self.buffers = [b.clone() for b in self.learner.replica.moving]
-
-
-class VectorExchange(Protocol):
-    """How an engine's workers exchange vectors and numbers under a coordinator."""
-
-    def evaluate(self) -> float:
-        """Compute every worker's gradient, add the gradients up, keep each worker's slice, and return the loss."""
-
-    def total(self, parts: list[float]) -> float:
-        """Return the sum of all workers' parts, the same bits on every worker."""
-
-    def share(self) -> None:
-        """Give every replica the whole parameters."""
-
-
-class CommandExecutor:
-    """Executes a coordinator's commands on the slices that this process holds, one worker's or all workers'."""
-
-    def __init__(self, coordinator: Coordinator, slices: list[VectorSlice], exchange: VectorExchange) -> None:
-        self.coordinator, self.commands = coordinator, coordinator.commands()
-        self.slices, self.exchange = slices, exchange
-        #: What another coordinator needs to continue from here.
-        self.remembers: Sequence[Sequence[str | float]] = ()
-        #: Whether parameters have changed since every replica had them whole.
-        self.stale = False
-
-    def update(self) -> None:
-        """Execute the commands of one update, up to its `Done`."""
-        command = next(self.commands)
-        while not isinstance(command, Done):
-            command = self.commands.send(self._execute(command))
-        self.remembers = command.remembers
-        self._gather()
-        for mine in self.slices:
-            mine.end()
-
-    def resume(self, remembers: Sequence[Sequence[str | float]]) -> None:
-        """Continue from where another coordinator ended."""
-        self.remembers, self.commands = remembers, self.coordinator.commands(remembers)
-
-    def _execute(self, command: Evaluate | Dot | Algebra) -> float:
-        if isinstance(command, Evaluate):
-            self._gather()
-            return self.exchange.evaluate()
-        if isinstance(command, Dot):
-            return self.exchange.total([mine.dot(command) for mine in self.slices])
-        for mine in self.slices:
-            mine.perform(command)
-        self.stale = self.stale or command.target == PARAMETERS
-        return 0.0
-
-    def _gather(self) -> None:
-        if self.stale:
-            self.exchange.share()
-            self.stale = False

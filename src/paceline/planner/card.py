@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline import user_cache
 from paceline.errors import UsageError, suggest
 from paceline.planner.operations import FIGURES
 from paceline.runs.json_files import write_json
@@ -129,18 +129,33 @@ class Card:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, dataclasses.asdict(self))
 
+    def keep(self) -> None:
+        """Write the card to where `kept` reads it; raise OSError where other users could exchange it."""
+        user_cache.write(default_file(), json.dumps(dataclasses.asdict(self), indent=1).encode())
+
+    @staticmethod
+    def kept() -> Card:
+        """Read the card of this machine; raise OSError if there is none that only its user can have written."""
+        return Card.parse(user_cache.read(default_file()), str(default_file()))
+
     @staticmethod
     def read(file: Path) -> Card:
         """Read a card. Raise UsageError if the file is not a card."""
         try:
-            given = json.loads(file.read_text(encoding="utf-8"))
+            return Card.parse(file.read_bytes(), str(file))
         except OSError as error:
             raise UsageError(
                 f"the card {file} cannot be read: {error.strerror}; make one: paceline calibrate"
             ) from None
+
+    @staticmethod
+    def parse(content: bytes, where: str) -> Card:
+        """Make a card of the content of a file. Raise UsageError if it is not a card."""
+        try:
+            given = json.loads(content)
         except ValueError as error:
-            raise UsageError(f"the card {file} is damaged: {error}; make another: paceline calibrate") from None
-        return Card.of(given, str(file))
+            raise UsageError(f"the card {where} is damaged: {error}; make another: paceline calibrate") from None
+        return Card.of(given, where)
 
     @staticmethod
     def of(given: object, where: str = "the card") -> Card:
@@ -219,4 +234,4 @@ def of_data_sheet(gflops: float, gigabytes: float, cores: int, memory: int, name
 
 def default_file() -> Path:
     """Return where the card of this machine is kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "card.json"
+    return user_cache.folder() / "card.json"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from paceline import user_cache
 from paceline.planner.card import Card
 from paceline.planner.prediction import Prediction
 from paceline.planner.validating import Validation
@@ -42,7 +42,7 @@ class Entry:
 
 def default_file() -> Path:
     """Return where the table of this machine is kept, beside its card."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "validations.jsonl"
+    return user_cache.folder() / "validations.jsonl"
 
 
 def entries_of(found: Validation, card: Card, date: str, widened: float) -> list[Entry]:
@@ -56,19 +56,24 @@ def entries_of(found: Validation, card: Card, date: str, widened: float) -> list
     ]  # fmt: skip
 
 
-def append(entries: Iterable[Entry], file: Path) -> None:
-    """Add lines to the table."""
+def append(entries: Iterable[Entry], file: Path | None) -> None:
+    """Add lines to the table; None stands for this machine's, which is not written where other users could."""
+    lines = "".join(json.dumps(asdict(each)) + "\n" for each in entries)
+    if file is None:
+        user_cache.append(default_file(), lines.encode())
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as opened:
-        opened.writelines(json.dumps(asdict(each)) + "\n" for each in entries)
+        opened.write(lines)
 
 
-def read(file: Path) -> list[Entry]:
-    """Read the table; lines of another version are left out."""
+def read(file: Path | None) -> list[Entry]:
+    """Read the table, None stands for this machine's; lines of another version are left out."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        content = user_cache.read(default_file()) if file is None else file.read_bytes()
     except OSError:
         return []
+    lines = content.decode(errors="replace").splitlines()
     found = []
     for line in lines:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 from paceline.report.formatting import ratio
 from paceline.report.reading import Reading
@@ -19,10 +20,11 @@ OPTION = re.compile(r"--[a-z-]+( \d+)?")  # is not broken into two lines
 
 def comparison_of(readings: Sequence[Reading]) -> ComparisonRecord | None:
     """Return the comparison that all runs of a page belong to; None if there is not exactly one."""
-    found = {id(r.timed): r.timed for r in readings}.values()
+    comparison = next((reading.timed.comparison for reading in readings if reading.timed), None)
+    failed = {Path(plan.run).name for plan in comparison.failed if plan.run} if comparison else set()
     places = {reading.path.resolve().parent for reading in readings}
-    several = len(places) > 1 or len(readings) < 2 or any(timed is None for timed in found)
-    return None if several else next((timed.comparison for timed in found if timed), None)
+    untimed = any(reading.timed is None and reading.path.name not in failed for reading in readings)
+    return None if untimed or len(places) > 1 or len(readings) < 2 else comparison
 
 
 def tile(comparison: ComparisonRecord | None) -> str:
@@ -31,7 +33,8 @@ def tile(comparison: ComparisonRecord | None) -> str:
         return ""
     answer = comparison.answer
     warning = f"<p class=warning>{escape(comparison.disagreement)}.</p>" if comparison.disagreement else ""
-    notes = "".join(f"<p class=warning>{escape(_sentence(note))}</p>" for note in comparison.notes)
+    failed = [plan.sentence for plan in comparison.failed]
+    notes = "".join(f"<p class=warning>{escape(_sentence(note))}</p>" for note in (*failed, *comparison.notes))
     figures = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _figures(answer))
     command = f"<p>To use it:</p><pre><code>{escape(answer.command)}</code></pre>" if answer.command else ""
     reason = OPTION.sub(r"<span class=option>\g<0></span>", escape(_reason(comparison, answer)))

@@ -30,18 +30,24 @@ def data(reading: Reading) -> str:
     """The section about the folders of shards that a run read; empty where it read something else."""
     if not reading.record.data:
         return ""
-    body = "".join(_folder(origin) for origin in dict.fromkeys(reading.record.data))
+    body = "".join(_folder(reading.path, origin) for origin in dict.fromkeys(reading.record.data))
     return section("Data", body + _workers(reading), "Rows read are rows kept, rejected under a rule, and duplicates.")
 
 
-def _folder(origin: DataOrigin) -> str:
+def _folder(run: Path, origin: DataOrigin) -> str:
     folder = Path(origin.folder)
+    note = f"{origin.samples:,} samples of {folder}"
+    if not folder.resolve().is_relative_to(run.resolve()):  # run.json of another user may name any folder of the reader
+        note += (
+            ", which run.json names. This folder is not part of the run: its columns, sources and rejected rows are "
+            "copied into this page. See that they may be sent before you send it."
+        )
     head = f"<h3>{escape(folder.name)}{f', {escape(origin.split)}' if origin.split else ''}</h3>"
     try:
         body = _stream(folder, SealedList(folder)) if is_stream(folder) else _shards(folder, read_manifest(folder))
     except DataError as error:
         return f"{head}<p class=note>{escape(str(error))}</p>"
-    return f"{head}<p class=note>{origin.samples:,} samples of {escape(str(folder))}</p>{body}"
+    return f"{head}<p class=note>{escape(note)}</p>{body}"
 
 
 def _shards(folder: Path, manifest: Manifest) -> str:

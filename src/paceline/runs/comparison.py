@@ -63,11 +63,36 @@ class Row:
     @property
     def short(self) -> str:
         """The plan as a table shows it: `downpour x2 shards=2`."""
-        if self.workers == 1:
-            return self.plan
-        options = [option for option in self.plan.partition(":")[2].split(",") if option]
-        rest = [option for option in options if not option.startswith("workers=")]
-        return " ".join([self.name, f"x{self.workers}", *rest])
+        return short(self.plan, self.workers)
+
+
+@dataclass(frozen=True)
+class FailedPlan:
+    """A plan that was refused, or whose training or timing failed: the line of the table without figures."""
+
+    plan: str
+    workers: int
+    reason: str
+    run: str | None = None  # the folder of the plan's training, if one was begun
+
+    @property
+    def short(self) -> str:
+        """The plan as a table shows it."""
+        return short(self.plan, self.workers)
+
+    @property
+    def sentence(self) -> str:
+        """The plan and why it failed."""
+        return f"{self.short} failed: {self.reason}"
+
+
+def short(plan: str, workers: int) -> str:
+    """Return a plan as a table shows it."""
+    if workers == 1:
+        return plan
+    name, _, options = plan.partition(":")
+    rest = [option for option in options.split(",") if option and not option.startswith("workers=")]
+    return " ".join([name, f"x{workers}", *rest])
 
 
 @dataclass(frozen=True)
@@ -137,6 +162,10 @@ class ComparisonRecord:
     link: str | None = None  # the network that was simulated, such as 100Mbit,1ms; None: processes of this machine
     codecs: tuple[CodecRow, ...] = ()  # of the plans, where a network was simulated
     dense_bytes: int | None = None  # of the gradient without a codec
+    failed: tuple[FailedPlan, ...] = ()  # plans without figures
+    core_wait: float = 0.0  # median share of their time for which workers that fit on the cores waited for one
+    quality_limit: float | None = None  # what a plan may lose of one process's quality; None: the limits of `verdict`
+    interrupted: bool = False  # by Ctrl-C, before all rounds were timed
 
     def row_of(self, run: str) -> Row | None:
         """Return the line of the plan whose training has the folder of this name."""

@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import RunFailed, RunFolderError
-from paceline.runs.json_files import write_json
-from paceline.runs.record import RunRecord
+from paceline.names import file_name
+from paceline.runs.json_files import draft_of, json_text
+from paceline.runs.record import RunRecord, Status
 from paceline.runs.trace import Trace, TraceWriter
+
+RESERVED = 64 << 10  # bytes by which the last record may be longer than the first: an error, a history
 
 
 class RunFolder:
@@ -73,10 +77,34 @@ class RunFolder:
             writer.close()
 
     def write(self, record: RunRecord) -> None:
-        """Replace run.json."""
-        if self.path:
-            with writing(self.path):
-                write_json(self.path / "run.json", record.as_dict())
+        """Replace run.json. The first record reserves room for the last one, should the disk be full then."""
+        if self.path is None:
+            return
+        file, text = self.path / "run.json", json_text(record.as_dict()).encode()
+        with writing(self.path):
+            if record.status == Status.RUNNING:
+                self._reserve(file, len(text))
+            with draft_of(file, "new" if record.status != Status.RUNNING else "first") as draft:
+                write_over(draft, text)
+
+    def _reserve(self, file: Path, size: int) -> None:
+        """Make the draft of the last record, of blanks."""
+        draft = file.with_name(file.name + ".new")
+        try:
+            draft.write_bytes(b" " * (size + RESERVED))
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def write_over(file: Path, content: bytes) -> None:
+    """Write a file; where it exists, into the room that it has, so that a full disk does not matter."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with open(descriptor, "r+b", buffering=0) as opened:
+        left = memoryview(content)
+        while left:
+            left = left[opened.write(left) :]
+        opened.truncate()
 
 
 @contextmanager
@@ -92,8 +120,8 @@ def writing(path: Path | None) -> Iterator[None]:
 
 
 def new_folder(base: Path, name: str) -> Path:
-    """Create a folder that no other run has. Of runs that begin in the same second each gets its own."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    """Create a folder below `base` that no other run has. Of runs that begin in the same second each gets its own."""
+    stamp, name = time.strftime("%Y%m%d-%H%M%S"), file_name(name)
     for number in range(1000):
         path = base / f"{stamp}-{name}{f'-{number}' if number else ''}"
         try:
@@ -106,6 +134,17 @@ def new_folder(base: Path, name: str) -> Path:
             ) from error
         return path
     raise RunFolderError(f"{base} already holds a thousand runs of this second; clean it up")
+
+
+@contextmanager
+def unless_begun(path: Path | None) -> Iterator[None]:
+    """Remove a new folder of a run again, with all that is in it, if an error comes before its run.json is there."""
+    try:
+        yield
+    except BaseException:
+        if path is not None and not (path / "run.json").exists():
+            shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,26 @@ def strict(value: Any) -> Any:
 
 def write_json(file: Path, value: Any) -> None:
     """Replace the file atomically: a concurrent reader finds either the old content or the new one, whole."""
-    draft = file.with_name(file.name + ".new")
-    draft.write_text(json.dumps(strict(value), indent=1, default=str, allow_nan=False) + "\n")
-    os.replace(draft, file)
+    with draft_of(file) as draft:
+        draft.write_text(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return what a file holds."""
+    return json.dumps(strict(value), indent=1, default=str, allow_nan=False) + "\n"
+
+
+@contextmanager
+def draft_of(file: Path, name: str = "new") -> Iterator[Path]:
+    """Yield a path that replaces the file at the end of the block; nothing is left of it if the block fails."""
+    draft = file.with_name(f"{file.name}.{name}")
+    try:
+        yield draft
+        os.replace(draft, file)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -93,7 +93,10 @@ def _container(origin: Callable[..., Any], arguments: tuple[Any, ...], value: An
     if origin is dict:
         key, part = arguments
         return {key(k): _convert(part, v, f"{where}.{k}") for k, v in _checked(dict, value, where).items()}
-    return origin(_convert(arguments[0], part, where) for part in _checked(list, value, where))
+    parts = _checked(list, value, where)
+    if origin is not tuple or arguments[-1] is ...:
+        return origin(_convert(arguments[0], part, where) for part in parts)
+    return tuple(_convert(each, part, where) for each, part in zip(arguments, parts, strict=True))
 
 
 def _record(kind: Any, value: Any, where: str) -> Any:

@@ -22,7 +22,8 @@ class _Column(NamedTuple):
 def comparison_table(found: ComparisonRecord) -> TextTable:
     """Return a comparison's table, a row per plan, without the columns that say nothing."""
     columns = [column for column in _columns(found) if not {*column.cells} <= {"-", "0.0"}]
-    rows = ((row.short, *(column.cells[at] for column in columns)) for at, row in enumerate(found.plans))
+    rows = [(row.short, *(column.cells[at] for column in columns)) for at, row in enumerate(found.plans)]
+    rows += [(plan.short, "failed", *["-"] * (len(columns) - 1)) for plan in found.failed]
     title = f"{found.job}: plans side by side"
     return TextTable(title, ("plan", *(column.head for column in columns)), tuple(rows))
 

@@ -183,9 +183,14 @@ class TraceWriter:
         self._file: Any = pa.OSFile(str(draft), "wb") if draft else None
         self._stream: Any = pa.ipc.new_stream(self._file, SCHEMA) if draft else None
         if earlier is not None:
-            self._append(earlier)
-            if path and draft:
-                os.replace(draft, path)
+            try:
+                self._append(earlier)
+                if path and draft:
+                    os.replace(draft, path)
+            except BaseException:
+                if draft:
+                    draft.unlink(missing_ok=True)
+                raise
 
     def append(self, rows: Columns) -> None:
         """Write rows whose times are of this process's clock; the run's origin is subtracted."""
@@ -308,7 +313,8 @@ class Trace:
 
     def _computed(self) -> Columns:
         """Return the rows of gradients that have samples: a worker may get none of a small last batch."""
-        return self.rows[(self.rows["kind"] == Kind.COMPUTE) & (self.rows["samples"] > 0)]
+        rows: Columns = self.rows[(self.rows["kind"] == Kind.COMPUTE) & (self.rows["samples"] > 0)]
+        return rows
 
 
 def weighted_losses(rows: Columns) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

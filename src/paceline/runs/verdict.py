@@ -6,9 +6,11 @@
     whole below 1.05                 ├────┤  │                     it does not pay
     anything else                      ├─────│──┤                  undecided
 
-The fastest of the plans that may be recommended is, unless it loses more than MOST_LOST of accuracy. What it loses is
-in the sentence. If rounds disagree by more than SETTLED, the two limits change places: an interval has to lie whole
-above 1.05 for its plan to be recommended, and whole below 1 for it not to pay.
+The fastest of the plans that may be recommended is, unless it loses more than MOST_LOST of accuracy, or as much as the
+user's `quality_limit` says. What it loses is in the sentence, and so is a faster plan that was dropped for its quality.
+If rounds disagree by more than SETTLED, the two limits change places: an interval has to lie whole above 1.05 for its
+plan to be recommended, and whole below 1 for it not to pay. Where workers waited for a core, since other programs used
+it, or where the comparison was interrupted, nothing is settled.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ PAYS = 1.05  # times as fast as one process; less is not worth a second one
 SETTLED = 0.15  # half the width of a speed-up's interval, as a share of it, up to which rounds agree
 MOST_LOST = 0.05  # of accuracy; a plan that loses more is not recommended
 MOST_HIGHER = 0.1  # share by which the test loss of a job without an accuracy may be higher
+CROWDED = 0.05  # share of their time for which workers wait for a core of their own, from which on nothing is settled
 ENOUGH_SECONDS = 60.0
 
 
 def decided(record: ComparisonRecord) -> ComparisonRecord:
-    """Return the comparison with what it comes to; where rounds disagree, without explanations of its figures."""
+    """Return the comparison with what it comes to; where its figures are in doubt, without explanations of them."""
     found = replace(record, disagreement=_disagreement_note(record))
-    if found.disagreement:
+    if found.disagreement or _is_void(found):
         found = replace(found, plans=tuple(replace(row, verdict=None) for row in found.plans))
     return replace(found, answer=decide(found))
 
@@ -39,17 +42,24 @@ def decide(record: ComparisonRecord) -> Answer:
     """Decide by the figures of a comparison alone; the order of its plans does not matter."""
     rows = sorted((row for row in record.plans if _is_candidate(row)), key=lambda row: (-row.speedup, row.plan))
     if not rows:
-        return _single(record, None, "no plan with several workers was compared")
+        return _single(record, None, _nothing_compared(record), [])
     limits = AGREED if disagreement(record) <= SETTLED else DISAGREED
     fit = [row for row in rows if not _loses(record, row)]
     paying = [row for row in fit if limits.recommend(row)]
     unsettled = [row for row in fit if limits.leave_open(row) and (not paying or row.speedup >= paying[0].speedup)]
-    if unsettled:
-        return _undecided(record, unsettled)
-    if paying:
-        return _recommended(record, _preferred(record, paying))
-    fast = next((row for row in rows if row not in fit and limits.recommend(row)), None)
-    return _single(record, (fit or rows)[0], _why_not(record, fast) if fast else "")
+    preferred = _preferred(record, paying) if paying else None
+    least = preferred.speedup if preferred else PAYS
+    dropped = [row for row in rows if row not in fit and row.speedup >= least]
+    if _is_void(record) or unsettled:
+        return _undecided(record, unsettled or rows, dropped)
+    if preferred:
+        return _recommended(record, preferred, dropped)
+    return _single(record, next((row for row in fit or rows if row not in dropped), None), "", dropped)
+
+
+def _is_void(record: ComparisonRecord) -> bool:
+    """Whether the figures are not those of this machine alone, or not all there, so that nothing follows from them."""
+    return record.interrupted or record.core_wait >= CROWDED
 
 
 def _preferred(record: ComparisonRecord, paying: list[Row]) -> Row:
@@ -148,16 +158,19 @@ def _is_less_accurate(record: ComparisonRecord, row: Row) -> bool:
 def _loses(record: ComparisonRecord, row: Row) -> bool:
     """Whether the plan learns too much less than one process to be recommended."""
     change, loss = _change(record, row), _loss_change(record, row)
-    return (change is not None and change[0] < -MOST_LOST) or (loss is not None and loss > MOST_HIGHER)
+    most = record.quality_limit
+    most_lost, most_higher = (MOST_LOST, MOST_HIGHER) if most is None else (most, most)
+    return (change is not None and change[0] < -most_lost) or (loss is not None and loss > most_higher)
 
 
 # --- sentences ---
 
 
-def _recommended(record: ComparisonRecord, row: Row) -> Answer:
+def _recommended(record: ComparisonRecord, row: Row, dropped: list[Row]) -> Answer:
     command, change = _command(record, row.plan), _change(record, row)
     where = f" on {record.link} (simulated)" if record.link else ""
-    sentence = f"Recommended{where}: {row.short}, {_times(row)}{_quality(record, row)}; to use it: {command}"
+    figures = f"{row.short}, {_times(row)}{_quality(record, row)}{_dropped(record, dropped)}"
+    sentence = f"Recommended{where}: {figures}; to use it: {command}"
     return Answer(
         Kind.RECOMMENDED, sentence, row.plan, row.workers, row.speedup, tuple(_interval(row)),
         change[0] if change else None, tuple(change[1]) if change else None, command,
@@ -185,40 +198,69 @@ def _quality(record: ComparisonRecord, row: Row) -> str:
     return ", accuracy not compared (sequential is not among the plans)"
 
 
-def _single(record: ComparisonRecord, nearest: Row | None, why: str) -> Answer:
+def _single(record: ComparisonRecord, nearest: Row | None, why: str, dropped: list[Row]) -> Answer:
     """One process is the best; `nearest` is the plan that came nearest, if there was one."""
     threads = record.best_single.partition(" ")[0]
     plan = "sequential" if threads in ("1", "") else f"sequential:threads={threads}"
     command = _command(record, plan)
-    near = f"{nearest.short} came nearest, {_times(nearest)}" if nearest else ""
+    near = f"{nearest.short} came nearest, {_times(nearest)}" if nearest else "no plan that learns enough pays"
     where = (
         f"on {record.link} (simulated; one process: {record.best_single})"
         if record.link
         else f"here ({record.best_single})"
     )
-    sentence = f"One process is the best you can do {where}: {why or near}; to use it: {command}"
+    reason = f"{why or near}{_dropped(record, dropped)}"
+    sentence = f"One process is the best you can do {where}: {reason}; to use it: {command}"
     return Answer(
         Kind.SINGLE, sentence, plan, 1, nearest.speedup if nearest else None,
         tuple(_interval(nearest)) if nearest else None, command=command,
     )  # fmt: skip
 
 
-def _why_not(record: ComparisonRecord, row: Row) -> str:
-    return f"{row.short} is {row.speedup:.2f}x as fast, but learns too little{_quality(record, row)}"
+def _nothing_compared(record: ComparisonRecord) -> str:
+    if record.failed:
+        return f"every plan with several workers failed ({', '.join(each.short for each in record.failed)})"
+    return "no plan with several workers was compared"
 
 
-def _undecided(record: ComparisonRecord, rows: list[Row]) -> Answer:
+def _dropped(record: ComparisonRecord, rows: list[Row]) -> str:
+    """The plans that are as fast, but learn too little, with their figures and the limit that they exceed."""
+    if not rows:
+        return ""
+    most = record.quality_limit
+    limit = (
+        f"{100 * (MOST_LOST if most is None else most):.3g} points of accuracy"
+        if rows[0].test_accuracy is not None
+        else f"test loss {MOST_HIGHER if most is None else most:+.0%}"
+    )
+    option = "--quality-limit" if record.command else "quality_limit="
+    several = "; ".join(f"{row.short}, {_times(row)}{_quality(record, row)}" for row in rows)
+    return f" (dropped for quality, {option} is {limit}: {several})"
+
+
+def _undecided(record: ComparisonRecord, rows: list[Row], dropped: list[Row]) -> Answer:
     row = max(rows, key=lambda each: (_interval(each).high, each.plan))
     low, high = _interval(row)
-    seconds = max(ENOUGH_SECONDS, 2 * (record.seconds or 0.0))
-    where = ", on a quieter machine" if disagreement(record) > SETTLED else ""
-    longer = f"; time it longer, --seconds {seconds:.0f}{where}"
-    again = f" on {record.link} (simulated); measure again{where}"
-    return Answer(
-        Kind.UNDECIDED,
-        f"Undecided: {row.short} is {low:.2f}x to {high:.2f}x as fast as one process{again if record.link else longer}",
-        None, None, row.speedup, (low, high),
-    )  # fmt: skip
+    times = f"{row.short} is {low:.2f}x to {high:.2f}x as fast as one process"
+    where = f" on {record.link} (simulated)" if record.link else ""
+    sentence = f"Undecided: {times}{where}{_dropped(record, dropped)}; {_remedy(record)}"
+    return Answer(Kind.UNDECIDED, sentence, None, None, row.speedup, (low, high))
+
+
+def _remedy(record: ComparisonRecord) -> str:
+    """What to do so that the comparison is settled."""
+    if record.interrupted:
+        return f"it was interrupted after {record.rounds} whole rounds; compare again, to the end"
+    if record.core_wait >= CROWDED:
+        return (
+            f"other programs used the cores: workers waited for one {record.core_wait:.0%} of their time, which slows "
+            "several workers more than one process. End those programs, or give them other cores (taskset), and "
+            "compare again"
+        )
+    quieter = ", on a quieter machine" if disagreement(record) > SETTLED else ""
+    if record.link:
+        return f"measure again{quieter}"
+    return f"time it longer, --seconds {max(ENOUGH_SECONDS, 2 * (record.seconds or 0.0)):.0f}{quieter}"
 
 
 def _command(record: ComparisonRecord, plan: str) -> str:

@@ -10,6 +10,7 @@ from paceline.errors import TuningError
 from paceline.gradients.pickling import pack, unpack
 from paceline.jobs.job import Job
 from paceline.jobs.loading import load_maker
+from paceline.jobs.trust import announce_code
 from paceline.tuner.named import NamedArguments, takes_names
 from paceline.tuner.space import Configuration
 from paceline.tuner.trial import Trial
@@ -41,6 +42,7 @@ def tuned_job(
     if isinstance(where, Path):
         if not where.is_file():
             raise TuningError(f"{where}, which a tuning wrote beside this file, is not there")
+        announce_code(where)
         make = unpack(where.read_bytes())
     else:
         make = maker_of(load_maker(where, data_dir), configuration)

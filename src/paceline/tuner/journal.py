@@ -24,7 +24,8 @@ from typing import Any
 from paceline.errors import TuningError
 from paceline.runs.json_files import strict
 
-SCHEMA = 1
+#: Since 2, states of trials are safetensors; before, they were pickles.
+SCHEMA = 2
 SYNC = 1.0  # seconds between two calls of fdatasync
 Row = dict[str, Any]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from zlib import crc32
 from paceline.core.tuning.random import uniform
 from paceline.errors import TrialFailed, TrialStopped, TuningError
 from paceline.tuner.space import Choice, Configuration, Float, Int, Parameter
+from paceline.tuner.state_file import read_state, state_file, write_state
 
 #: Sends (step, value) to the study, and returns whether the trial is to stop.
 Reporter = Callable[[int, float], bool]
@@ -110,23 +109,17 @@ class Trial:
     # --- the state of a trial that goes on in a later leg ---
 
     def save(self, state: Any, step: int | None = None) -> None:
-        """Save the state after the leg, for the next one to go on from; nothing if there will be none."""
+        """Save the state after the leg, for the next one to go on from; nothing if there will be none.
+
+        It consists of tensors, NumPy arrays, numbers, texts, bytes, None, and lists, tuples and dictionaries of these.
+        """
         if self.states is None:
             return
-        file = state_file(self.states, self.number, self.stop if step is None else step)
-        # A worker that outlived a killed tuner for a moment may be writing the same state: each has a draft of its own.
-        draft = file.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
-        os.replace(draft, file)
+        write_state(state_file(self.states, self.number, self.stop if step is None else step), state)
 
     def load(self) -> Any:
         """Return the state that the leg goes on from, or None at the beginning of a trial."""
         if self.states is None or not self.start:
             return None
         file = state_file(self.states, self.source, self.start)
-        return pickle.loads(file.read_bytes()) if file.is_file() else None
-
-
-def state_file(states: Path, trial: int, step: int) -> Path:
-    """Return the file with the state of a trial after a step."""
-    return states / f"{trial}-{step}.state"
+        return read_state(file) if file.is_file() else None

@@ -241,5 +241,5 @@ def _is_helper(process: Process, thread: Thread) -> bool:
         bool(names)
         and names[0] in (_WAIT, _ACCEPT)
         and any(outer == _RUN and name.startswith("_") for (_, name), outer in pairwise(names))
-        and all("/lib/python3" in frame.file and "-packages/" not in frame.file for frame in stack)
+        and all(frame.standard for frame in stack)
     )

@@ -42,7 +42,7 @@ class History:
         #: By process and thread: the pace it had last, and when it was first seen to have that pace.
         self._since: dict[tuple[int, int], tuple[Pace, float]] = {}
         #: By process: the main thread's stack in the newest snapshot, and when it was first seen.
-        self._stacks: dict[int, tuple[Stack, float]] = {}
+        self._stacks: dict[int, tuple[Stack | tuple[int], float]] = {}
         self._observed = 0.0
         #: By process: what the watcher of another machine says.
         self._elsewhere: dict[int, Facts] = {}
@@ -82,9 +82,11 @@ class History:
         self._elsewhere = {each.pid: each.facts for each in snapshot.processes if each.facts is not None}
         kept = {}
         for process in snapshot.processes:
-            stack = process.stacks[0] if process.stacks else ()
+            # A wait of Paceline's own looks around in between: its beginning tells it from the next one.
+            stack = (process.began,) if process.began else process.stacks[0] if process.stacks else ()
             old = self._stacks.get(process.pid)
-            kept[process.pid] = old if old is not None and old[0] == stack else (stack, snapshot.at)
+            same = old if old is not None and old[0] == stack else (stack, snapshot.at)
+            kept[process.pid] = (stack, process.began / 1e9) if same is old and process.began else same
         self._stacks, self._observed = kept, snapshot.at
         self._polls = dict(self._asking(snapshot))
         self.pools.observe(snapshot, self.last)

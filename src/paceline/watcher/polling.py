@@ -50,7 +50,7 @@ def loop_of(stack: Stack, source: Callable[[str], str]) -> Loop | None:
         stack: The thread's stack, the innermost frame first.
         source: Returns the source of a file; an empty string if it cannot be had.
     """
-    ours = [frame for frame in stack if "/lib/python3" not in frame.file or "-packages/" in frame.file]
+    ours = [frame for frame in stack if not frame.standard]
     for frame in ours[:_FARTHEST]:
         module = _parsed(source(frame.file))
         function = _innermost(module, frame, (*_FUNCTIONS, ast.Lambda)) or module

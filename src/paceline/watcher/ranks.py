@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from paceline.watcher.graph import waits_for_lock
 from paceline.watcher.history import History
 from paceline.watcher.samples import CLOSED, Frame, Process, Snapshot, Stack
 
-_LIBRARY = ("/torch/", "/mpi4py/", "/accelerate/", "/lightning/", "/pytorch_lightning/", "/deepspeed/")
+_LIBRARY = (
+    "/torch/", "/mpi4py/", "/accelerate/", "/lightning/", "/pytorch_lightning/", "/deepspeed/",
+    "/paceline/backend/", "/paceline/links/",
+)  # fmt: skip
+_RENDEZVOUS = "/torch/distributed/rendezvous.py"
 _WRAPPERS = frozenset({"wrapper", "__exit__", "decorate_context", "_call_impl", "_wrapped_call_impl", "inner"})
 #: Between two ranks: different ones that never end are a circle, in which no rank is more to blame than another.
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "sendrecv", "wait", "ssend", "probe"})
@@ -55,21 +60,42 @@ def place_of(process: Process) -> Place | None:
 
 
 def ranks_of(snapshot: Snapshot) -> list[tuple[Process, ...]]:
-    """Return the ranks of each job of which all ranks are in the snapshot, by their parent's children.
+    """Return the ranks of each job of which all ranks are in the snapshot.
 
-    A launcher's wrapper, a data loader and a shell inherit a rank's variables: the rank is the outermost with a stack.
+    A data loader's worker, a helper and a shell inherit a rank's variables, and by fork its process group: the rank is
+    the outermost process of that number. Several jobs of one size are told apart by what has started their ranks.
     """
-    known = [process for process in snapshot.processes if process.rank is not None and process.stacks]
-    inherited = {process.pid for process in known}
-    jobs: dict[int, list[Process]] = defaultdict(list)
-    for process in known:
-        if process.parent not in inherited:
-            jobs[process.world_size].append(process)
-    return [
-        tuple(sorted(ranks, key=lambda each: each.rank or 0))
-        for size, ranks in jobs.items()
-        if len(ranks) >= 2 and sorted(each.rank or 0 for each in ranks) == list(range(size or len(ranks)))
-    ]
+    known = {p.pid: p for p in snapshot.processes if p.rank is not None and p.stacks}
+    parents = {process.pid: process.parent for process in snapshot.processes}
+    ranks = [each for each in known.values() if not any(_same(each, above) for above in _above(each, known, parents))]
+    sizes = {each.parent: each.world_size for each in ranks if each.world_size}
+    jobs, parts = defaultdict[int, list[Process]](list), defaultdict[tuple[int, int], list[Process]](list)
+    for process in ranks:
+        size = process.world_size or sizes.get(process.parent, 0)
+        jobs[size].append(process)
+        parts[size, process.parent].append(process)
+    complete = [tuple(of) for size, of in jobs.items() if _is_complete(of, size)]
+    whole = {process.pid for of in complete for process in of}
+    complete += [tuple(of) for (size, _), of in parts.items() if of[0].pid not in whole and _is_complete(of, size)]
+    return [tuple(sorted(of, key=lambda each: each.rank or 0)) for of in complete]
+
+
+def _above(process: Process, known: Mapping[int, Process], parents: Mapping[int, int]) -> Iterator[Process]:
+    """Iterate over the ancestors of a process that have a rank."""
+    pid, passed = process.parent, set[int]()
+    while pid in parents and pid not in passed:
+        passed.add(pid)
+        if pid in known:
+            yield known[pid]
+        pid = parents[pid]
+
+
+def _same(process: Process, other: Process) -> bool:
+    return (process.rank, process.world_size) == (other.rank, other.world_size)
+
+
+def _is_complete(ranks: list[Process], size: int) -> bool:
+    return len(ranks) >= 2 and sorted(each.rank or 0 for each in ranks) == list(range(size or len(ranks)))
 
 
 def find_divergence(snapshot: Snapshot, history: History) -> Divergence | None:
@@ -86,7 +112,9 @@ def _divergence(ranks: tuple[Process, ...], snapshot: Snapshot, history: History
     if len(places) < len(ranks) or not all(_waits(p, places[p.pid], snapshot, history) for p in ranks):
         return None
     counts = Counter(places.values())
-    if not any(place.collective for place in counts):
+    # Paceline's own backend looks around while it waits, moves data then, and says itself whose call does not fit.
+    moves = len(counts) == 1 and any(process.began for process in ranks)
+    if moves or not any(place.collective for place in counts):
         return None
     if len(counts) == 1 or all(place.collective.lower() in _POINT_TO_POINT for place in counts):
         return Divergence(places, ranks, ())
@@ -109,11 +137,16 @@ def _waits(process: Process, place: Place, snapshot: Snapshot, history: History)
     kind = process.main.kind
     if place.collective and place.collective == _called(process):  # MPI polls: nothing but its line tells that it waits
         return kind in _POLLS and history.same_stack(process.pid)
-    if not history.still(process.pid, process.pid):
+    asks = process.began or any(frame.file.endswith(_RENDEZVOUS) for frame in process.stacks[0])  # again and again
+    if not (history.still(process.pid, process.pid) or (asks and history.same_stack(process.pid))):
         return False
+    if place.collective and process.began:
+        return kind != "stopped"
     if place.collective:
         return kind not in ("running", "stopped", "disk") and history.cores(process.pid) < _IDLE
-    return kind in CLOSED and waits_for_lock(process.stacks) and not _may_be_answered(process, snapshot, history)
+    # An event may be set by another thread of Python or by a handler of signals: where there is none it is as a lock.
+    closed = waits_for_lock(process.stacks) or (len(process.stacks) == 1 and not process.handles_signals)
+    return kind in CLOSED and closed and not _may_be_answered(process, snapshot, history)
 
 
 def _may_be_answered(process: Process, snapshot: Snapshot, history: History) -> bool:
@@ -128,7 +161,7 @@ def _may_be_answered(process: Process, snapshot: Snapshot, history: History) -> 
 
 
 def _is_library(frame: Frame) -> bool:
-    return any(part in frame.file for part in _LIBRARY)
+    return frame.standard or any(part in frame.file for part in _LIBRARY)
 
 
 def _collective(frames: Stack) -> str:

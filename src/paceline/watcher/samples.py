@@ -87,6 +87,11 @@ class Frame(NamedTuple):
     line: int
     function: str
 
+    @property
+    def standard(self) -> bool:
+        """Whether it lies in Python's own library."""
+        return ("/lib/python3" in self.file and "-packages/" not in self.file) or self.file.startswith("<frozen ")
+
 
 #: The frames of one thread, the innermost first; the first stack of a process is that of its main thread.
 Stack = tuple[Frame, ...]
@@ -116,6 +121,7 @@ class Process:
     tids: tuple[int, ...] = ()  # the threads of the stacks, where that is known
     name: str = ""  # that a run of Paceline gives it
     text: str = ""  # the source line that the main thread of a rank is at
+    began: int = 0  # when the wait of Paceline's own began that its main thread is in, by its clock; 0 if in none
     host: str = ""  # another machine on which it runs
     facts: Facts | None = None  # of a process there
     outside: bool = False  # not of the watched tree, but something in it waits for this process

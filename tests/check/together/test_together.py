@@ -109,3 +109,45 @@ def test_a_large_program_is_read_file_by_file_and_the_cache_gives_the_same(
     assert [f.as_dict() for f in first] == [f.as_dict() for f in again]
     monkeypatch.setattr(grouping, "LARGEST", 10)
     assert check_paths([tmp_path], Options()).findings == []
+
+
+ROWS = "def rows():\n    return range(9)\n"
+SAVES = """
+import torch
+from rows import rows
+
+
+def save(model):
+    torch.save(model, "model.pt")
+
+
+def train(model, rank):
+    for row in rows():
+        loss = model(row)
+        if torch.isnan(loss):
+            continue
+        loss.backward()
+    save(model)
+"""
+STARTS = """
+import torch.distributed as dist
+from rows import rows
+from torch.nn.parallel import DistributedDataParallel
+
+
+def start(model):
+    dist.init_process_group("gloo")
+    return DistributedDataParallel(model)
+"""
+
+
+def test_what_one_program_of_a_folder_starts_another_does_not() -> None:
+    alone = {"rows.py": ROWS, "alone.py": SAVES + "\n\ntrain(print, 0)\n", "ranks.py": STARTS + "\n\nstart(print)\n"}
+    assert programs(alone) == [tuple(sorted(alone))]
+    assert found(alone) == []
+
+
+def test_what_a_program_starts_holds_in_all_of_its_files() -> None:
+    main = "import ranks\nimport alone\n\n\ndef main(model):\n    alone.train(ranks.start(model), 0)\n"
+    texts = {"rows.py": ROWS, "alone.py": SAVES, "ranks.py": STARTS, "main.py": main}
+    assert sorted(found(texts)) == [("alone.py", "PC502", 13), ("alone.py", "PC510", 7)]

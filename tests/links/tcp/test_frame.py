@@ -10,6 +10,7 @@ import pytest
 
 from paceline.errors import FrameError, ProtocolError
 from paceline.links.tcp.frame import HEADER, MAGIC, NUMBERS, STAGE, VERSION, Decoder, Encoder, Frame, Limits
+from paceline.links.tcp.seal import Seal
 
 SENT = [
     (16, (), b""),
@@ -20,9 +21,10 @@ SENT = [
 ]
 
 
-def encoded(frames: list[tuple[int, tuple[int, ...], bytes]]) -> bytes:
+def encoded(frames: list[tuple[int, tuple[int, ...], bytes]], key: bytes | None = None) -> bytes:
     encoder = Encoder()
-    return b"".join(encoder.head(kind, ints, len(body)) + body for kind, ints, body in frames)
+    encoder.seal = None if key is None else Seal(key)
+    return b"".join(encoder.head(kind, ints, len(body), [memoryview(body)]) + body for kind, ints, body in frames)
 
 
 def decoded(decoder: Decoder, received: bytes, most: int) -> list[Frame]:
@@ -46,9 +48,12 @@ def header(kind: int = 16, ints: int = 0, number: int = 0, size: int = 0) -> byt
     return HEADER.pack(MAGIC, VERSION, kind, ints, number, size)
 
 
+@pytest.mark.parametrize("key", [None, b"of one direction"])
 @pytest.mark.parametrize("most", [1, 7, 23, 4096, 10**9])
-def test_frames_arrive_as_they_were_sent_however_they_are_cut(most: int) -> None:
-    got = decoded(Decoder(), encoded(SENT), most)
+def test_frames_arrive_as_they_were_sent_however_they_are_cut(most: int, key: bytes | None) -> None:
+    decoder = Decoder()
+    decoder.seal = None if key is None else Seal(key)
+    got = decoded(decoder, encoded(SENT, key), most)
     assert [(frame.kind, frame.ints, bytes(frame.body)) for frame in got] == SENT
 
 
@@ -162,3 +167,20 @@ def test_random_bytes_never_give_a_frame_and_raise_nothing_else() -> None:
         for frame in got:  # what flips the kind, or makes a part shorter, is still a frame
             assert len(frame.ints) <= 8
             assert len(frame.body) <= 100
+
+
+def test_every_byte_of_a_sealed_frame_counts_and_no_memory_is_reserved_for_one_that_was_changed() -> None:
+    frames = [(16, (1, -2), b"a body"), (17, (), b"")]
+    whole, places, second = encoded(frames, b"key"), [], len(encoded(frames[:1], b"key"))
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= 128
+        decoder = Decoder(place=lambda kind, ints, size: places.append((kind, ints, size)))
+        decoder.seal = Seal(b"key")
+        try:
+            got = decoded(decoder, bytes(changed), 10**9)
+        except FrameError:
+            continue
+        assert len(got) < 2
+        assert at - (at >= second) * second in (10, 11)  # more integers are announced than have come, within the limits
+    assert set(places) == {(16, (1, -2), 6)}

@@ -19,6 +19,7 @@ from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.hub import Arrived, Event, Gone, Hub, Received
 from paceline.links.tcp.keys import make_keys
 from paceline.links.tcp.pending import PLACES, REMEMBERED, Refusals
+from paceline.links.tcp.seal import SEAL_BYTES, Seal
 from paceline.links.tcp.tls import MutualTls
 from paceline.links.tcp.waiting import Timing
 from tests.links.tcp.conftest import PATIENCE, until
@@ -201,12 +202,108 @@ def test_recorded_handshakes_and_frames_are_worth_nothing(hubs: list[Hub]) -> No
     assert len(closed(again, target)) == 24 + 32
     assert "does not know the token" in target.told[0]
     # 2. The last frame again, on the same connection.
-    middle._target.sendall(recorded[-len(b"a push") - 32 :])
+    middle._target.sendall(recorded[-len(b"a push") - SEAL_BYTES - 32 :])
     (gone,) = until([target.desk], bool)
     assert isinstance(gone, Gone)
     assert "a frame has number 2 where 3 was due" in gone.why
     assert target.exchange() == []
     middle.close()
+
+
+class Middle:
+    """A machine in the middle that changes the stream from the dialler, from some byte on."""
+
+    def __init__(self, target: Target, hubs: list[Hub], credentials: Credentials) -> None:
+        self.target, self.recorder = target, Recorder(target.desk.address)
+        self.honest = Hub(Identity(Peer(2, 9), RUN, JOB), credentials)
+        hubs.append(self.honest)
+        self.honest.dial(self.recorder.address, PATIENCE)
+        self.honest.poll(0.01)
+        while DESK not in self.honest.peers or Peer(2, 9) not in target.desk.peers:
+            self.recorder.forward()
+            self.honest.poll(0.001)
+            target.desk.poll(0.001)
+
+    def sent(self, kind: int, ints: tuple[int, ...], body: bytes) -> bytes:
+        """What the honest worker puts on the wire for a frame; it does not go on."""
+        assert self.honest.post(DESK, kind, ints, [body])
+        assert self.recorder._client is not None
+        self.recorder._client.setblocking(True)
+        return self.recorder._client.recv(100_000)
+
+    def outcome(self, sent: bytes, closes: bool = False) -> list[Event]:
+        """What the server takes from these bytes."""
+        self.recorder._target.sendall(sent)
+        if closes:
+            self.recorder._target.shutdown(socket.SHUT_WR)
+        events = until([self.target.desk], bool)
+        self.recorder.close()
+        return events
+
+
+@pytest.fixture
+def middle(request: pytest.FixtureRequest, hubs: list[Hub], tmp_path: Path) -> Middle:
+    if request.param == "tls":
+        make_keys(tmp_path / "run")
+    credentials: Credentials = MutualTls(tmp_path / "run") if request.param == "tls" else TOKEN
+    return Middle(Target(hubs, credentials), hubs, credentials)
+
+
+@pytest.mark.parametrize("middle", ["token", "tls"], indirect=True)
+@pytest.mark.parametrize("place", ["kind", "integer", "first MAC", "second MAC", "body"])
+def test_a_frame_that_is_changed_on_its_way_ends_the_connection(place: str, middle: Middle) -> None:
+    """What it carries is never received; a size that was changed would reserve memory, and is not believed either."""
+    sent = bytearray(middle.sent(PING, (7,), b"gradient"))
+    at = {"kind": 9, "integer": 24, "first MAC": 33, "second MAC": 50, "body": len(sent) - 1}[place]
+    sent[at] ^= 1
+    (gone,) = middle.outcome(bytes(sent))
+    assert isinstance(gone, Gone)
+    assert gone.peer == Peer(2, 9)
+    assert middle.target.exchange() == []
+
+
+@pytest.mark.parametrize("middle", ["token"], indirect=True)
+@pytest.mark.parametrize("attack", ["a size", "left out", "in another's place", "of another connection"])
+def test_frames_are_not_believed_without_their_mac(attack: str, middle: Middle) -> None:
+    first, second = middle.sent(PING, (7,), b"first"), middle.sent(PING, (8,), b"second")
+    number = first[12:16]
+    forged = {
+        "a size": first[:16] + (1 << 29).to_bytes(8, "little") + first[24:],
+        "left out": second[:12] + number + second[16:],
+        "in another's place": first[:64] + b"other",
+        "of another connection": first[:32] + Seal(b"another key").of(first[:32], [memoryview(b"first")]) + b"first",
+    }[attack]
+    (gone,) = middle.outcome(forged)
+    assert isinstance(gone, Gone)
+    assert "its MAC is another" in gone.why
+    assert middle.target.exchange() == []
+
+
+@pytest.mark.parametrize("middle", ["token", "tls"], indirect=True)
+@pytest.mark.parametrize("left", [1, 23, 30, 60])
+def test_a_frame_that_is_cut_off_is_never_received(left: int, middle: Middle) -> None:
+    sent = middle.sent(PING, (7,), b"gradient")
+    (gone,) = middle.outcome(sent[: min(left, len(sent) - 1)], closes=True)
+    assert isinstance(gone, Gone)
+    assert middle.target.exchange() == []
+
+
+@pytest.mark.parametrize("credentials", [LOOPBACK, TOKEN])
+def test_a_peer_that_says_hello_and_then_garbage_is_gone(credentials: Credentials, hubs: list[Hub]) -> None:
+    """It has what it takes to join; what it sends is checked nevertheless."""
+    target = Target(hubs, credentials)
+    for number, garbage in enumerate(
+        (b"\0" * 100, header(PING, 1, 9, 8), header(PING, 60_000, 2, 0), header(3, 0, 2, 0))
+    ):
+        joined = Hub(Identity(Peer(2, 5 + number), RUN, JOB), credentials)
+        hubs.append(joined)
+        joined.dial(target.desk.address, PATIENCE)
+        until([target.desk, joined], lambda events: len(events) == 2)
+        joined._members[DESK].connection.stream.send([memoryview(garbage + bytes(64))])
+        (gone,) = until([target.desk], bool)
+        assert isinstance(gone, Gone)
+        assert "sent what is not allowed" in gone.why or "is none for a peer" in gone.why
+        assert target.exchange() == []
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(hubs: list[Hub]) -> None:

@@ -15,15 +15,18 @@ over the best single process of the same round, and its interval shows how far t
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.api.comparing.overhead import Case, step, verdict
-from paceline.api.comparing.timing import Ratio, thread_counts
+from paceline.api.comparing.progress import Course
+from paceline.api.comparing.timing import Ratio, Schedule, thread_counts
+from paceline.api.comparing.trainings import train_by_all
 from paceline.api.planning.coding import coding
-from paceline.api.planning.measuring import Measured, Say, measure_for
+from paceline.api.planning.measuring import Measured, measure_for
 from paceline.api.train import train
 from paceline.core.codecs.sizes import most_gathered
 from paceline.engines.setup import set_up
@@ -35,7 +38,7 @@ from paceline.planner.cluster import COPIES, links_of
 from paceline.planner.facts import Coding, reads
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan, make
-from paceline.runs.comparison import CodecRow, Row, Timing
+from paceline.runs.comparison import CodecRow, ComparisonRecord, Row, Timing
 from paceline.runs.held import common_level, seconds_to_hold
 from paceline.runs.intervals import wilson
 from paceline.runs.run import Run
@@ -65,11 +68,12 @@ class Measurements:
     pieces: dict[Piece, list[Measured]] = field(default_factory=dict)
     codings: dict[str, Coding] = field(default_factory=dict)
 
-    def measure(self, pieces: Sequence[Piece], say: Say) -> None:
+    def measure(self, pieces: Sequence[Piece], course: Course) -> None:
         """Measure every piece by one process alone, in interleaved rounds."""
         for number in range(ROUNDS):
-            say(f"measuring gradients on this machine, round {number + 1} of {ROUNDS} ...")
+            text = f"measuring gradients on this machine, round {number + 1} of {ROUNDS}"
             for piece in pieces[:: -1 if number % 2 else 1]:
+                course.begin(text, course.cost.start + SECONDS)
                 before = self.pieces.setdefault(piece, [])
                 job = self.job.with_(batch_size=piece.samples, accumulate_grad_batches=1)
                 guess = before[0].seconds if before else 0.01
@@ -82,6 +86,13 @@ class Measurements:
             replace(self, pieces={piece: [runs[number]] for piece, runs in self.pieces.items()})
             for number in range(ROUNDS)
         ]
+
+    @property
+    def core_wait(self) -> float:
+        """The median share of its time for which the process waited for a core."""
+        cores = len(os.sched_getaffinity(0))
+        shares = [run.core_wait for piece, runs in self.pieces.items() if piece.threads <= cores for run in runs]
+        return statistics.median(shares or [0.0])
 
     def compute(self, piece: Piece) -> float:
         """Return the seconds of a gradient, with what lies between two of them."""
@@ -124,43 +135,48 @@ def check_plans(plans: Sequence[Plan], link: str) -> None:
             raise PlanError(f"plan {plan}: with one worker nothing travels over a link; give it more, or sequential")
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """What a comparison over a link is made of."""
-
-    rows: tuple[Row, ...]
-    singles: tuple[Timing, ...]
-    best_single: str
-    best_speed: float
-    runs: list[Run]
-    codecs: tuple[CodecRow, ...]
-    dense_bytes: int
-    notes: tuple[str, ...]
-
-
-def simulate_plans(job: Job, plans: Sequence[Plan], link: str, folder: Path | None, say: Say) -> Simulated:
+def simulate_plans(
+    job: Job, plans: Sequence[Plan], link: str, folder: Path | None, course: Course
+) -> tuple[ComparisonRecord, list[Run]]:
     """Measure what this machine takes, then train by every plan on the clock of the link."""
     singles = [Piece(job.batch_size * job.accumulate_grad_batches, n) for n in thread_counts()]
     layout = set_up(job.untested(), make("sequential"), "virtual", 1).layout
     measured = Measurements(job, layout.bytes)
-    measured.measure(list(dict.fromkeys([*singles, *(piece_of(job, plan) for plan in plans)])), say)
+    pieces = list(dict.fromkeys([*singles, *(piece_of(job, plan) for plan in plans)]))
+    course.announce(len(plans), len(pieces), Schedule(ROUNDS, SECONDS))
+    measured.measure(pieces, course)
     dense = Payload.length(layout) * layout.bytes_per_number
     for name in dict.fromkeys(name for plan in plans for name in _codecs(plan)):
         measured.codings[name] = coding(name, layout)
-    runs = []
-    for plan in plans:
-        say(f"training {job.name} by {plan} on a simulated network of {link} ...")
-        runs.append(train(job, plan, engine="virtual", folder=folder, world=measured.world(plan, link)))
+
+    def by(plan: Plan) -> Run:
+        course.begin(f"training {job.name} by {plan} on a simulated network of {link}", course.cost.training)
+        return train(job, plan, engine="virtual", folder=folder, world=measured.world(plan, link))
+
+    done = train_by_all(plans, by, folder)
     best = max(singles, key=measured.speed)
-    common = common_level([run.record.history for run in runs], ACCURACY)
-    rows = tuple(_row(measured, plan, run, best, common, link) for plan, run in zip(plans, runs, strict=True))
-    timings = tuple(
-        Timing(_threads(single), tuple(each.speed(single) for each in measured.rounds)) for single in singles
-    )
+    common = common_level([run.record.history for run in done.runs], ACCURACY)
     codecs = tuple(codec_row(name, plans, measured.codings, dense) for name in measured.codings)
-    return Simulated(
-        rows, timings, _threads(best), measured.speed(best), runs, codecs, dense, tuple(cannot_pay(plans, codecs))
+    record = ComparisonRecord(
+        job=job.name,
+        best_single=_threads(best),
+        best_single_samples_per_second=measured.speed(best),
+        rounds=ROUNDS,
+        plans=tuple(
+            _row(measured, plan, run, best, common, link) for plan, run in zip(done.plans, done.runs, strict=True)
+        ),
+        notes=tuple(cannot_pay(plans, codecs)),
+        singles=tuple(
+            Timing(_threads(single), tuple(each.speed(single) for each in measured.rounds)) for single in singles
+        ),
+        link=link,
+        codecs=codecs,
+        dense_bytes=dense,
+        failed=tuple(done.failed),
+        core_wait=measured.core_wait,
+        interrupted=done.interrupted,
     )
+    return record, done.runs
 
 
 def speeds_by_round(measured: Measurements, plan: Plan, run: Run, link: str) -> list[float]:

@@ -10,6 +10,7 @@ made.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 BACKENDS = ("gloo", "paceline")
+MOST_FILES, FEW = 20_000, 3  # that are read to notice what a script leaves behind, and that are named
 TAIL = 30  # lines of a failed script's output that an error shows
 
 
@@ -114,11 +116,13 @@ def compare_script(
     script   a Python file and its arguments, started by torchrun; or a whole command that starts the processes itself
     seconds  that one run of the script may take
     """
+    if workers < 2:
+        raise UsageError(f"workers={workers!r}: the backends of several processes are compared; give 2 or more")
     command = _Command.parse(script)
     threads = sorted({1, len(os.sched_getaffinity(0))}) if command.processes_can_be_chosen else []
     singles = [Entrant(f"one process, {t} thread{'s' * (t > 1)}", 1, "gloo", t) for t in threads]
     gloo, ours = (Entrant(f"{workers} processes, {backend}", workers, backend) for backend in BACKENDS)
-    notes = []
+    notes, before_all = [], _files()
     for number in range(rounds):
         for entrant in [*singles, gloo, ours]:
             say(f"round {number + 1} of {rounds}: {entrant.name} ...")
@@ -129,11 +133,37 @@ def compare_script(
                     raise
                 notes.append(f"it does not run as {entrant.name}: {str(error).splitlines()[-1].strip()}")
                 singles.remove(entrant)
+    left = sorted(_files() - before_all)
+    if left:
+        notes.append(_left_behind(left))
     before = max((*singles, gloo), key=lambda entrant: entrant.batches_per_second)
     rows = [entrant.row(before) for entrant in (*singles, gloo, ours)]
     over_gloo = statistics.median(a / b for a, b in zip(gloo.milliseconds, ours.milliseconds, strict=True))
     answer = answer_of(rows[-1], before.name)
     return ScriptComparison(script, rounds, rows, over_gloo, _difference(gloo, ours), notes, answer)
+
+
+def _files() -> set[str]:
+    """Files below the current folder, by their names and times; a large folder is read in part."""
+    found: set[str] = set()
+    for folder, folders, names in os.walk("."):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+        for name in names:
+            with contextlib.suppress(OSError):
+                path = Path(folder, name)
+                found.add(f"{path}\0{path.stat().st_mtime_ns}")
+        if len(found) > MOST_FILES:
+            break
+    return found
+
+
+def _left_behind(files: Sequence[str]) -> str:
+    names = list(dict.fromkeys(file.partition("\0")[0] for file in files))
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return (
+        f"the script writes {', '.join(names[:FEW])}{more}, which its later runs find: where it goes on from a "
+        "snapshot, their steps are not the same work. Give it an option that writes none, and compare again"
+    )
 
 
 def answer_of(ours: ScriptRow, before: str) -> str:
@@ -216,14 +246,15 @@ def _read_steps(entrant: Entrant, folder: Path) -> None:
     steps = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
     if not steps or min(map(len, steps)) < 3:
         raise UsageError(
-            f"{entrant.name}: the script made fewer than 3 steps of a torch.optim optimizer; there is nothing to time"
+            f"{entrant.name}: the script made fewer than 3 steps of a torch.optim optimizer; there is nothing to time. "
+            "If it goes on from a snapshot of its last run, give it an option that writes none"
         )
     entrant.steps = len(steps[0])
     entrant.milliseconds.append(1000 * statistics.median(b - a for ends in steps for a, b in pairwise(ends[1:])))
     if (kept := folder / "parameters.pt").is_file():
         import torch
 
-        entrant.parameters = torch.load(kept)
+        entrant.parameters = torch.load(kept, weights_only=True)
 
 
 def _difference(one: Entrant, other: Entrant) -> float | None:

@@ -13,21 +13,23 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paceline.api.comparing.progress import Course
+from paceline.api.comparing.trainings import failed
 from paceline.api.train import train
-from paceline.errors import CrowdedWarning, JobWarning
+from paceline.errors import CrowdedWarning, JobWarning, PacelineError, RunStopped
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan, make
+from paceline.runs.comparison import FailedPlan
 from paceline.runs.intervals import Interval, median_interval
 from paceline.runs.record import Summary
 from paceline.runs.run import Run
 from paceline.runs.verdict import PAYS, SETTLED
 from paceline.runs.warm_up import steady
 
-Say = Callable[[str], None]
 SHORT = 0.4  # seconds of a round by default
 LONG = 3.0  # seconds of a round, where there is time for more than LEAST of them
 LEAST, MOST = 5, 25  # rounds
@@ -73,6 +75,8 @@ class Entrant:
     updates: int | None = None
     #: How often a round was made longer, since most of it was warm-up.
     longer: int = 0
+    #: The whole training by this plan; None for what is timed beside the plans.
+    run: Run | None = None
 
     def time_round(self, seconds: float) -> None:
         """Train for about so many seconds."""
@@ -90,6 +94,12 @@ class Entrant:
         self.waited.append(_summary(run).core_wait_fraction)
         if share < WARM and self.longer < LONGER:
             self.updates, self.longer = 2 * (self.updates or UPDATES), self.longer + 1
+
+    def end_after(self, rounds: int) -> None:
+        """Leave out what follows so many rounds; without any, the speed is that of the whole training."""
+        self.speeds, self.waited = self.speeds[:rounds], self.waited[:rounds]
+        if not self.speeds and self.run is not None:
+            self.speeds, self.waited = [_speed(self.run)[0]], [_summary(self.run).core_wait_fraction]
 
     def learn_from(self, run: Run, seconds: float) -> None:
         """Find out from a training by this plan how many updates a round of so many seconds has."""
@@ -154,6 +164,37 @@ class Timed:
     plans: list[Entrant]
     singles: list[Entrant]  # one process, with different numbers of threads
     ceilings: dict[Ceiling, Entrant]
+    failed: list[FailedPlan] = field(default_factory=list)
+    rounds: int = 0  # that are whole
+    interrupted: bool = False  # by Ctrl-C
+
+    @property
+    def entrants(self) -> list[Entrant]:
+        """All that is timed; one process that is a plan, too, is timed once."""
+        return list({id(each): each for each in (*self.plans, *self.singles, *self.ceilings.values())}.values())
+
+    def leave(self, entrant: Entrant, error: PacelineError) -> None:
+        """Leave out an entrant that has failed."""
+        if entrant in self.plans:
+            run = entrant.run.path if entrant.run else None
+            self.failed.append(failed(entrant.plan, error, str(run) if run else None))
+        self.plans = [each for each in self.plans if each is not entrant]
+        self.ceilings = {kind: each for kind, each in self.ceilings.items() if each is not entrant}
+
+    def interrupt(self) -> None:
+        """End with what whole rounds have measured; without any, with what the trainings have."""
+        self.interrupted = True
+        for entrant in self.entrants:
+            entrant.end_after(self.rounds)
+        self.plans, self.singles = ([each for each in some if each.speeds] for some in (self.plans, self.singles))
+        self.ceilings = {kind: each for kind, each in self.ceilings.items() if each.speeds}
+
+    @property
+    def core_wait(self) -> float:
+        """The median share of their time for which workers waited for a core, where there was one for each."""
+        cores = len(os.sched_getaffinity(0))
+        fitting = [each for each in (*self.plans, *self.singles) if each.plan.workers * each.plan.threads <= cores]
+        return statistics.median([share for entrant in fitting for share in entrant.waited] or [0.0])
 
     @property
     def best_single(self) -> Entrant:
@@ -180,27 +221,51 @@ class Timed:
                 yield plan.over(ceiling)
 
 
-def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: Schedule, say: Say) -> Timed:
-    """Time plans, single processes and ceilings in interleaved rounds; `runs` are whole trainings by these plans."""
-    entrants = [Entrant(str(plan), plan, job) for plan in plans]
-    for entrant, run in zip(entrants, runs, strict=True):
+def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: Schedule, course: Course) -> Timed:
+    """Time plans, single processes and ceilings in interleaved rounds; `runs` are whole trainings by these plans.
+
+    Ctrl-C ends it after the last whole round. If there is none, the speeds are those of the trainings.
+    """
+    timed = entrants_of(job, plans, runs)
+    for entrant, run in zip(timed.plans, runs, strict=True):
         entrant.learn_from(run, schedule.seconds)
+    begin = time.monotonic()
+    try:
+        for number in range(max(schedule.rounds, schedule.most)):
+            if number >= schedule.rounds and (timed.settled or time.monotonic() - begin > PATIENCE):
+                break
+            further = number >= schedule.rounds
+            text = f"{MORE} {number + 1}" if further else f"timing, round {number + 1} of {schedule.rounds}"
+            _time_round(timed, number, text, schedule, course)
+            timed.rounds = number + 1
+    except KeyboardInterrupt:
+        timed.interrupt()
+        if not timed.singles:
+            raise
+    return timed
+
+
+def entrants_of(job: Job, plans: Sequence[Plan], runs: Sequence[Run] = ()) -> Timed:
+    """Return what is timed: plans, single processes and ceilings."""
+    trained: Iterator[Run | None] = iter(runs)
+    entrants = [Entrant(str(plan), plan, job, run=next(trained, None)) for plan in plans]
     kinds = {Ceiling.of(job, plan) for plan in plans}
     ceilings = {kind: kind.entrant(job) for kind in sorted(kinds) if kind.workers > 1}
-    timed = Timed(entrants, [_single(job, threads, entrants) for threads in thread_counts()], ceilings)
-    order = list({id(each): each for each in (*entrants, *timed.singles, *ceilings.values())}.values())
-    begin = time.monotonic()
-    for number in range(max(schedule.rounds, schedule.most)):
-        if number >= schedule.rounds and (timed.settled or time.monotonic() - begin > PATIENCE):
-            break
-        say(
-            f"timing, round {number + 1} of {schedule.rounds} ..."
-            if number < schedule.rounds
-            else f"{MORE} {number + 1}"
-        )
-        for entrant in reversed(order) if number % 2 else order:
+    return Timed(entrants, [_single(job, threads, entrants) for threads in thread_counts()], ceilings)
+
+
+def _time_round(timed: Timed, number: int, text: str, schedule: Schedule, course: Course) -> None:
+    """Time every entrant once; one that fails leaves, and the others go on."""
+    for entrant in timed.entrants[:: -1 if number % 2 else 1]:
+        course.begin(text, course.cost.start + schedule.seconds, entrant.name)
+        try:
             entrant.time_round(schedule.seconds)
-    return timed
+        except RunStopped:
+            raise
+        except PacelineError as error:
+            if entrant.plan.workers == 1:
+                raise
+            timed.leave(entrant, error)
 
 
 def _single(job: Job, threads: int, entrants: Sequence[Entrant]) -> Entrant:

@@ -49,6 +49,22 @@ def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lam
         file: Where the card is written. Default: where `choose` looks for it.
         say: A function that is called with lines of text about the progress.
     """
+    card = measured_card(seconds, say)
+    try:
+        if file is None:
+            card.keep()
+        else:
+            card.write(file)
+    except OSError as error:
+        raise UsageError(
+            f"the card cannot be written to {file or default_file()}: {error.strerror}; name another file "
+            "(file=, -o), and give it to other commands (card=, --card)"
+        ) from error
+    return card
+
+
+def measured_card(seconds: float = SECONDS, say: Say = lambda line: None) -> Card:
+    """Measure this machine."""
     if not 2 <= seconds < 3600:
         raise UsageError(f"seconds={seconds}: give from 2 to 3600; the default is {SECONDS:.0f}")
     machine, cores = this_machine(), len(os.sched_getaffinity(0))
@@ -62,7 +78,6 @@ def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lam
     if seconds >= THOROUGH:
         say("pipelines and split layers of small networks ...")
         card = replace(card, exchanges=(*exchanges, *measure_divided(card, max(2, cores))))
-    card.write(file or default_file())
     return card
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.api.fusing import can_fuse
-from paceline.api.planning.calibrate import calibrate
+from paceline.api.planning.calibrate import measured_card
 from paceline.api.planning.coding import codings
 from paceline.api.planning.dividing import Divider, Splittable, splittable
 from paceline.api.planning.finalists import with_finalists
@@ -22,6 +22,7 @@ from paceline.engines.setup import set_up
 from paceline.errors import PacelineError, PlanError, UsageError, suggest, whole
 from paceline.errors.arguments import check_arguments
 from paceline.gradients.payload import Payload
+from paceline.gradients.probe import probing_once
 from paceline.jobs.job import Job, checked
 from paceline.planner import cluster as clusters
 from paceline.planner.candidates import LEARNING, Candidate, candidates, numbers_of_workers
@@ -136,15 +137,22 @@ def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> C
         return card
     if card is not None:
         return Card.read(Path(card))
-    file = default_file()
-    if file.exists():
-        found = Card.read(file)
-        here = this_machine()
+    try:
+        found, here = Card.kept(), this_machine()
         if (found.processor, found.cores) == (here.processor, len(os.sched_getaffinity(0))):
             return found
-        say(f"the card {file} is of another machine ({found.processor}, {found.cores} cores)")
+        say(f"the card {default_file()} is of another machine ({found.processor}, {found.cores} cores)")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        say(f"the card {default_file()} is not used: {error.strerror}")
     say("this machine has no card yet: calibrating it, once, for half a minute ...")
-    return calibrate(say=say)
+    measured = measured_card(say=say)
+    try:
+        measured.keep()
+    except OSError as error:
+        say(f"the card cannot be kept in {default_file().parent}: {error.strerror}; set XDG_CACHE_HOME to another")
+    return measured
 
 
 def facts_of(job: Job, coded: bool = False) -> tuple[Facts, int]:
@@ -241,11 +249,12 @@ def choose(
         )
     found = open_card(card, say)
     counts = numbers_of_workers(found.cores, workers) if workers != 1 else []
-    planner = planner_for(job, found, level, say=say, workers=counts)
-    predictions = planner.predictions(counts, learning)
-    if level == "profiled" and goal != "memory":
-        say("measuring the plans that may be fastest ...")
-        predictions = with_finalists(job, [fits(each, found.memory, found.memory) for each in predictions], say)
+    with probing_once():
+        planner = planner_for(job, found, level, say=say, workers=counts)
+        predictions = planner.predictions(counts, learning)
+        if level == "profiled" and goal != "memory":
+            say("measuring the plans that may be fastest ...")
+            predictions = with_finalists(job, [fits(each, found.memory, found.memory) for each in predictions], say)
     choice = rank(predictions, goal, found.memory, planner.updates_per_epoch)
     return with_command(planner.explained(choice), command)
 

@@ -6,7 +6,7 @@ import itertools
 import statistics
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,6 +48,8 @@ class Measured:
     bytes: float
     #: Bytes that a worker took at most.
     memory: int
+    #: Share of the workers' time in which they could have run, but had no core.
+    core_wait: float = 0.0
 
 
 def measure(job: Job, plan: Plan, updates: int) -> Measured:
@@ -68,7 +70,8 @@ def measure(job: Job, plan: Plan, updates: int) -> Measured:
             samples = setup.agenda.samples_per_update
             each = samples / found.samples_per_second if found else outcome.seconds / max(1, updates)
             each *= _dropped(setup.plan, rows, updates)
-            return _measured(setup.plan, samples, updates, each, rows, max(outcome.peak_memory, default=0))
+            measured = _measured(setup.plan, samples, updates, each, rows, max(outcome.peak_memory, default=0))
+            return replace(measured, core_wait=outcome.core_wait / max(outcome.seconds * plan.workers, 1e-9))
 
 
 def _dropped(plan: Plan, rows: Columns, updates: int) -> float:

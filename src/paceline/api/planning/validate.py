@@ -18,6 +18,7 @@ from paceline.api.planning.measuring import Say, traced
 from paceline.api.planning.planner_page import validation_page
 from paceline.errors import PacelineError, UsageError
 from paceline.errors.arguments import check_arguments
+from paceline.gradients.probe import probing_once
 from paceline.jobs.job import Job
 from paceline.planner import history
 from paceline.planner.candidates import Candidate, numbers_of_workers
@@ -63,10 +64,10 @@ def validate(
     found = open_card(card, say)
     counts = [plan.workers for plan in wanted] or (numbers_of_workers(found.cores, workers) if workers != 1 else [])
     planner = planner_for(job, found, level, say=say, workers=counts)
-    kept = table or history.default_file()
-    by = history.factor(history.read(kept), found, level)
+    by = history.factor(history.read(table), found, level)
     predictions = [history.widened(each, by) for each in _predicted(planner, wanted, learning, counts, seed)]
-    runs = measured_in_rounds(job, predictions, rounds, seconds, say)
+    with probing_once():
+        runs = measured_in_rounds(job, predictions, rounds, seconds, say)
     checks = [
         check(
             each, [run.seconds for run in done], statistics.median(run.bytes for run in done),
@@ -78,7 +79,10 @@ def validate(
     if not checks:
         raise UsageError("none of these plans can train this job")
     result = validation(job.name, checks)
-    history.append(history.entries_of(result, found, datetime.date.today().isoformat(), by), kept)
+    try:
+        history.append(history.entries_of(result, found, datetime.date.today().isoformat(), by), table)
+    except OSError as error:
+        say(f"the results are not kept in {table or history.default_file()}: {error.strerror}")
     if page is not None:
         page.write_text(validation_page(result, _timelines(planner, predictions)), encoding="utf-8")
     return result

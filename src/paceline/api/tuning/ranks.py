@@ -28,6 +28,7 @@ from paceline.errors import RunFailed, TuningError, UsageError, suggest
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import LOOPBACK, Credentials
 from paceline.links.tcp.handshake import RUN_BYTES
+from paceline.names import file_name
 from paceline.tuner.trials.peers import RankInfo
 
 ENGINES = ("local", "cluster", "ray")
@@ -109,7 +110,7 @@ def _says(roster: cluster.Roster) -> Callable[[Address, Any], None]:
 def _in_array(where: Where, runs: Path, name: str, tune: Tune) -> Any:
     """Lead the tuning if no task does; otherwise run trials for the one that leads. The next task then leads."""
     array, task = os.environ.get(ARRAY, "0"), int(os.environ[TASK])
-    folder = runs / f"tune-{name}-array-{array}"
+    folder = runs / file_name(f"tune-{name}-array-{array}")
     folder.mkdir(parents=True, exist_ok=True)
     credentials = cluster.credentials(os.environ, where.keys, where.trusted_network)
     meeting = sha256(f"array {array}".encode()).digest()[:RUN_BYTES]

@@ -20,9 +20,11 @@ from paceline.plans.plan import Plan
 from paceline.runs.folder import new_folder
 from paceline.tuner import journal as journals
 from paceline.tuner.best import maker_of
+from paceline.tuner.journal import SCHEMA
 from paceline.tuner.named import NamedArguments
 from paceline.tuner.searches import Search
 from paceline.tuner.space import Configuration, Space
+from paceline.tuner.state_file import OLD_SUFFIX
 from paceline.tuner.suggested import suggested_space
 from paceline.tuner.training import JobObjective, Measure
 from paceline.tuner.trial import Trial
@@ -173,6 +175,11 @@ def opened_states(path: Path | None, wanted: bool) -> Iterator[Path | None]:
             yield Path(scratch)
         return
     states = path / "states"
+    if next(states.glob(f"*{OLD_SUFFIX}"), None) is not None:
+        raise TuningError(
+            f"the tuning in {path} has schema 1: the states of its trials are pickles, which this version of Paceline "
+            f"does not read, and from {SCHEMA} on they are not; resume it with the version that began it, or begin anew"
+        )
     states.mkdir(exist_ok=True)
     yield states
     shutil.rmtree(states)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +30,8 @@ from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.gradients.fused_replica import check_fusible
 from paceline.jobs.job import Job
+from paceline.jobs.trust import announce_code
+from paceline.names import file_name
 from paceline.runs.json_files import write_json
 from paceline.tuner import journal as journals
 from paceline.tuner.account import Account
@@ -152,7 +153,7 @@ class Asked:
 
     @property
     def name(self) -> str:
-        return re.sub(r"[^\w.-]+", "-", Path(self.origin.partition(":")[0]).stem) or "objective"
+        return file_name(Path(self.origin.partition(":")[0]).stem or "objective")
 
 
 def _tune(asked: Asked, array: Path | None) -> Tuning:
@@ -234,7 +235,8 @@ def _serve(asked: Asked, options: ExecutorOptions, header: dict[str, Any]) -> Tu
     rank_info = asked.rank_info
     assert rank_info is not None
     begin = time.perf_counter()
-    trials, best = serve(rank_info, lambda terms: options._replace(terms=terms).start_pool(), asked.timeout or PATIENCE)
+    outcome = serve(rank_info, lambda terms: options._replace(terms=terms).start_pool(), asked.timeout or PATIENCE)
+    trials, best = outcome.trials, outcome.best
     account = Account(time.perf_counter() - begin, 0.0, options.cores, 0, 0.0)
     return Tuning(
         None, [trials[number] for number in sorted(trials)], None if best is None else trials[best], account,
@@ -261,12 +263,16 @@ def _again(folder: Path, job: str | None, space: Path | None, data_dir: str | No
     if not rows:
         raise TuningError(f"{folder} has an empty journal; begin a new tuning")
     head = rows[0]
+    if not job and (head["job"] or "").partition(":")[0].endswith((".py", ".toml")):
+        announce_code(folder / "journal.jsonl", f"{head['job']}, which the journal of {folder} names")
     job = job or head["job"]
     if not job:
         raise TuningError(
             f"{folder} does not say where its job comes from; resume it with paceline.tune(..., resume=folder)"
         )
     file = space or next(folder.glob("space.*"), None)
+    if file is not None and space is None and file.suffix == ".py":
+        announce_code(file)
     parts: Any = head["space"] if file is None else read_space(file)
     kept = {key: head[key] for key in ("metric", "mode", "max_t", "steps_per_epoch", "seed", "plan")}
     return tune(

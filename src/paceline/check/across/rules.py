@@ -12,6 +12,7 @@ from typing import NamedTuple
 from paceline.check.across.interface import Interface
 from paceline.check.across.linked import Linked, Node, Path, Step
 from paceline.check.flow.components import shortest_circles
+from paceline.check.flow.witnesses import keep, together
 from paceline.check.reporting.findings import Finding
 from paceline.check.reporting.findings import Step as Told
 from paceline.narrative import Wait
@@ -44,14 +45,9 @@ def _orders(linked: Linked) -> Iterator[Finding]:
         following.setdefault(first, []).append(second)
     for circle in shortest_circles(following):
         ways = [edges[pair] for pair in pairwise([*circle, circle[0]])]
-        chosen = next((c for way in ways[0] if (c := [way, *(w[0] for w in ways[1:])]) and _apart(c)), None)
+        chosen = together(ways)
         if chosen is not None and len({step.path for edge in chosen for step in edge.steps}) > 1:
             yield _both_orders(circle, chosen)
-
-
-def _apart(chosen: list[Edge]) -> bool:
-    """Whether no other lock is held on all paths."""
-    return not frozenset.intersection(*(edge.gates for edge in chosen))
 
 
 def _edges(linked: Linked) -> dict[tuple[str, str], list[Edge]]:
@@ -71,9 +67,9 @@ def _edges(linked: Linked) -> dict[tuple[str, str], list[Edge]]:
             for first, line in locks:
                 gates = frozenset(lock for lock, _ in locks) - {first}
                 for second, steps in takes.items():
-                    ways = edges.setdefault((first, second), []) if first != second else []
-                    if len(ways) < WITNESSES:
-                        ways.append(Edge(node, line, column, steps, gates))
+                    if first != second:
+                        way = Edge(node, line, column, steps, gates)
+                        keep(edges.setdefault((first, second), []), way, WITNESSES)
     return edges
 
 

@@ -144,6 +144,8 @@ MPI_SHARED = {"Write_all", "Read_all", "Write_at_all", "Read_at_all", "Write_ord
               "Set_size", "Fence"}  # fmt: skip
 #: What makes `backward()` a collective: each of these averages the gradients of all ranks in it.
 WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard", "DistributedOptimizer"}
+#: What passes gradients between processes by calls, of which each process makes its own: no collectives.
+OF_RPC = ("torch.distributed.optim.DistributedOptimizer", "torch.distributed.autograd.")
 RETURNS_MODEL = {"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_"}
 # Collectives that are methods of an object with such a name, where its class is not known.
 _ENGINE = ("save_checkpoint", "load_checkpoint", "save_16bit_model", "backward", "step", "train_batch")

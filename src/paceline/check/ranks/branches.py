@@ -129,6 +129,16 @@ def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Con
     return _turned(asked, made[0].lineno <= last_line(test.body))
 
 
+def otherwise(node: ast.If) -> list[ast.stmt]:
+    """What ranks do for which only the rank makes `a and rank == 0` false: not what stands under `elif not a`."""
+    test, other = node.test, node.orelse[0] if len(node.orelse) == 1 else None
+    if not isinstance(test, ast.BoolOp) or not isinstance(test.op, ast.And) or not isinstance(other, ast.If):
+        return node.orelse
+    negated = isinstance(other.test, ast.UnaryOp) and isinstance(other.test.op, ast.Not)
+    asked = ast.unparse(other.test.operand if negated else ast.UnaryOp(ast.Not(), other.test))  # type: ignore[attr-defined]
+    return other.orelse if any(ast.unparse(value) == asked for value in test.values) else node.orelse
+
+
 def _turned(asked: Condition, holds: bool) -> Condition:
     return asked if holds else asked._replace(sign=not asked.sign)
 

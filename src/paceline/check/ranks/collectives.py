@@ -15,13 +15,15 @@ from paceline.check import libraries
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, keyword, short_name
-from paceline.check.values.library_types import type_name
+from paceline.check.values.library_types import constructor, type_name
 from paceline.check.values.module import Module
 
 _BARRIER = re.compile(r"(ddp|dist|distributed|torch|global|mpi|fsdp|safe|maybe|process|rank|world)_barrier")
 _LOGS = ("log", "log_dict")  # collectives only with sync_dist=True
 #: The group of an exchange that every rank makes, each with other ones.
 NEIGHBOURS = "its neighbours"
+#: The group of the ranks that take a branch, where that makes one of exactly these.
+OF_BRANCH = "the ranks of this branch"
 
 
 class Collective(NamedTuple):
@@ -37,7 +39,7 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     """The collective that a call is; None when it is none."""
     function = call.func
     name = _by_name(module.canonical(function))
-    owned = False  # by the class of its object, which stands for all ranks
+    owned, made = False, None  # by the class of its object, which stands for all ranks
     if (
         name is None
         and isinstance(function, ast.Name)
@@ -50,16 +52,17 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     if name is None and isinstance(function, ast.Attribute):
         name = _by_class(function, fn, module)
         owned = name is not None
+        made = constructor(function.value, fn, module) if owned else None
         name = name or _by_object(function, fn, module)
-    if name is None and module.shards_models and _is_wrapped(function, fn, module, ".FullyShardedDataParallel"):
+    if name is None and module.wrappers.shard and _is_wrapped(function, fn, module, ".FullyShardedDataParallel"):
         name = "forward"
-    if name is None and module.normalises_batches and _is_wrapped(function, fn, module, ".DistributedDataParallel"):
+    if name is None and module.wrappers.normalise and _is_wrapped(function, fn, module, ".DistributedDataParallel"):
         name = "forward"  # which sends the running means of rank 0 to all
     if name in _LOGS and not _truly(keyword(call, "sync_dist")):
         return None
     if name is None or keyword(call, "no_dist") is not None:
         return None
-    group = written(keyword(call, "group") or keyword(call, "process_group"))
+    group = _group_of(call) or _group_of(made)
     if name == "sendrecv" or _of_other_programs(call, module):
         group = NEIGHBOURS
     elif (
@@ -75,6 +78,15 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     if root is None and name in ("broadcast", "reduce", "bcast") and len(call.args) > 1:
         root = call.args[1]
     return Collective(name, call, group, written(root))
+
+
+def _group_of(call: ast.Call | None) -> str:
+    """The group that a collective, or what makes its object, is given, as it is written; empty for all ranks."""
+    if call is None:
+        return ""
+    strategy = keyword(call, "strategy")  # of Lightning
+    inner = _group_of(strategy) if isinstance(strategy, ast.Call) else ""
+    return written(keyword(call, "group") or keyword(call, "process_group")) or inner
 
 
 def _of_other_programs(call: ast.Call, module: Module) -> bool:
@@ -132,7 +144,15 @@ def _by_class(function: ast.Attribute, fn: Function, module: Module) -> str | No
         known = [type_name(function.value, fn, module)]
     else:
         known = [] if own.method(function.attr) else [base for c in own.ancestry for base in c.bases]
-    return function.attr if any(function.attr in libraries.collectives(name) for name in known) else None
+    found = any(function.attr in libraries.collectives(name) for name in known)
+    return function.attr if found and not _computes_alone(function, fn, module) else None
+
+
+def _computes_alone(function: ast.Attribute, fn: Function, module: Module) -> bool:
+    """Whether a metric was made so that it is computed by each rank, or by a group, or so that this is not known."""
+    made = constructor(function.value, fn, module) if function.attr == "compute" else None
+    given = made.keywords if made is not None else ()
+    return any(k.arg in (None, "process_group") or (k.arg == "sync_on_compute" and not _truly(k.value)) for k in given)
 
 
 def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | None:
@@ -146,8 +166,9 @@ def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | N
             return function.attr
     if function.attr in catalogue.OBJECT_COLLECTIVES.get(owner.strip("_"), ()):
         return function.attr
-    if function.attr == "backward" and module.wraps_models:
-        return "backward"
+    if function.attr == "backward" and module.wrappers.average(fn):
+        of_loss = dotted(function).partition(".")[0] not in module.imports  # rather than the function of a library
+        return "backward" if of_loss or module.canonical(function) == "torch.autograd.backward" else None
     if function.attr == "state_dict" and "model" in owner and any("FullyShard" in n for n in module.imports.values()):
         return "state_dict"  # gathers the shards of all ranks
     return function.attr if function.attr in catalogue.COLLECTIVE_NAMES else None

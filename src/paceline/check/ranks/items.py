@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.check.ranks.branches import Condition
-from paceline.check.ranks.collectives import NEIGHBOURS
+from paceline.check.ranks.collectives import NEIGHBOURS, OF_BRANCH
 
+OF_PROCESSES = {"init_rpc", "shutdown"}  # which have nothing to do with the default group
 LEAVES = ("break", "return", "exit")  # how a loop is left for good
 MARKS = ("else", *LEAVES)  # items that are no collectives
 
@@ -34,15 +35,18 @@ def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
     for item in items:
         if item.inner:
             inner = relevant(item.inner, at)
+            inner = left_by(inner) if item.name == "loop" else inner
             if any(i.name != "else" for i in inner):
                 found.append(item._replace(inner=inner))
+        elif item.group == OF_BRANCH:
+            continue
         elif at.local or (at.alone and item.group != NEIGHBOURS) or item.group in ("", at.group) or item.name in MARKS:
             found.append(item)
     return tuple(found)
 
 
 def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]:
-    """The collectives of `mine` that `other` lacks; all of `mine` if it lacks none."""
+    """The collectives of `mine` that `other` lacks."""
     rest = [i.key for i in other]
     found = []
     for item in mine:
@@ -50,7 +54,25 @@ def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]
             rest.remove(item.key)
         else:
             found.append(item)
-    return tuple(i for item in found for i in flattened(item)) or tuple(i for item in mine for i in flattened(item))
+    return tuple(i for item in found for i in flattened(item))
+
+
+def of_branch(item: Item) -> Item:
+    """A collective of the default group as one of the ranks that take a branch."""
+    own = not item.group and item.name not in (*MARKS, *OF_PROCESSES)
+    return item._replace(group=OF_BRANCH if own else item.group, inner=tuple(of_branch(i) for i in item.inner))
+
+
+def left_by(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """What a loop without collectives means to what follows it: `return` leaves both, `break` only the loop."""
+    calls = any(True for item in items for _ in flattened(item))
+    return items if calls else tuple(item for item in items if item.name != "break")
+
+
+def without_end(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """The collectives of a function, without the ways to leave it after which there is none."""
+    last = max((n for n, item in enumerate(items, start=1) if any(True for _ in flattened(item))), default=0)
+    return items[:last]
 
 
 def moved(item: Item, to: ast.AST) -> Item:

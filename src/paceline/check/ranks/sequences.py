@@ -15,10 +15,21 @@ from paceline.check.flow.effects import runs_now
 from paceline.check.flow.propagation import reached
 from paceline.check.flow.walk import Walker
 from paceline.check.libraries.catalogue import RANK_ZERO_FIRST
-from paceline.check.ranks.branches import Condition, condition
+from paceline.check.ranks.branches import Condition, condition, otherwise
 from paceline.check.ranks.collectives import Collective, collective
-from paceline.check.ranks.items import LEAVES, Item, flattened, moved, only_in, relevant
+from paceline.check.ranks.items import (
+    LEAVES,
+    Item,
+    flattened,
+    left_by,
+    moved,
+    of_branch,
+    only_in,
+    relevant,
+    without_end,
+)
 from paceline.check.ranks.lengths import Lengths
+from paceline.check.ranks.members import makes_own_group
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, short_name
 from paceline.check.syntax.tree import (
@@ -88,9 +99,12 @@ class Sequences:
     def body(self, statements: list[ast.stmt], fn: Function, assumed: Assumption) -> Sequence:
         """The sequence of statements up to the first one that certainly leaves."""
         items: list[Item] = []
+        own = False  # whether the default group is of the ranks that take this branch
         for statement in statements:
             more, left = self.statement(statement, fn, assumed)
-            items += more
+            made = (call for call, found, _ in self.index(fn).get(id(statement), ()) if found is not None)
+            own = own or any(isinstance(call, ast.Call) and makes_own_group(call, fn, self.module) for call in made)
+            items += map(of_branch, more) if own else more
             if left:
                 return Sequence(tuple(items), left)
         return Sequence(tuple(items), "")
@@ -106,8 +120,9 @@ class Sequences:
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             head = self.calls(node, fn)
             inner = self.body(node.body, fn, assumed)
-            effect = (Item(inner.exit, node),) if inner.exit in LEAVES and inner.items else ()
-            loop = (Item("loop", node, inner.items + effect),) if inner.items else ()
+            within = left_by(inner.items)
+            effect = (Item(inner.exit, node),) if inner.exit in LEAVES and within else ()
+            loop = (Item("loop", node, within + effect),) if within else ()
             return Sequence(head + loop + self.body(node.orelse, fn, assumed).items, "")
         if isinstance(node, ast.With | ast.AsyncWith):
             head = self.calls(node, fn)
@@ -144,7 +159,7 @@ class Sequences:
         if side is None and assumed is not None:
             side = self.decide(node.test, fn, assumed)
         if side is not None:
-            chosen = self.body(node.body if side else node.orelse, fn, assumed)
+            chosen = self.body(node.body if side else otherwise(node), fn, assumed)
             return Sequence(head + chosen.items, chosen.exit)
         yes, no = self.body(node.body, fn, assumed), self.body(node.orelse, fn, assumed)
         both = yes.exit if yes.exit == no.exit else ""
@@ -221,8 +236,19 @@ class Sequences:
                 while at is not None and not isinstance(at, ast.stmt):
                     at = parent(at)
                 index.setdefault(id(at), []).append((call, found, callee))
+                if found is None and callee is not None and isinstance(call, ast.Call):
+                    index[id(at)] += [(call, None, handed) for handed in self._run_for(call, callee)]
             self._index[id(fn)] = index
         return self._index[id(fn)]
+
+    def _run_for(self, site: ast.Call, callee: Function) -> Iterator[Function]:
+        """The functions that a call gives to the one that it runs, which runs them: other calls give it other ones."""
+        for call in callee.calls:
+            if isinstance(call.func, ast.Name) and self._one_of_several(call, callee):
+                given = self.module.passing.at(callee, call.func.id, site)
+                named = self.module.function_named(given.value, given.caller) if given is not None else None
+                if named is not None and not named.generator and not named.asynchronous:
+                    yield named
 
     def _one_of_several(self, call: ast.expr, fn: Function) -> bool:
         """Whether a call runs what this function was given, and its callers give it different functions."""
@@ -270,7 +296,10 @@ class Sequences:
             if self.sides(fn.body, fn, key, at)[0] == self.sides(fn.body, fn, key, at)[1]:
                 continue
             for test, found in sorted(tests, key=lambda t: t[0].lineno):
-                yes, no = self.body(test.body, fn, (key, found.sign)), self.body(test.orelse, fn, (key, not found.sign))
+                yes, no = (
+                    self.body(test.body, fn, (key, found.sign)),
+                    self.body(otherwise(test), fn, (key, not found.sign)),
+                )
                 mine, other = (self._shared(relevant(side.items, found), fn, found) for side in (yes, no))
                 left = yes if yes.exit else no
                 missed = self.missed(test, fn, found) if yes.exit != no.exit else ()
@@ -279,7 +308,7 @@ class Sequences:
                 if missed and not (mine and other):
                     yield Difference(fn, test, found, relevant(left.items, found), left.exit, missed)
                 elif [i.key for i in mine] != [i.key for i in other]:
-                    only = only_in(mine, other) or only_in(other, mine)
+                    only = only_in(mine, other) or only_in(other, mine) or only_in(mine, ())
                     if not {i.name for i in only} <= self._handed_over(test, fn):
                         yield Difference(fn, test, found, only, "", ())
 
@@ -299,7 +328,7 @@ class Sequences:
                 if asked is not None and (why := next((c.why for c in self.conditions(asked, fn)), "")):
                     yield asked, next(flattened(items[0]))._replace(at=call), why
 
-        for entered in fn.withs if self.module.wraps_models else ():
+        for entered in fn.withs if self.module.wrappers.average(fn) else ():
             for made in (item.context_expr for item in entered.items):
                 chosen = fn.bound.get(made.id) if isinstance(made, ast.Name) else made
                 sides = (chosen.body, chosen.orelse) if isinstance(chosen, ast.IfExp) else ()
@@ -324,8 +353,8 @@ class Sequences:
     def sides(self, body: list[ast.stmt], fn: Function, key: str, at: Condition) -> tuple[list[object], list[object]]:
         """The sequences of a body when a condition holds and when it does not."""
         return (
-            [i.key for i in relevant(self.body(body, fn, (key, True)).items, at)],
-            [i.key for i in relevant(self.body(body, fn, (key, False)).items, at)],
+            [i.key for i in without_end(relevant(self.body(body, fn, (key, True)).items, at))],
+            [i.key for i in without_end(relevant(self.body(body, fn, (key, False)).items, at))],
         )
 
     def missed(self, test: ast.If, fn: Function, at: Condition) -> tuple[Item, ...]:

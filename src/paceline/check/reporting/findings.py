@@ -8,6 +8,16 @@ from typing import NamedTuple
 
 from paceline.narrative import Scene, Wait, format_story, format_waits
 
+#: How many findings of a family of rules were worth a look, of those judged by reading: two in three is high,
+#: 0.55 medium. It is a rank of the family: no model says yet how likely a single finding is true.
+RANKS = {"PC0": "high", "PC1": "medium", "PC2": "medium", "PC3": "high", "PC4": "low", "PC5": "low"}
+LOWEST_FIRST = ("low", "medium", "high")
+
+
+def is_ranked(rank: str, least: str) -> bool:
+    """Whether a rank is at least another one."""
+    return LOWEST_FIRST.index(rank) >= LOWEST_FIRST.index(least)
+
 
 class Step(NamedTuple):
     """One line of the story: which thread, task or rank does what, on which line."""
@@ -29,7 +39,7 @@ class Finding:
     story: list[Step] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)  # for a deadlock: who waits for whom
     remedy: str = ""
-    confidence: float = 0.8  # how likely it is worth a look
+    confidence: float = 0.8  # what the model makes of it: decides what is hidden, and the order of verdicts
     about: str = ""  # the lock or attribute: part of the fingerprint, since it stays the same when lines move
     path: str = ""
     verdict: bool | None = None  # what a comment on its line says: a bug, or none
@@ -44,6 +54,11 @@ class Finding:
         """An id that stays the same when lines above the finding are added or removed."""
         identity = "\0".join((self.path, self.rule, self.function, self.about, str(self.ordinal)))
         return hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16]
+
+    @property
+    def rank(self) -> str:
+        """How much findings of its family are worth: high, medium or low."""
+        return RANKS[self.rule[:3]]
 
     @property
     def places(self) -> list[Finding]:
@@ -78,7 +93,8 @@ class Finding:
             "message": self.message,
             "remedy": self.remedy,
             "story": [step._asdict() for step in self.story],
-            "confidence": round(self.confidence, 3),
+            "rank": self.rank,
+            "confidence": round(self.confidence, 3),  # deprecated, as "bug" is: no probabilities on unseen programs
             "bug": round(self.bug, 3),
             "fingerprint": self.fingerprint,
             "also_at": [

@@ -149,14 +149,14 @@ def _diagnostic(finding: Finding, uri: str, lines: list[str]) -> Message:
     ]
     return {
         "range": _range(finding.line, finding.column, lines),
-        "severity": WARNING if finding.confidence >= 0.5 else INFORMATION,
+        "severity": INFORMATION if finding.rank == "low" else WARNING,
         "code": finding.rule,
         "source": "paceline",
         "message": "\n=> ".join(filter(None, (finding.message, finding.remedy, finding.elsewhere))),
         "relatedInformation": steps + also,
         "data": {
             "fingerprint": finding.fingerprint,
-            "confidence": round(finding.confidence, 3),
+            "rank": finding.rank,
             "also_at": [place.line - 1 for place in finding.further],
         },
     }

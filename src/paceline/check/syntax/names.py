@@ -86,3 +86,20 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
 def is_constant(node: ast.AST | None, value: object) -> bool:
     """Whether this is a literal of the same type and value."""
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
+
+
+def names_of(target: ast.expr) -> list[ast.Name]:
+    """The variables in an expression."""
+    return [n for n in ast.walk(target) if isinstance(n, ast.Name)]
+
+
+def binds(target: ast.expr, name: str) -> bool:
+    """Whether an assignment to this target gives a value to a variable."""
+    if isinstance(target, ast.Name):
+        return target.id == name
+    return isinstance(target, ast.Tuple | ast.List) and any(binds(t, name) for t in target.elts)
+
+
+def reads(node: ast.expr, name: str) -> bool:
+    """Whether a variable is in an expression."""
+    return any(n.id == name for n in names_of(node))

@@ -16,6 +16,9 @@ from paceline.check.syntax.python2 import as_python3
 OLD = re.compile(r"@.*\b(coroutine|inlineCallbacks)\b")
 
 
+UNREADABLE = "PC001"  # the code of the finding for a file of which nothing was checked
+
+
 class Unreadable(Exception):
     """Raised for a file that cannot be read as Python; the message says why."""
 
@@ -55,13 +58,18 @@ def parse(text: str) -> ast.Module:
 
 def _parse(text: str) -> ast.Module:
     """The syntax tree; Python 2 files are parsed too, where their statements can be rewritten as Python 3."""
+    before, null, _ = text.partition("\0")
+    if null:  # which Python refuses without saying where it is
+        raise Unreadable("cannot be parsed: a null byte", before.count("\n") + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return ast.parse(text)
         except SyntaxError as error:
             first = error
-        except (ValueError, RecursionError, MemoryError) as error:
+        except (RecursionError, MemoryError):  # neither says more, nor where
+            raise Unreadable("cannot be parsed: nested too deeply") from None
+        except ValueError as error:
             raise Unreadable(f"cannot be parsed: {error}") from None
         try:
             return ast.parse(as_python3(text, first.lineno or 1))

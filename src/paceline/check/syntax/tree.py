@@ -51,6 +51,16 @@ def _upwards(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         at, up = up, parent(up)
 
 
+def walk_here(*parts: ast.AST) -> Iterator[ast.AST]:
+    """These nodes and all below them, without what is in the functions and classes that they define."""
+    todo = list(parts)
+    while todo:
+        node = todo.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            todo += ast.iter_child_nodes(node)
+
+
 def contexts_around(node: ast.AST) -> Iterator[ast.expr]:
     """What the `with` statements around a node within its function enter, the nearest first."""
     block = enclosing(node, ast.With, ast.AsyncWith)

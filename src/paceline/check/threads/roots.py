@@ -28,6 +28,7 @@ class Root(NamedTuple):
     alone: bool = False  # joined before another thread is started
     own: bool = False  # each of several has an object of its own
     together: bool = False  # its waiter sees its failure at once, whether or not the others have ended
+    once_in: Function | None = None  # a function that starts one of it each time that it runs
 
 
 class Roots:
@@ -134,7 +135,9 @@ class Roots:
             many = name in ("submit", "map", "apply_async") and not self._one_worker
             several = many or (in_loop(call, fn) and name not in ("submit", "map"))
             own = brings_own(value, call, fn)  # type: ignore[arg-type]
-            yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn), own)
+            alone = not several and joined_at_once(call, fn)
+            once_in = None if name == "map" or in_loop(call, fn) else fn
+            yield Root(kind, found, call.lineno, several, alone, own, once_in=once_in)
 
     def _of_processes(self, node: ast.expr, fn: Function) -> bool:
         """Whether an executor runs its tasks in processes, which share nothing."""

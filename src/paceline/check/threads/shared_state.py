@@ -124,7 +124,7 @@ def _of_object(node: ast.Attribute, fn: Function, facts: Facts) -> Class | None:
     bound = node.value.id in fn.parameters or any(name.id == node.value.id for name in fn.stores)
     if not bound and (node.value.id in facts.module.imports or node.value.id in facts.module.classes):
         return None
-    return facts.only_owner(node.attr)
+    return facts.only_owner(node)
 
 
 def accesses_of_locals(facts: Facts) -> Iterator[list[Access]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from paceline.check.reporting.findings import Finding, Step
 
+T = TypeVar("T")
 STRIDE = 1_000_000  # more lines than a file has
 _MARK = re.compile(r"ˑ\d+ˑ")
 _LINE = re.compile(r"\b(at |from )?(line )?(?<!\d)([1-9]\d{6,7})(?!\d)")
@@ -26,6 +28,15 @@ def file_number(line: int) -> int:
 def same_file(line: int, other: int) -> bool:
     """Whether two lines of a tree are of one file."""
     return file_number(line) == file_number(other)
+
+
+def of_own_file(candidates: Iterable[T], line: int, line_of: Callable[[T], int]) -> list[T]:
+    """The candidates of the file of a line; all of them where it has none.
+
+    What a file says by itself it says in a larger program, too: another file with the same name makes it no less clear.
+    """
+    everywhere = list(candidates)
+    return [each for each in everywhere if same_file(line_of(each), line)] or everywhere
 
 
 def place(line: int, paths: Sequence[str]) -> tuple[str, int]:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from paceline.check.syntax.declarations import Class, Declarations, Function
 from paceline.check.syntax.names import dotted
+from paceline.check.together.places import file_number, of_own_file
 
 _KNOWN = (
     *(dict, list, set, str, bytes, deque, BufferedRandom, TextIOWrapper, Path, Executor, Future, socket.socket),
@@ -51,12 +52,13 @@ class ByUse:
     def __init__(self, classes: Iterable[Class]) -> None:
         self._having: dict[str, set[Class]] = {}
         self._known: dict[tuple[int, str], Class | None] = {}
-        self._named: dict[str, Class | None] = {}  # None: of several classes
+        self._named: dict[tuple[int, str], Class | None] = {}  # by file, and by 0 for all; None: of several classes
         for cls in classes:
             words = _WORDS.findall(cls.name)
             for first in range(len(words)):
                 word = "".join(words[first:]).lower()
-                self._named[word] = cls if word not in self._named or not first else None
+                for key in {(0, word), (file_number(cls.node.lineno), word)}:
+                    self._named[key] = cls if key not in self._named or not first else None
             for each in cls.ancestry:
                 for name in (*each.methods, *each.values, *each.annotations):
                     self._having.setdefault(name, set()).add(cls)
@@ -67,9 +69,10 @@ class ByUse:
         if key not in self._known:
             names = {use.attr for use in _uses(fn, name)}
             passed_on = names == {fn.name}  # to an object behind this one: `def flush(self, out): out.flush()`
-            named = self._named.get(name.strip("_").replace("_", ""))
+            word = name.strip("_").replace("_", "")
+            named = self._named.get((file_number(fn.line), word)) or self._named.get((0, word))
             fits = named is not None and all(named in self._having.get(use, ()) for use in names)
-            self._known[key] = None if passed_on else named if fits else self._fitting(names)
+            self._known[key] = None if passed_on else named if fits else self._fitting(names, fn.line)
         return self._known[key]
 
     def of_attribute(self, cls: Class, name: str) -> Class | None:
@@ -79,15 +82,16 @@ class ByUse:
             self._known[key] = None
         if key not in self._known:
             uses = [a for m in cls.methods.values() for a in m.attributes if dotted(a.value) == f"{m.self_name}.{name}"]
-            self._known[key] = self._fitting({use.attr for use in uses})
+            self._known[key] = self._fitting({use.attr for use in uses}, cls.node.lineno)
         return self._known[key]
 
-    def _fitting(self, names: set[str]) -> Class | None:
+    def _fitting(self, names: set[str], line: int) -> Class | None:
         """The only class, or the base of all, that has all of these attributes, one of which is a word of its own."""
         if names <= COMMON:
             return None
         found = set.intersection(*(self._having.get(name, set()) for name in names))
-        bases = [cls for cls in found if not found & {*cls.ancestry[1:]}]
+        near = of_own_file(found, line, lambda cls: cls.node.lineno)
+        bases = [cls for cls in near if not {*near} & {*cls.ancestry[1:]}]
         return bases[0] if len(bases) == 1 else None
 
 
@@ -114,7 +118,7 @@ class ByName:
         head = dotted(node.value).partition("[")[0].partition(".")[0]
         if head in self._module.imports or any(head in scope.bound for scope in fn.scopes()):
             return None
-        found = self._methods.get(node.attr, [])
+        found = of_own_file(self._methods.get(node.attr, []), fn.line, lambda method: method.line)
         return found[0] if len(found) == 1 else None
 
     @cached_property

@@ -8,6 +8,7 @@ library returns is data in libraries/returns.json.
 from __future__ import annotations
 
 import ast
+from typing import NamedTuple
 
 from paceline.check import libraries
 from paceline.check.libraries.catalogue import RETURNS_MODEL
@@ -16,6 +17,16 @@ from paceline.check.syntax.names import dotted
 from paceline.check.values.module import Module
 
 DEPTH = 4  # assignments and calls through which an object is followed
+
+
+class Origin(NamedTuple):
+    """What is known of an object of a library."""
+
+    type: str  # the canonical name of its class
+    call: ast.Call | None = None  # what made it
+
+
+UNKNOWN = Origin("")
 
 
 def method_name(function: ast.expr, fn: Function, module: Module) -> str:
@@ -27,16 +38,38 @@ def method_name(function: ast.expr, fn: Function, module: Module) -> str:
     return module.canonical(function).replace("()", "")
 
 
+def is_own_file(node: ast.expr, fn: Function, module: Module) -> bool:
+    """Whether this is a file that no other process can name: one in memory, or a temporary one."""
+    parts = [part for part in ast.walk(node) if isinstance(part, ast.Call | ast.Name | ast.Attribute)]
+    made = [fn.bound.get(part.id, part) if isinstance(part, ast.Name) else part for part in parts]
+    names = [module.canonical(value.func) for value in made if isinstance(value, ast.Call)]
+    return not _OWN_FILES.isdisjoint(names) or any(type_name(part, fn, module) in _OWN_FILES for part in parts)
+
+
+_OWN_FILES = {"io.BytesIO", "io.StringIO", "tempfile.NamedTemporaryFile", "tempfile.TemporaryFile",
+              "tempfile.SpooledTemporaryFile", "tempfile.TemporaryDirectory", "tempfile.mkstemp",
+              "tempfile.mkdtemp"}  # fmt: skip
+
+
 def _is_imported(node: ast.expr, module: Module) -> bool:
     return dotted(node).partition(".")[0] in module.imports
 
 
-def type_name(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> str:
+def type_name(node: ast.expr, fn: Function, module: Module) -> str:
     """The canonical name of the class of an object of a library; empty when it is not known."""
+    return _origin(node, fn, module, 0).type
+
+
+def constructor(node: ast.expr, fn: Function, module: Module) -> ast.Call | None:
+    """The call of a library that makes an object; None when it is not known."""
+    return _origin(node, fn, module, 0).call
+
+
+def _origin(node: ast.expr, fn: Function, module: Module, depth: int) -> Origin:
     if depth > DEPTH:
-        return ""
+        return UNKNOWN
     if isinstance(node, ast.Await):
-        return type_name(node.value, fn, module, depth + 1)
+        return _origin(node.value, fn, module, depth + 1)
     if isinstance(node, ast.Call):
         return _made_by(node, fn, module, depth)
     found: list[tuple[ast.expr, Function]] = []
@@ -48,7 +81,7 @@ def type_name(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> s
             if node.id in scope.parameters:
                 annotation = scope.parameters[node.id]
                 if annotation is not None:
-                    return _annotated(annotation, module)
+                    return Origin(_annotated(annotation, module))
                 found = [(given.value, given.caller) for given in module.passing.to(scope, node.id)]
                 break
             found = _first_of_several(node.id, scope)
@@ -60,10 +93,9 @@ def type_name(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> s
             found += cls.values.get(node.attr, ())
             found += [pair for method in cls.methods.values() for pair in _first_of_several(dotted(node), method)]
             if not found and node.attr in cls.annotations:
-                return _annotated(cls.annotations[node.attr], module)
-    return next(
-        (t for value, scope in found if value is not node and (t := type_name(value, scope, module, depth + 1))), ""
-    )
+                return Origin(_annotated(cls.annotations[node.attr], module))
+    origins = (_origin(value, scope, module, depth + 1) for value, scope in found if value is not node)
+    return next((origin for origin in origins if origin.type), UNKNOWN)
 
 
 def _first_of_several(name: str, fn: Function) -> list[tuple[ast.expr, Function]]:
@@ -76,22 +108,22 @@ def _first_of_several(name: str, fn: Function) -> list[tuple[ast.expr, Function]
     ]
 
 
-def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> str:
-    """The class of what a call returns: its own, what a library says, or what a function of the file returns."""
+def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> Origin:
+    """What a call returns: an object of its own class, of what a library says, or what a function of the file gives."""
     callee = module.callee(call, fn)
     if callee is not None and callee.name != "__init__":
-        values = (r.value for r in callee.returns if r.value is not None)
-        return next((t for value in values if (t := type_name(value, callee, module, depth + 1))), "")
+        origins = (_origin(r.value, callee, module, depth + 1) for r in callee.returns if r.value is not None)
+        return next((origin for origin in origins if origin.type), UNKNOWN)
     if not isinstance(call.func, ast.Name | ast.Attribute):
-        return ""
+        return UNKNOWN
     if _is_imported(call.func, module):
         name = module.canonical(call.func).replace("()", "")
-        return libraries.returns(name) or (name if name.rpartition(".")[2][:1].isupper() else "")
-    owner = type_name(call.func.value, fn, module, depth + 1) if isinstance(call.func, ast.Attribute) else ""
-    if not owner:
-        return ""
-    same = owner if call.func.attr in RETURNS_MODEL else ""  # type: ignore[union-attr]
-    return libraries.returns(f"{owner}.{call.func.attr}") or same  # type: ignore[union-attr]
+        return Origin(libraries.returns(name) or (name if name.rpartition(".")[2][:1].isupper() else ""), call)
+    owner = _origin(call.func.value, fn, module, depth + 1) if isinstance(call.func, ast.Attribute) else UNKNOWN
+    if not owner.type:
+        return UNKNOWN
+    given = libraries.returns(f"{owner.type}.{call.func.attr}")  # type: ignore[union-attr]
+    return Origin(given, call) if given else owner if call.func.attr in RETURNS_MODEL else UNKNOWN  # type: ignore[union-attr]
 
 
 def _annotated(annotation: ast.expr, module: Module) -> str:

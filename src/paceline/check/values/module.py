@@ -13,11 +13,14 @@ from functools import cached_property
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.syntax.names import dotted, is_constant, keyword, model_in, short_name
+from paceline.check.together.places import of_own_file
 from paceline.check.values.containers import Containers
 from paceline.check.values.guesses import ByName, ByUse
 from paceline.check.values.lock_names import derived, guessed, lock_class
+from paceline.check.values.meeting import Meeting
 from paceline.check.values.outside_assignments import adopt
 from paceline.check.values.passing import Passing
+from paceline.check.values.wrappers import Wrappers
 from paceline.check.varying.values import Varying
 
 ALIASES = 4  # assignments through which a name is followed
@@ -57,21 +60,14 @@ class Module(Declarations):
         return Varying(self, self.passing, self.callee, self.type_of)
 
     @cached_property
-    def wraps_models(self) -> bool:
-        """Whether this file wraps a model so that `backward()` averages its gradients over all ranks."""
-        called = (c.func for fn in self.functions for c in fn.calls)
-        told = (each for fn in self.functions for each in fn.parameters.values() if each is not None)
-        return any(short_name(name) in catalogue.WRAPPERS for name in (*called, *told))
+    def meeting(self) -> Meeting:
+        """Which functions run in one program."""
+        return Meeting(self.functions, self.top, self.function_named)
 
     @cached_property
-    def shards_models(self) -> bool:
-        """Whether this file spreads the parameters of a model over the ranks."""
-        return any(origin.endswith((".FullyShardedDataParallel", ".fully_shard")) for origin in self.imports.values())
-
-    @cached_property
-    def normalises_batches(self) -> bool:
-        """Whether a model of this file keeps running means, which DistributedDataParallel makes those of rank 0."""
-        return any(a.attr.startswith(("BatchNorm", "SyncBatchNorm")) for fn in self.functions for a in fn.attributes)
+    def wrappers(self) -> Wrappers:
+        """What wraps or shards the models of this file."""
+        return Wrappers(self, self.meeting)
 
     # -- resources
 
@@ -135,7 +131,7 @@ class Module(Declarations):
             owner = self.type_of(node.value, fn)
             if owner is not None:
                 return self.attribute(owner, node.attr) or guessed(f"{owner.name}.{node.attr}", node.attr)
-            only = self._only_owner(node.attr)
+            only = self._only_owner(node.attr, node.lineno)
             if only is not None and not isinstance(node.value, ast.Call):
                 return self.attribute(only, node.attr)
             scope = fn.cls.name + ":" if fn.cls is not None and text.split(".")[0] == fn.self_name else ""
@@ -183,9 +179,9 @@ class Module(Declarations):
         annotation, where = fn.parameters[name], f"{fn.qualname}.{name}"
         given = [self.resource(a.value, a.caller, depth + 1) for a in self.passing.to(fn, name)]
         known = [r for r in given if r is not None and r.sure]
-        if known and len(known) == len(given):
-            first = known[0]
-            if all(r.id == first.id for r in known) and not first.one_of_several:
+        if known:  # further callers, of which less is known, make it no less the lock of these
+            first, alike = known[0], len(known) == len(given) and all(r.id == known[0].id for r in known)
+            if alike and not first.one_of_several:
                 return first
             return Resource(where, first.kind, True, first.non_reentrant, formal=Formal(fn, name))
         kind = catalogue.CONSTRUCTORS.get(self.canonical(annotation)) if annotation is not None else None
@@ -253,9 +249,9 @@ class Module(Declarations):
                     owners.setdefault(attribute, []).append(cls)
         return owners
 
-    def _only_owner(self, attribute: str) -> Class | None:
+    def _only_owner(self, attribute: str, line: int) -> Class | None:
         """The class whose attribute of this name is a resource, if there is just one such class."""
-        owners = self._owners.get(attribute, ())
+        owners = of_own_file(self._owners.get(attribute, ()), line, lambda cls: cls.node.lineno)
         return owners[0] if len(owners) == 1 else None
 
     # -- types and calls

@@ -64,3 +64,13 @@ def decides(test: ast.expr, why: str) -> bool:
         return not asks and not any(isinstance(op, ast.In | ast.NotIn) for op in test.ops)
     counted = {"len", "any", "all", "item", "isnan", "isinf", "isfinite", "numel", "sum"}
     return any(isinstance(n, ast.Call) and short_name(n.func) in counted for n in ast.walk(test))
+
+
+def shown(node: ast.expr) -> str:
+    """What is iterated over, as it is written, without what only shows the progress: `tqdm(batches, total=9)`."""
+    while isinstance(node, ast.Call) and node.args and _SHOWS.search(short_name(node.func)):
+        node = node.args[0]
+    return ast.unparse(node)
+
+
+_SHOWS = re.compile(r"tqdm|progress|^track$|^iter$|^list$|^tuple$", re.I)

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Function
-from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.check.syntax.names import binds, dotted, is_constant, keyword, names_of, reads, short_name
 from paceline.check.syntax.tree import enclosing, last_line, parent
 from paceline.check.values.passing import Passing
 from paceline.check.varying.list_lengths import Counts
@@ -34,6 +34,7 @@ from paceline.check.varying.reasons import (
     asks_for_one,
     asks_for_ranks,
     decides,
+    shown,
 )
 from paceline.check.varying.reduced import Reduced, spreads
 
@@ -106,6 +107,8 @@ class Varying:
             return RANK
         if isinstance(node, ast.Lambda | ast.Await):
             return self.why(node.value, fn, depth) if isinstance(node, ast.Await) else ""
+        if isinstance(node, ast.IfExp) and shown(node.body) == shown(node.orelse):
+            return self.why(node.body, fn, depth)
         if isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
             return ""
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
@@ -152,7 +155,7 @@ class Varying:
         if isinstance(target, ast.Attribute):
             owner = self._type_of(target.value, fn)
             return f"{owner.name}.{target.attr}" if owner is not None else ""
-        local = isinstance(target, ast.Name) and any(_binds(t, target.id) for t, _ in fn.assigns)
+        local = isinstance(target, ast.Name) and any(binds(t, target.id) for t, _ in fn.assigns)
         return target.id if isinstance(target, ast.Name) and (target.id in fn.globals or not local) else ""
 
     def _of_attribute(self, node: ast.Attribute, fn: Function, depth: int) -> str:
@@ -273,10 +276,10 @@ class Varying:
         """A name: by its last assignment before this line, unless a collective has spread it since."""
         if node.id in _SAME_ATTRIBUTES and not self._made_here(node.id, fn):
             return ""
-        if node.id in self._signalled and not any(_binds(t, node.id) for t, _ in fn.assigns):
+        if node.id in self._signalled and not any(binds(t, node.id) for t, _ in fn.assigns):
             return SIGNAL
         for scope in fn.scopes():
-            assigned = [(t, v) for t, v in scope.assigns if _binds(t, node.id)]
+            assigned = [(t, v) for t, v in scope.assigns if binds(t, node.id)]
             if assigned:
                 before = [(t, v) for t, v in assigned if t.lineno < node.lineno or scope is not fn]
                 turned = [v for t, v in assigned if changed_in_turn(node, t)]
@@ -289,7 +292,7 @@ class Varying:
                     return ""
                 if scope is fn and self._dealt_out(node, target.lineno, fn):
                     return DATA
-                added = [a for a in scope.augmented if _binds(a.target, node.id) and a.lineno > target.lineno]
+                added = [a for a in scope.augmented if binds(a.target, node.id) and a.lineno > target.lineno]
                 if isinstance(value, ast.List) and not value.elts:
                     filled = (c for c in scope.calls if c.args and dotted(c.func) == f"{node.id}.append")
                     if (why := next((w for c in filled if (w := self.why(c.args[0], scope, depth))), "")) == DATA:
@@ -301,7 +304,7 @@ class Varying:
                     or self._decided(node, [(target, value), *((a.target, a.value) for a in added)], scope, depth)
                 )
             for loop in scope.loops:
-                if not isinstance(loop, ast.While) and any(n.id == node.id for n in _names(loop.target)):
+                if not isinstance(loop, ast.While) and any(n.id == node.id for n in names_of(loop.target)):
                     return self._of_loop(node, loop, scope, depth)
             if node.id in scope.parameters:
                 return self._of_parameter(node, scope, depth)
@@ -317,13 +320,13 @@ class Varying:
         for target, value in given:
             test = enclosing(target, ast.If)
             last = last_line(test) if isinstance(test, ast.If) else 0
-            wraps = any(isinstance(n, ast.Call) for n in ast.walk(value)) and _reads(value, node.id)
+            wraps = any(isinstance(n, ast.Call) for n in ast.walk(value)) and reads(value, node.id)
             around = isinstance(test, ast.If) and test.lineno <= node.lineno <= last
             counts = isinstance(parent(target), ast.AugAssign)
             if counts and (why := self._passed_by(target, fn, depth)):
                 return why
             around = around and not (counts and enclosing(test or target, ast.For, ast.While) is not None)
-            if not isinstance(test, ast.If) or wraps or (around and not _reads(test.test, node.id)):
+            if not isinstance(test, ast.If) or wraps or (around and not reads(test.test, node.id)):
                 continue
             why = "" if asks_for_ranks(test.test) or asks_for_one(test.test) else self.why(test.test, fn, depth)
             if why and decides(test.test, why) and not self._both(node.id, test, why):
@@ -384,17 +387,3 @@ class Varying:
             and call.args[0].id == node.id
             for call in fn.calls
         )
-
-
-def _names(target: ast.expr) -> list[ast.Name]:
-    return [n for n in ast.walk(target) if isinstance(n, ast.Name)]
-
-
-def _binds(target: ast.expr, name: str) -> bool:
-    if isinstance(target, ast.Name):
-        return target.id == name
-    return isinstance(target, ast.Tuple | ast.List) and any(_binds(t, name) for t in target.elts)
-
-
-def _reads(node: ast.expr, name: str) -> bool:
-    return any(n.id == name for n in _names(node))

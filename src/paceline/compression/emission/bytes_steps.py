@@ -8,6 +8,7 @@ from paceline.compression.emission.kernels import Kernel, table
 from paceline.compression.emission.writer import Windows, Writer, padded_shape, text, windows
 from paceline.compression.integers import IntegerNetwork, IntegerStep
 from paceline.compression.network import Affine, Function, MaxPooling, Sum, Window
+from paceline.names import comment
 
 RESULT = "scores"
 
@@ -15,7 +16,7 @@ RESULT = "scores"
 def write_steps(writer: Writer, it: IntegerNetwork, kernel: Kernel) -> None:
     """Add every step's arrays and call."""
     for number, step in enumerate(it.steps, 1):
-        writer.calls.append(f"/* {step.name} */\n    {_call(writer, it, step, number, kernel)}")
+        writer.calls.append(f"/* {comment(step.name)} */\n    {_call(writer, it, step, number, kernel)}")
         writer.done(step.step)
 
 

@@ -18,6 +18,7 @@ from paceline.compression.network import INPUT, Image, Network
 from paceline.compression.programs import LayerProgram
 from paceline.compression.reference import IntegerModel
 from paceline.compression.values import compute
+from paceline.kernels.build import KEEPS_CALLS
 
 TESTS = 8  # samples that a file keeps to check itself
 TOLERANCE = 1e-3  # of float32 results, relative to the largest one
@@ -31,12 +32,12 @@ class CFile:
     flags: tuple[str, ...]
     #: Bytes of values between layers, in static memory.
     memory: int
-    whole_numbers: bool
+    whole_numbers: bool = False
     #: Whether `net_run` takes whole numbers, such as the words of a text.
     tokens: bool = False
 
 
-def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor, about: Sequence[str] = ()) -> CFile:
+def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor) -> CFile:
     """Write an integer network; `samples` are some inputs, of which the file keeps the first ones as tests."""
     writer = Writer(network.network)
     bytes_steps.write_steps(writer, network, kernel)
@@ -54,10 +55,10 @@ def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor, about
         "\n#ifndef NET_BYTES_ONLY", text("bytes_input.c"), convert, "#endif\n",
         _byte_tests(network, samples), text("main.c"),
     ]  # fmt: skip
-    return CFile(_head(about, kernel.flags) + "".join(body), kernel.flags, writer.arena.size, True)
+    return _whole(body, kernel.flags, writer.arena.size, whole_numbers=True)
 
 
-def float_file(network: Network, samples: Tensor, about: Sequence[str] = ()) -> CFile:
+def float_file(network: Network, samples: Tensor) -> CFile:
     """Write a network in float32."""
     writer = Writer(network)
     floats_steps.write_steps(writer, network)
@@ -77,8 +78,7 @@ def float_file(network: Network, samples: Tensor, about: Sequence[str] = ()) -> 
         _two("float", "net_test_inputs", "NET_INPUTS", tests.reshape(len(tests), -1)),
         _two("float", "net_test_outputs", "NET_OUTPUTS", expected), "#endif\n", text("main_floats.c"),
     ]  # fmt: skip
-    flags = floats_steps.FLAGS
-    return CFile(_head(about, flags) + "".join(body), flags, 4 * writer.arena.size, False)
+    return _whole(body, floats_steps.FLAGS, 4 * writer.arena.size)
 
 
 def program_file(it: LayerProgram, model: Callable[[Tensor], Tensor], samples: Tensor) -> CFile:
@@ -102,10 +102,10 @@ def program_file(it: LayerProgram, model: Callable[[Tensor], Tensor], samples: T
         _two(kind, "net_test_inputs", "NET_INPUTS", tests.reshape(len(tests), -1)),
         _two("float", "net_test_outputs", "NET_OUTPUTS", expected), "#endif\n", text("main_floats.c"),
     ]  # fmt: skip
-    return CFile(_head((), loops.FLAGS) + "".join(body), loops.FLAGS, 4 * writer.arena.size, False, it.tokens)
+    return _whole(body, loops.FLAGS, 4 * writer.arena.size, tokens=it.tokens)
 
 
-HEAD = """/* {about}
+HEAD = """/* A network, made by Paceline.
  *
  * gcc -std=c99 {flags} net.c -o net && ./net      compares the results of {tests} samples with the recorded ones
  * -DNET_LIBRARY leaves `main` and these samples out, -DNET_BYTES_ONLY leaves `net_run` out.
@@ -154,9 +154,10 @@ void net_run(const {kind} input[NET_INPUTS], float output[NET_OUTPUTS]) {{
 TESTS_BEGIN = "\n#ifndef NET_LIBRARY\n"
 
 
-def _head(about: Sequence[str], flags: Sequence[str]) -> str:
-    lines = "\n * ".join(about or ("A network, made by Paceline.",))
-    return HEAD.format(about=lines, flags=" ".join(flags), tests=TESTS)
+def _whole(body: Sequence[str], flags: tuple[str, ...], memory: int, **kind: bool) -> CFile:
+    """The file of these parts, whose first lines say how it is compiled."""
+    flags = (*flags, KEEPS_CALLS)
+    return CFile(HEAD.format(flags=" ".join(flags), tests=TESTS) + "".join(body), flags, memory, **kind)
 
 
 def _numbers(network: Network) -> dict[str, str]:

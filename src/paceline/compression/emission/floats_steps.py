@@ -14,6 +14,7 @@ from paceline.compression.network import Affine, Function, MaxPooling, Network, 
 from paceline.compression.reading import ARGUMENT
 from paceline.kernels.formulas import applied, is_formula
 from paceline.kernels.ir import Call, Expression, Number, Op
+from paceline.names import comment
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno")
 
@@ -76,7 +77,7 @@ def write_steps(writer: Writer, network: Network) -> None:
                 writer.uses(text("floats_sum.c"))
                 left, right, target = writer.places[step.left], writer.places[step.right], writer.place(step.name)
                 call = f"summed({left}, {right}, {target}, {prod(step.shape)}, {_needed(network)[step.function]});"
-        writer.calls.append(f"/* {step.name} */\n    {call}")
+        writer.calls.append(f"/* {comment(step.name)} */\n    {call}")
         writer.done(step)
 
 

@@ -37,6 +37,7 @@ from paceline.kernels.ir import (
     Statement,
 )
 from paceline.kernels.memory import offset
+from paceline.names import comment
 
 FLAGS = (
     "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
@@ -62,7 +63,9 @@ class LoopsWriter:
         touched = {program.base(name) for statement in program.forward for name in _touched(statement)}
         for number, (name, tensor) in enumerate(self.it.weights.items(), 1):
             if name in touched:
-                self.arrays.append(f"/* {name} */\n{array('float', f'weight_{number}', tensor.flatten().tolist())}")
+                self.arrays.append(
+                    f"/* {comment(name)} */\n{array('float', f'weight_{number}', tensor.flatten().tolist())}"
+                )
                 self.names[name] = f"weight_{number}"
         self.names["input"] = "input"
         last = self._last_readers()

@@ -1,10 +1,12 @@
-"""All workers of a plan without a server in one process: alone, all-reduce, local steps, coordinated."""
+"""All workers of a plan without a server in one process: the answers, with numbers, to the effects of their program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -12,114 +14,176 @@ from paceline.core.agenda import Chunk
 from paceline.core.cluster.epochs import Epochs
 from paceline.core.cluster.shares import fitting
 from paceline.core.collectives import Collective
-from paceline.core.rules import Arrival
+from paceline.core.collectives.neighbours import Neighbours
+from paceline.core.coordinators import Algebra, Dot
 from paceline.core.rules.plain import Plain
 from paceline.engines.arithmetic.coded import CodedPayloads
 from paceline.engines.arithmetic.common import Snapshots, make_learner
 from paceline.engines.arithmetic.execute import execute
 from paceline.engines.setup import Setup
-from paceline.gradients.learner import Learner
+from paceline.gradients.learner import Learner, stated_weight
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.fragments import Fragments
-from paceline.parameters.replicas import AveragingReplica, mean_of, weighted_sum
-from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.alone import Alone
-from paceline.plans.methods.coordinated import Coordinated
-from paceline.plans.methods.local_steps import Gossip, LocalSteps
+from paceline.parameters.replicas import AveragingReplica, SteppingReplica, mean_of, weighted_sum
+from paceline.parameters.vector_slice import VectorSlice
+from paceline.plans.methods import Synchronous
+from paceline.plans.methods.program import (
+    BeginExchange,
+    Change,
+    EndExchange,
+    Exchange,
+    Finish,
+    Gather,
+    Gradient,
+    Keep,
+    Offer,
+    Product,
+    Recall,
+    Step,
+    Sum,
+)
 
 
-class SharedParameters:
-    """The arithmetic of `Alone` and `AllReduce`, whose workers hold the same parameters."""
+class Numbers:
+    """The gradients of all workers that are in step with one another, and what they exchange them by.
 
-    def __init__(self, setup: Setup, method: Alone | AllReduce, epochs: Epochs) -> None:
-        self.epochs = epochs
-        self.setup, self.snapshots = setup, Snapshots(setup, self.values)
+    On a cluster some workers may have died; `epochs` says between which ones each update was made.
+    """
+
+    products_take_time = True
+
+    def __init__(
+        self, setup: Setup, learners: Sequence[Learner], payloads: Payloads | CodedPayloads | None, epochs: Epochs,
+        values: Callable[[], list[Tensor]],
+    ) -> None:  # fmt: skip
+        """`values` gives the trainable parameters, then the moving buffers."""
+        #: One learner for all workers, or one for each.
+        self.setup, self.learners, self.payloads, self.epochs = setup, learners, payloads, epochs
+        self.snapshots = Snapshots(setup, values)
+        self.answers: dict[type, Callable[..., Any]] = {Gradient: self.gradient, Sum: self.sum}
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each fragment's payload; none where nothing is exchanged."""
+        return self.payloads.sizes if self.payloads is not None else []
+
+    def messages(self, exchange: int) -> list[int]:
+        """Return the bytes of each worker's message in an exchange, where they follow from its gradient."""
+        codec, payloads = self.setup.plan.codec, self.payloads
+        return payloads.bytes(exchange) if codec and codec.variable and isinstance(payloads, CodedPayloads) else []
+
+    def gradient(self, update: int, version: int, whole: bool = False, again: bool = False) -> list[GradientSum]:
+        """Compute the gradient of every rank's share of an update."""
+        agenda, shares = self.setup.agenda, self.epochs.shares
+        if whole:
+            return [self._compute(0, agenda.filled(update))]
+        return [
+            self._compute(rank, [c for part in shares.parts_of(rank, update) for c in agenda.mine(update, part)])
+            for rank in shares.ranks(update)
+        ]
+
+    def losses(self, gradients: list[GradientSum]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the loss of every rank's share, and its weight among them."""
+        weights = [stated_weight(self.setup.job, gradient) for gradient in gradients]
+        return np.array([gradient.mean for gradient in gradients]), np.array(weights)
+
+    def made(self, updates: int, seconds: float) -> None:
+        """Keep a snapshot, if one is due after so many updates."""
+        self.snapshots.keep(updates, seconds)
+
+    def sum(self, update: int, gradients: list[GradientSum]) -> list[GradientSum]:
+        """Add the gradients of all ranks up."""
+        assert self.payloads is not None
+        return [self.payloads.sum(update, self.epochs.shares.ranks(update), gradients)]
+
+    def _compute(self, rank: int, chunks: list[Chunk]) -> GradientSum:
+        """Compute one rank's share. Ranks with a common learner all start from the same buffers."""
+        learner = self.learners[rank % len(self.learners)]
+        start = [b.clone() for b in learner.replica.moving] if len(self.learners) == 1 else None
+        gradient = learner.compute(chunks)
+        if start is not None:
+            learner.set_buffers(start)
+        return gradient
+
+
+class SharedParameters(Numbers):
+    """The parameters of `Alone` and `AllReduce`, which are the same on all workers."""
+
+    def __init__(self, setup: Setup, method: Synchronous, epochs: Epochs) -> None:
         self.learner, optimizer = make_learner(setup)
-        self.store = self.learner.replica.local_store(optimizer, Plain())
-        collective = method.collective
-        self.payloads = None if collective is None else payloads_of(setup, collective, self.learner)
+        self.replica = SteppingReplica(self.learner, self.learner.replica.local_store(optimizer, Plain()))
+        payloads = None if method.collective is None else payloads_of(setup, method.collective, self.learner)
+        super().__init__(setup, [self.learner], payloads, epochs, self.values)
+        self.answers |= {Step: self.step}
 
-    def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
-        """Compute one worker's share of an update; all shares start from the same buffers."""
-        start = [b.clone() for b in self.learner.replica.moving]
-        computed = self.learner.compute(chunks)
-        for buffer, value in zip(self.learner.replica.moving, start, strict=True):
-            buffer.copy_(value)
-        return computed
-
-    def apply(self, update: int, shares: list[GradientSum]) -> None:
-        """Add the shares of all ranks up, then let the optimizer apply the whole batch's gradient."""
-        whole = shares[0]
-        if self.payloads is not None:
-            whole = self.payloads.sum(update, self.epochs.shares.ranks(update), shares)
-        Plain().update(self.store, Arrival(self.learner.settle(whole)))
-        self.store.schedule.hear(whole.mean)
+    def step(self, update: int, version: int, gradients: list[GradientSum]) -> None:
+        """Let the optimizer apply the whole batch's gradient."""
+        (gradient,) = gradients
+        self.replica.step(gradient)
 
     def values(self) -> list[Tensor]:
-        return [value.clone() for value in self.learner.replica.values()]
+        return [value.clone() for value in self.replica.result()]
 
     def finite(self) -> bool:
         return all(bool(p.isfinite().all()) for p in self.learner.replica.parameters)
 
 
-class SteppedReplicas:
-    """The arithmetic of `LocalSteps` and `Gossip`: each worker steps its own replica, and replicas are averaged."""
+class AveragedReplicas(Numbers):
+    """The replicas of `LocalSteps` and `Gossip`: each worker steps its own, and they are averaged."""
 
-    def __init__(self, setup: Setup, method: LocalSteps | Gossip, epochs: Epochs) -> None:
-        self.setup, self.snapshots, self.epochs = setup, Snapshots(setup, self.values), epochs
-        #: The number of exchanges so far.
-        self.exchanges = 0
-        #: The means of the newest exchange, by rank.
-        self.arrived: dict[int, GradientSum] = {}
-        self.averaging, self.streaming, self.mixes = method.averaging, method.streaming, isinstance(method, Gossip)
+    def __init__(self, setup: Setup, method: Synchronous, epochs: Epochs) -> None:
+        averaging, collective = method.averaging, method.collective
+        assert averaging is not None
+        assert collective is not None
+        self.mixes = isinstance(collective, Neighbours)
         fragments = Fragments.of(setup.layout, setup.plan.fragments)
         self.replicas = list[AveragingReplica]()
         for _ in range(setup.plan.workers):
             learner, optimizer = make_learner(setup)
-            store = learner.replica.local_store(optimizer, self.averaging)
-            self.replicas.append(AveragingReplica(learner, store, self.averaging, fragments))
-        self.payloads = payloads_of(setup, method.collective, self.replicas[0].learner)
+            store = learner.replica.local_store(optimizer, averaging)
+            self.replicas.append(AveragingReplica(learner, store, averaging, fragments))
+        learners = [replica.learner for replica in self.replicas]
+        super().__init__(setup, learners, payloads_of(setup, collective, learners[0]), epochs, self.values)
+        #: The means of the exchange under way, by rank.
+        self.means: dict[int, GradientSum] = {}
+        self.answers |= {
+            Step: self.step,
+            Offer: lambda exchange: None,
+            Exchange: self.exchange,
+            BeginExchange: self.begin_exchange,
+            EndExchange: self.end_exchange,
+        }
 
-    def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
-        return self.replicas[worker].learner.compute(chunks)
+    def step(self, update: int, version: int, gradients: list[GradientSum]) -> None:
+        """Step the replica of every rank that shares out the update."""
+        for rank, gradient in zip(self.epochs.shares.ranks(update), gradients, strict=True):
+            self.replicas[rank].step(gradient)
 
-    def apply(self, update: int, shares: list[GradientSum]) -> None:
-        """Step the replica of every rank that shares out the update and, if it is due, average them."""
-        due = self.streaming.after(update, self.setup.agenda.updates)
-        if self.averaging.mixes_first:
-            self._average(due)
-        for rank, share in zip(self.epochs.shares.ranks(update), shares, strict=True):
-            self.replicas[rank].step(share)
-        if not self.averaging.mixes_first:
-            if self.streaming.lands(update, self.setup.agenda.updates):
-                self._land(late=True)
-            self._average(due, overlaps=self.streaming.overlaps(update, self.setup.agenda.updates))
+    def exchange(self, exchange: int, update: int) -> None:
+        self.begin_exchange(exchange, update)
+        self._apply_means(exchange, late=False)
 
-    def _average(self, due: int, overlaps: bool = False) -> None:
-        """Make so many exchanges; one that overlaps is applied later."""
-        for _ in range(due):
-            number, self.exchanges = self.exchanges, self.exchanges + 1
-            ranks = self.epochs.exchanging(number)
-            means = self._means(number, ranks, [self.replicas[rank].contribution(number, rank) for rank in ranks])
-            self.arrived = dict(zip(ranks, means, strict=True))
-            if not overlaps:
-                self._land()
+    def begin_exchange(self, exchange: int, update: int) -> None:
+        ranks = self.epochs.exchanging(exchange)
+        contributions = [self.replicas[rank].contribution(exchange, rank) for rank in ranks]
+        self.means = dict(zip(ranks, self._means(exchange, ranks, contributions), strict=True))
 
-    def _land(self, late: bool = False) -> None:
-        """Apply the newest exchange."""
-        number = self.exchanges - 1
-        for rank, mean in self.arrived.items():
+    def end_exchange(self, exchange: int, update: int) -> None:
+        self._apply_means(exchange, late=True)
+
+    def _apply_means(self, exchange: int, late: bool) -> None:
+        for rank, mean in self.means.items():
             # A rank that lacked a sum of all when the group changed was given it; between neighbours it was left out.
-            if not self.mixes or self.epochs.made(rank, number):
-                self.replicas[rank].apply_mean(number, mean, late)
+            if not self.mixes or self.epochs.made(rank, exchange):
+                self.replicas[rank].apply_mean(exchange, mean, late)
 
-    def _means(self, number: int, ranks: Sequence[int], shares: list[GradientSum]) -> list[GradientSum]:
+    def _means(self, exchange: int, ranks: Sequence[int], contributions: list[GradientSum]) -> list[GradientSum]:
         """Return for each of these ranks the mean over all of them, or over its neighbours and itself."""
+        assert self.payloads is not None
         if self.mixes:
             assert isinstance(self.payloads, Payloads)
-            return self.payloads.mixtures(shares)
-        total = self.payloads.sum(number, ranks, shares)
+            return self.payloads.mixtures(contributions)
+        total = self.payloads.sum(exchange, ranks, contributions)
         return [total.scaled(1.0 / total.weight)] * len(ranks)
 
     def values(self) -> list[Tensor]:
@@ -129,66 +193,55 @@ class SteppedReplicas:
         return all(bool(v.isfinite().all()) for replica in self.replicas for v in replica.store.values)
 
 
-#: Called after each further exchange of an update: (update, bytes, each worker's loss if it computed for it).
-OnExchange = Callable[[int, int, list[float]], None]
+class CoordinatedSlices(Numbers):
+    """The replicas of `Coordinated`, and every worker's slice of each vector."""
 
-
-class CoordinatedWorkers:
-    """A coordinator commands the workers, each of which has a replica and a slice of every vector.
-
-    `apply` is given the gradients of an update's first evaluation, as under any synchronous plan; `on_exchange` is
-    called for what follows.
-    """
-
-    def __init__(self, setup: Setup, method: Coordinated, epochs: Epochs) -> None:
-        del epochs  # a coordinator cannot continue without one of its workers
-        self.setup, self.snapshots = setup, Snapshots(setup, self.values)
-        coordinator, workers = method.coordinator, setup.plan.workers
+    def __init__(self, setup: Setup, method: Synchronous, epochs: Epochs) -> None:
+        workers, coordinator, collective = setup.plan.workers, method.coordinator, method.collective
+        assert coordinator is not None
+        assert collective is not None
+        learners = [make_learner(setup)[0] for _ in range(workers)]
+        self.whole = Payloads(setup, collective)
+        super().__init__(setup, learners, self.whole, epochs, self.values)
         self.slices = [
-            VectorSlice(make_learner(setup)[0], setup.layout, coordinator, worker, workers) for worker in range(workers)
+            VectorSlice(learner, setup.layout, coordinator, worker, workers) for worker, learner in enumerate(learners)
         ]
-        self.executor = CommandExecutor(coordinator, self.slices, self)
-        self.payloads = Payloads(setup, method.collective)
         self.numbers = [torch.zeros(1, dtype=torch.float64) for _ in self.slices]
-        self.doing, self.first = 0, list[GradientSum]()
-        self.on_exchange: OnExchange = lambda update, size, losses: None
+        self.answers |= {
+            Recall: lambda: (),
+            Keep: self.keep,
+            Product: self.product,
+            Change: self.change,
+            Gather: self.gather,
+            Finish: self.finish,
+        }
 
-    def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
-        self.slices[worker].rewind()
-        return self.slices[worker].learner.compute(chunks)
+    def keep(self, gradients: list[GradientSum]) -> float:
+        (gradient,) = gradients
+        for each in self.slices:
+            each.settle(gradient)
+        return gradient.mean
 
-    def apply(self, update: int, shares: list[GradientSum]) -> None:
-        self.doing, self.first = update, shares
-        self.executor.update()
-
-    def evaluate(self) -> float:
-        """Add up the gradients of the first evaluation, or compute new ones."""
-        shares, self.first = self.first, []
-        if not shares:
-            agenda, workers = self.setup.agenda, range(len(self.slices))
-            shares = [self.compute(worker, agenda.mine(self.doing, worker)) for worker in workers]
-            self.on_exchange(self.doing, self.payloads.flats[0].nbytes, [share.mean for share in shares])
-        together = self.payloads.sum(self.doing, range(len(shares)), shares)
-        for mine in self.slices:
-            mine.settle(together)
-        return together.mean
-
-    def total(self, parts: list[float]) -> float:
-        for number, part in zip(self.numbers, parts, strict=True):
-            number[0] = part
-        self._exchange(self.numbers)
+    def product(self, update: int, command: Dot) -> float:
+        for number, each in zip(self.numbers, self.slices, strict=True):
+            number[0] = each.dot(command)
+        execute(self.whole.collective, self.numbers)
         return float(self.numbers[0])
 
-    def share(self) -> None:
-        for mine, flat in zip(self.slices, self.payloads.flats, strict=True):
-            mine.offer(flat)
-        self._exchange(self.payloads.flats)
-        for mine, flat in zip(self.slices, self.payloads.flats, strict=True):
-            mine.take(flat)
+    def change(self, command: Algebra) -> None:
+        for each in self.slices:
+            each.perform(command)
 
-    def _exchange(self, flats: list[Tensor]) -> None:
-        execute(self.payloads.collective, flats)
-        self.on_exchange(self.doing, flats[0].nbytes, [])
+    def gather(self, update: int) -> None:
+        for each, flat in zip(self.slices, self.whole.flats, strict=True):
+            each.offer(flat)
+        execute(self.whole.collective, self.whole.flats)
+        for each, flat in zip(self.slices, self.whole.flats, strict=True):
+            each.take(flat)
+
+    def finish(self, update: int, remembers: object) -> None:
+        for each in self.slices:
+            each.end()
 
     def values(self) -> list[Tensor]:
         return [value.clone() for value in (*self.slices[0].parameters, *self.slices[0].buffers)]
@@ -197,23 +250,17 @@ class CoordinatedWorkers:
         return all(bool(p.isfinite().all()) for p in self.slices[0].parameters)
 
 
-SynchronousArithmetic = SharedParameters | SteppedReplicas | CoordinatedWorkers
-
-#: The arithmetic of each method without a server and without stages: called with the setup of a run, the method and the
-#: groups of its workers.
-ARITHMETIC: dict[type, Callable[[Setup, Any, Epochs], SynchronousArithmetic]] = {
-    Alone: SharedParameters,
-    AllReduce: SharedParameters,
-    LocalSteps: SteppedReplicas,
-    Gossip: SteppedReplicas,
-    Coordinated: CoordinatedWorkers,
-}
+SynchronousArithmetic = SharedParameters | AveragedReplicas | CoordinatedSlices
 
 
-def synchronous(setup: Setup, epochs: Epochs | None = None) -> SynchronousArithmetic:
-    """Make the arithmetic of a method without a server and without stages, in these groups of its workers."""
-    method = setup.plan.method
-    return ARITHMETIC[type(method)](setup, method, epochs or Epochs(setup.plan.workers))
+def synchronous(setup: Setup, method: Synchronous, epochs: Epochs | None = None) -> SynchronousArithmetic:
+    """Make the numbers of a method without a server and without stages, in these groups of its workers."""
+    kind: Callable[[Setup, Synchronous, Epochs], SynchronousArithmetic] = SharedParameters
+    if method.coordinator is not None:
+        kind = CoordinatedSlices
+    elif method.averaging is not None:
+        kind = AveragedReplicas
+    return kind(setup, method, epochs or Epochs(setup.plan.workers))
 
 
 def payloads_of(setup: Setup, collective: Collective, learner: Learner) -> Payloads | CodedPayloads:

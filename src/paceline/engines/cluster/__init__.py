@@ -17,8 +17,7 @@
 docs/cluster.md has the design.
 """
 
-from paceline.engines.cluster.engine import train
 from paceline.engines.cluster.refusals import check
 from paceline.engines.cluster.roster import Roster, credentials, nodes, refuse_torchrun, roster
 
-__all__ = ["Roster", "check", "credentials", "nodes", "refuse_torchrun", "roster", "train"]
+__all__ = ["Roster", "check", "credentials", "nodes", "refuse_torchrun", "roster"]

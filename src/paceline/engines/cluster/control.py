@@ -263,7 +263,7 @@ def unpack(kind: int, ints: tuple[int, ...], body: memoryview) -> tuple[Message,
     try:
         value = json.loads(bytes(body[: ints[0]]))
         message: Message = from_dict(MESSAGES[number], value)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FrameError("body", f"{MESSAGES[number].__name__} cannot be read: {error}") from error
     return message, body[ints[0] :]
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.engines.checkpoint_manager import CheckpointManager
-from paceline.engines.checkpoints import CheckpointRequest
+from paceline.engines.checkpoints import CheckpointRequest, resume_line
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.checkpointing import state_for
@@ -32,15 +32,16 @@ from paceline.engines.cluster.control import (
     unpack,
 )
 from paceline.engines.cluster.group_head import GroupHead
-from paceline.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_line, resume_point
+from paceline.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_point
 from paceline.engines.cluster.process_log import ProcessLog
 from paceline.engines.cluster.remote_workers import RemoteWorkers
 from paceline.engines.cluster.rendezvous import Node, Registry
 from paceline.engines.cluster.servers.server_head import ServerHead
 from paceline.engines.outcome import Outcome
+from paceline.engines.signals import TERMINATED, termination
 from paceline.engines.snapshots import list_snapshots, open_snapshots
 from paceline.engines.workers.snapshot_file import SnapshotFile
-from paceline.errors import PacelineError, RunFailed, UsageError
+from paceline.errors import RunFailed, UsageError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.events import Gone, Received
 from paceline.links.tcp.handshake import RUN_BYTES, Peer
@@ -273,5 +274,6 @@ class HeadNode:
 def _said(error: BaseException) -> tuple[str, int]:
     """Return what the other nodes print when the run has failed or was stopped, and their exit code."""
     said = "rank 0 was interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-    code = error.exit_code if isinstance(error, PacelineError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+    interrupted = TERMINATED if termination.requested else 130
+    code = interrupted if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     return f"the run has ended: {said.splitlines()[0]}", code

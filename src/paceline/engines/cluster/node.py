@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -86,11 +84,6 @@ def resume_point(updates: int, every: int, keeps: bool, state: WorkerState | Non
     if buffer is not None and state is not None:
         buffer.next.write(updates, state)
     return ResumePoint(updates, state is not None, every, buffer)
-
-
-def resume_line(run: Path | str, where: str = "by the same launcher or on one machine") -> str:
-    """Return a further line of a message: the command that resumes a run."""
-    return f"\n  resume  paceline train --resume {shlex.quote(str(run))}   ({where})"
 
 
 def joined(values: Sequence[Tensor]) -> memoryview:

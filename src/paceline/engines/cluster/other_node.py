@@ -9,11 +9,12 @@ import time
 from functools import partial
 
 from paceline.core.cluster.group import Dismiss
+from paceline.engines.checkpoints import resume_line
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.children import Children
 from paceline.engines.cluster.control import Asked, Over, Result, Welcome, state_of, unpack
-from paceline.engines.cluster.node import POLL, NodePart, resume_line, resume_point, split
+from paceline.engines.cluster.node import POLL, NodePart, resume_point, split
 from paceline.engines.outcome import Outcome
 from paceline.engines.signals import Noted, handling
 from paceline.engines.snapshots import open_snapshots

@@ -16,7 +16,7 @@ from paceline.engines.cluster.surviving import SurvivingGroup
 from paceline.engines.workers.arena import Arena
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.messages import StateLeft
-from paceline.engines.workers.methods import WALKS
+from paceline.engines.workers.performer import perform
 from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.replica_worker import ReplicaWorker
 from paceline.engines.workers.snapshot_file import SnapshotFile
@@ -26,8 +26,7 @@ from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors.failure import Position
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import Waiter
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.local_steps import Gossip, LocalSteps
+from paceline.plans.methods import Synchronous
 
 
 class ClusterWorker:
@@ -38,12 +37,13 @@ class ClusterWorker:
         state_buffer: StateBuffer | None, pipe: Connection,
     ) -> None:  # fmt: skip
         host, shared, layout = ProcessHost(arena, snapshots), arena.of_worker(0), arena.shape.layout
-        self._doing = shared.doing
+        self._doing, self._arena = shared.doing, arena
         waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, self._where)
-        sums = isinstance(given.plan.method, AllReduce)
-        start, method = given.resume_point.updates, given.plan.method
+        method = given.plan.method
+        assert isinstance(method, Synchronous)  # servers' workers are `engines.cluster.servers.client`'s
+        sums, start = method.averaging is None, given.resume_point.updates
         held = start - 1
-        if isinstance(method, LocalSteps | Gossip):
+        if method.streaming is not None:
             held = method.streaming.before(start, given.agenda.updates) - 1
         self.client = GroupClient(config, Member(held, repeats=sums, begun=start), pipe, self._where)
         self.group = SurvivingGroup(self.client, given.agenda, layout, given.plan.codec, given.plan.fragments)
@@ -52,7 +52,7 @@ class ClusterWorker:
         if sums:
             self.group.again = self._again
         self.context: WorkerContext = self.replica.runner
-        self._method = given.plan.method
+        self._method = method
         #: The moving buffers as they were before the gradient of this update.
         self._buffers: list[Tensor] = []
 
@@ -68,7 +68,7 @@ class ClusterWorker:
         ahead = ReadAhead(self.replica.reader, self.replica.runner)
         self.client.ready()
         if self.client.rejoin() is not None:
-            walk = WALKS[type(self._method)](self.replica.runner, self._method)  # which exchanges over the group's link
+            walk = perform(self.replica.runner, self._method, self._arena)  # which exchanges over the group's link
             self.replica.follow(walk, lambda update: self._computing(update, ahead))
 
     def stay(self) -> None:

@@ -17,22 +17,24 @@ from torch import Tensor, nn
 from paceline.core.server.events import Death
 from paceline.data.source import TensorSource
 from paceline.engines.checkpoint_manager import CheckpointManager
-from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
+from paceline.engines.checkpoints import Checkpoint, CheckpointRequest, resume_line
 from paceline.engines.diagnosis import GONE, Diagnosis, Ending, process_state
 from paceline.engines.local.checkpointing import LocalCheckpoints
+from paceline.engines.local.stillness import Stillness
 from paceline.engines.observer import Observer
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.servers.stage_shards import stage_shards, whole_values
 from paceline.engines.setup import Setup
+from paceline.engines.signals import termination
 from paceline.engines.snapshots import list_snapshots, open_snapshots
 from paceline.engines.workers.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.workers.assignment import Assignment
-from paceline.engines.workers.forkserver import nameless_main, prepare, short_folder, start_process, too_long
+from paceline.engines.workers.forkserver import short_folder, start_process, too_long
 from paceline.engines.workers.messages import Died, Failed, Finished, Message, Ready
 from paceline.engines.workers.process import oom_kills
 from paceline.engines.workers.process_main import main
 from paceline.engines.workers.state_buffers import ResumePoint
-from paceline.errors import JobWarning, RunFailed
+from paceline.errors import DeathWarning, JobWarning, RunFailed
 from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
@@ -94,6 +96,7 @@ class WorkerPool:
         self.diagnosis = Diagnosis(
             self.arena.doing, lambda number: process_state(self.processes[number]), setup.source, deadline
         )
+        self.stillness = Stillness(deadline)
         self.oom_kills = oom_kills()  # before the run
         #: Seconds for which workers could have run but had no core, summed over all workers.
         self.core_wait = 0.0
@@ -130,8 +133,6 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start every worker, wait until all are ready, and let them begin together."""
-        with nameless_main():
-            prepare()  # it loads its modules while the first assignment is pickled
         for number in range(self.workers):
             given, scarce = [self._assignment(number)], bounded(self.setup.plan.method)
             buffer = self.checkpoints.state_buffers[number] if self.checkpoints else None
@@ -150,10 +151,12 @@ class WorkerPool:
             doorbell.ring()
 
     def _wait_until_ready(self) -> None:
-        """Wait until every worker has built its model."""
+        """Wait until every worker has built its model, or a signal ends the run."""
         ready: set[int] = set()
         notes = dict[str, None]()
         while len(ready | self.dead) < self.workers:
+            if self.checkpoints is not None and self.checkpoints.manager.signals.ending:
+                raise self.checkpoints.manager.stopped(self.observer)
             for number, message in self._messages():
                 if isinstance(message, Died):
                     self._handle_death(number)
@@ -177,7 +180,8 @@ class WorkerPool:
                 else:
                     self._look(self.checkpoints)
             if not self.finished:
-                raise RunFailed("every worker died; nothing was left to finish the run")
+                resume = resume_line(self.request.run, "") if self.request else ""
+                raise RunFailed(f"every worker died; nothing was left to finish the run{resume}")
             if self.checkpoints is not None and self.observer.writer is not None:
                 last = self.checkpoints.take_last(self.finished)
                 if last is not None:
@@ -269,6 +273,8 @@ class WorkerPool:
 
     def _messages(self) -> list[tuple[int, Message]]:
         """Wait up to `POLL` for messages; a pipe that ends before `Finished` means death. Raise the first failure."""
+        termination.check()
+        self._give_up_stopped()
         numbers = {id(self.pipes[n]): n for n in range(self.workers) if n not in self.finished | self.dead}
         found: list[tuple[int, Message]] = []
         for pipe in wait([self.pipes[n] for n in numbers.values()], POLL):
@@ -282,6 +288,21 @@ class WorkerPool:
             report, number = min(failed, key=lambda pair: pair[0].when)
             raise self.diagnosis.failed(number, report, self._victims(number))
         return found
+
+    def _give_up_stopped(self) -> None:
+        """End a worker that was stopped for too long where the others go on; elsewhere raise, with its name."""
+        running = {self.processes[n].pid: n for n in range(self.workers) if n not in self.finished | self.dead}
+        for pid in self.stillness.look(list(running), goes_on=self.arena.desk is not None):
+            number = running[pid]
+            if self.arena.desk is None:
+                raise self.diagnosis.stopped(number, self._victims(number))
+            warnings.warn(
+                f"worker {number} was stopped for {self.deadline:g} s (SIGSTOP; its process {pid}): it is ended, and "
+                "the others compute what it had begun",
+                DeathWarning,
+                stacklevel=2,
+            )
+            self.processes[number].kill()
 
     def _victims(self, number: int) -> list[int]:
         return [other for other in range(self.workers) if other not in self.finished | self.dead | {number}]

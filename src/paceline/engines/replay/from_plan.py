@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -27,8 +27,9 @@ from paceline.engines.setup import Setup
 from paceline.errors import UsageError
 from paceline.gradients.fused_replica import by_one
 from paceline.gradients.payload import GradientSum
-from paceline.plans.methods.alone import Alone
+from paceline.plans.methods import Synchronous
 from paceline.plans.methods.dataflow import Dataflow
+from paceline.plans.methods.program import Gradient, all_of, effects
 from paceline.plans.methods.server import CentreServer
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
@@ -56,46 +57,53 @@ class Replayer(Protocol):
 
 
 class SynchronousReplayer:
-    """Replays synchronous plans, and the first worker of a plan whose workers exchange nothing.
+    """Replays the program of a synchronous plan, or of the first worker of those that exchange nothing.
 
-    On a cluster some workers may have died; `epochs` says between which ones each update was made.
+    It is the program's `Worker`. On a cluster some workers may have died; `epochs` says between which ones each update
+    was made.
     """
 
-    def __init__(self, setup: Setup, epochs: Epochs) -> None:
-        self.setup, self.sums, self.epochs = setup, synchronous(setup, epochs), epochs
-        plan, updates = setup.plan, setup.agenda.updates
-        self.alone = isinstance(plan.method, Alone)
-        self.updates = list(range(0, updates, plan.workers if self.alone else 1))
-        self.done, self.last = 0, len(self.updates)
+    rank = first = 0
+
+    def __init__(self, setup: Setup, method: Synchronous, epochs: Epochs) -> None:
+        self.setup, self.method, self.numbers = setup, method, synchronous(setup, method, epochs)
+        self.workers, alone = setup.plan.workers, method.collective is None
+        self._updates = range(0, setup.agenda.updates, self.workers if alone else 1)
+        self.done, self.last = 0, len(self._updates)
+        self._until: int | None = None
+        #: Versions that were made and not yet yielded, and whether everything that led to the next one was finite.
+        self._made, self._finite = list[ReplayedVersion](), True
 
     def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
-        for update in self.updates[:until]:
-            shares = self._shares(update)
-            good = all(share.finite() for share in shares)
-            self.sums.apply(update, shares)
+        self._until = until
+        for _ in effects(self.method.program(self), self.numbers.answers | {Gradient: self._gradient}):
+            yield from self._made
+            self._made.clear()
+        yield from self._made
+
+    def updates(self, *, dealt: bool = False, until: Callable[[range], range] = all_of) -> Iterator[int]:
+        for update in self._updates[: self._until]:
+            self._finite = True
+            yield update
             self.done += 1
-            good = good and self.sums.finite()
-            yield ReplayedVersion(0, self.done, good)
+            self._made.append(ReplayedVersion(0, self.done, self._finite and self.numbers.finite()))
+
+    def _gradient(self, update: int, version: int, whole: bool, again: bool) -> list[GradientSum]:
+        gradients = self.numbers.gradient(update, version, whole, again)
+        # A line search tries steps that are too long; what it finds there is no fault.
+        self._finite = self._finite and (again or all(gradient.finite() for gradient in gradients))
+        return gradients
 
     def next(self, shard: int, until: int) -> NextUpdate:
-        shares = self._shares(self.updates[until])
-        bad = next((n for n, share in enumerate(shares) if not share.finite()), 0)
-        weight = sum(s.weight for s in shares)
-        loss = sum(s.loss for s in shares) / weight if weight else math.nan
-        return NextUpdate(self.setup.agenda.filled(self.updates[until]), bad, loss)
-
-    def _shares(self, update: int) -> list[GradientSum]:
-        agenda = self.setup.agenda
-        if self.alone:
-            return [self.sums.compute(0, agenda.filled(update))]
-        groups = self.epochs.shares
-        return [
-            self.sums.compute(rank, [c for part in groups.parts_of(rank, update) for c in agenda.mine(update, part)])
-            for rank in groups.ranks(update)
-        ]
+        update = self._updates[until]
+        gradients = self.numbers.gradient(update, until, whole=self.method.collective is None)
+        bad = next((n for n, gradient in enumerate(gradients) if not gradient.finite()), 0)
+        weight = sum(gradient.weight for gradient in gradients)
+        loss = sum(gradient.loss for gradient in gradients) / weight if weight else math.nan
+        return NextUpdate(self.setup.agenda.filled(update), bad, loss)
 
     def values(self) -> list[torch.Tensor]:
-        return self.sums.values()
+        return self.numbers.values()
 
 
 class TeamReplayer:
@@ -263,8 +271,8 @@ def make_replayer(setup: Setup, trace: Trace, lives: list[Life]) -> Replayer:
         return DataflowReplayer(setup, setup.plan.method, trace.rows)
     if isinstance(setup.plan.method, SplitLayers):
         return SplitReplayer(setup, setup.plan.method)
-    if setup.plan.traits.keeps_step:
-        return SynchronousReplayer(setup, epochs_of(trace, setup.plan))
+    if isinstance(setup.plan.method, Synchronous):
+        return SynchronousReplayer(setup, setup.plan.method, epochs_of(trace, setup.plan))
     if len(lives) == 1:
         return _of_server(setup, lives[0].apart)(setup, trace.rows)
     setups = [replace(setup, plan=life.plan.fitted(len(setup.layout.shards))) for life in lives]

@@ -98,7 +98,7 @@ class _Run:
         self, plan: Plan, method: Dataflow, agenda: Agenda, world: World, sums: DataflowArithmetic | None, rows: Rows
     ) -> None:
         self.plan, self.world, self.sums, self.rows = plan, world, sums, rows
-        self.clock, self.compute_times = Clock(), ComputeTimes(world, plan.workers)
+        self.clock, self.compute_times = Clock(), ComputeTimes(world, range(plan.workers))
         self.instances = Instances(agenda)
         self.admission = Admission(self.instances.passes, method.active)
         alone = [TimedSide(number, plan.workers, self.instances, method.every) for number in range(plan.workers)]

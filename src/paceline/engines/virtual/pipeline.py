@@ -79,7 +79,7 @@ class _Run:
         self.data, self.depth, self.inside = (mesh.size(axis) for axis in (DATA, LAYERS, INSIDE))
         #: When the workers of each replica and stage are free.
         self.free = [[0.0] * self.depth for _ in range(self.data)]
-        self.compute_times, self.rows = ComputeTimes(world, plan.workers), rows
+        self.compute_times, self.rows = ComputeTimes(world, range(plan.workers)), rows
         self.recomputed = pipeline.recomputing(plan.workers)
 
     def run_tables(self, together: Sequence[tuple[Pass, Table]]) -> None:

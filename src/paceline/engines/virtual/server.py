@@ -88,7 +88,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self.plan, self.agenda, self.world, self.arithmetic = plan, agenda, world, arithmetic
         pushed = estimate(plan.codec, size)
-        self.clock, self.compute_times, self.rows = Clock(), ComputeTimes(world, plan.workers), rows
+        self.clock, self.compute_times, self.rows = Clock(), ComputeTimes(world, range(plan.workers)), rows
         #: Bytes of a shard's part of the parameters, on the wire.
         self.piece = round(size / plan.shards)
         #: Bytes of a gradient for one shard: about, where the codec's depend on the gradient.

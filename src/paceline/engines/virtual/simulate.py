@@ -16,15 +16,16 @@ from paceline.engines.arithmetic.synchronous import SynchronousArithmetic, synch
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
 from paceline.engines.virtual.dataflow import run_dataflow
+from paceline.engines.virtual.lockstep import run_synchronous
 from paceline.engines.virtual.pipeline import run_pipeline
 from paceline.engines.virtual.rows import Rows, Totals, TraceRows
 from paceline.engines.virtual.server import run_server
 from paceline.engines.virtual.splits import run_split
-from paceline.engines.virtual.synchronous import run_synchronous
 from paceline.engines.virtual.world import World
 from paceline.errors.arguments import check_arguments
 from paceline.gradients.payload import Payload
 from paceline.jobs.threads import threads
+from paceline.plans.methods import Synchronous
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.coordinated import Coordinated
@@ -103,4 +104,6 @@ def _arithmetic(setup: Setup) -> Arithmetic:
         return SplitArithmetic(setup, setup.plan.method)
     if isinstance(setup.plan.method, Dataflow):
         return DataflowArithmetic(setup, setup.plan.method)
-    return synchronous(setup) if setup.plan.traits.keeps_step else ServerArithmetic(setup)
+    if isinstance(setup.plan.method, Synchronous):
+        return synchronous(setup, setup.plan.method)
+    return ServerArithmetic(setup)

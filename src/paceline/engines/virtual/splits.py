@@ -42,7 +42,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self.method, self.agenda, self.world, self.size, self.sums = method, agenda, world, size, sums
         self.mesh = method.mesh(plan.workers)
-        self.compute_times, self.rows = ComputeTimes(world, plan.workers), rows
+        self.compute_times, self.rows = ComputeTimes(world, range(plan.workers)), rows
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
 
@@ -90,8 +90,7 @@ class _Run:
             if shared:
                 waited = nanoseconds(max(ends) - ends[place])
                 times = times[1], nanoseconds(together)
-                row = (worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0)
-                self.rows.add(Row(Kind.COLLECTIVE, *row))
+                self.rows.add(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0))
             self.ready[worker] = together
 
     def _sent(self, place: int, chunks: Sequence[Chunk]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -120,13 +120,13 @@ class World:
 class ComputeTimes:
     """Draws how long computations take, per worker, so that one worker's draws do not depend on another's."""
 
-    def __init__(self, world: World, workers: int) -> None:
-        self.world, self.workers = world, workers
-        self._generators = [np.random.Generator(np.random.Philox(key=[world.seed, w])) for w in range(workers)]
-        self._speeds, self._spread = [world.speed(worker) for worker in range(workers)], world.spread
+    def __init__(self, world: World, workers: Sequence[int]) -> None:
+        self.world = world
+        self._generators = [np.random.Generator(np.random.Philox(key=[world.seed, w])) for w in workers]
+        self._speeds, self._spread = [world.speed(worker) for worker in workers], world.spread
         #: Each worker's next draws, two numbers each, and how many of them it has used.
-        self._drawn: list[list[float]] = [[] for _ in range(workers)]
-        self._used = [0] * workers
+        self._drawn: list[list[float]] = [[] for _ in workers]
+        self._used = [0] * len(workers)
         self._block: npt.NDArray[np.float64] | None = None
         self._row = 0
 

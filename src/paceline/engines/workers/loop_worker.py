@@ -12,10 +12,12 @@ the others are alive; each rank keeps its own part of the trace.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns as now
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -24,9 +26,9 @@ from paceline.core.agenda import Agenda
 from paceline.core.server.events import Death
 from paceline.engines.workers.arena import DESK_LOCK, Arena
 from paceline.engines.workers.group import FixedGroup
-from paceline.engines.workers.methods import walk_of
 from paceline.engines.workers.methods.runner import PlanRunner
 from paceline.engines.workers.state_buffers import ResumePoint
+from paceline.engines.workers.walks import walk_of
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors import RunFailed
 from paceline.gradients.learner import Learner
@@ -67,6 +69,7 @@ class LoopWorker:
             arena.shape.layout, FixedGroup(self.number, arena, agenda, waiter),
         )  # fmt: skip
         self.desk_lock = arena.lock(DESK_LOCK, waiter, "the desk")
+        self.shard_locks = [arena.lock(n + 1, waiter, f"shard {n}") for n in range(len(arena.shards))]
         walk = walk_of(self.runner, arena)
         assert walk is not None, "`parallel` refuses methods without one"
         self.walk = walk
@@ -102,6 +105,16 @@ class LoopWorker:
         buffers = [b.to(dtype, copy=True) for b in replica.moving]
         computed = GradientSum(replica.take(), buffers, 0.0, 1.0, 1)
         return computed.scaled(1.0 / self.plan.workers) if isinstance(self.plan.method, AllReduce) else computed
+
+    def remembered(self, named: dict[str, nn.Parameter]) -> dict[Tensor, dict[str, Any]]:
+        """Return the state of the optimizer at the shards, while no rank pushes."""
+        try:
+            with contextlib.ExitStack() as locked:
+                for lock in self.shard_locks:
+                    locked.enter_context(lock)
+                return self.arena.remembered(named)
+        except Cancelled:
+            raise RunFailed(self.cancel_reason) from None
 
     def conclude(self) -> None:
         """End the method, which may run a last collective."""

@@ -18,9 +18,9 @@ def become_worker(scarce: bool) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all processes; the parent decides
         signal.signal(each, signal.SIG_IGN)
     # The forkserver ends when the last copy of this pipe is closed, which must be the parent's; a worker ends with the
-    # forkserver.
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    # forkserver, and so must have said that first.
     die_with_parent()
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     tune_for_memory() if scarce else tune_for_speed()
     trim_heap()
 

@@ -88,7 +88,7 @@ class SplitWorker:
         request = next(walk, None)
         while request is not None:
             try:
-                request = walk.send(self._compute(*request))
+                request = walk.send(self._compute(request.update, request.chunks, request.version))
             except StopIteration:
                 break
         self.runner.measure_memory()

@@ -12,15 +12,13 @@ from paceline.data.source import Source
 from paceline.engines.workers.arena import ABORT, Arena
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.group import FixedGroup
-from paceline.engines.workers.methods import walk_of
-from paceline.engines.workers.methods.coordinated import train_coordinated
 from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.replica_worker import ReplicaWorker
 from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
+from paceline.engines.workers.walks import walk_of
 from paceline.engines.workers.worker_context import WorkerContext
 from paceline.errors.failure import Position
-from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.native import NativeDdp
 from paceline.runs.trace import Kind
 
@@ -93,8 +91,6 @@ class LocalWorker:
             from paceline.engines.workers.methods.ddp import train_by_ddp  # imports torch.distributed: half a second
 
             self.kept_alive = train_by_ddp(self.runner, reader, self.arena, given.deadline, given.some_unused)
-        elif isinstance(method, Coordinated):
-            train_coordinated(self.runner, method, self.arena, self.replica.compute)
         else:
             assert self.walk is not None
             self.replica.follow(self.walk, read_ahead.computing)

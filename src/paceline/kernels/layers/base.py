@@ -12,18 +12,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.errors import JobError
 from paceline.kernels.ir import Apply, DropoutMask, Index, Loop, Loops, Op, Program, Ref, at
+from paceline.kernels.refusal import CannotFuse as CannotFuse
 
 Shape = tuple[int, ...]
 
 
 #: How many samples there are, where a forward asks.
 BATCH = object()
-
-
-class CannotFuse(JobError):
-    """A layer, loss or optimizer that has no kernel."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from paceline import user_cache
 from paceline.errors import JobError
-from paceline.kernels.build import abilities, folder, write
+from paceline.kernels.build import abilities, folder
 from paceline.kernels.library.algorithms import ALGORITHMS
 from paceline.kernels.library.shapes import Shape
 
@@ -100,7 +101,7 @@ def _file(shape: Shape, memory: int | None, threads: int) -> Path:
 def _read(file: Path) -> Choice | None:
     """A choice that was kept, or None if there is none that can be read."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(user_cache.read(file))
         kept = Choice(found["algorithm"], found["seconds"], found["left_out"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -110,4 +111,4 @@ def _read(file: Path) -> Choice | None:
 def _write(file: Path, choice: Choice) -> None:
     """Keeps a choice on disk. If the cache cannot be written, the choice holds for this process alone."""
     with contextlib.suppress(OSError):
-        write(file, json.dumps(vars(choice)).encode())
+        user_cache.write(file, json.dumps(vars(choice)).encode())

@@ -10,6 +10,7 @@ from paceline.kernels.ir import Apply, Call, Expression, Index, Loop, Number, Op
 from paceline.kernels.memory import strides
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.words import shifted, written
+from paceline.names import identifiers
 
 Lines = Iterator[str]
 NAMES = {
@@ -25,7 +26,7 @@ class Access:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self._names = plan, identifiers(plan.places)
         #: The C++ type of what a round computes.
         self.number = "R" if plan.target.pixels else "V"
         #: The loop whose rounds are the lanes of a vector at present, and how many rounds it has; no loop outside
@@ -50,7 +51,7 @@ class Access:
 
     def name(self, buffer: str) -> str:
         """The C++ name of a buffer."""
-        return "b_" + "".join(c if c.isalnum() else "_" for c in buffer)
+        return f"b_{self._names[buffer]}"
 
     def declarations(self, buffers: set[str]) -> Lines:
         """A pointer for each of the buffers, by its C++ name."""

@@ -13,6 +13,7 @@ from paceline.kernels.printers.nests import Nests
 from paceline.kernels.printers.others import Others
 from paceline.kernels.printers.threads import Threads
 from paceline.kernels.printers.words import brackets, opening
+from paceline.names import comment
 
 
 class Printer:
@@ -32,7 +33,7 @@ class Printer:
             yield from self._function(step)
 
     def _function(self, step: Step) -> Lines:
-        yield f"// {_described(step.statement)}"
+        yield f"// {comment(_described(step.statement))}"
         yield f"{self.threads.function} {step.name}(Group& g) {{"
         yield from self.access.declarations(used_by([step.statement]))
         if any(it.first for it in contractions(step.statement)):

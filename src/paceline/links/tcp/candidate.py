@@ -28,6 +28,10 @@ class Candidate:
             me: who this process is.
             seconds: how long the handshake may take.
             dialled: the address that this process has dialled; None if it was dialled itself.
+
+        Raises:
+            PeerRefused: the other end is not let in, whatever it may say.
+            OSError: it has gone again.
         """
         self._raw, self._credentials, self.dialled = raw, credentials, dialled
         #: The machine at the other end.
@@ -36,7 +40,7 @@ class Candidate:
         #: Events of poll that it waits for.
         self.events = select.POLLOUT if dialled else select.POLLIN
         self._handshake = (dialling if dialled else listening)(me, credentials.token, os.urandom(NONCE_BYTES))
-        self._connection: Connection | None = None
+        self._connection: Connection | None = None if dialled else self._connected()
         self._secured = False
 
     def fileno(self) -> int:
@@ -65,6 +69,8 @@ class Candidate:
             except StopIteration as end:
                 accepted: Accepted = end.value
                 self._say(connection, accepted.last)
+                if accepted.keys is not None:
+                    connection.seal(accepted.keys)
                 return accepted.peer, connection
         self.events = select.POLLIN | (select.POLLOUT if connection.wants_write else 0)
         return None

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from paceline.errors import PeerLost
 from paceline.links.tcp.frame import HEARTBEAT, LIMITS, Decoder, Encoder, Frame, Limits, Place
+from paceline.links.tcp.seal import FrameKeys, Seal
 from paceline.links.tcp.stream import Stream
 
 FRAMES, READS = 64, 256  # of one connection before others have their turn
@@ -83,6 +84,10 @@ class Connection:
         self.limit(limits)
         self._decoder.place = place
 
+    def seal(self, keys: FrameKeys) -> None:
+        """Send and accept only frames with MACs from the next one on."""
+        self._encoder.seal, self._decoder.seal = Seal(keys.sends), Seal(keys.receives)
+
     @property
     def limits(self) -> Limits:
         """What is accepted and kept."""
@@ -116,7 +121,7 @@ class Connection:
         with self._sending:
             if self.queued > self._encoder.limits.queue:
                 raise self._lose(f"does not read: {self.queued} bytes wait for it")
-            unsent = [memoryview(self._encoder.head(kind, ints, sum(map(len, views)))), *views]
+            unsent = [memoryview(self._encoder.head(kind, ints, sum(map(len, views)), views)), *views]
             if not self._queue:
                 unsent = self._send(unsent)
             for view in unsent:

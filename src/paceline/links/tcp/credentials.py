@@ -2,7 +2,7 @@
 
 credentials             where                what it does
 ---------------  -------------------  ---------------------------------------------------------------
-Loopback         this machine only    nothing: other machines cannot reach it
+Loopback         this machine only    asks the kernel whether the other end is a process of the same user
 TrustedNetwork   any address          both ends prove that they know a token; nothing is encrypted
 tls.MutualTls    any address          TLS 1.3; both ends show a certificate of this run
 """
@@ -16,6 +16,7 @@ from typing import Protocol
 
 from paceline.errors import SecurityError
 from paceline.links.tcp.address import Address, is_loopback
+from paceline.links.tcp.same_user import require_same_user
 from paceline.links.tcp.stream import PlainStream, Stream
 from paceline.links.tcp.tls import MutualTls
 
@@ -35,17 +36,22 @@ class Credentials(Protocol):
         """Whether they are fit for addresses that other machines can reach."""
 
     def stream(self, raw: socket.socket, listens: bool, host: str) -> Stream:
-        """Return the stream over a connected socket; `host` is the name that was dialled."""
+        """Return the stream over a connected socket; `host` is the name that was dialled.
+
+        Raises:
+            PeerRefused: the other end is not let in, whatever it may say.
+        """
 
 
 @dataclass(frozen=True)
 class Loopback:
-    """Only this machine can reach it."""
+    """Only this machine can reach it, and only processes of this user are let in."""
 
     token: bytes | None = None
     locked: bool = False
 
     def stream(self, raw: socket.socket, listens: bool, host: str) -> Stream:
+        require_same_user(raw, listens)
         return PlainStream(raw)
 
 

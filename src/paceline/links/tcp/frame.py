@@ -8,6 +8,7 @@
         12      4   number of the frame: 0, 1, 2, ... in each direction of a connection
         16      8   bytes of the body
         24    8 n   the integers, signed
+               32   under a token: two MACs, of the body and of all before it (`seal`)
               ...   the body
 
 All of it is little-endian. Integers say what is meant; bodies are tensors and, rarely, text. Nothing is unpickled or
@@ -22,10 +23,12 @@ from struct import Struct
 from typing import NamedTuple
 
 from paceline.errors import FrameError, ProtocolError
+from paceline.links.tcp.seal import SEAL_BYTES, Seal
 
-MAGIC, VERSION = b"paceline", 1
+MAGIC, VERSION = b"paceline", 2
 HEADER = Struct("<8sBBHIQ")
 NUMBERS = 1 << 32  # frame numbers wrap
+CHANGED = "a frame was changed on its way, or is none of this connection: its MAC is another"
 STAGE = 4096  # bytes received at once while no body is under way: a header, its integers, the beginning of the body
 
 # Kinds below FIRST_KIND belong to this package.
@@ -81,14 +84,16 @@ class Encoder:
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
+        #: Makes the MACs of the frames from the next one on; None without a token.
+        self.seal: Seal | None = None
         self._number = 0
 
-    def head(self, kind: int, ints: Sequence[int], size: int) -> bytes:
-        """Return header and integers of the next frame, which a body of `size` bytes follows."""
+    def head(self, kind: int, ints: Sequence[int], size: int, bodies: Sequence[memoryview] = ()) -> bytes:
+        """Return what precedes the body of the next frame: `size` bytes, which are those of `bodies`."""
         _check_sizes(len(ints), size, self.limits, "this process was about to send")
         head = _head(len(ints)).pack(MAGIC, VERSION, kind, len(ints), self._number, size, *ints)
         self._number = (self._number + 1) % NUMBERS
-        return head
+        return head if self.seal is None else head + self.seal.of(head, bodies)
 
 
 class Decoder:
@@ -105,6 +110,8 @@ class Decoder:
 
     def __init__(self, limits: Limits = LIMITS, place: Place | None = None) -> None:
         self.limits, self.place = limits, place
+        #: Checks the frames from the next one on; None without a token.
+        self.seal: Seal | None = None
         self._number = 0
         self._stage = memoryview(bytearray(STAGE))
         #: Received bytes of the stage that are not interpreted yet: stage[start:stop].
@@ -160,15 +167,19 @@ class Decoder:
         kind, count, size = self._announced
         # 2. The integers, then the body's place, which may depend on them.
         if self._body is None:
-            if self._stop - self._start < 8 * count:
+            if self._stop - self._start < self._due(count):
                 return None
             self._ints = _integers(count).unpack_from(self._stage, self._start)
             self._start += 8 * count
+            if self.seal is not None:
+                self._open(self.seal, count)
             self._body = self._place_of(kind, size)
             self._got = self._take_staged(self._body)
         # 3. The body.
         if self._got < size:
             return None
+        if self.seal is not None and not self.seal.fits(self._body):
+            raise FrameError("mac", CHANGED)
         frame = Frame(kind, self._ints, self._body)
         self._announced, self._body = None, None
         return frame
@@ -189,6 +200,19 @@ class Decoder:
         self._number = (number + 1) % NUMBERS
         self._start += HEADER.size
         return _Announced(kind, count, size)
+
+    def _due(self, count: int) -> int:
+        """Return the bytes between a header that announces so many integers and its body."""
+        return 8 * count + (0 if self.seal is None else SEAL_BYTES)
+
+    def _open(self, seal: Seal, count: int) -> None:
+        """Check the header and its integers, before memory is reserved for what they announce."""
+        assert self._announced is not None
+        kind, _, size = self._announced
+        head = _head(count).pack(MAGIC, VERSION, kind, count, (self._number - 1) % NUMBERS, size, *self._ints)
+        if not seal.opens(head, self._stage[self._start : self._start + SEAL_BYTES]):
+            raise FrameError("mac", CHANGED)
+        self._start += SEAL_BYTES
 
     def _check_magic(self) -> None:
         begin = bytes(self._stage[self._start : min(self._stop, self._start + len(MAGIC))])
@@ -215,7 +239,7 @@ class Decoder:
     def _make_room(self) -> None:
         """Let the stage have room for what is due: a header, or integers whose number was checked."""
         start, stop = self._start, self._stop
-        due = HEADER.size if self._announced is None else 8 * self._announced.ints
+        due = HEADER.size if self._announced is None else self._due(self._announced.ints)
         if start == stop:
             self._start = self._stop = start = stop = 0
         if start + due > len(self._stage):

@@ -15,7 +15,8 @@ With a token each also proves that it knows it, the dialler first, so that an un
     4 is it right? <---------------------------- WELCOME who, run, job, mac("listener", all of that)
 
 Both nonces are part of either proof, so what was recorded once proves nothing later, and a proof of one side is none of
-the other. An unauthenticated peer does not learn what was wrong: the connection is closed.
+the other. They are part of two keys, too, one for each direction: every later frame has a MAC (`seal`). An
+unauthenticated peer does not learn what was wrong: the connection is closed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import NamedTuple, TypeAlias
 
 from paceline.errors import PeerRefused
 from paceline.links.tcp.frame import CHALLENGE, HELLO, PROOF, VERSION, WELCOME, Frame, Limits
+from paceline.links.tcp.seal import FrameKeys
 
 RUN_BYTES, JOB_BYTES, NONCE_BYTES, MAC_BYTES = 16, 32, 32, 32
 #: What an unauthenticated peer may send.
@@ -64,6 +66,8 @@ class Accepted(NamedTuple):
 
     peer: Peer
     last: Message | None
+    #: The keys of all frames after `last`; None where the stream itself authenticates them.
+    keys: FrameKeys | None = None
 
 
 #: Yields what to send (None: nothing yet), is sent the frame that arrives next, and returns who the peer is.
@@ -81,7 +85,8 @@ def dialling(me: Identity, token: bytes | None, nonce: bytes) -> Handshake:
     both = nonce + bytes(answer.body)
     answer = yield Message(PROOF, (), _mac(token, DIALLER, me, me.peer, both))
     peer = _welcomed(me, answer, token, both)
-    return Accepted(peer, None)
+    to_listener, to_dialler = _keys(token, me, me.peer, peer, both)
+    return Accepted(peer, None, FrameKeys(to_listener, to_dialler))
 
 
 def listening(me: Identity, token: bytes | None, nonce: bytes) -> Handshake:
@@ -97,7 +102,9 @@ def listening(me: Identity, token: bytes | None, nonce: bytes) -> Handshake:
     _expect(proof, PROOF, 0, MAC_BYTES)
     if not hmac.compare_digest(proof.body, _mac(token, DIALLER, me, peer, both)):
         raise PeerRefused("does not know the token of this run")
-    return Accepted(peer, Message(WELCOME, me.peer, about + _mac(token, LISTENER, me, me.peer, both)))
+    to_listener, to_dialler = _keys(token, me, peer, me.peer, both)
+    last = Message(WELCOME, me.peer, about + _mac(token, LISTENER, me, me.peer, both))
+    return Accepted(peer, last, FrameKeys(to_dialler, to_listener))
 
 
 def _welcomed(me: Identity, answer: Frame, token: bytes, nonces: bytes = b"") -> Peer:
@@ -137,3 +144,11 @@ def _mac(token: bytes, side: bytes, me: Identity, peer: Peer, nonces: bytes) -> 
     said = b"%d %d %d" % peer
     parts = (b"paceline", bytes([VERSION]), side, me.run, me.job, nonces, said)
     return hmac.new(token, b"|".join(parts), sha256).digest()
+
+
+def _keys(token: bytes, me: Identity, dialler: Peer, listener: Peer, nonces: bytes) -> tuple[bytes, bytes]:
+    """Return the keys of the frames that the dialler sends, and of those that the listener sends."""
+    ends = (b"%d %d %d" % dialler, b"%d %d %d" % listener)
+    parts = (b"paceline frames", bytes([VERSION]), me.run, me.job, nonces, *ends)
+    to_listener, to_dialler = (hmac.new(token, b"|".join((side, *parts)), sha256) for side in (DIALLER, LISTENER))
+    return to_listener.digest(), to_dialler.digest()

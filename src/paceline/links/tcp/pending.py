@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from time import monotonic_ns
 
-from paceline.errors import ConnectionFailed, FrameError, PeerLost
+from paceline.errors import ConnectionFailed, FrameError, PeerLost, PeerRefused
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.candidate import Candidate, open_socket
 from paceline.links.tcp.connection import Connection
@@ -104,7 +104,7 @@ class PendingHandshakes:
         """
         for _ in range(ACCEPTED):
             try:
-                raw, _ = listener.accept()
+                raw, (host, *_) = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -114,8 +114,10 @@ class PendingHandshakes:
             try:
                 prepare(raw, self._timing.give_up)
                 candidate = Candidate(raw, self._credentials, self._me, self._timing.handshake, None)
-            except OSError:  # it has gone again
+            except (OSError, PeerRefused) as error:
                 raw.close()
+                if isinstance(error, PeerRefused):  # else it has gone again
+                    self.refusals.add(str(host), str(error))
                 continue
             if len(self._waiting) >= PLACES:
                 self._evict()

@@ -16,19 +16,22 @@
     Dataflow          values of operators and gradients         the operator's worker         ampnet
     NativeDdp         what PyTorch decides                      every worker                  ddp
 
-A method is pure data: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the
-protocol `Method`. Code that acts on a method selects by its class, in one place per activity: `engines.workers.methods`
-runs it on processes, `engines.arithmetic` computes it in one process, `engines.virtual` times it, `explain` draws and
-proves it.
+A method is pure: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the protocol
+`Method`. Those from Alone to Gossip, and Coordinated, are also the program of their workers (`Synchronous`, `program`).
+Code that acts on any other selects by its class, in one place per activity: `engines.workers` runs it on processes,
+`engines.arithmetic` computes it in one process, `engines.virtual` times it, `explain` draws and proves it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from paceline.core.collectives import Collective
+from paceline.core.coordinators import Coordinator
+from paceline.core.rules import Averaging
 from paceline.core.streaming import Streaming
+from paceline.plans.methods.program import Program, Worker
 
 Devices = Literal["alone", "summed", "shared", "stages", "parts", "native"]
 
@@ -110,13 +113,25 @@ class Method(Protocol):
         """Raise `PlanError` if a table of the method would deadlock or compute a wrong result."""
 
 
+@runtime_checkable
 class Synchronous(Method, Protocol):
-    """The interface of methods without a server and without stages."""
+    """The interface of methods without a server and without stages, whose workers run a program."""
 
     @property
     def collective(self) -> Collective | None:
         """What workers exchange vectors by; None if they exchange nothing."""
 
     @property
+    def averaging(self) -> Averaging | None:
+        """How replicas that step on their own are averaged; None if gradients are summed, or nothing is exchanged."""
+
+    @property
     def streaming(self) -> Streaming | None:
-        """When replicas are exchanged; None if gradients are summed, in every update."""
+        """When replicas are averaged; None where they are not."""
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """What commands the updates; None where every update is a step of the user's optimizer."""
+
+    def program(self, worker: Worker) -> Program:
+        """Return what a worker does, as effects."""

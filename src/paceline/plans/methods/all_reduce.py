@@ -1,4 +1,11 @@
-"""AllReduce: every worker computes its chunks of a batch, and a collective adds the gradients up in every update."""
+"""AllReduce: the workers' gradients are summed in every update, then each worker makes the same step.
+
+worker                                            its peers
+──────                                            ─────────
+computes its chunks of the batch                  the same
+walks the collective's table with the gradient ◀▶ the same table, their rows
+the user's optimizer makes the step               the same step, bit for bit
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,7 @@ from dataclasses import dataclass
 from paceline.core.collectives import Collective
 from paceline.core.collectives.proof import prove
 from paceline.plans.methods import Division, Traits
+from paceline.plans.methods.program import Gradient, Program, Step, Sum, Worker
 
 
 @dataclass(frozen=True)
@@ -15,8 +23,17 @@ class AllReduce:
 
     collective: Collective
 
-    streaming = None
+    averaging = streaming = coordinator = None
     traits = Traits(agrees=True, knows_loss=True, shares_parameters=True, devices="summed")
+
+    def program(self, worker: Worker) -> Program:
+        for update in worker.updates():
+            yield from self._update(update)
+
+    def _update(self, update: int) -> Program:
+        gradient = yield Gradient(update, version=update)
+        total = yield Sum(update, gradient)
+        yield Step(update, update + 1, total)
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(workers)

@@ -6,8 +6,20 @@ from dataclasses import dataclass
 
 from paceline.core.collectives import Collective
 from paceline.core.collectives.proof import prove
-from paceline.core.coordinators import Coordinator
+from paceline.core.coordinators import PARAMETERS, Commands, Coordinator, Done, Dot, Evaluate
 from paceline.plans.methods import Division, Traits
+from paceline.plans.methods.program import (
+    Change,
+    Finish,
+    Gather,
+    Gradient,
+    Keep,
+    Product,
+    Program,
+    Recall,
+    Sum,
+    Worker,
+)
 
 
 @dataclass(frozen=True)
@@ -17,7 +29,7 @@ class Coordinated:
     collective: Collective
     coordinator: Coordinator
 
-    streaming = None
+    averaging = streaming = None
     traits = Traits(
         uses_optimizer=False,
         repeats=True,
@@ -26,6 +38,34 @@ class Coordinated:
         needs_train="evaluates a batch several times in one step",
         cannot_clip="its line search compares the loss with the gradient as it is",
     )
+
+    def program(self, worker: Worker) -> Program:
+        """Obey the coordinator: every worker runs it itself, and all get the same answers."""
+        commands = self.coordinator.commands((yield Recall()))
+        for update in worker.updates():
+            yield from self._update(update, commands)
+
+    def _update(self, update: int, commands: Commands) -> Program:
+        # Replicas need the whole parameters only where they are evaluated; until then each worker changes its slice.
+        evaluated = changed = False
+        command = next(commands)
+        while not isinstance(command, Done):
+            if isinstance(command, Evaluate):
+                if changed:
+                    yield Gather(update)
+                gradient = yield Gradient(update, version=update, again=evaluated)
+                total = yield Sum(update, gradient)
+                answer = yield Keep(total)
+                evaluated, changed = True, False
+            elif isinstance(command, Dot):
+                answer = yield Product(update, command)
+            else:
+                answer = yield Change(command)
+                changed = changed or command.target == PARAMETERS
+            command = commands.send(answer)
+        if changed:
+            yield Gather(update)
+        yield Finish(update, command.remembers)
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(workers)

@@ -17,17 +17,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
 
 from paceline.api.train import train
-from paceline.engines.workers.forkserver import interrupts_wait, nameless_main, prepare
+from paceline.engines.workers.forkserver import fork_anew, interrupts_wait, nameless_main, prepare
 from paceline.jobs.job import Job
 from paceline.testing.survival.hosts import Host
 
@@ -211,7 +209,7 @@ def _be_node(folder: Path, program: Program, environment: dict[str, str], out: P
     os.chdir(folder)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     torch.set_num_threads(1)
-    _fork_forkserver()
+    fork_anew()
     os._exit(_train(folder, program, host is not None))
 
 
@@ -232,36 +230,3 @@ def _train(folder: Path, program: Program, apart: bool) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-
-
-def _fork_forkserver() -> None:
-    """Fork this node's own forkserver, which starts its processes, from this process."""
-    server: Any = forkserver._forkserver
-    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = server._inherited_fds = None
-    tracker: Any = resource_tracker._resource_tracker
-    tracker._fd = tracker._pid = None
-    original = server.ensure_running
-    server.ensure_running = partial(_ensure_running, server)
-    try:
-        prepare()
-    finally:
-        server.ensure_running = original
-
-
-def _ensure_running(server: Any) -> None:
-    resource_tracker.ensure_running()
-    with socket.socket(socket.AF_UNIX) as listener:
-        this: Any = multiprocessing.current_process()
-        address = f"{this._config['tempdir']}/listener"
-        listener.bind(address)
-        listener.listen()
-        alive, mine = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(mine)
-            try:
-                forkserver.main(os.dup(listener.fileno()), alive, [])
-            finally:
-                os._exit(0)
-        os.close(alive)
-        server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, mine, pid

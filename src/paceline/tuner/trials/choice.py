@@ -19,6 +19,7 @@ from paceline.tuner.trials import Objective, Terms, Trials
 from paceline.tuner.trials.dispatch import Dispatcher, WorkerPool
 from paceline.tuner.trials.here import Here
 from paceline.tuner.trials.limit import limited
+from paceline.tuner.trials.messages import Outcome
 from paceline.tuner.trials.peers import Peers, RankInfo
 from paceline.tuner.trials.processes import Processes
 from paceline.tuner.trials.stacked import Stacked
@@ -97,7 +98,9 @@ def _pool(options: ExecutorOptions, study: Study) -> WorkerPool:
     if rank_info is None:
         return options.start_pool()
     own = options.start_pool() if rank_info.works else None
-    peers = Peers(own, rank_info, options.terms, lambda: (study.trials, study.best and study.best.number))
+    peers = Peers(
+        own, rank_info, options.terms, lambda: Outcome(study.trials, study.best.number if study.best else None)
+    )
     rank_info.listening(peers.hub.address, options.objective)
     return peers
 

@@ -22,6 +22,8 @@ from paceline.tuner.trials.worker import END, FLUSH, READY, REPORT, UNUSABLE
 
 #: What a pool says of a worker itself: it has come, or it is no more.
 JOINED, DIED = "joined", "died"
+#: How a worker has died whose whole rank is lost: that says nothing about what the worker was about to do.
+WITH_RANK = "with its rank"
 ATTEMPTS = 3  # how often a leg is begun whose worker dies
 LOOK = 0.25  # seconds between two looks at workers that are silent
 #: A worker is taken to hang when it is silent for so many times the longest silence seen, and at least so many seconds.
@@ -177,7 +179,7 @@ class Dispatcher:
         """Leave a worker's legs to others; the one that it died with begins again, or has failed."""
         worker = self.joined.pop(number)
         given = worker.given
-        if not worker.ready and not given:
+        if not worker.ready and not given and how != WITH_RANK:
             raise TuningError(f"a worker process ended {how} before it could begin")
         found: list[Ended] = []
         if given and worker.sent == 1:  # of several legs it is not known which one was to blame

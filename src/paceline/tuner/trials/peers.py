@@ -12,12 +12,11 @@ Ranks may come and go at any time. The legs of one that is lost begin again else
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from paceline.errors import RunFailed, TuningError
+from paceline.errors import FrameError, RunFailed, TuningError
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import Credentials, listen
 from paceline.links.tcp.events import Arrived, Gone, Received, Unreached
@@ -26,7 +25,8 @@ from paceline.links.tcp.handshake import JOB_BYTES, RUN_BYTES, Identity, Peer
 from paceline.links.tcp.hub import Hub
 from paceline.links.tcp.pump import Pump
 from paceline.tuner.trials import Objective, Terms
-from paceline.tuner.trials.dispatch import DIED, JOINED
+from paceline.tuner.trials.dispatch import DIED, JOINED, WITH_RANK
+from paceline.tuner.trials.messages import Outcome, answer_of, message_of, outcome_of, pack, pack_terms, terms_of
 from paceline.tuner.trials.processes import Message, Processes
 from paceline.tuner.trials.worker import UNUSABLE
 
@@ -59,7 +59,9 @@ class RankInfo(NamedTuple):
 class Peers:
     """A pool of this process's own workers and those of all ranks that have dialled it."""
 
-    def __init__(self, own: Processes | None, rank_info: RankInfo, terms: Terms, outcome: Callable[[], Any]) -> None:
+    def __init__(
+        self, own: Processes | None, rank_info: RankInfo, terms: Terms, outcome: Callable[[], Outcome]
+    ) -> None:
         self.own, self.terms, self.outcome = own, terms, outcome
         self.workers = (own.workers if own else 1) * (rank_info.ranks or 1)
         self._pump = Pump()
@@ -77,19 +79,18 @@ class Peers:
         for event in self.hub.poll(0.0 if self.own is not None else seconds):
             match event:
                 case Arrived(peer):
-                    self.hub.post(peer, TERMS, (), [pickle.dumps(self.terms)])
-                case Received(peer, _, (local,), body):
-                    found.append((self._number(peer, local), pickle.loads(body)))
+                    self.hub.post(peer, TERMS, (), [pack_terms(self.terms)])
+                case Received():
+                    found += self._received(event)
                 case Gone(peer):
-                    lost = [number for number, line in self.lines.items() if line[0] == peer]
-                    found += [(number, (DIED, "with its rank")) for number in lost]
+                    found += self._lost(peer)
         found, self._news = self._news + found, []
         return found
 
     def send(self, worker: int, message: Any) -> None:
         if worker in self.lines:
             peer, local = self.lines[worker]
-            self.hub.post(peer, ANSWERED, (local,), [pickle.dumps(message)])
+            self.hub.post(peer, ANSWERED, (local,), [pack(message)])
         else:
             assert self.own is not None
             self.own.send(worker, message)
@@ -103,13 +104,27 @@ class Peers:
             self.own.end(worker)
 
     def close(self) -> None:
-        said = pickle.dumps(self.outcome())
+        said = pack(self.outcome())
         for peer in self.hub.peers:
             self.hub.post(peer, OVER, (), [said])
         self.hub.close(LEAVING)
         self._pump.close()
         if self.own is not None:
             self.own.close()
+
+    def _received(self, event: Received) -> list[Message]:
+        """Return what a rank says of a worker; one that says what is not allowed is left."""
+        try:
+            if event.kind != SAID or len(event.ints) != 1:
+                raise FrameError("kind", f"frame {event.kind} with integers {event.ints} is none of a rank")
+            return [(self._number(event.peer, event.ints[0]), message_of(event.body))]
+        except FrameError as error:
+            self.hub.refuse(event.peer, str(error))
+            return self._lost(event.peer)
+
+    def _lost(self, peer: Peer) -> list[Message]:
+        """Return the deaths of all workers of a rank."""
+        return [(number, (DIED, WITH_RANK)) for number, line in self.lines.items() if line[0] == peer]
 
     def _number(self, peer: Peer, local: int) -> int:
         """Return a worker's number; a rank that has come again keeps none."""
@@ -119,11 +134,11 @@ class Peers:
         return self.numbers[peer, local]
 
 
-def serve(rank_info: RankInfo, make: Callable[[Terms], Processes], patience: float) -> Any:
+def serve(rank_info: RankInfo, make: Callable[[Terms], Processes], patience: float) -> Outcome:
     """Let this rank's workers run trials until the search is over, and return its outcome.
 
     Raises:
-        RunFailed: rank 0 cannot be reached, or has ended.
+        RunFailed: rank 0 cannot be reached, has ended, or sends what is not allowed.
     """
     pump = Pump()
     me = Identity(Peer(RANK, rank_info.rank, _now()), rank_info.meeting[:RUN_BYTES], bytes(JOB_BYTES))
@@ -140,15 +155,15 @@ def serve(rank_info: RankInfo, make: Callable[[Terms], Processes], patience: flo
                         raise RunFailed(f"rank 0, which decides, {why}; resume the tuning (--resume FOLDER)")
                     case Received(peer, kind, ints, body):
                         if kind == OVER:
-                            return pickle.loads(body)
+                            return outcome_of(body)
                         if kind == TERMS:
-                            head, pool = peer, _pool(hub, peer, pickle.loads(body), make)
+                            head, pool = peer, _pool(hub, peer, terms_of(body), make)
                         elif pool is not None and kind == ANSWERED:
-                            pool.send(ints[0], pickle.loads(body))
+                            pool.send(ints[0], answer_of(body))
                         elif pool is not None and kind == ENDED:
                             pool.end(ints[0])
             for local, message in said:
-                hub.post(head, SAID, (local,), [pickle.dumps(message)])
+                hub.post(head, SAID, (local,), [pack(message)])
     finally:
         hub.close()
         pump.close()
@@ -161,7 +176,7 @@ def _pool(hub: Hub, head: Peer, terms: Terms, make: Callable[[Terms], Processes]
     if terms.states is not None and not terms.states.is_dir():
         why = f"this search continues trials, and the ranks do not share the folder {terms.states}"
         for message in ((JOINED,), (UNUSABLE, why)):
-            hub.post(head, SAID, (0,), [pickle.dumps(message)])
+            hub.post(head, SAID, (0,), [pack(message)])
         hub.close()
         raise TuningError(why)
     return make(terms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -19,14 +19,13 @@ from paceline.watcher.processes.coroutines import Loop, read_loop
 from paceline.watcher.processes.layouts import LAYOUTS, Layout
 from paceline.watcher.processes.memory import Memory, mappings, symbol
 from paceline.watcher.processes.objects import CodeFrame, Objects
+from paceline.watcher.processes.process_groups import Standing, of_frames, of_group
 from paceline.watcher.samples import ENDED, Frame, Stack
 
 _MOST_THREADS, _NEAR = 1000, 4  # threads that are read, frames among which one function is called by another
 _START_OF_CODE = 23  # among the fields of /proc/PID/stat after the name
 _TIMEOUT_OF_WAIT = 2  # the item of the named tuple `AcquireWait` of filelock
 _LOCKS = frozenset({"_thread.lock", "_thread.RLock"})
-#: Local variables by which programs say which rank of how many they are, where no launcher says it.
-NUMBERS = ("rank", "world_size")
 _LIBRARY = re.compile(r"/(?:libpython|python)(3)\.(\d+)(?:\.|$)[^/]*$")  # not "3.13t", which has no interpreter lock
 _TORN = (OSError, struct.error, IndexError, UnicodeError, OverflowError)
 
@@ -38,10 +37,11 @@ class PythonThread(NamedTuple):
     stack: Stack
     holds: tuple[int, ...]  # the futexes of the locks whose `with` blocks it is in
     ends: int  # the futex that others wait for when they join it; 0 if there is none
-    numbers: Mapping[str, int] = {}  # local variables of the names in `NUMBERS`, of the innermost frame that has them
+    standing: Standing | None = None  # which rank its local variables say that it is
     loop: Loop | None = None  # the event loop that it runs
     lock_file: str = ""  # that it asks for without an end, by the library filelock
     joined: int = 0  # the thread that it joins, where no futex says so
+    began: int = 0  # when Paceline's own wait began that it is in, by its clock: such a wait looks around in between
     loads: bool = False  # it asks the workers of a DataLoader again and again
 
     @property
@@ -56,6 +56,7 @@ class Interpreter(NamedTuple):
     threads: tuple[PythonThread, ...]
     gil: tuple[int, int] = (0, 0)  # where its futexes lie
     gil_holder: int = 0  # thread
+    group: Standing | None = None  # in PyTorch's default process group
 
     def owners(self, futex: int) -> tuple[int, ...]:
         """Return the threads that alone can end a wait for a futex; none if that is not known."""
@@ -83,9 +84,13 @@ class Interpreter(NamedTuple):
         """Return one thread."""
         return next((each for each in self.threads if each.tid == tid), None)
 
-    def numbers(self, main: int) -> Mapping[str, int]:
-        """Return the numbers that the main thread has in variables of known names."""
-        return next((each.numbers for each in self.threads if each.tid == main), {})
+    def standing(self, main: int) -> Standing | None:
+        """Return which rank the main thread's variables say that it is."""
+        return next((each.standing for each in self.threads if each.tid == main), None)
+
+    def began(self, main: int) -> int:
+        """Return when the wait of Paceline's own began that the main thread is in; 0 if it is in none."""
+        return next((each.began for each in self.threads if each.tid == main), 0)
 
     def stacks(self, main: int) -> dict[int, Stack]:
         """Return the stacks of threads and tasks, the main thread's first."""
@@ -98,13 +103,17 @@ def _is_of_pool(frame: Frame, *functions: str) -> bool:
     return frame.function in functions and frame.file.endswith("/multiprocessing/pool.py")
 
 
+def _is_wait(frame: CodeFrame) -> bool:
+    return frame.code.name == "wait" and frame.code.file.endswith("/paceline/links/waiting.py")
+
+
 def read_interpreter(pid: int) -> Interpreter | None:
     """Read the interpreter of a process; None if it has none of a known version, or may not be read."""
     with suppress(OSError, struct.error, LookupError):
         address, layout = _runtime(pid, image(pid))
         memory = Memory(pid)
         try:
-            found = _Reader(Objects(memory, layout), address).interpreter()
+            found = _Reader(Objects(memory, layout), address).interpreter((pid, image(pid)))
             return found if any(os.path.exists(f"/proc/{pid}/task/{each.tid}") for each in found.threads) else None
         finally:
             memory.close()
@@ -143,12 +152,16 @@ class _Reader:
         self._objects, self._memory, self._at, self._runtime = objects, objects.memory, objects.at, runtime
         self._state = self._memory.word(runtime + self._at.interpreters)
 
-    def interpreter(self) -> Interpreter:
+    def interpreter(self, process: tuple[int, str]) -> Interpreter:
         inside, at = self._at.gil
         gil = self._runtime + at if inside else self._memory.word(self._state + at)
         holder, locked = self._memory.word(gil + 8), self._memory.integer(gil + 16)
         holder_tid = self._memory.word(holder + self._at.native_id) if holder and locked == 1 else 0
-        return Interpreter(tuple(self._threads()), (gil + 32, gil + 120), holder_tid)
+        group = None
+        with suppress(*_TORN):
+            modules = self._memory.word(self._state + self._at.modules)
+            group = of_group(self._objects, modules, process)
+        return Interpreter(tuple(self._threads()), (gil + 32, gil + 120), holder_tid, group)
 
     def _threads(self) -> Iterator[PythonThread]:
         state = self._memory.word(self._state + self._at.threads)
@@ -164,13 +177,14 @@ class _Reader:
             frames = list(self._objects.frames(self._current_frame(state)))
             stack = tuple(Frame(each.code.file, each.line, each.code.name) for each in frames)
             holds = tuple(lock for each in frames for lock in self._held(each))
-            numbers = {name: found for name in NUMBERS if (found := self._number(frames, name)) >= 0}
+            standing = of_frames(self._objects, frames)
             lock_file = next(filter(None, map(self._lock_file, frames)), "")
             loads = any(map(self._loads, frames))
+            began = next((self._objects.number(self._objects.local(f, "start")) for f in frames if _is_wait(f)), 0)
         except _TORN:
             return PythonThread(tid, (), (), ends)
         return PythonThread(
-            tid, stack, holds, ends, numbers, self._loop(frames), lock_file, self._joined(frames), loads
+            tid, stack, holds, ends, standing, self._loop(frames), lock_file, self._joined(frames), began, loads
         )
 
     def _current_frame(self, state: int) -> int:
@@ -192,10 +206,6 @@ class _Reader:
         with suppress(*_TORN):
             return read_loop(self._objects, frames, self._memory.word(self._state + self._at.modules))
         return None
-
-    def _number(self, frames: list[CodeFrame], name: str) -> int:
-        found = (self._objects.number(self._objects.local(each, name)) for each in frames)
-        return next((each for each in found if each >= 0), -1)
 
     def _lock_file(self, frame: CodeFrame) -> str:
         """Return the file that `FileLock.acquire` polls without an end; the variables are those of versions 3 and 4."""

@@ -13,6 +13,7 @@ from paceline.watcher.processes.layouts import Layout
 from paceline.watcher.processes.memory import Memory
 
 _DEEPEST, _LONGEST, _MOST = 200, 1 << 20, 10_000
+_DIGITS = 4  # of 30 bits, of a number
 _DELEGATES = frozenset({"coroutine", "generator"})
 #: The owner of a frame that belongs to the interpreter itself; and where a type has its size.
 _OWN_FRAME, _BASIC_SIZE = 3, 32
@@ -43,13 +44,15 @@ class Objects:
         return self.memory.text(self.memory.word(self.memory.word(value + 8) + 24), 64)
 
     def number(self, value: int) -> int:
-        """Return a small whole number; -1 for anything else."""
+        """Return a whole number of at most four digits of CPython, 120 bits; -1 for anything else."""
         if not value or self.type_of(value) != "int":
             return -1
         size = self.memory.word(value + 16)  # digits; less than none of a negative number
         if self.at.tagged_numbers:
-            size = size >> 3 if size & 3 != 2 else -1
-        return self.memory.integer(value + 24) * (size == 1) if 0 <= size <= 1 else -1
+            size = size >> 3 if size & 3 != 2 else _MOST
+        if size > _DIGITS:
+            return -1
+        return sum(self.memory.integer(value + 24 + 4 * at) << 30 * at for at in range(size))
 
     def string(self, address: int) -> str:
         """Return a text."""
@@ -65,11 +68,21 @@ class Objects:
         return self.memory.word(method + 24)
 
     def items(self, dictionary: int) -> Mapping[str, int]:
-        """Return a dictionary whose keys are texts."""
+        """Return the values of a dictionary whose keys are texts; other keys are left out."""
+        return self._named(self.pairs(dictionary))
+
+    def pairs(self, dictionary: int) -> Iterator[tuple[int, int]]:
+        """Iterate over the keys and values of a dictionary."""
+        if not dictionary:
+            return iter(())
         values = self.memory.word(dictionary + 40)
         if values and self.at.values == "inline":
             values += 8  # after their own sizes
-        return dict(self._entries(self.memory.word(dictionary + 32), values))
+        return self._entries(self.memory.word(dictionary + 32), values)
+
+    def length(self, dictionary: int) -> int:
+        """Return how many items a dictionary has."""
+        return self.memory.word(dictionary + 16)
 
     def attributes(self, instance: int) -> Mapping[str, int]:
         """Return the attributes of an instance of a class that is written in Python."""
@@ -82,9 +95,12 @@ class Objects:
             values = self.memory.word(instance - 32) if not dictionary else 0
         if dictionary:
             return self.items(dictionary)
-        return dict(self._entries(self.memory.word(kind + self.at.cached_keys), values))
+        return self._named(self._entries(self.memory.word(kind + self.at.cached_keys), values))
 
-    def _entries(self, keys: int, values: int) -> Iterator[tuple[str, int]]:
+    def _named(self, pairs: Iterator[tuple[int, int]]) -> Mapping[str, int]:
+        return {self.string(key): value for key, value in pairs if self.type_of(key) == "str"}
+
+    def _entries(self, keys: int, values: int) -> Iterator[tuple[int, int]]:
         """Iterate over keys and values; the values lie beside the keys, or by themselves if several share the keys."""
         sizes = self.memory.word(keys + 8)
         count = min(self.memory.word(keys + 24), _MOST)
@@ -93,8 +109,8 @@ class Objects:
         for at in range(count):
             key, value = self.memory.words(first + size * at, 2)
             value = self.memory.word(values + 8 * at) if values else value
-            if key and value and self.type_of(key) == "str":
-                yield self.string(key), value
+            if key and value:
+                yield key, value
 
     def item(self, values: int, at: int) -> int:
         """Return one item of a tuple, 0 if there is no tuple or it is shorter."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.watcher.asking import asked, tasks_of
 from paceline.watcher.processes.holders import file_of
 from paceline.watcher.processes.hotspot import is_own_thread
+from paceline.watcher.processes.process_groups import Standing
 from paceline.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Work
 from paceline.watcher.waits import Waits
 
@@ -32,6 +33,7 @@ RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 
 
@@ -105,15 +107,15 @@ def _process(pid: int, waits: Waits) -> Process | None:
     stacks = interpreter.stacks(pid) if interpreter else {}
     if interpreter is not None and not any(each.wait.kind == "stopped" for each in threads):
         threads += tasks_of(waits, pid, interpreter)
-    rank, world_size = _rank(pid)
-    if rank is None and interpreter is not None:
-        numbers = interpreter.numbers(pid)
-        rank, world_size = numbers.get("rank"), numbers.get("world_size", 0)
+    # A launcher's variables are inherited by whatever a rank starts; a process group is the process's own.
+    standing = (interpreter and interpreter.group) or _rank(pid) or (interpreter and interpreter.standing(pid))
+    rank, world_size = standing or (None, 0)
     tids, known = tuple(stacks), tuple(stacks.values())
     text = _text_of(pid, known[0][0]) if known and rank is not None else ""
     parent, command = int(fields[1]), _command(pid)
     signals = caught & WAKING_SIGNALS & ~(_SIGNALS_OF_NODE if command in _NODE else 0) != 0
-    return Process(pid, parent, command, tuple(threads), signals, rank, world_size, known, tids, text=text)
+    began = interpreter.began(pid) if interpreter else 0
+    return Process(pid, parent, command, tuple(threads), signals, rank, world_size, known, tids, text=text, began=began)
 
 
 def _text_of(pid: int, frame: Frame) -> str:
@@ -186,9 +188,10 @@ def _command(pid: int) -> str:
     )
 
 
-def _rank(pid: int) -> tuple[int | None, int]:
+def _rank(pid: int) -> Standing | None:
+    """Return the standing that a launcher has set in a process's environment."""
     variables = dict(entry.split("=", 1) for entry in read(f"/proc/{pid}/environ").split("\0") if "=" in entry)
     for rank, size in RANK_VARIABLES:
         if variables.get(rank, "").isdecimal() and variables.get(size, "").isdecimal():
-            return int(variables[rank]), int(variables[size])
-    return None, 0
+            return Standing(int(variables[rank]), int(variables[size]))
+    return None

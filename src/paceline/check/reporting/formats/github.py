@@ -12,7 +12,7 @@ def github(report: Report) -> str:
 
 
 def _line(finding: Finding) -> str:
-    level = "error" if finding.confidence >= 0.5 else "warning"
+    level = "warning" if finding.rank == "low" else "error"
     place = f"file={_property(finding.path)},line={finding.line},col={finding.column},title={finding.rule}"
     return f"::{level} {place}::{_data(finding.message + chr(10) + finding.explanation())}"
 

@@ -11,6 +11,7 @@ from paceline.check.reporting.page import documentation
 from paceline.check.rules import RULES
 from paceline.check.run import Report
 
+PRIORITY = {"high": 90.0, "medium": 50.0, "low": 10.0}  # on SARIF's scale of 0 to 100
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -63,12 +64,12 @@ def _version() -> str:
 def _result(finding: Finding) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": finding.rule,
-        "level": "error" if finding.confidence >= 0.5 else "warning",
+        "level": "warning" if finding.rank == "low" else "error",
         "message": {"text": f"{finding.message}\n{finding.explanation()}"},
         "locations": [_location(finding.path, finding.line, finding.column)],
         "partialFingerprints": {"paceline/v1": finding.fingerprint},
-        "rank": round(100 * finding.confidence, 1),
-        "properties": {"function": finding.function},
+        "rank": PRIORITY[finding.rank],
+        "properties": {"function": finding.function, "rank": finding.rank},
     }
     if finding.further:
         places = enumerate(finding.further, start=1)

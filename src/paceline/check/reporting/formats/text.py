@@ -12,7 +12,7 @@ def text(report: Report) -> str:
     """The findings, separated by blank lines."""
     blocks = []
     for finding in report.findings:
-        mark = f"(confidence {finding.confidence:.2f}, fingerprint {finding.fingerprint})"
+        mark = f"(rank {finding.rank}, fingerprint {finding.fingerprint})"
         blocks.append(f"{_head(finding)}\n{textwrap.indent(finding.explanation(), '  ')}\n    {mark}")
     return "\n\n".join(blocks)
 

@@ -19,6 +19,7 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.check.syntax.tree import enclosing
+from paceline.check.values.library_types import is_own_file
 
 SAVES = {"torch.save": 1, "pickle.dump": 1, "json.dump": 1, "numpy.save": 0, "numpy.savez": 0}
 FETCHES = ("urlretrieve", "snapshot_download", "extractall")
@@ -26,29 +27,23 @@ FETCHES = ("urlretrieve", "snapshot_download", "extractall")
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report torch.save and downloads that no condition on the rank guards, in files that start a process group."""
-    if not _joins_ranks(facts):
-        return
-    for fn in facts.module.functions:
-        if fn.decorated(*RANK_DECORATORS) or _asks(fn):
+    started = _joining(facts)
+    for fn in facts.module.functions if started else ():
+        if fn.decorated(*RANK_DECORATORS) or _asks(fn) or not facts.module.meeting.of_one_program(started, fn, fn.line):
             continue
         for call in fn.calls:
             what = _writes(call, facts)
-            if what and _own(fn, facts) and not _guarded(call, fn, facts) and not _apart(call, fn, facts):
+            if what and _called_by_all(fn, facts) and not _guarded(call, fn, facts) and not _apart(call, fn, facts):
                 yield _report(call, fn, what)
                 break
 
 
-def _joins_ranks(facts: Facts) -> bool:
-    """Whether this file starts a process group: it is a program of several ranks, not a library."""
+def _joining(facts: Facts) -> list[tuple[Function, int]]:
+    """Where process groups are started: programs of several ranks, not libraries. Each a function and a line."""
     starts = ("init_process_group", "init_distributed", "init")
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            name = facts.module.canonical(call.func)
-            if short_name(call.func) in starts and any(
-                w in name for w in ("distributed", "deepspeed", "horovod", "dist.")
-            ):
-                return True
-    return False
+    libraries = ("distributed", "deepspeed", "horovod", "dist.")
+    calls = ((fn, c) for fn in facts.module.functions for c in fn.calls if short_name(c.func) in starts)
+    return [(fn, c.lineno) for fn, c in calls if any(w in facts.module.canonical(c.func) for w in libraries)]
 
 
 def _asks(fn: Function) -> bool:
@@ -60,12 +55,10 @@ def _asks(fn: Function) -> bool:
     return called or named or any(name.lower().strip("_") in RANK_NAMES for name in fn.parameters)
 
 
-def _own(fn: Function, facts: Facts) -> bool:
-    """Whether every caller of this file calls the function on every rank, and there is one."""
+def _called_by_all(fn: Function, facts: Facts) -> bool:
+    """Whether a caller of this file calls the function on every rank."""
     calls = facts.callers.get(id(fn), ())
-    return bool(calls) and not any(
-        _guarded(e.effect.node, caller, facts) or _leaves(caller, facts) for caller, e in calls
-    )
+    return any(not _guarded(e.effect.node, caller, facts) and not _leaves(caller, facts) for caller, e in calls)
 
 
 def _leaves(fn: Function, facts: Facts) -> bool:
@@ -92,7 +85,8 @@ def _apart(call: ast.Call, fn: Function, facts: Facts) -> bool:
     opened = [facts.module.callee(a, fn) for a in given if isinstance(a, ast.Call)]
     inner = [(r.value, f) for f in opened if f is not None for r in f.returns if isinstance(r.value, ast.Call)]
     paths = [(a, fn) for a in given] + [(a, f) for call, f in inner for a in getattr(call, "args", ())]
-    return any(facts.module.varying.why(path, scope) for path, scope in paths)
+    module = facts.module
+    return any(module.varying.why(path, scope) or is_own_file(path, scope, module) for path, scope in paths)
 
 
 def _guarded(node: ast.AST, fn: Function, facts: Facts) -> bool:

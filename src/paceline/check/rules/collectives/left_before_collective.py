@@ -19,7 +19,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import is_constant, short_name
-from paceline.check.syntax.tree import enclosing, last_line
+from paceline.check.syntax.tree import enclosing, last_line, walk_here
 from paceline.check.varying.reasons import DATA, FILES, HOST, RANK
 from paceline.narrative import Wait
 
@@ -114,7 +114,7 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
         for body, other in ((test.body, test.orelse), (test.orelse, test.body)):
             if other and sequences.body(other, fn, None).exit:
                 continue
-            for node in (n for statement in body for n in ast.walk(statement)):
+            for node in sorted(walk_here(*body), key=lambda n: getattr(n, "lineno", 0)):
                 missed = sequences.missed(test, fn, asked[0])
                 if not missed and asked[0].key.endswith(" == 0"):  # one rank alone; of a set of ranks all raise alike
                     missed = sequences.in_further_turns(test, fn, asked[0])
@@ -175,7 +175,9 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
         final = node.handlers[0].body[-1]
         alone = [i for item in facts.sequences.body(node.handlers[0].body, fn, None).items for i in flattened(item)]
         rest = [i.name for i in usual if i.at not in [other.at for other in alone]]
-        if alone and alone[0].name not in rest and isinstance(alone[0].at, ast.Call):
+        calls = (c for c in walk_here(*node.body) if isinstance(c, ast.Call))
+        only = all(facts.sequences.collective(c, fn) is not None for c in calls)  # fails on every rank, or on none
+        if alone and alone[0].name not in rest and isinstance(alone[0].at, ast.Call) and not only:
             yield _in_handler(fn, node, alone[0].at, alone[0].name)
         if not alone and (skipped := _fallen_out_of(node, fn, facts)) is not None:
             how = f"an exception that only one rank sees (line {node.lineno}) takes it out of the `try`"
@@ -200,7 +202,7 @@ def _refused_by_all(tried: ast.Try, fn: Function, facts: Facts) -> bool:
         (enclosing(n, ast.If), callee)
         for callee in callees
         if callee is not None
-        for n in ast.walk(callee.node)
+        for n in walk_here(*callee.body)
         if isinstance(n, ast.Raise) and isinstance(n.exc, ast.Call) and short_name(n.exc.func) in names
     ]
     return bool(raised) and all(isinstance(t, ast.If) and not facts.sequences.conditions(t.test, c) for t, c in raised)
@@ -212,7 +214,7 @@ def _fallen_out_of(tried: ast.Try, fn: Function, facts: Facts) -> Item | None:
     inside = [i for item in facts.sequences.body(tried.body, fn, None).items for i in flattened(item)]
     said = ast.unparse(handler)
     memory = "out of memory" in said or "OutOfMemory" in said
-    goes_on = any(isinstance(n, ast.Continue | ast.Break | ast.Return) for n in ast.walk(handler))
+    goes_on = any(isinstance(n, ast.Continue | ast.Break | ast.Return) for n in walk_here(handler))
     if not inside or (isinstance(handler.body[-1], ast.Raise) and not (memory and goes_on)):
         return None
     first = getattr(inside[0].at, "lineno", 0)
@@ -250,7 +252,7 @@ def _fails_alone(call: ast.Call, fn: Function, facts: Facts) -> bool:
         return bool(facts.sequences.conditions(test.test, fn))  # the disk is full for the rank that writes
     if callee is None:
         return short_name(call.func) in READS or facts.module.canonical(call.func) == "open"
-    raised = (n for n in ast.walk(callee.node) if isinstance(n, ast.Raise))
+    raised = (n for n in walk_here(*callee.body) if isinstance(n, ast.Raise))
     return any(n.exc is not None and not _is_assertion(n) for n in raised)
 
 

@@ -19,6 +19,7 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, short_name
 from paceline.check.syntax.tree import enclosing, last_line
+from paceline.check.values.library_types import is_own_file
 
 MAKES = ("save", "makedirs", "mkdir", "download", "dump", "write", "rmtree", "remove", "unlink", "extract", "touch",
          "extractall", "to_csv", "to_parquet", "to_disk", "copy", "copyfile", "copytree", "move", "rename", "replace",
@@ -55,7 +56,7 @@ def _used_after(test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Call, ast
     inside = [c for c in fn.calls if test.body[0].lineno <= c.lineno <= last_line(test)]
     if any(_waits(c, fn, facts) for c in inside):
         return None
-    made = [(c, path) for c in inside if _makes(c) or _leads_to_making(c, fn, facts) for path in _paths(c)]
+    made = [(c, path) for c in inside if _makes(c) or _leads_to_making(c, fn, facts) for path in _paths(c, fn, facts)]
     for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)) if made else ():
         if call.lineno <= last_line(test) or not _every_rank(call, fn, facts):
             continue
@@ -63,7 +64,7 @@ def _used_after(test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Call, ast
             return None
         if _uses(call):
             for maker, path in made:
-                if path in _paths(call):
+                if path in _paths(call, fn, facts):
                     return maker, call, path
     return None
 
@@ -98,13 +99,14 @@ def _uses(call: ast.Call) -> bool:
     return (name in USES or name.startswith(("load_", "read_"))) and not _makes(call)
 
 
-def _paths(call: ast.Call) -> set[str]:
-    """The names among the arguments of a call, or of the object that it is called on, which may be paths."""
+def _paths(call: ast.Call, fn: Function, facts: Facts) -> set[str]:
+    """The names among the arguments of a call, or of its object, which may be paths that other ranks know, too."""
     given = [*call.args, *(k.value for k in call.keywords)]
     if isinstance(call.func, ast.Attribute):
         given.append(call.func.value)
-    found = {dotted(n) for g in given for n in ast.walk(g) if isinstance(n, ast.Name | ast.Attribute)}
-    return {text for text in found if any(word in text.rpartition(".")[2].lower() for word in PATHS)}
+    found = {dotted(n): n for g in given for n in ast.walk(g) if isinstance(n, ast.Name | ast.Attribute)}
+    named = (text for text in found if any(word in text.rpartition(".")[2].lower() for word in PATHS))
+    return {text for text in named if not is_own_file(found[text], fn, facts.module)}
 
 
 PATHS = ("path", "dir", "file", "folder", "root", "cache", "dest", "target", "output", "fname", "ckpt", "name")

@@ -18,7 +18,7 @@ from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 from paceline.check.syntax.declarations import Function
-from paceline.check.syntax.names import dotted, short_name
+from paceline.check.syntax.names import short_name
 from paceline.narrative import Wait
 
 COMPLETES = ("set_result", "set_exception", "set_running_or_notify_cancel")
@@ -34,34 +34,50 @@ def find(facts: Facts) -> Iterator[Finding]:
                 for h in held
                 if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.one_of_several
             ]
-            if not locks or effect.kind != "call" or effect.callee is not None:
+            if not locks or effect.kind != "call" or not isinstance(effect.node, ast.Call):
                 continue
-            yield from _added(effect, locks, fn, facts)
+            if effect.callee is None:
+                yield from _added(effect, locks, fn, facts)
             what = _callback(effect, fn, facts)
             first = next((h for h in locks if h.resource.non_reentrant or what == "the callbacks of a future"), None)
             if not what or first is None or first.resource.id in reported:
                 continue
-            other = next(
-                (f for f in facts.module.functions if f is not fn and _enters(f, first.resource.id, facts)), None
-            )
-            if other is None:
+            lock = first.resource.id
+            back = _way_back(effect, lock, fn, facts)
+            if not back:
                 continue
-            reported.add(first.resource.id)
-            lock = first.resource
+            reported.add(lock)
             yield finding(
                 effect.node,
                 fn,
-                f"{text_of(effect.node)} runs {what} while {lock.id} is held: a deadlock if that needs {lock.id}, or "
+                f"{text_of(effect.node)} runs {what} while {lock} is held: a deadlock if that needs {lock}, or "
                 "waits for a thread that does",
                 [
-                    Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
+                    Step("thread A", first.line, f"{fn.qualname} takes {lock}"),
                     Step("thread A", effect.line, f"calls {text_of(effect.node)}, which runs {what}"),
-                    Step("thread A", other.line, f"calls back into {other.qualname}, which waits for {lock.id}"),
+                    *back,
                 ],
                 remedy="copy what is needed under the lock, and call back after the lock is released",
-                about=lock.id,
+                about=lock,
                 confidence=0.6,
             )
+
+
+def _way_back(effect: Effect, lock: str, fn: Function, facts: Facts) -> list[Step]:
+    """How a callback gets to the lock: the path of one that is known to take it, or else any public function.
+
+    That some of the callbacks are known makes the call no less open: others may be registered. Empty where the call
+    names one function, which does not take the lock.
+    """
+    known = (e.callee for e in facts.walker.effects(fn) if e.node is effect.node and e.callee is not None)
+    takes = next((t for callee in known if (t := facts.takes(callee).get(lock)) is not None), None)
+    if takes is not None:
+        return call_steps("thread A", takes.steps, f"waits for {lock}, which it holds")
+    named = effect.callee is not None and facts.module.callee(effect.node, fn) is not None  # type: ignore[arg-type]
+    other = next((f for f in facts.module.functions if f is not fn and _enters(f, lock, facts)), None)
+    if other is None or named:
+        return []
+    return [Step("thread A", other.line, f"calls back into {other.qualname}, which waits for {lock}")]
 
 
 def _added(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -115,7 +131,7 @@ def _callback(effect: Effect, fn: Function, facts: Facts) -> str:
         for loop in fn.loops:
             target = getattr(loop, "target", None)
             if isinstance(target, ast.Name) and target.id == call.func.id:
-                over = dotted(loop.iter).lower()  # type: ignore[union-attr]
+                over = ast.unparse(loop.iter).lower()  # type: ignore[union-attr]
                 if any(word.strip("_") in over for word in CALLBACK_WORDS):
                     return "callbacks"
     return ""

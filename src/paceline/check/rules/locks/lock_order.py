@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from paceline.check.flow.components import shortest_circles
 from paceline.check.flow.effects import text_of
+from paceline.check.flow.witnesses import keep, together
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
@@ -33,29 +34,14 @@ def find(facts: Facts) -> Iterator[Finding]:
                 reported.add((first.id, edge.steps[0][1].lineno))
                 yield _swapped(edge, likely)
         elif not first.one_of_several and not second.one_of_several:
-            kept = ways.setdefault((first.id, second.id), [])
-            if len(kept) < WITNESSES:
-                kept.append(edge)
+            keep(ways.setdefault((first.id, second.id), []), edge, WITNESSES)
     following: dict[str, list[str]] = {}
     for one, other in ways:
         following.setdefault(one, []).append(other)
     for circle in shortest_circles(following):
-        chosen = _together([ways[pair] for pair in pairwise([*circle, circle[0]])])
+        chosen = together([ways[pair] for pair in pairwise([*circle, circle[0]])])
         if chosen is not None:
             yield _report(chosen, ways)
-
-
-def _together(ways: list[list[Edge]]) -> list[Edge] | None:
-    """One path per edge such that no lock is held on all of them; None where there is no such choice."""
-    chosen = [way[0] for way in ways]
-    if not frozenset.intersection(*(edge.gates for edge in chosen)):
-        return chosen
-    for index, way in enumerate(ways):
-        for edge in way:
-            tried = [*chosen[:index], edge, *chosen[index + 1 :]]
-            if not frozenset.intersection(*(e.gates for e in tried)):
-                return tried
-    return None
 
 
 def _report(circle: list[Edge], ways: dict[tuple[str, str], list[Edge]]) -> Finding:

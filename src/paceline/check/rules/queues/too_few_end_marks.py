@@ -25,7 +25,11 @@ def find(facts: Facts) -> Iterator[Finding]:
     for root in facts.roots:
         if root.kind not in ("thread", "process", "task") or not root.several:
             continue
+        starts = [other for other in facts.roots if other.function is root.function]
+        once_in = root.once_in.qualname if root.once_in is not None and len(starts) == 1 else ""
         for queue, mark, taken in ends_by(root.function, facts):
+            if once_in and queue.startswith(f"{once_in}."):
+                continue  # one worker for each queue that this function makes
             if any(queue_of(c, PUTS, root.function, facts) == queue for c in root.function.calls):
                 continue  # stages, each with a queue of its own
             puts = [

@@ -5,7 +5,7 @@ or remove what another one has just written. `os.makedirs(..., exist_ok=True)` a
 check. Reported where two programs may meet: in files that deal with ranks or processes (removals and writes as well),
 for folders of the user or the machine, for folders that a function is given or an object keeps, and for removals of
 locks, sockets and files with a process number. What a single command does in a folder of its own is reported only on
-request (`--min-confidence 0`). A handler of OSError counts only if it tells the errors apart. `tempfile.mktemp()` is
+request (`--everything`). A handler of OSError counts only if it tells the errors apart. `tempfile.mktemp()` is
 such a check too: it chooses a name that another program may take; and so is a test before a folder of the system is
 listed, whose contents come and go by themselves (`/dev`, `/proc`, `/run`).
 """

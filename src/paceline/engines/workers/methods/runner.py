@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns as now
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -37,9 +37,17 @@ class GradientRequest(NamedTuple):
     chunks: list[Chunk]
     #: The version of the parameters to compute it from.
     version: int
+    #: The update has evaluated these chunks before, so that their samples count no more.
+    again: bool = False
 
 
 Walk = Generator[GradientRequest, GradientSum | None, None]
+
+
+class Stepped(Protocol):
+    """A replica that a gradient steps."""
+
+    def step(self, computed: GradientSum) -> None: ...
 
 
 class PlanRunner(WorkerContext):
@@ -98,6 +106,12 @@ class PlanRunner(WorkerContext):
     def applied(self, update: int, base: int, version: int, start: int) -> None:
         """Write the row of a step of this worker's own parameters."""
         self.record(Kind.APPLY, update, 0, base, version, start, now(), 0, 0, 0, 0.0)
+
+    def step(self, replica: Stepped, update: int, version: int, gradient: GradientSum) -> None:
+        """Step a replica by a gradient, which makes this version of its parameters."""
+        start = now()
+        replica.step(gradient)
+        self.applied(update, version - 1, version, start)
 
     def exchanged(self, update: int, start: int, waited: int, sent: int) -> None:
         """Write the row of a collective."""

@@ -1,0 +1,113 @@
+"""Every place of the package where bytes become objects or code, and who has written the bytes.
+
+A new one fails this test until it stands in the table. None of them may read what comes from a peer over `links.tcp`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src" / "paceline"
+
+#: Functions that run code when they read it, by their last name; those of a module that is named before them.
+CALLS = {
+    "pickle.load", "pickle.loads", "cloudpickle.load", "cloudpickle.loads", "torch.load", "marshal.loads",
+    "torch.jit.load", "torch.export.load", "np.load", "numpy.load", "joblib.load", "dill.loads", "shelve.open",
+    "exec", "eval", "runpy.run_path", "runpy.run_module",
+}  # fmt: skip
+#: The pickles of `multiprocessing`'s pipes, and what imports a file.
+METHODS = {"exec_module", "load_module", "recv", "recv_bytes", "recv_object_list", "broadcast_object_list",
+           "all_gather_object", "scatter_object_list", "gather_object"}  # fmt: skip
+PIPE = "a process that this one has started, through a pipe that both inherit"
+PARENT = "the process that has started this one, through a pipe that both inherit"
+USER = "the user, who names the file"
+OWN = "a folder of this user, announced by `announce_code`"
+NO_CODE = "reads no code"
+
+WRITTEN_BY = {
+    "api/comparing/compare_scripts.py:_read_steps:torch.load": "a script that this process has started; weights_only",
+    "api/comparing/gloo_shim/sitecustomize.py:<module>:exec_module": "PyTorch's own file",
+    "api/compress.py:_opened:torch.load": "a run's folder; weights_only, which no code can be put into",
+    "api/parallel.py:_write:np.load": f"ranks of this user; arrays without objects: {NO_CODE}",
+    "api/planning/busy_cores.py:_main:recv": PARENT,
+    "api/planning/busy_cores.py:_ask:recv": PIPE,
+    "api/tuning/ray_trials.py:run_trials:pickle.loads": "the driver, through Ray, which runs whatever it is sent",
+    "backend/group.py:recv_anysource:recv": f"a rank of this run, as the numbers of a tensor: {NO_CODE}",
+    "engines/cluster/children.py:_listen:recv": PIPE,
+    "engines/cluster/group_client.py:_listen:recv": PARENT,
+    "engines/cluster/ray_agent.py:run:pickle.loads": "the driver, through Ray, which runs whatever it is sent",
+    "engines/cluster/ray_watch.py:_stay:recv": f"bytes of a socket, which are not looked at: {NO_CODE}",
+    "engines/cluster/servers/helpers.py:run_helper:pickle.loads": PARENT,
+    "engines/cluster/servers/processes.py:run_desk:pickle.loads": PARENT,
+    "engines/cluster/servers/processes.py:run_server:pickle.loads": PARENT,
+    "engines/cluster/servers/processes.py:run_worker:pickle.loads": PARENT,
+    "engines/cluster/worker_main.py:main:pickle.loads": PARENT,
+    "engines/job_file.py:_read:_JobReader.load": OWN,
+    "engines/local/worker_pool.py:_messages:recv": PIPE,
+    "engines/workers/arena.py:_arena:pickle.loads": PARENT,
+    "engines/workers/process_main.py:main:pickle.loads": PARENT,
+    "engines/workers/state_buffers.py:read:pickle.loads": "a worker of this run, in memory that has no name",
+    "errors/arguments.py:_kinds:eval": "annotations in the package's own source",
+    "gradients/pickling.py:unpack:_Unpacker.load": "its callers, which are in this table",
+    "jobs/loading.py:_module:exec_module": USER,
+    "kernels/printers/numpy.py:run:exec": "the package itself, from its own statements",
+    "links/tcp/same_user.py:_by_diag:recv": f"the kernel: {NO_CODE}",
+    "preparation/loading.py:load_recipe:runpy.run_path": USER,
+    "tuner/best.py:tuned_job:unpack": OWN,
+    "tuner/space.py:read_space:exec": f"{USER}; on resuming, {OWN}",
+    "tuner/trials/processes.py:hear:recv": PIPE,
+    "tuner/trials/worker.py:_unpacked:pickle.loads": PARENT,
+    "tuner/trials/worker.py:_unpacked:unpack": PARENT,
+    "tuner/trials/worker.py:report:recv": PARENT,
+    "tuner/trials/worker.py:work:recv": PARENT,
+    "watcher/processes/attach.py:ask:recv": f"bytes of a Java process, as text: {NO_CODE}",
+    "watcher/processes/inject/sitecustomize.py:_run_the_next:exec_module": "Python's own file, or the user's",
+    "watcher/processes/sockets.py:_unix_peers:recv": f"the kernel: {NO_CODE}",
+}
+
+
+def loaders(file: Path) -> Iterator[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    unpicklers = {
+        node.name for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Unpickler") for base in node.bases)
+    }  # fmt: skip
+    unpicks = "from paceline.gradients.pickling import" in file.read_text(encoding="utf-8")
+    name = file.relative_to(SOURCE).as_posix()
+    for inside, node in _with_function(tree, "<module>"):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        last = called.rpartition(".")[2]
+        if called in CALLS or (isinstance(node.func, ast.Attribute) and last in METHODS):
+            yield f"{name}:{inside}:{called if called in CALLS else last}"
+        elif last in unpicklers or called.endswith("Unpickler"):
+            yield f"{name}:{inside}:{last}.load"
+        elif unpicks and called == "unpack":
+            yield f"{name}:{inside}:unpack"
+
+
+def _with_function(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.AST]]:
+    for child in ast.iter_child_nodes(node):
+        within = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else inside
+        yield within, child
+        yield from _with_function(child, within)
+
+
+def test_every_loader_stands_in_the_table_with_who_writes_what_it_reads() -> None:
+    files = [file for file in SOURCE.rglob("*.py") if "check" not in file.relative_to(SOURCE).parts]
+    found = {each for file in files for each in loaders(file)}
+    assert (found - set(WRITTEN_BY), set(WRITTEN_BY) - found) == (set(), set())
+
+
+def test_the_wire_knows_no_pickle() -> None:
+    """Nor does what speaks over it: neither frames nor the messages of a tuning."""
+    for file in [*(SOURCE / "links").rglob("*.py"), SOURCE / "tuner" / "trials" / "peers.py",
+                 SOURCE / "tuner" / "trials" / "messages.py", SOURCE / "tuner" / "state_file.py"]:  # fmt: skip
+        imported = {
+            name.name.partition(".")[0] for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Import) for name in node.names
+        }  # fmt: skip
+        assert not imported & {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib"}, file
