@@ -142,7 +142,6 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: 
     if job.compute == "fused" and job.device == "auto":
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")
-    traits = plan.traits
     job = _check_loss_rules(job, plan, engine)
     source = open_source(job.data, job.seed)
     refuse_data(job, plan, source)
@@ -161,15 +160,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: 
         job = job.with_(compute=choice.compute)
     elif job.compute == "fused":
         job = fused_if_possible(job, module, source, not plan.traits.traced)
-    with users_code("the first batch", hint=hint):
-        by_rows = traits.takes_sparse and traits.optimizer_at_server
-        found = probe(job, module, source, agenda, by_rows, placement.devices[0])
-    found = replace(found, notes=(*found.notes, *notes_of(job, plan, agenda, engine)))
-    refuse_changes(plan, module, found)
-    if found.tables:
-        refuse_sparse(plan, engine, found.tables)
-        check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
-    refuse_state(plan, module, optimizer, found)
+    found = _probed(job, plan, engine, module, optimizer, source, agenda, placement)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
     refuse_parts(plan, agenda)
@@ -200,6 +191,29 @@ def _refuse_crowd(plan: Plan) -> None:
             f"workers={plan.workers}: each is a process of at least {PROCESS_BYTES >> 20} MB, and this machine has "
             f"{memory >> 30} GB; give fewer workers, or see `paceline simulate`, which needs no processes"
         )
+
+
+def _probed(
+    job: Job,
+    plan: Plan,
+    engine: str,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    source: Source,
+    agenda: Agenda,
+    placement: Placement,
+) -> Probe:
+    """Compute the first batch, and raise for what the plan cannot do with the parameters and their optimizer."""
+    traits = plan.traits
+    with users_code("the first batch", hint=hint):
+        by_rows = traits.takes_sparse and traits.optimizer_at_server
+        found = probe(job, module, source, agenda, by_rows, placement.devices[0])
+    refuse_changes(plan, module, found)
+    if found.tables:
+        refuse_sparse(plan, engine, found.tables)
+        check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
+    refuse_state(plan, module, optimizer, found)
+    return replace(found, notes=(*found.notes, *notes_of(job, plan, agenda, engine)))
 
 
 def _split(
