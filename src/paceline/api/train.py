@@ -41,6 +41,7 @@ from paceline.errors import (
 from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.jobs.job import Job, checked
+from paceline.jobs.loading import own_arguments
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, new_folder, unless_begun
@@ -58,6 +59,7 @@ AUTO = "auto"
 
 
 @accepts_old_names(RENAMED_ARGUMENTS["train"])
+@own_arguments()
 def train(
     job: Job | None = None, plan: str | Plan | None = None, workers: int | None = None, *, engine: str = "local",
     compute: str | None = None, folder: str | Path | None = RUNS, progress: ProgressCallback | None = None,

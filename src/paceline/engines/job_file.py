@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.errors import JobError, RunFolderError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
-from paceline.jobs.loading import load_job, package_of
+from paceline.jobs.loading import be_program, load_job, package_of, says_arguments
 from paceline.jobs.trust import announce_code
 from paceline.runs.folder import RunFolder, writing
 from paceline.runs.json_files import draft_of
@@ -63,6 +63,8 @@ def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
         job = _unpickled(path)
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no job.pickle; {GIVE}") from None
+    except SystemExit as end:
+        raise RunFolderError(f"a file that the job of {path} imports ends the program: {says_arguments(end)}") from end
     except Exception as error:  # a damaged file, or a class that was moved: unpickling raises anything
         fault = f"{type(error).__name__}: {error}"
         raise RunFolderError(f"{path / 'job.pickle'} cannot be read: {fault}; {GIVE}") from error
@@ -75,12 +77,18 @@ def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
         raise RunFolderError(
             f"{path} did not keep its data, which is large; give it as data=(x, y), or the whole job as job="
         )
-    again = load_job(job.origin)
+    again = load_job(job.origin, job_args=read_record(path).job.job_args)
     return job.with_(data=again.data if job.data is None else job.data, test=again.test if tested else None)
 
 
 def _unpickled(path: Path) -> Job:
-    """Read the pickle; modules it refers to may lie beside the file that the job came from, or where the user is."""
+    """Read the pickle; modules it refers to may lie beside the file that the job came from, or where the user is.
+
+    They are imported as by the program that the run was.
+    """
+    if (path / "run.json").is_file():
+        kept = read_record(path).job
+        be_program(kept.origin.partition(":")[0] or sys.argv[0], kept.arguments)
     try:
         return _read(path)
     except ModuleNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from datetime import datetime
 
@@ -78,6 +79,7 @@ def _job(setup: Setup) -> JobRecord:
     return JobRecord(
         name=job.name,
         origin=job.origin,
+        arguments=tuple(sys.argv[1:]),
         batch_size=job.batch_size,
         epochs=job.epochs,
         accumulate_grad_batches=job.accumulate_grad_batches,

@@ -29,6 +29,7 @@ from paceline.engines.setup import Setup, set_up
 from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Batch, Job
+from paceline.jobs.loading import own_arguments
 from paceline.jobs.threads import threads
 from paceline.parameters.layout import sha256
 from paceline.plans.methods.dataflow import Dataflow
@@ -85,6 +86,7 @@ class Replay:
         return TextList("Replay", lines)
 
 
+@own_arguments()
 def replay(
     run: Run | str | Path, until: str | int | None = None, *, data: Any = None, job: Job | None = None,
     progress: ReplayProgress = lambda updates, last: None,
