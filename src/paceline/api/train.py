@@ -272,6 +272,7 @@ def _resume(
         assert interval is not None, "open_run refuses a run without checkpoints"
         lives = (*begin.lives, life_record(setup, begin.updates)) if begin else (life_record(setup, 0),)
         record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
+        record = record.with_(files={**record.files, **before.files})  # as they were where the run began
         earlier = [each for each in before.history if begin is not None and each.updates <= begin.updates]
         return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), settings, earlier)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.engines.own_files import warn_of_changes
 from paceline.errors import JobError, RunFolderError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
@@ -87,8 +88,10 @@ def _unpickled(path: Path) -> Job:
     They are imported as by the program that the run was.
     """
     if (path / "run.json").is_file():
-        kept = read_record(path).job
-        be_program(kept.origin.partition(":")[0] or sys.argv[0], kept.arguments)
+        record = read_record(path)
+        program, _, _ = record.job.origin.partition(":")
+        be_program(program or sys.argv[0], record.job.arguments)
+        warn_of_changes(record, but=program)  # which is pickled by value
     try:
         return _read(path)
     except ModuleNotFoundError:

@@ -229,6 +229,7 @@ class RunRecord:
     data: tuple[DataOrigin, ...] = ()  # the folders of shards that the samples are from
     initial_sha256: str = ""  # of the parameters before the first update
     arithmetic_version: int = 1  # changes with the bits that a plan trains; old files have none
+    files: dict[str, str] = field(default_factory=dict)  # of the user's own that the job has loaded: SHA-256 by path
     notes: tuple[str, ...] = ()  # warnings given before the start
     machine: MachineRecord = field(default_factory=MachineRecord)
     model: tuple[LayerRecord, ...] = ()
