@@ -157,7 +157,7 @@ def _begin(
     leads = not _follows(job, chosen, engine, node)
     folder = folder if leads else None
     with _notes_of_rank_0(engine, node), _ranks(engine):
-        setup = set_up(job, chosen, engine, updates, tested=leads)
+        setup = set_up(job, chosen, engine, updates, tested=leads, bounded=True)
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     request = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
@@ -260,7 +260,7 @@ def _resume(
             chosen = _on_nodes(chosen, workers, settings.node)
             cluster.check(chosen, settings.node, resumed=True)
         begin = checkpoints.newest(path)
-        setup = set_up(job, chosen, settings.engine, before.limit)
+        setup = set_up(job, chosen, settings.engine, before.limit, bounded=True)
         check_same(setup, before, epochs)
         begin = for_plan(begin, before, job, setup)
         if epochs is not None:
@@ -299,7 +299,7 @@ def _resume_elsewhere(
     chosen = _on_nodes(chosen, workers, node)
     cluster.check(chosen, node, resumed=True)
     with _notes_of_rank_0("cluster", node):
-        setup = set_up(job, chosen, "cluster", updates, tested=False)
+        setup = set_up(job, chosen, "cluster", updates, tested=False, bounded=True)
     return _run(setup, RunFolder(None), first_record(setup, kept=False), None, settings)
 
 

@@ -152,4 +152,4 @@ def for_plan(begin: Checkpoint | None, before: RunRecord, job: Job, setup: Setup
         return begin
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JobWarning)  # the new plan's notes are enough
-        return translated(begin, set_up(job, had, setup.engine, before.limit), setup)
+        return translated(begin, set_up(job, had, setup.engine, before.limit, bounded=True), setup)

@@ -128,10 +128,13 @@ class Setup:
         return copy.deepcopy(self.module)
 
 
-def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: bool = True) -> Setup:
+def set_up(
+    job: Job, plan: Plan, engine: str, limit: int | None = None, tested: bool = True, bounded: bool = False
+) -> Setup:
     """Make the model, open the data, probe the loss and prove the table. Raise what can be refused before the start.
 
-    Without `tested`, the model is not evaluated here, but by another rank.
+    Without `tested`, the model is not evaluated here, but by another rank. `bounded`: of a stream without a length, the
+    first epoch has at most as many samples as there are in `limit` updates, so that it may be endless.
     """
     users_job, job = job, with_state_of(job if tested else job.untested(), job)
     if engine == "local":
@@ -143,7 +146,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: 
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")
     job = _check_loss_rules(job, plan, engine)
-    source = open_source(job.data, job.seed)
+    most = limit * job.batch_size * job.accumulate_grad_batches if limit and bounded else None
+    source = open_source(job.data, job.seed, most=most)
     refuse_data(job, plan, source)
     if source.arranged:
         job = job.with_(shuffle=False)

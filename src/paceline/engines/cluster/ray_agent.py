@@ -77,7 +77,7 @@ def run(spec: bytes, roster: Roster) -> AgentEnd:
 
 
 def _train(spec: RunSpec, roster: Roster) -> None:
-    setup = set_up(spec.job, spec.plan, "ray", spec.limit)
+    setup = set_up(spec.job, spec.plan, "ray", spec.limit, bounded=True)
     heartbeat = Heartbeat(None, setup.agenda.updates)
     with (
         with_keys(roster, spec.keys) as placed,

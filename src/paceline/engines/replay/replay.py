@@ -117,7 +117,7 @@ def replay(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)  # the recorded run has issued it
             engine = "mpi" if record.engine == "mpi" else "replay"  # steps in generated code, or PyTorch's
-            setup = set_up(opened.with_(compute=record.compute), plan, engine, _last_update(record))
+            setup = set_up(opened.with_(compute=record.compute), plan, engine, _last_update(record), bounded=True)
         if isinstance(run, str | Path):
             trace = _until_stopped(Path(run), record, setup, trace)
         _check_same_start(setup, record)
