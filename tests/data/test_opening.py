@@ -210,7 +210,9 @@ class Endless(IterableDataset[Any]):
             yield ALL[number % len(ALL)]
 
 
-@pytest.mark.parametrize("plan", ["sequential", "ring:workers=2", "downpour:workers=2", "local_sgd:workers=2", "zero:workers=2"])
+@pytest.mark.parametrize(
+    "plan", ["sequential", "ring:workers=2", "downpour:workers=2", "local_sgd:workers=2", "zero:workers=2"]
+)
 def test_an_endless_stream_is_trained_for_so_many_updates(plan: str) -> None:
     given = job(Endless()).with_(batch_size=10, epochs=3, accumulate_grad_batches=2 if plan == "sequential" else 1)
     run = pl.train(given, plan, engine="virtual", folder=None, max_updates=7)
@@ -218,6 +220,7 @@ def test_an_endless_stream_is_trained_for_so_many_updates(plan: str) -> None:
     assert run.record.summary.updates == 7
 
 
+@pytest.mark.filterwarnings("ignore:.*has no checkpoint yet")  # where the run ended before the first was written
 def test_a_run_of_an_endless_stream_is_replayed_and_resumed(tmp_path: Path) -> None:
     def stop(progress: Any) -> None:
         if progress.updates >= 4:
@@ -227,11 +230,11 @@ def test_a_run_of_an_endless_stream_is_replayed_and_resumed(tmp_path: Path) -> N
     run = pl.train(given, folder=tmp_path, max_updates=7)
     assert pl.replay(str(run.path)).matches
     with pytest.raises(KeyboardInterrupt):
-        pl.train(given, folder=tmp_path / "stopped", max_updates=700, checkpoint_every=1, progress=stop)
+        pl.train(given, folder=tmp_path / "stopped", max_updates=300, checkpoint_every=1, progress=stop)
     (stopped,) = (tmp_path / "stopped").iterdir()
     again = pl.train(resume=stopped)
     assert again.record.summary is not None
-    assert again.record.summary.updates == 700
+    assert again.record.summary.updates == 300
 
 
 @pytest.mark.parametrize(
