@@ -52,7 +52,7 @@ class Waits:
 
     def __init__(self, tree: tuple[int, ...]) -> None:
         self.tree = tree
-        self.holders = Holders()
+        self.holders = Holders(tree)
         self._interpreters: dict[int, Interpreter | None] = {}
         self._java: dict[int, JavaThreads | None] = {}
 

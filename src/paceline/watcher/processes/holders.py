@@ -19,7 +19,8 @@ _WRITE, _READ_WRITE = os.O_WRONLY, os.O_RDWR
 class Holders:
     """One reading of the machine's file descriptors; each part is read when it is first asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, tree: tuple[int, ...] = ()) -> None:
+        self._tree = frozenset(tree)
         self._mapped: dict[int, tuple[Mapping, ...]] = {}
         self._maps: dict[int, bytes] = {}
 
@@ -39,10 +40,29 @@ class Holders:
         return peers()
 
     @cached_property
-    def _receivers(self) -> frozenset[int]:
-        """The processes that descriptors are on the way to: sent over a Unix socket, and not received yet."""
-        ends = ((inode, self._ends.get(f"socket:[{inode}]")) for inode in unix_sockets())
-        return frozenset(p for _, held in ends if held and _sent(*held[0]) for p, _ in held)
+    def _receivers(self) -> dict[int, set[int]]:
+        """The processes that descriptors are on the way to, sent over a Unix socket and not received, and the senders.
+
+        No senders are known of a socket whose other end is closed.
+        """
+        found: dict[int, set[int]] = defaultdict(set)
+        for inode in unix_sockets():
+            held = self._ends.get(f"socket:[{inode}]")
+            if held and _sent(*held[0]):
+                senders = {
+                    p for here, there in self._peers.items() if there == inode for p in self._holding_socket(here)
+                }
+                for pid, _ in held:
+                    found[pid] |= senders
+        return found
+
+    def _holding_socket(self, inode: int) -> set[int]:
+        return {pid for pid, _ in self._ends.get(f"socket:[{inode}]", ())}
+
+    def _receiving(self, target: str) -> set[int]:
+        """Return the processes that may be about to receive an end: from the tree, or from one that has it open."""
+        related = self._tree | {pid for pid, _ in self._ends.get(target, ())}
+        return {pid for pid, senders in self._receivers.items() if not senders or senders & related}
 
     @cached_property
     def private_listeners(self) -> frozenset[int]:
@@ -125,7 +145,9 @@ class Holders:
     def of_pipe(self, target: str, to_write: bool) -> tuple[int, ...]:
         """Return the processes that can write to a pipe, or read from it, now or when they receive it."""
         wanted = (_WRITE, _READ_WRITE) if to_write else (os.O_RDONLY, _READ_WRITE)
-        return tuple(sorted({p for p, fd in self._ends.get(target, ()) if _mode(p, fd) in wanted} | self._receivers))
+        return tuple(
+            sorted({p for p, fd in self._ends.get(target, ()) if _mode(p, fd) in wanted} | self._receiving(target))
+        )
 
     def of_terminal(self, pid: int, fd: int, target: str) -> tuple[int, ...]:
         """Return the processes that hold the other end of a pseudoterminal; none if they are not of this machine."""
@@ -148,8 +170,7 @@ class Holders:
         Of a connection that is not accepted yet they are those that hold the listening socket.
         """
         other = self._peers.get(inode)
-        held = {pid for pid, _ in self._ends.get(f"socket:[{other}]", ())} if other else set()
-        return tuple(sorted(held | self._receivers)) if other else ()
+        return tuple(sorted(self._holding_socket(other) | self._receiving(f"socket:[{other}]"))) if other else ()
 
     def of_event(self, pid: int, fd: int) -> tuple[int, ...]:
         """Return the processes that have an event of the kernel open; itself alone if the kernel does not say it."""
