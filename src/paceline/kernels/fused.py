@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.checks import check_batches, check_kinds, check_samples, device_of
+from paceline.kernels.build import compiler
+from paceline.kernels.comparison import FEW, WrongCode, amplifies, compared_sizes, difference, note_size, some
 from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensors_of, view_of
 from paceline.kernels.cpu import Cpu
 from paceline.kernels.cuda.device import nvidia
@@ -88,11 +91,12 @@ class Fused:
             raise CannotFuse(f"samples of shape {tuple(x.shape[1:])}: what the optimizer remembers is of another shape")
         made = self.compiled(x)
         made.take_weights()
-        settings = self.weights.settings(made.plan.target.lanes)
+        call, alive = self._prepared(made, x, y, order, self.weights.settings(made.plan.target.lanes))
         begin = time.perf_counter()
         samples = order.shape[-1]
         updates = -(-samples // self.batch_size)
-        total = self._call(made, x, y, order, self.batch_size, updates, self.updates, settings, seed)
+        total = self._call(made, call, self.batch_size, updates, self.updates, seed)
+        del alive  # the call has only their addresses
         self.timed = samples, time.perf_counter() - begin
         self.updates += updates
         made.give_weights()
@@ -104,8 +108,9 @@ class Fused:
         """The mean loss of these samples and its gradient by parameter, in memory that the next call overwrites."""
         made = self.compiled(x)
         made.take_weights()
-        order = torch.arange(len(x))
-        loss = self._call(made, x, y, order, len(x), 1, -1, torch.zeros(1, dtype=torch.float64), seed)
+        call, alive = self.call_for(made, x, y)
+        loss = self._call(made, call, len(x), 1, -1, seed)
+        del alive  # the call has only their addresses
         self.copy_statistics(made)
         return loss, made.gradients
 
@@ -122,9 +127,51 @@ class Fused:
 
     # --- compiling ---
 
-    def prepare(self, x: Tensor) -> None:
-        """Compiles for samples such as these."""
-        self.compiled(x)
+    def prepare(self, x: Tensor, y: Tensor | None = None) -> None:
+        """Compiles for samples such as these, and compares their gradient with PyTorch's where there are targets."""
+        made = self.compiled(x)
+        if y is not None:
+            self.call_for(made, x, y)
+
+    def _check(self, made: Compiled, x: Tensor, y: Tensor, order: Tensor) -> None:
+        """Raises `WrongCode` where the gradient of samples is not PyTorch's; once for each text on a machine."""
+        if made.compared or self.processor.where.type != "cpu" or made.plan.target.apart:
+            return
+        made.compared = True
+        loss_of, file = self.loss.function, made.program.file
+        sizes = {min(size, order.shape[-1]) for size in (FEW, self.batch_size)} - {*compared_sizes(file)}
+        for size in sorted(sizes) if loss_of is not None else ():
+            faults = takewhile(bool, (self._fault(x[samples], y[samples]) for samples in some(order, size)))
+            if len(found := list(faults)) == 2:
+                raise WrongCode(
+                    f"generated code is wrong for this network on this machine: in a batch of {size}, {found[0]}. It was "
+                    f"made by {compiler()} from {file.with_suffix('.cpp')}, which is worth a report; "
+                    "compute='autograd', which is PyTorch, trains the network"
+                )
+            note_size(file, size)
+
+    def _fault(self, x: Tensor, y: Tensor) -> str:
+        """How the gradient of these samples differs from PyTorch's beyond rounding; empty if it does not."""
+        assert self.loss.function is not None
+        probe = Fused(self.weights.twin(), self.loss, len(x), Runner(self.processor), self)
+        made = probe.compiled(x)
+        made.compared = True
+        replicas, order = made.plan.target.replicas, torch.arange(len(x))
+        order = order.expand(made.plan.target.lanes, -1) if replicas else order
+        made.take_weights()
+        call, given = probe._prepared(made, x, y, order, torch.zeros(1, dtype=torch.float64))
+        call.still = 1
+        losses = [probe._call(made, call, len(x), 1, -1, 0)]
+        del given
+        if replicas:
+            losses = probe.runner.losses(made).tolist()
+        pairs = probe.weights.views(made.plan, made.memory["gradients"])
+        for module, loss in zip(probe.weights.modules(), losses, strict=False):
+            its = [(view, p) for view, p in pairs if any(p is each for each in module.parameters())]
+            fault = difference(module, its, self.loss.function, x, y, loss)
+            if fault and not amplifies(module, its, self.loss.function, x, y):
+                return fault
+        return ""
 
     def compiled(self, x: Tensor | None = None) -> Compiled:
         """What was compiled for samples such as these, which it is now if it was not before; or what was first."""
@@ -204,24 +251,10 @@ class Fused:
 
     # --- running ---
 
-    def _call(
-        self,
-        made: Compiled,
-        x: Tensor,
-        y: Tensor,
-        order: Tensor,
-        batch: int,
-        updates: int,
-        update: int,
-        settings: Tensor,
-        seed: int,
-    ) -> float:
+    def _call(self, made: Compiled, call: Call, batch: int, updates: int, update: int, seed: int) -> float:
         """Runs the generated code: so many updates from `update` on, or, if that is negative, one batch's gradient."""
-        call, given = self._prepared(made, x, y, order, settings)
         call.batch, call.updates, call.update, call.seed = batch, updates, update, seed
-        loss = self.run(made, call)
-        del given  # the call has only their addresses
-        return loss
+        return self.run(made, call)
 
     def run(self, made: Compiled, call: Call) -> float:
         """Makes the updates of a call that was prepared; the sum of their losses."""
@@ -252,6 +285,7 @@ class Fused:
         y = y.to(where, torch.long if labels else self.weights.dtype).contiguous()
         order, settings = order.to(where, torch.long).contiguous(), settings.to(where)
         check_samples(plan, labels, x, y, order)
+        self._check(made, x, y, order)
         pointers = {name: tensor.data_ptr() for name, tensor in made.memory.items()}
         call = Call(
             **pointers,
