@@ -6,6 +6,7 @@ networks, prints each in the form that its number chooses, trains it and compare
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -106,9 +107,7 @@ def tried(case: Case, printed: Printed) -> str:
     model = copy.deepcopy(case.model).float() if single else copy.deepcopy(case.model)
     x, y = (t.float() if single and t.is_floating_point() else t for t in (case.x, case.y))
     processor = Cpu(printed.threads, printed.form())
-    fused = Fused(
-        OneModel(model, partial(torch.optim.Adam, lr=0.01)), loss_kind(case.loss), len(x), Runner(processor)
-    )
+    fused = Fused(OneModel(model, partial(torch.optim.Adam, lr=0.01)), loss_kind(case.loss), len(x), Runner(processor))
     fault = differs(case, *fused.loss_and_gradients(x, y), single=single)
     if printed.ends == "training":
         fused.train_epoch(x, y, torch.arange(len(x)))
@@ -118,10 +117,8 @@ def tried(case: Case, printed: Printed) -> str:
         stacked = [copy.deepcopy(model) for _ in range(3)]
         rates = [partial(torch.optim.SGD, lr=0.01)] * 3
         orders = torch.stack([torch.arange(len(x))] * 3)
-        try:
+        with contextlib.suppress(CannotFuse):  # some networks are not trained in a stack
             fuse_replicas(stacked, case.loss, rates, len(x)).train_epochs(x, y, orders=orders)
-        except CannotFuse:
-            pass  # some networks are not trained in a stack
     return fault
 
 

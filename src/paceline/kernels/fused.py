@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import takewhile
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
-from paceline.kernels.checks import check_batches, check_kinds, check_samples, device_of
 from paceline.kernels.build import compiler
-from paceline.kernels.comparison import FEW, WrongCode, amplifies, compared_sizes, difference, note_size, some
+from paceline.kernels.checks import check_batches, check_kinds, check_samples, device_of
+from paceline.kernels.comparison import FEW, MOST, Numbers, WrongCode, compared, fault, note
 from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensors_of, view_of
 from paceline.kernels.cpu import Cpu
 from paceline.kernels.cuda.device import nvidia
@@ -31,7 +31,7 @@ from paceline.kernels.runner import Runner, Sizes
 from paceline.kernels.weights import REALS, OneModel, Weights
 
 TEAM = 16  # numbers of the row of work: two, on a cache line each
-MOST = 2 << 30  # bytes of numbers
+MEMORY = 2 << 30  # bytes of numbers
 
 
 def fuse(
@@ -133,45 +133,56 @@ class Fused:
         if y is not None:
             self.call_for(made, x, y)
 
-    def _check(self, made: Compiled, x: Tensor, y: Tensor, order: Tensor) -> None:
+    def _compare(self, made: Compiled, x: Tensor, y: Tensor, order: Tensor) -> None:
         """Raises `WrongCode` where the gradient of samples is not PyTorch's; once for each text on a machine."""
         if made.compared or self.processor.where.type != "cpu" or made.plan.target.apart:
             return
         made.compared = True
         loss_of, file = self.loss.function, made.program.file
-        sizes = {min(size, order.shape[-1]) for size in (FEW, self.batch_size)} - {*compared_sizes(file)}
-        for size in sorted(sizes) if loss_of is not None else ():
-            faults = takewhile(bool, (self._fault(x[samples], y[samples]) for samples in some(order, size)))
-            if len(found := list(faults)) == 2:
+        most = max(FEW, MOST // max(made.plan.flops, 1))
+        samples = (order if order.dim() == 1 else order[0])[: min(self.batch_size, most)]
+        if loss_of is None or len(samples) <= compared(file):
+            return
+        for some in (samples[:FEW], samples):
+            near, targets = x[some], y[some]
+            words = fault(self._twin, partial(self._numbers, x=near, y=targets), loss_of, near, targets)
+            if words is None:
+                return
+            if words:
                 raise WrongCode(
-                    f"generated code is wrong for this network on this machine: in a batch of {size}, {found[0]}. It was "
-                    f"made by {compiler()} from {file.with_suffix('.cpp')}, which is worth a report; "
-                    "compute='autograd', which is PyTorch, trains the network"
+                    f"generated code is wrong for this network on this machine: in a batch of {len(some)}, {words}. "
+                    f"{compiler()} made it of {file.with_suffix('.cpp')}, which is worth a report. Use "
+                    "compute='autograd', which is PyTorch"
                 )
-            note_size(file, size)
+        note(file, len(samples))
 
-    def _fault(self, x: Tensor, y: Tensor) -> str:
-        """How the gradient of these samples differs from PyTorch's beyond rounding; empty if it does not."""
-        assert self.loss.function is not None
-        probe = Fused(self.weights.twin(), self.loss, len(x), Runner(self.processor), self)
-        made = probe.compiled(x)
+    def _twin(self) -> Fused:
+        """The same text, for copies of the modules."""
+        return Fused(self.weights.twin(), self.loss, self.batch_size, Runner(self.processor), self)
+
+    def modules(self) -> list[nn.Module]:
+        """Each module that is trained."""
+        return self.weights.modules()
+
+    def _numbers(self, twin: Fused, x: Tensor, y: Tensor) -> list[Numbers]:
+        """Loss and gradients of each module of a twin, without dropout."""
+        made = twin.compiled(x)
         made.compared = True
-        replicas, order = made.plan.target.replicas, torch.arange(len(x))
-        order = order.expand(made.plan.target.lanes, -1) if replicas else order
         made.take_weights()
-        call, given = probe._prepared(made, x, y, order, torch.zeros(1, dtype=torch.float64))
+        target, order = made.plan.target, torch.arange(len(x))
+        order = order.expand(target.lanes, -1) if target.replicas else order
+        call, alive = twin._prepared(made, x, y, order, torch.zeros(1, dtype=torch.float64))
         call.still = 1
-        losses = [probe._call(made, call, len(x), 1, -1, 0)]
-        del given
-        if replicas:
-            losses = probe.runner.losses(made).tolist()
-        pairs = probe.weights.views(made.plan, made.memory["gradients"])
-        for module, loss in zip(probe.weights.modules(), losses, strict=False):
-            its = [(view, p) for view, p in pairs if any(p is each for each in module.parameters())]
-            fault = difference(module, its, self.loss.function, x, y, loss)
-            if fault and not amplifies(module, its, self.loss.function, x, y):
-                return fault
-        return ""
+        losses = [twin._call(made, call, len(x), 1, -1, 0)]
+        del alive  # the call has only their addresses
+        if target.replicas:
+            losses = twin.runner.losses(made).tolist()
+        views = {id(tensor): view for view, tensor in twin.weights.views(made.plan, made.memory["gradients"])}
+        return [
+            {"the loss": torch.tensor(loss, dtype=torch.float64).to(self.weights.dtype)}
+            | {f"the gradient of {n}": views[id(p)] for n, p in module.named_parameters() if id(p) in views}
+            for module, loss in zip(twin.modules(), losses, strict=False)
+        ]
 
     def compiled(self, x: Tensor | None = None) -> Compiled:
         """What was compiled for samples such as these, which it is now if it was not before; or what was first."""
@@ -223,7 +234,7 @@ class Fused:
         weights, lane_gradients = sizes["weights"] * wide, sizes["lanes"] * lanes * chunks
         dtype = self.weights.dtype
         needed = (weights * (1 + len(rule.states) + chunks) + lane_gradients + arena) * dtype.itemsize
-        if needed > MOST:
+        if needed > MEMORY:
             raise CannotFuse(
                 f"this network needs {needed / 1e9:.1f} GB side by side; kernels are for small "
                 "networks, and gain nothing on large ones: compute='autograd' trains it"
@@ -285,7 +296,7 @@ class Fused:
         y = y.to(where, torch.long if labels else self.weights.dtype).contiguous()
         order, settings = order.to(where, torch.long).contiguous(), settings.to(where)
         check_samples(plan, labels, x, y, order)
-        self._check(made, x, y, order)
+        self._compare(made, x, y, order)
         pointers = {name: tensor.data_ptr() for name, tensor in made.memory.items()}
         call = Call(
             **pointers,
