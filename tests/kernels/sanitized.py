@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -28,25 +27,26 @@ from paceline.kernels.forward import Forward
 from paceline.kernels.fused import Fused
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.memory import Target
+from paceline.kernels.plan import Plan
 from paceline.kernels.runner import Runner
 from paceline.kernels.weights import OneModel
+from tests.kernels.conftest import precompiled, unoptimised
 from tests.kernels.networks import Case, drawn, encoders, images, operations, sequences
 from tests.kernels.programs import PROGRAMS
 
-WATCHED = ("-DCHECKED", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+WATCHED = ("-DCHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 #: Rounding that is no fault: multiples of what PyTorch's own float32 is wrong by, and of float32's last place.
 ROUNDING = 16
 
 
-def in_child(arguments: list[str], cache: Path, timeout: float = 3000) -> subprocess.CompletedProcess[str]:
-    """Run Python with the sanitizers' library, which has to come before all others."""
-    library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
-    environment = {
-        "LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0", "PACELINE_CACHE": str(cache), "OMP_NUM_THREADS": "2",
-        "PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path)), "HOME": str(cache),
-    }  # fmt: skip
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+def in_child(arguments: list[str], cache: Path, watched: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run Python, with the sanitizers' library if it is watched, which has to come before all others."""
+    environment = {**os.environ, "PACELINE_CACHE": str(cache), "PYTHONPATH": ":".join(filter(None, sys.path))}
+    environment.pop("CXX", None)
+    if watched:
+        library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+        environment |= {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=3000)
 
 
 # --- the forms of a text ---
@@ -108,7 +108,7 @@ def tried(case: Case, printed: Printed) -> str:
     x, y = (t.float() if single and t.is_floating_point() else t for t in (case.x, case.y))
     processor = Cpu(printed.threads, printed.form())
     fused = Fused(OneModel(model, partial(torch.optim.Adam, lr=0.01)), loss_kind(case.loss), len(x), Runner(processor))
-    fault = differs(case, *fused.loss_and_gradients(x, y), single=single)
+    fault = too_short(fused.compiled(x).plan) or differs(case, *fused.loss_and_gradients(x, y), single=single)
     if printed.ends == "training":
         fused.train_epoch(x, y, torch.arange(len(x)))
     elif printed.ends == "scores":
@@ -120,6 +120,20 @@ def tried(case: Case, printed: Printed) -> str:
         with contextlib.suppress(CannotFuse):  # some networks are not trained in a stack
             fuse_replicas(stacked, case.loss, rates, len(x)).train_epochs(x, y, orders=orders)
     return fault
+
+
+def too_short(plan: Plan) -> str:
+    """Which buffer is longer than the memory that it lies in."""
+    lanes = plan.target.lanes
+    for name, place in plan.places.items():
+        each = lanes if place.element == "V" else 1
+        base = plan.places.get(plan.program.base(name), place)
+        if place.size * each > base.size * (lanes if base.element == "V" else 1):
+            return f"{name} is longer than {plan.program.base(name)}, whose memory it is"
+        numbers = plan.sizes[place.region] * (lanes if place.region in ("arena", "lanes") else 1)
+        if (place.start + place.size) * each > numbers * (lanes if plan.target.replicas and numbers else 1):
+            return f"{name} is longer than the {place.region}"
+    return ""
 
 
 def _of_batch(case: Case, samples: int) -> Case:
@@ -171,27 +185,37 @@ def _scores_differ(case: Case, model: nn.Module, x: torch.Tensor) -> str:
     with torch.no_grad():
         wanted = case.model.eval()(case.x)
     case.model.train()
+    if scores.shape != wanted.shape:
+        return ""  # in the order of the loss, which has a target for each place
     scale = max(1.0, float(wanted.abs().max()))
-    gap = float((scores.reshape(wanted.shape).double() - wanted).abs().max())
+    gap = float((scores.double() - wanted).abs().max())
     return "" if gap <= 1e-3 * scale else f"scores: {gap:.2e} from float64's"
 
 
-def sweep(cases: list[Case], first: int = 0, every: Callable[[int], list[Printed]] | None = None) -> Iterator[str]:
-    """Faults of these networks, each in the form that its number chooses."""
-    choices = forms()
+def sweep(cases: Sequence[Case], first: int, choose: Callable[[int], Printed]) -> Iterator[str]:
+    """What is wrong with each network, in the form that its number chooses."""
     for number, case in enumerate(cases, first):
-        for printed in every(number) if every else [choices[number % len(choices)]]:
-            print(json.dumps([number, str(printed)]), flush=True)
-            if fault := tried(case, printed):
-                yield f"network {number}, {printed}: {fault}\n{case.model}"
+        printed = choose(number)
+        print(number, printed, file=sys.stderr, flush=True)  # which one it was, if the process ends
+        try:
+            fault = tried(case, printed)
+        except Exception as error:
+            fault = repr(error)
+        if fault:
+            yield f"network {number}, {printed}: {fault}\n{case.model}"
 
 
-def main(count: int, first: int, *flags: str) -> None:
-    build.FLAGS = (*build.FLAGS, *(flags or WATCHED))
-    cases = [*networks(count), *written()][first:count] if first >= 0 else written()
-    faults = list(sweep(cases, max(first, 0)))
-    print("\n".join(faults) or "clean")
+def main(count: int, first: int, last: int, *flags: str) -> None:
+    build.FLAGS = (*unoptimised(build.FLAGS), *(flags or WATCHED))
+    os.environ["CXX"] = f"g++ -include {precompiled(build.folder() / 'headers', build.FLAGS)}"
+    build.compiler.cache_clear()
+    choices = forms()
+    cases, clean = [*networks(count), *written()][first:last], True
+    for fault in sweep(cases, first, lambda number: choices[number % len(choices)]):
+        print(fault, flush=True)
+        clean = False
+    print("clean" if clean else "faults", len(cases))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    main(*map(int, sys.argv[1:4]), *sys.argv[4:])

@@ -159,3 +159,16 @@ def test_numbers_that_are_not_finite_are_not_compared(fresh: Path) -> None:
     (x, y), model = samples(), network()
     fuse(model, nn.CrossEntropyLoss(), SGD, 10).train_epoch(x * torch.nan, y, torch.arange(60))
     assert notes(fresh) == [0]
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_what_is_left_of_gradients_that_are_zero_is_no_fault(fresh: Path, dtype: torch.dtype) -> None:
+    """Of one class there is nothing to learn, nor of one feature that is normalised."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 1), nn.LayerNorm(1)).to(dtype)
+    own = comparison.by_autograd(copy.deepcopy(model), nn.MSELoss(), torch.ones(4, 6), torch.zeros(4, 1), dtype)
+    off = {name: number + torch.finfo(dtype).eps for name, number in own.items()}
+    loss, (x, y) = nn.MSELoss(), (torch.ones(4, 6), torch.zeros(4, 1))
+    assert comparison._difference(copy.deepcopy(model), off, own, loss, x, y) == ""
+    far = {name: number + 1e-2 for name, number in own.items()}
+    assert comparison._difference(copy.deepcopy(model), far, own, loss, x, y) != ""

@@ -148,7 +148,8 @@ def _difference(module: nn.Module, numbers: Numbers, own: Numbers, loss_of: Loss
             continue
         gap, scale = float((number - wanted).norm()), float(wanted.norm())
         least = 1.0 if name == "the loss" else SHORT * longest
-        if gap <= ROUNDING[number.dtype] * max(scale, least) + torch.finfo(number.dtype).tiny:
+        unit = torch.finfo(number.dtype).eps * number.numel() ** 0.5  # all that is left of gradients that cancel out
+        if gap <= ROUNDING[number.dtype] * max(scale, least) + ILL * unit:
             continue
         exact = exact or by_autograd(module, loss_of, x, y, torch.float64)
         if not float((number - exact[name]).norm()) <= ILL * float((wanted - exact[name]).norm()):

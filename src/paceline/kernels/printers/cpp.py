@@ -154,8 +154,11 @@ def _chunk_end(plan: Plan) -> Iterator[str]:
     for name, place in plan.places.items():
         if place.region == "lanes" and not plan.program.buffers[name].base:
             weight = plan.places[name.removeprefix("d_")]
-            yield f"    for (int q = 0; q < {place.size}; q++)"
-            yield f"        gradient[{weight.start} + q] = sum_of_lanes(lanes[{place.start} + q]);"
+            yield "    {"
+            yield f"    const Array<W, {weight.size}> sums{{gradient + {weight.start}}};"
+            yield f"    const Array<const V, {place.size}> parts{{lanes + {place.start}}};"
+            yield f"    for (int q = 0; q < {place.size}; q++) sums[q] = sum_of_lanes(parts[q]);"
+            yield "    }"
     yield "    (void)gradient, (void)lanes;"
     yield "}"
 
