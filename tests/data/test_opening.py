@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from torch.utils.data import (
 import paceline as pl
 from paceline.data.opening import open_source
 from paceline.data.stream import StreamSource
-from paceline.errors import JobError, PlanError
+from paceline.errors import JobError, JobWarning, PlanError
 from paceline.testing.conformance import difference
 
 X = torch.randn(40, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -192,8 +194,47 @@ def test_what_cannot_be_read_says_so(data: Any, message: str) -> None:
 
 def test_a_stream_without_an_end_says_how_to_give_it_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.data.stream.MOST", 100)
-    with pytest.raises(JobError, match="states no length and has not ended after 100 samples"):
+    with pytest.raises(JobError, match=r"states no length and has not ended after 100 samples; .*max_updates="):
         virtual(job(Stream(given=1000)))
+
+
+def test_counting_that_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.data.stream.PATIENCE", 0.0)
+    with pytest.warns(JobWarning, match=r"is a stream that states no length: its samples are counted first, .*__len__"):
+        assert len(open_source(job(Stream()).data, 0)) == 40
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for number in itertools.count():
+            yield ALL[number % len(ALL)]
+
+
+@pytest.mark.parametrize(
+    "plan", ["sequential", "ring:workers=2", "downpour:workers=2", "local_sgd:workers=2", "zero:workers=2"]
+)
+def test_an_endless_stream_is_trained_for_so_many_updates(plan: str) -> None:
+    given = job(Endless()).with_(batch_size=10, epochs=3, accumulate_grad_batches=2 if plan == "sequential" else 1)
+    run = pl.train(given, plan, engine="virtual", folder=None, max_updates=7)
+    assert run.record.summary is not None
+    assert run.record.summary.updates == 7
+
+
+@pytest.mark.filterwarnings("ignore:.*has no checkpoint yet")  # where the run ended before the first was written
+def test_a_run_of_an_endless_stream_is_replayed_and_resumed(tmp_path: Path) -> None:
+    def stop(progress: Any) -> None:
+        if progress.updates >= 4:
+            raise KeyboardInterrupt
+
+    given = job(Endless()).with_(batch_size=10)
+    run = pl.train(given, folder=tmp_path, max_updates=7)
+    assert pl.replay(str(run.path)).matches
+    with pytest.raises(KeyboardInterrupt):
+        pl.train(given, folder=tmp_path / "stopped", max_updates=300, checkpoint_every=1, progress=stop)
+    (stopped,) = (tmp_path / "stopped").iterdir()
+    again = pl.train(resume=stopped)
+    assert again.record.summary is not None
+    assert again.record.summary.updates == 300
 
 
 @pytest.mark.parametrize(

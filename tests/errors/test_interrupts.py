@@ -191,9 +191,9 @@ def test_sigterm_before_the_command_line_is_imported_ends_it_with_143() -> None:
         "        if name == 'paceline.cli':\n"
         "            os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.meta_path.insert(0, Import())\n"
-        "from paceline.__main__ import main\n"
+        "from paceline.__main__ import run\n"
         "sys.argv = ['paceline', '--version']\n"
-        "main()\n"
+        "run()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "")

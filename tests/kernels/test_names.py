@@ -88,13 +88,15 @@ def test_a_name_of_a_module_is_no_code_in_a_c_file(form: str, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize(
-    "names", [("a b", "a_b"), ("input", "scores"), ("rows_of_scores", "tanh"), ("p", "q", "mul"), ("p", "q", "d_tanh")]
+    "names", [("a b", "a_b"), ("input", "scores"), ("rows_of_scores", "share"), ("p", "q", "mul"), ("p", "q", "d_tanh")]
 )
 def test_names_that_generated_code_has_itself_are_not_mistaken(names: tuple[str, ...]) -> None:
     assert trained_alike(Named(*names))
 
 
-@pytest.mark.parametrize("names", [("p", "d_p"), ("p", "q", "input"), ("p", "q", "scores"), ("p", "q", "d_mul")])
+@pytest.mark.parametrize(
+    "names", [("p", "d_p"), ("p", "q", "input"), ("p", "q", "share"), ("p", "q", "scores"), ("p", "q", "d_mul")]
+)
 def test_a_name_that_could_be_mistaken_is_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(CannotFuse, match=r"two values called '\w+(\.\w+)?': rename the layer or the parameter"):
         trained_alike(Named(*names))

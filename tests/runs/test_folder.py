@@ -127,7 +127,7 @@ def test_a_checkpoint_that_could_not_be_written_leaves_no_draft(
     def refused(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoints, "_save_model", refused)
+    monkeypatch.setattr(checkpoints, "_save", refused)
     with pytest.raises(OSError, match="No space"):
         checkpoints.write(tmp_path, checkpoints.Checkpoint(5, 0, (), None, {}), {})
     assert not list((tmp_path / "checkpoints").iterdir())

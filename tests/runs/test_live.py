@@ -104,7 +104,7 @@ def test_the_live_file_names_the_processes_and_goes_with_the_run(tmp_path: Path)
     assert state.phase == Phase.TRAINING
     (run,) = tmp_path.iterdir()
     assert read_live(run) is None
-    assert read_record(run).status == Status.FAILED
+    assert read_record(run).status == Status.STOPPED
 
 
 @pytest.mark.parametrize("engine", ["local", "virtual"])

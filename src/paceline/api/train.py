@@ -41,6 +41,7 @@ from paceline.errors import (
 from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.jobs.job import Job, checked
+from paceline.jobs.loading import own_arguments
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, new_folder, unless_begun
@@ -58,6 +59,7 @@ AUTO = "auto"
 
 
 @accepts_old_names(RENAMED_ARGUMENTS["train"])
+@own_arguments()
 def train(
     job: Job | None = None, plan: str | Plan | None = None, workers: int | None = None, *, engine: str = "local",
     compute: str | None = None, folder: str | Path | None = RUNS, progress: ProgressCallback | None = None,
@@ -155,7 +157,7 @@ def _begin(
     leads = not _follows(job, chosen, engine, node)
     folder = folder if leads else None
     with _notes_of_rank_0(engine, node), _ranks(engine):
-        setup = set_up(job, chosen, engine, updates, tested=leads)
+        setup = set_up(job, chosen, engine, updates, tested=leads, bounded=True)
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     request = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
@@ -258,7 +260,7 @@ def _resume(
             chosen = _on_nodes(chosen, workers, settings.node)
             cluster.check(chosen, settings.node, resumed=True)
         begin = checkpoints.newest(path)
-        setup = set_up(job, chosen, settings.engine, before.limit)
+        setup = set_up(job, chosen, settings.engine, before.limit, bounded=True)
         check_same(setup, before, epochs)
         begin = for_plan(begin, before, job, setup)
         if epochs is not None:
@@ -270,6 +272,7 @@ def _resume(
         assert interval is not None, "open_run refuses a run without checkpoints"
         lives = (*begin.lives, life_record(setup, begin.updates)) if begin else (life_record(setup, 0),)
         record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
+        record = record.with_(files={**record.files, **before.files})  # as they were where the run began
         earlier = [each for each in before.history if begin is not None and each.updates <= begin.updates]
         return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), settings, earlier)
 
@@ -296,7 +299,7 @@ def _resume_elsewhere(
     chosen = _on_nodes(chosen, workers, node)
     cluster.check(chosen, node, resumed=True)
     with _notes_of_rank_0("cluster", node):
-        setup = set_up(job, chosen, "cluster", updates, tested=False)
+        setup = set_up(job, chosen, "cluster", updates, tested=False, bounded=True)
     return _run(setup, RunFolder(None), first_record(setup, kept=False), None, settings)
 
 

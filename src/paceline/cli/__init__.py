@@ -103,8 +103,9 @@ def _run() -> None:
         reserve_stdout()
     try:
         check_environment(os.environ)
-        sys.argv[1:] = [*_by_new_names(ours), *command]
-        app(prog_name="paceline")  # however it was started: by torchrun it is `python -m paceline`
+        arguments = [*_by_new_names(ours), *command]
+        sys.argv[1:] = []  # they are not those of a user's file, or of what it imports
+        app(args=arguments, prog_name="paceline")  # however it was started: by torchrun it is `python -m paceline`
     except PacelineError as error:
         if _debug:
             raise

@@ -19,6 +19,7 @@ def choose(
     card: options.CardInput = None,
     batch_size: options.BatchSize = None,
     data_dir: options.DataDir = None,
+    job_args: options.JobArgs = None,
     page: options.PlannerPage = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -36,8 +37,8 @@ def choose(
     from paceline.api.planning.planner_page import choice_page
     from paceline.cli.planning import show_choice
 
-    chosen = options.open_job(job, data_dir, batch_size=batch_size)
-    again = options.again("train", job, batch_size=batch_size, data_dir=data_dir)
+    chosen = options.open_job(job, data_dir, job_args, batch_size=batch_size)
+    again = options.again("train", job, batch_size=batch_size, data_dir=data_dir, job_args=job_args)
     found = run_choice(
         chosen, cluster, goal, prices=prices, link=link, level=level, learning=learning, workers=workers, card=card,
         command=again, say=saying(quiet),

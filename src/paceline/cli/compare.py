@@ -28,6 +28,7 @@ def compare(
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
     data_dir: options.DataDir = None,
+    job_args: options.JobArgs = None,
     runs: options.Runs = Path("runs"),
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -45,28 +46,28 @@ def compare(
     on Paceline's backend. Of the other options only --workers, --quiet and --json apply to it.
     """
     changes = {"compute": compute, "device": device, "epochs": epochs, "batch_size": batch_size, "seed": seed}
-    if job is None and script is None:
-        raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     if script is not None:
         _refuse_beside_script(
-            JOB=job, plans=plans, seconds=seconds, link=link, data_dir=data_dir, quality_limit=quality_limit, **changes
-        )
+            JOB=job, plans=plans, seconds=seconds, link=link, data_dir=data_dir, job_args=job_args,
+            quality_limit=quality_limit, **changes,
+        )  # fmt: skip
         compare_scripts(script, 2 if workers is None else workers, quiet, json)
         return
-    assert job is not None
+    if job is None:
+        raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     from paceline.engines.workers.forkserver import fork_early
 
     fork_early()
     from paceline.api.comparing.compare import compare as run_comparison
     from paceline.cli.comparison import progress_shown
 
-    again = options.again("train", job, **changes, data_dir=data_dir)
-    chosen = split_plans(plans) if plans is not None else None
+    command = options.again("train", job, **changes, data_dir=data_dir, job_args=job_args)
     try:
         with progress_shown(quiet) as (say, progress):
             comparison = run_comparison(
-                options.open_job(job, data_dir, **changes), chosen, workers, seconds=seconds, link=link,
-                quality_limit=quality_limit, folder=runs, say=say, progress=progress, command=again,
+                options.open_job(job, data_dir, job_args, **changes), None if plans is None else split_plans(plans),
+                workers, seconds=seconds, link=link, quality_limit=quality_limit, folder=runs, say=say,
+                progress=progress, command=command,
             )  # fmt: skip
     except KeyboardInterrupt as interrupt:
         for measured in interrupt.args:

@@ -148,6 +148,10 @@ Resume = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder from its newest checkpoint.")
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder with MNIST-format IDX files, for the mnist jobs.")]
+JobArgs = Annotated[
+    str | None,
+    typer.Option(metavar="'ARGS'", help="The arguments that JOB, a Python file, has as sys.argv[1:]; as in a shell."),
+]
 Runs = Annotated[Path, typer.Option(envvar="PACELINE_RUNS", help="Folder in which run folders are created.")]
 TimedSeconds = Annotated[
     float | None, typer.Option(help="Seconds to time each plan, divided over interleaved rounds of about three.")
@@ -265,21 +269,29 @@ def refuse_existing(force: bool, **files: Path | None) -> None:
             raise UsageError(f"--{name} {file}: the file exists; give --force to replace it, or another name")
 
 
-def open_job_or_none(where: str | None, data_dir: str | None, **changes: Any) -> Job | None:
+def open_job_or_none(
+    where: str | None, data_dir: str | None, job_args: str | None, resume: Path | None, **changes: Any
+) -> Job | None:
     """The job, or None where a resumed run brings its own; an option that would change a missing job is an error."""
     if where is not None:
-        return open_job(where, data_dir, **changes)
-    given = [name for name, value in {**changes, "data_dir": data_dir}.items() if value is not None]
+        if resume is not None and job_args is None:
+            from paceline.runs.record import read_record
+
+            job_args = read_record(resume).job.job_args  # those that it was begun with
+        return open_job(where, data_dir, job_args, **changes)
+    given = [
+        name for name, value in {**changes, "data_dir": data_dir, "job_args": job_args}.items() if value is not None
+    ]
     if given:
         raise UsageError(f"--{given[0].replace('_', '-')} changes a job, but no JOB is given; name the JOB as well")
     return None
 
 
-def open_job(where: str, data_dir: str | None, **changes: Any) -> Job:
+def open_job(where: str, data_dir: str | None, job_args: str | None = None, **changes: Any) -> Job:
     """The job, with the settings given on the command line."""
     from paceline.jobs.loading import load_job
 
-    job = load_job(where, data_dir)
+    job = load_job(where, data_dir, job_args)
     given = {key: value for key, value in changes.items() if value is not None}
     return job.with_(**given) if given else job
 

@@ -18,6 +18,7 @@ def simulate(
     card: options.CardInput = None,
     batch_size: options.BatchSize = None,
     data_dir: options.DataDir = None,
+    job_args: options.JobArgs = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -30,8 +31,8 @@ def simulate(
     from paceline.api.simulate import simulate as run_simulation
 
     found = run_simulation(
-        options.open_job(job, data_dir, batch_size=batch_size), plan, workers, cluster, max_updates=max_updates,
-        arithmetic=arithmetic, seed=seed or 0, card=card,
+        options.open_job(job, data_dir, job_args, batch_size=batch_size), plan, workers, cluster,
+        max_updates=max_updates, arithmetic=arithmetic, seed=seed or 0, card=card,
         say=saying(quiet),
     )  # fmt: skip
     if json:

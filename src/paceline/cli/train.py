@@ -29,6 +29,7 @@ def train(
     trusted_network: options.TrustedNetwork = False,
     backups: options.Backups = 1,
     data_dir: options.DataDir = None,
+    job_args: options.JobArgs = None,
     runs: options.Runs = Path("runs"),
     logger: options.Loggers = None,
     early_stopping: options.EarlyStop = None,
@@ -55,12 +56,11 @@ def train(
     from paceline.watcher.around import watched_run
 
     changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
-    chosen = options.open_job_or_none(job, data_dir, **changes, epochs=None if resume else epochs)
+    chosen = options.open_job_or_none(job, data_dir, job_args, resume, **changes, epochs=None if resume else epochs)
     engine = engine or engine_of(chosen)
     quiet = quiet or rank_of(engine) > 0
     console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
-    # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
-    every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every
+    every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every  # 0: at signals
     bar = ProgressBar(str(resume) if resume or not chosen else "", quiet, console)
     with watched_run(resume.parent if resume else runs):
         run = run_training(

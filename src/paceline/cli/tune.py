@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from paceline.cli import options, tune_options
@@ -30,6 +31,7 @@ def tune(
     keys: options.Keys = None,
     trusted_network: options.TrustedNetwork = False,
     data_dir: options.DataDir = None,
+    job_args: options.JobArgs = None,
     runs: options.Runs = Path("runs"),
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -52,16 +54,13 @@ def tune(
     from paceline.api.tuning.tune import tune_from_files
     from paceline.cli.tuning import TuningDisplay, show_tuning
 
-    display = TuningDisplay(quiet)
-    try:
+    with closing(TuningDisplay(quiet)) as display:
         found = tune_from_files(
-            job, space, search, data_dir=data_dir, n_trials=n_trials, executor=executor, workers=workers, metric=metric,
-            mode=mode, max_t=max_t, steps_per_epoch=steps_per_epoch, plan=plan, seed=seed, seconds=seconds,
-            timeout=timeout, resume=resume, folder=runs, progress=display, engine=engine or engine_of(),
-            address=address, keys=keys, trusted_network=trusted_network, storage=storage,
+            job, space, search, data_dir=data_dir, job_args=job_args, n_trials=n_trials, executor=executor,
+            workers=workers, metric=metric, mode=mode, max_t=max_t, steps_per_epoch=steps_per_epoch, plan=plan,
+            seed=seed, seconds=seconds, timeout=timeout, resume=resume, folder=runs, progress=display,
+            engine=engine or engine_of(), address=address, keys=keys, trusted_network=trusted_network, storage=storage,
         )  # fmt: skip
-    finally:
-        display.close()
     if found.rank:
         return  # rank 0 says what was found
     if json:

@@ -20,6 +20,7 @@ def validate(
     card: options.CardInput = None,
     batch_size: options.BatchSize = None,
     data_dir: options.DataDir = None,
+    job_args: options.JobArgs = None,
     page: options.PlannerPage = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -37,7 +38,7 @@ def validate(
     from paceline.api.planning.validate import validate as run_validation
     from paceline.cli.planning import show_validation
 
-    chosen = options.open_job(job, data_dir, batch_size=batch_size)
+    chosen = options.open_job(job, data_dir, job_args, batch_size=batch_size)
     found = run_validation(
         chosen, split_plans(plans or ""), level=level, learning=learning, workers=workers, rounds=rounds,
         seconds=seconds, seed=seed or 0, card=card, page=page,

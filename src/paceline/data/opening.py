@@ -23,10 +23,10 @@ from paceline.errors import JobError, users_code
 from paceline.jobs.loaders import LoaderData, is_stream, stated_length, taken_apart
 
 
-def open_source(data: Any, seed: int, what: str = "data", length: int | None = None) -> Source:
+def open_source(data: Any, seed: int, what: str = "data", length: int | None = None, most: int | None = None) -> Source:
     """Make a source from a job's data; `what` names the argument in errors.
 
-    `length` is that of a stream which states none and has been counted before.
+    `length` is that of a stream which states none and has been counted before, and `most` where the counting may end.
     """
     if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
         with users_code(f"{what}="):
@@ -46,7 +46,9 @@ def open_source(data: Any, seed: int, what: str = "data", length: int | None = N
     else:
         _refuse(data, what)
         data = taken_apart(data)
-        source = _of_loader(data, seed, what, length) if isinstance(data, LoaderData) else DatasetSource(data, seed)
+        source = (
+            _of_loader(data, seed, what, length, most) if isinstance(data, LoaderData) else DatasetSource(data, seed)
+        )
     with users_code(f"len() of {what}="):
         size = len(source)
     if size == 0:
@@ -100,11 +102,11 @@ def _refuse(data: Any, what: str) -> None:
         )
 
 
-def _of_loader(data: LoaderData, seed: int, what: str, length: int | None) -> Source:
+def _of_loader(data: LoaderData, seed: int, what: str, length: int | None, most: int | None) -> Source:
     """Make the source of a DataLoader's dataset, with its sampler and collate_fn."""
     traits = SourceTraits(True, data.whole, False, data.batch_size, data.worker_init_fn)
     if is_stream(data.dataset):
-        return _of_stream(data, seed, what, length, traits)
+        return _of_stream(data, seed, what, length, most, traits)
     dataset = data.dataset
     if not hasattr(dataset, "__len__") and data.sampler is None:
         raise JobError(f"{what}= has a dataset without a length; give it a __len__, or the DataLoader a sampler")
@@ -112,10 +114,12 @@ def _of_loader(data: LoaderData, seed: int, what: str, length: int | None) -> So
     return source if data.sampler is None else SampledSource(source, data, seed)
 
 
-def _of_stream(data: LoaderData, seed: int, what: str, length: int | None, traits: SourceTraits) -> StreamSource:
+def _of_stream(
+    data: LoaderData, seed: int, what: str, length: int | None, most: int | None, traits: SourceTraits
+) -> StreamSource:
     samples = length
     if samples is None:
-        samples = data.length or stated_length(data.dataset) or count(data.dataset, seed, what)
+        samples = data.length or stated_length(data.dataset) or count(data.dataset, seed, what, most)
         samples -= samples % data.batch_size if data.drop_last and data.batch_size else 0
     traits = SourceTraits(True, traits.whole, True, traits.batch_size, traits.worker_init_fn)
     return StreamSource(data.dataset, seed, samples, data.collate_fn, traits)

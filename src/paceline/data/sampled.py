@@ -42,7 +42,7 @@ class SampledSource:
         self._epochs: dict[int, _Epoch] = {}
         self._drawing: Any = None
         self._next = 0
-        self._length = len(self._drawn(0))
+        self._length = len(self.drawn(0))
         if data.drop_last and not data.by_batch and data.batch_size:
             self._length -= self._length % data.batch_size
 
@@ -50,18 +50,19 @@ class SampledSource:
         return self._length
 
     def batch(self, indices: Tensor, epoch: int) -> Batch:
-        drawn = self._drawn(epoch)
+        drawn = self.drawn(epoch)
         if isinstance(drawn, Tensor):
             return self.source.batch(drawn[indices], epoch)
         (number,) = indices.tolist()
         return self.source.batch(torch.tensor(drawn[number]), epoch)
 
     def fingerprint(self) -> str:
-        drawn = self._drawn(0)
+        drawn = self.drawn(0)
         order = drawn.tolist() if isinstance(drawn, Tensor) else drawn
         return hashlib.sha256(f"{self.source.fingerprint()} {order}".encode()).hexdigest()
 
-    def _drawn(self, epoch: int) -> _Epoch:
+    def drawn(self, epoch: int) -> _Epoch:
+        """Return the numbers of an epoch's samples, or their batches; JobError if they are not as many as before."""
         if epoch not in self._epochs:
             if self._drawing is None or epoch < self._next:
                 self._drawing, self._next = separate(self.sampler, self._shared), 0

@@ -7,7 +7,9 @@ find the same samples. A number that has gone by is found by beginning the epoch
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
 from typing import Any
 
 from torch import Tensor
@@ -16,11 +18,16 @@ from torch.utils.data import default_collate
 from paceline.core.chance import mix
 from paceline.data.source import seed_generators
 from paceline.data.traits import SourceTraits
-from paceline.errors import JobError
+from paceline.errors import JobError, JobWarning
 from paceline.jobs.job import Batch
 from paceline.jobs.separate import bulk, separate
 
 MOST = 1_000_000  # samples that are counted before a stream without a length counts as endless
+PATIENCE = 2.0  # seconds of counting after which a line says so
+REMEDY = (
+    "give its class a __len__ that says how many samples make an epoch, or say how many updates to train, with "
+    "max_updates= (--max-updates)"
+)
 
 
 class StreamSource:
@@ -92,17 +99,25 @@ def begun(stream: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
     return iter(stream)
 
 
-def count(stream: Iterable[Any], seed: int, what: str) -> int:
-    """Return how many samples a stream gives in its first epoch, by reading it once."""
+def count(stream: Iterable[Any], seed: int, what: str, most: int | None = None) -> int:
+    """Return how many samples a stream gives in its first epoch, by reading it once, as far as `most`."""
     counted, iterator = 0, begun(stream, seed, 0)
+    begin, said = monotonic(), False
     while counted <= MOST:
+        if counted == most:
+            return counted
+        if not said and monotonic() - begin > PATIENCE:
+            said = True
+            warnings.warn(
+                f"{what}= is a stream that states no length: its samples are counted first, {counted:,} until now; "
+                f"{REMEDY}",
+                JobWarning,
+                stacklevel=6,
+            )
         seed_generators(mix(seed, 0, counted, 1))
         try:
             next(iterator)
         except StopIteration:
             return counted
         counted += 1
-    raise JobError(
-        f"{what}= is a stream that states no length and has not ended after {MOST:,} samples; give its class a __len__ "
-        "that says how many samples make an epoch"
-    )
+    raise JobError(f"{what}= is a stream that states no length and has not ended after {MOST:,} samples; {REMEDY}")

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.engines.own_files import warn_of_changes
 from paceline.errors import JobError, RunFolderError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
-from paceline.jobs.loading import load_job, package_of
+from paceline.jobs.loading import be_program, load_job, package_of, says_arguments
 from paceline.jobs.trust import announce_code
 from paceline.runs.folder import RunFolder, writing
 from paceline.runs.json_files import draft_of
@@ -63,6 +64,8 @@ def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
         job = _unpickled(path)
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no job.pickle; {GIVE}") from None
+    except SystemExit as end:
+        raise RunFolderError(f"a file that the job of {path} imports ends the program: {says_arguments(end)}") from end
     except Exception as error:  # a damaged file, or a class that was moved: unpickling raises anything
         fault = f"{type(error).__name__}: {error}"
         raise RunFolderError(f"{path / 'job.pickle'} cannot be read: {fault}; {GIVE}") from error
@@ -75,12 +78,20 @@ def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
         raise RunFolderError(
             f"{path} did not keep its data, which is large; give it as data=(x, y), or the whole job as job="
         )
-    again = load_job(job.origin)
+    again = load_job(job.origin, job_args=read_record(path).job.job_args)
     return job.with_(data=again.data if job.data is None else job.data, test=again.test if tested else None)
 
 
 def _unpickled(path: Path) -> Job:
-    """Read the pickle; modules it refers to may lie beside the file that the job came from, or where the user is."""
+    """Read the pickle; modules it refers to may lie beside the file that the job came from, or where the user is.
+
+    They are imported as by the program that the run was.
+    """
+    if (path / "run.json").is_file():
+        record = read_record(path)
+        program, _, _ = record.job.origin.partition(":")
+        be_program(program or sys.argv[0], record.job.arguments)
+        warn_of_changes(record, but=program)  # which is pickled by value
     try:
         return _read(path)
     except ModuleNotFoundError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from datetime import datetime
 
 from paceline.data.opening import origins
 from paceline.engines.holdings import bytes_held
 from paceline.engines.outline import outline
+from paceline.engines.own_files import own_files
 from paceline.engines.replay.changes import ARITHMETIC_VERSION
 from paceline.engines.setup import Setup
 from paceline.jobs.several import SeveralOptimizers
@@ -41,6 +43,7 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
         data=tuple(DataOrigin(str(f.resolve()), split, samples) for f, split, samples in origins(setup.source)),
         initial_sha256=setup.initial_sha256,
         arithmetic_version=ARITHMETIC_VERSION,
+        files=own_files() if kept else {},
         notes=(*setup.probe.notes, *([str(setup.choice)] if setup.choice else [])),
         machine=this_machine(),
         model=_model(setup) if kept else (),
@@ -78,6 +81,7 @@ def _job(setup: Setup) -> JobRecord:
     return JobRecord(
         name=job.name,
         origin=job.origin,
+        arguments=tuple(sys.argv[1:]),
         batch_size=job.batch_size,
         epochs=job.epochs,
         accumulate_grad_batches=job.accumulate_grad_batches,

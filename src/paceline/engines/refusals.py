@@ -8,13 +8,19 @@ import torch
 from torch import nn
 
 from paceline.core.agenda import Agenda
+from paceline.data.sampled import SampledSource
 from paceline.data.source import Source
 from paceline.errors import JobError, JobWarning, PlanError
 from paceline.gradients.probe import Probe
 from paceline.jobs.job import Job
 from paceline.jobs.several import nested
+from paceline.parameters.layout import trainable
+from paceline.parameters.shard_version import state_shapes
 from paceline.plans.codecs import refuse_tables
+from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
+from paceline.stages.blueprint import Blueprint
+from paceline.stages.weight_versions import check_momentum
 
 
 def refuse_data(job: Job, plan: Plan, source: Source) -> None:
@@ -39,6 +45,8 @@ def refuse_data(job: Job, plan: Plan, source: Source) -> None:
             f"plan {plan} gives each worker a part of the data for the whole training, and a sampler or a stream has "
             "others in every epoch; use shuffle=True instead of a sampler, or another plan"
         )
+    if isinstance(source, SampledSource) and job.epochs > 1:
+        source.drawn(1)  # which has as many samples as the first, or raises
 
 
 def refuse_parts(plan: Plan, agenda: Agenda) -> None:
@@ -64,6 +72,29 @@ def refuse_nested(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
     if not (plan.traits.keeps_step and plan.traits.whole_model):
         raise PlanError(f"{says}: plan {plan.name} cannot carry it from worker to worker; {remedy}")
     warnings.warn(f"{says}: a resumed run begins without it; {remedy}", JobWarning, stacklevel=4)
+
+
+def refuse_state(plan: Plan, module: nn.Module, optimizer: torch.optim.Optimizer, found: Probe) -> None:
+    """Raise for optimizer state that cannot lie in the memory of a server: of the least parameter of each kind."""
+    if not plan.traits.optimizer_at_server or found.tables:
+        return  # tables have a check of their own
+    group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    least: dict[tuple[int, int], nn.Parameter] = {}
+    for parameter in trainable(module).values():
+        kind = group_of.get(id(parameter), -1), parameter.ndim
+        least[kind] = min(least.get(kind, parameter), parameter, key=nn.Parameter.numel)
+    state_shapes(list(least.values()), optimizer)
+
+
+def refuse_stages(
+    pipeline: Pipeline, module: nn.Module, optimizer: torch.optim.Optimizer, blueprint: Blueprint
+) -> None:
+    """Raise for stages, or an optimizer, with which a pipeline's versions of weights cannot be kept."""
+    if blueprint.predicts:
+        check_momentum(optimizer)
+    holdings, names = blueprint.holdings(module), trainable(module).keys()
+    if pipeline.spread.server is not None and not all(names & set(held) for held in holdings):
+        raise PlanError("a stage without parameters has nothing for a shard to hold; cut the model elsewhere (cuts=)")
 
 
 def refuse_changes(plan: Plan, module: nn.Module, found: Probe) -> None:

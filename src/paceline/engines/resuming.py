@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.job_file import load_job_file
+from paceline.engines.own_files import warn_of_changes
 from paceline.engines.setup import Setup, set_up
 from paceline.engines.whole_state import holds_one_model, translated
 from paceline.errors import JobWarning, PlanError, RunFolderError, UsageError
@@ -41,7 +42,10 @@ def open_run(
             f"the run was begun with max_updates={record.limit}; it cannot be resumed with max_updates={limit}"
         )
     plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
-    job = job or load_job_file(path, resumable=True)
+    if job is None:
+        job = load_job_file(path, resumable=True)
+    else:
+        warn_of_changes(record)
     if job.compute == "auto":
         job = job.with_(compute=record.compute)
     return job if epochs is None else job.with_(epochs=epochs), plan, record
@@ -148,4 +152,4 @@ def for_plan(begin: Checkpoint | None, before: RunRecord, job: Job, setup: Setup
         return begin
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JobWarning)  # the new plan's notes are enough
-        return translated(begin, set_up(job, had, setup.engine, before.limit), setup)
+        return translated(begin, set_up(job, had, setup.engine, before.limit, bounded=True), setup)

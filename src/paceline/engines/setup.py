@@ -21,7 +21,15 @@ from paceline.data.source import Source
 from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
 from paceline.engines.notes import notes_of
-from paceline.engines.refusals import refuse_changes, refuse_data, refuse_nested, refuse_parts, refuse_sparse
+from paceline.engines.refusals import (
+    refuse_changes,
+    refuse_data,
+    refuse_nested,
+    refuse_parts,
+    refuse_sparse,
+    refuse_stages,
+    refuse_state,
+)
 from paceline.engines.workers.forkserver import nameless_main, prepare
 from paceline.errors import JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
@@ -120,10 +128,13 @@ class Setup:
         return copy.deepcopy(self.module)
 
 
-def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: bool = True) -> Setup:
+def set_up(
+    job: Job, plan: Plan, engine: str, limit: int | None = None, tested: bool = True, bounded: bool = False
+) -> Setup:
     """Make the model, open the data, probe the loss and prove the table. Raise what can be refused before the start.
 
-    Without `tested`, the model is not evaluated here, but by another rank.
+    Without `tested`, the model is not evaluated here, but by another rank. `bounded`: of a stream without a length, the
+    first epoch has at most as many samples as there are in `limit` updates, so that it may be endless.
     """
     users_job, job = job, with_state_of(job if tested else job.untested(), job)
     if engine == "local":
@@ -134,9 +145,9 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: 
     if job.compute == "fused" and job.device == "auto":
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")
-    traits = plan.traits
     job = _check_loss_rules(job, plan, engine)
-    source = open_source(job.data, job.seed)
+    most = limit * job.batch_size * job.accumulate_grad_batches if limit and bounded else None
+    source = open_source(job.data, job.seed, most=most)
     refuse_data(job, plan, source)
     if source.arranged:
         job = job.with_(shuffle=False)
@@ -153,14 +164,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None, tested: 
         job = job.with_(compute=choice.compute)
     elif job.compute == "fused":
         job = fused_if_possible(job, module, source, not plan.traits.traced)
-    with users_code("the first batch", hint=hint):
-        by_rows = traits.takes_sparse and traits.optimizer_at_server
-        found = probe(job, module, source, agenda, by_rows, placement.devices[0])
-    found = replace(found, notes=(*found.notes, *notes_of(job, plan, agenda, engine)))
-    refuse_changes(plan, module, found)
-    if found.tables:
-        refuse_sparse(plan, engine, found.tables)
-        check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
+    found = _probed(job, plan, engine, module, optimizer, source, agenda, placement)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
     refuse_parts(plan, agenda)
@@ -191,6 +195,29 @@ def _refuse_crowd(plan: Plan) -> None:
             f"workers={plan.workers}: each is a process of at least {PROCESS_BYTES >> 20} MB, and this machine has "
             f"{memory >> 30} GB; give fewer workers, or see `paceline simulate`, which needs no processes"
         )
+
+
+def _probed(
+    job: Job,
+    plan: Plan,
+    engine: str,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    source: Source,
+    agenda: Agenda,
+    placement: Placement,
+) -> Probe:
+    """Compute the first batch, and raise for what the plan cannot do with the parameters and their optimizer."""
+    traits = plan.traits
+    with users_code("the first batch", hint=hint):
+        by_rows = traits.takes_sparse and traits.optimizer_at_server
+        found = probe(job, module, source, agenda, by_rows, placement.devices[0])
+    refuse_changes(plan, module, found)
+    if found.tables:
+        refuse_sparse(plan, engine, found.tables)
+        check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
+    refuse_state(plan, module, optimizer, found)
+    return replace(found, notes=(*found.notes, *notes_of(job, plan, agenda, engine)))
 
 
 def _split(
@@ -302,6 +329,7 @@ def _cut(
         spread = pipeline.spread
         if spread.inside > 1:
             made = with_parts(job, module, made, examples, spread.recipe, spread.inside)
+        refuse_stages(pipeline, module, optimizer, made)
         if pipeline.memory:
             check_fit(pipeline.memory, peaks_of(job, module, source, made, examples[0][0], table), STAGES)
     return made

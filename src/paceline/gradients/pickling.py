@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,3 +69,15 @@ def unpack(packed: bytes, large: Sequence[Tensor] = ()) -> Any:
     unpacker = _Unpacker(io.BytesIO(packed))
     unpacker.large = large
     return unpacker.load()
+
+
+def pack_program(thing: Any) -> bytes:
+    """Return the pickled bytes for a program on another machine, which is to have this one's command line."""
+    return pickle.dumps(sys.argv) + pack(thing)
+
+
+def unpack_program(data: bytes) -> Any:
+    """Take the command line of the program that has packed the bytes, and load what it packed."""
+    parts = io.BytesIO(data)
+    sys.argv = pickle.load(parts)  # first: what the thing needs is imported while it is loaded
+    return pickle.load(parts)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -21,22 +23,25 @@ from paceline.jobs.job import Job
 from paceline.jobs.toml_file import load_toml
 
 
-def load_job(where: str, data_dir: str | None = None) -> Job:
+def load_job(where: str, data_dir: str | None = None, job_args: str | None = None) -> Job:
     """Load JOB as the command line names it: a built-in job, `file.py`, `file.py:name`, or `file.toml`."""
-    found = load_maker(where, data_dir, by_defaults=True)
+    found = load_maker(where, data_dir, job_args, by_defaults=True)
     if isinstance(found, Job):
         return found
     raise JobError(f"{where} is a function with parameters, which `paceline tune` calls; a training needs a Job")
 
 
-def load_maker(where: str, data_dir: str | None = None, by_defaults: bool = False) -> Job | Callable[..., Any]:
+def load_maker(
+    where: str, data_dir: str | None = None, job_args: str | None = None, by_defaults: bool = False
+) -> Job | Callable[..., Any]:
     """Load a job as `load_job` does, or a function that makes a job for each trial of a tuning.
 
-    `by_defaults`: call a function whose parameters all have defaults.
+    A Python file is a program with the arguments `job_args`, in this process from now on and in those that it starts:
+    whatever the job imports later may parse them, too. `by_defaults`: call a function whose parameters have defaults.
     """
     path, _, name = where.partition(":")
     if path.endswith(".toml"):
-        return load_toml(path, partial(load_job, data_dir=data_dir))
+        return load_toml(path, partial(load_job, data_dir=data_dir, job_args=job_args))
     if not path.endswith(".py"):
         if path not in BUILT_IN:
             if os.path.exists(path):
@@ -48,11 +53,13 @@ def load_maker(where: str, data_dir: str | None = None, by_defaults: bool = Fals
             )
         if name:
             raise JobError(f"{path} is a built-in job, in which there is no {name!r}; give {path} alone")
+        if job_args is not None:
+            raise JobError(f"{path} is a built-in job, which has no arguments: --job-args is for Python files")
         return built_in(path, data_dir)
     if data_dir is not None:
         raise not_read(path, data_dir)
     file = Path(path).resolve()
-    module, name = _module(path, file), name or "job"
+    module, name = _module(path, file, _words(job_args)), name or "job"
     job = getattr(module, name, None)
     if inspect.isfunction(job):
         parameters = inspect.signature(job).parameters.values()
@@ -91,8 +98,38 @@ def package_of(file: Path) -> tuple[Path, str]:
     return folder, ".".join(names)
 
 
-def _module(path: str, file: Path) -> ModuleType:
-    """Import a user's file, as a script without arguments."""
+def be_program(program: str, arguments: Sequence[str]) -> None:
+    """Let the user's code, here and in processes that are started from now on, have this command line."""
+    sys.argv = [program, *arguments]
+
+
+@contextmanager
+def own_arguments() -> Iterator[None]:
+    """Restore the command line of the caller's program at the end of the block."""
+    before = sys.argv
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def says_arguments(end: SystemExit) -> str:
+    """Describe how a user's file has ended the program, and with which arguments."""
+    return (
+        f"{f'SystemExit: {end}'.rstrip(': ')}, with sys.argv == {sys.argv}; a job file only defines a job: leave out "
+        'sys.exit(), and give what parse_args() requires by --job-args "...", or defaults'
+    )
+
+
+def _words(job_args: str | None) -> list[str]:
+    try:
+        return shlex.split(job_args or "")
+    except ValueError as error:
+        raise JobError(f"--job-args {job_args!r}: {error}; quote it as in --job-args \"--name 'two words'\"") from error
+
+
+def _module(path: str, file: Path, arguments: Sequence[str]) -> ModuleType:
+    """Import a user's file, as a script with these arguments."""
     if not file.is_file():
         raise JobError(f"there is no file {path}")
     if file.stem in sys.stdlib_module_names:
@@ -108,9 +145,8 @@ def _module(path: str, file: Path) -> ModuleType:
     sys.modules[spec.name] = module
     sys.path[:0] = dict.fromkeys((str(file.parent), str(root)))
     cloudpickle.register_pickle_by_value(module)
-    arguments = sys.argv
+    be_program(str(file), arguments)
     try:
-        sys.argv = [str(file)]
         spec.loader.exec_module(module)
     except SyntaxError as error:
         where = f"line {error.lineno}: " if error.lineno else ""
@@ -122,12 +158,7 @@ def _module(path: str, file: Path) -> ModuleType:
         if isinstance(error, PacelineError):
             raise JobError(f"{path}, line {line}: {error}") from error
         if isinstance(error, SystemExit):
-            raise JobError(
-                f"{path} ends the program when it is read, in line {line}: {f'SystemExit: {error}'.rstrip(': ')}; a "
-                "job file only defines a job, and is given no arguments: leave out sys.exit(), and give the arguments "
-                "that parse_args() requires a default"
-            ) from error
+            says = says_arguments(error)
+            raise JobError(f"{path} ends the program when it is read, in line {line}: {says}") from error
         raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.argv = arguments
     return module

@@ -22,9 +22,9 @@ from paceline.kernels.layers.base import BATCH, CannotFuse, Found, Graph, Held, 
 from paceline.kernels.layers.combined import EXPRESSIONS, materialised
 from paceline.kernels.layers.expansions import allowed
 from paceline.kernels.layers.shapes import pieces
+from paceline.kernels.refusal import RESERVED
 from paceline.kernels.tracing import traced
 
-RESERVED = ("input", "scores", "rows_of_scores")
 DEPENDS = object()  # in place of a value that is not known before there are samples
 
 

@@ -12,6 +12,7 @@ from paceline.kernels.ir import Apply, Kind, Loop, Loss, Program, Ref, Tokens, a
 from paceline.kernels.layers import LOWER, VIEWS
 from paceline.kernels.layers.base import CannotFuse, Graph, Layer, Shape
 from paceline.kernels.losses import LossText
+from paceline.kernels.refusal import RESERVED, mistaken
 
 
 def lower(graph: Graph, weights: Mapping[str, Shape], trained: set[str], loss: LossText) -> Program:
@@ -19,6 +20,8 @@ def lower(graph: Graph, weights: Mapping[str, Shape], trained: set[str], loss: L
     program = Program(inputs=graph.inputs, tokens=graph.tokens, numbers=dict(graph.numbers))
     program.new("input", graph.inputs)
     for name, shape in weights.items():
+        if name in RESERVED:
+            raise mistaken(name)
         program.new(name, shape, Kind.WEIGHT)
     values = {"input": "input"}
     begin(program)

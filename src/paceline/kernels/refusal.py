@@ -6,6 +6,9 @@ from typing import Protocol, TypeVar
 
 from paceline.errors import JobError
 
+#: Names of values that every program has, or may have.
+RESERVED = ("input", "scores", "rows_of_scores", "share")
+
 
 class CannotFuse(JobError):
     """A layer, loss or optimizer that has no kernel."""

@@ -129,4 +129,5 @@ def forget(optimizer: Optimizer, parameter: nn.Parameter) -> None:
 
 
 def _group_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-    return next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
+    groups = (group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
+    return next(groups, {})  # of a parameter that the optimizer leaves alone

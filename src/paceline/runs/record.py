@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -20,7 +21,7 @@ class Status(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-    STOPPED = "stopped"  # by a signal, after a checkpoint
+    STOPPED = "stopped"  # by a signal or a callback
     UNKNOWN = "unknown"  # an old file that does not say
 
 
@@ -61,6 +62,7 @@ class JobRecord:
 
     name: str = "?"
     origin: str = ""  # where the command line found the job
+    arguments: tuple[str, ...] = ()  # sys.argv[1:] of the job's program
     batch_size: int | None = None
     epochs: int | None = None
     accumulate_grad_batches: int | None = None
@@ -76,6 +78,12 @@ class JobRecord:
     samples: int | None = None  # in the training data
     test_samples: int = 0
     parameters: int = 0  # trainable numbers
+
+    @property
+    def job_args(self) -> str | None:
+        """The arguments as --job-args takes them; None where there are none, or the job is not in a file."""
+        in_file = self.origin.partition(":")[0].endswith((".py", ".toml"))
+        return shlex.join(self.arguments) if in_file and self.arguments else None
 
 
 @dataclass(frozen=True)
@@ -221,6 +229,7 @@ class RunRecord:
     data: tuple[DataOrigin, ...] = ()  # the folders of shards that the samples are from
     initial_sha256: str = ""  # of the parameters before the first update
     arithmetic_version: int = 1  # changes with the bits that a plan trains; old files have none
+    files: dict[str, str] = field(default_factory=dict)  # of the user's own that the job has loaded: SHA-256 by path
     notes: tuple[str, ...] = ()  # warnings given before the start
     machine: MachineRecord = field(default_factory=MachineRecord)
     model: tuple[LayerRecord, ...] = ()

@@ -283,6 +283,8 @@ def attribute(module: nn.Module, path: str) -> Any:
 
 
 class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # what is computed of a buffer is part of the graph, not a constant
+
     def __init__(self, call: Call, state: ModuleSnapshot) -> None:
         super().__init__()
         self.call, self.state, self.whole = call, state, dict[str, str]()

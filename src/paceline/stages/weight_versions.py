@@ -91,12 +91,7 @@ class StashedWeights:
 class PredictedWeights:
     copies = 2
 
-    def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer) -> None:
-        if not any(group.get("momentum") for group in optimizer.param_groups):
-            raise PlanError(
-                f"spectrain predicts weights from the optimizer's momentum, and {type(optimizer).__name__} has none as "
-                "it is set; use torch.optim.SGD(momentum=...), or pipedream"
-            )
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.masters = [nn.Parameter(p.detach().clone()) for p in parameters]
         self.predicted = [p.detach().clone() for p in parameters]
         for parameter, value in zip(parameters, self.predicted, strict=True):
@@ -118,6 +113,15 @@ class PredictedWeights:
 
     def restored(self, newest: int) -> None:
         """The next `show` reads the masters."""
+
+
+def check_momentum(optimizer: Optimizer) -> None:
+    """Raise `PlanError` for an optimizer without the momentum from which weights are predicted."""
+    if not any(group.get("momentum") for group in optimizer.param_groups):
+        raise PlanError(
+            f"spectrain predicts weights from the optimizer's momentum, and {type(optimizer).__name__} has none as "
+            "it is set; use torch.optim.SGD(momentum=...), or pipedream"
+        )
 
 
 class Weights:
@@ -158,7 +162,7 @@ def weights_of(
     """Return a stage's weights with as many versions as its schedule needs."""
     versions: WeightVersions = OneVersion(parameters)
     if predicts and parameters:
-        versions = PredictedWeights(parameters, optimizer)
+        versions = PredictedWeights(parameters)
     elif copies > 1 and parameters:
         versions = StashedWeights(parameters, copies)
     return Weights(parameters, optimizer, schedule, versions)

@@ -36,6 +36,7 @@ def tuned_job(
     epochs: int | None = None,
     data_dir: str | None = None,
     compute: str | None = None,
+    job_args: str | None = None,
 ) -> Job:
     """Return the job of a configuration: `where` names it as on the command line, or is a file that a tuning wrote."""
     make: Callable[[Trial], Job]
@@ -45,7 +46,7 @@ def tuned_job(
         announce_code(where)
         make = unpack(where.read_bytes())
     else:
-        make = maker_of(load_maker(where, data_dir), configuration)
+        make = maker_of(load_maker(where, data_dir, job_args), configuration)
     job = make(Trial(0, dict(configuration), 0, 1))
     given = {"epochs": epochs, "compute": compute}
     return job.with_(**{name: value for name, value in given.items() if value is not None})

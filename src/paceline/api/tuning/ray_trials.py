@@ -5,7 +5,6 @@ Ray places the tasks and starts those again whose process or machine is lost; le
 
 from __future__ import annotations
 
-import pickle
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,7 @@ from paceline.engines.cluster.ray_nodes import make_run_keys
 from paceline.engines.cluster.ray_session import package, session
 from paceline.engines.cluster.roster import Roster
 from paceline.errors import RunFailed, TuningError
-from paceline.gradients.pickling import pack
+from paceline.gradients.pickling import pack_program, unpack_program
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork
 from paceline.links.tcp.handshake import RUN_BYTES
@@ -42,7 +41,7 @@ def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callab
 
             def listening(at: Address, objective: Objective) -> None:
                 task = ray.remote(run_trials).options(num_cpus=1, max_retries=-1, scheduling_strategy="SPREAD")
-                job = ray.put(pack(objective))
+                job = ray.put(pack_program(objective))
                 begun.extend(task.remote(job, replace(roster, rank=rank, head=at), keys) for rank in range(tasks))
 
             rank_info = RankInfo(0, "Ray", tasks, placed.head, placed.credentials, meeting, listening, works=False)
@@ -54,7 +53,7 @@ def on_ray(address: str | None, trusted: bool, workers: int | None, tune: Callab
 
 def run_trials(job: bytes, roster: Roster, keys: dict[str, bytes]) -> None:
     """Run trials for the driver until its search is over: what a task of Ray does."""
-    objective: Objective = pickle.loads(job)
+    objective: Objective = unpack_program(job)
     with with_keys(roster, keys) as placed:
         rank_info = RankInfo(1 + roster.rank, "Ray", roster.nodes, placed.head, placed.credentials, placed.meeting)
         serve(rank_info, lambda terms: Processes(objective, terms, 1, threads=1), PATIENCE)

@@ -37,7 +37,11 @@ PROBED = 3  # configurations whose job is made before the start, until one can b
 
 
 def functions(
-    make_job: Any, objective: Callable[[Trial], float | None] | None, data_dir: str | None, space: Space | None
+    make_job: Any,
+    objective: Callable[[Trial], float | None] | None,
+    data_dir: str | None,
+    job_args: str | None,
+    space: Space | None,
 ) -> tuple[Callable[[Trial], Job] | None, Any, str]:
     """Return (make_job as a function of a trial, objective, where the job comes from)."""
     if (make_job is None) == (objective is None):
@@ -47,7 +51,7 @@ def functions(
     origin = ""
     if isinstance(make_job, str):
         origin = _absolute(make_job) if make_job.partition(":")[0].endswith((".py", ".toml")) else make_job
-        make_job = load_maker(make_job, data_dir)
+        make_job = load_maker(make_job, data_dir, job_args)
     if isinstance(make_job, Job):
         origin = origin or make_job.origin
     if not isinstance(make_job, Job) and not callable(make_job):

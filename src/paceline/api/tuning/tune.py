@@ -30,6 +30,7 @@ from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.gradients.fused_replica import check_fusible
 from paceline.jobs.job import Job
+from paceline.jobs.loading import own_arguments
 from paceline.jobs.trust import announce_code
 from paceline.names import file_name
 from paceline.runs.json_files import write_json
@@ -54,18 +55,17 @@ MAX_T = 1  # steps of an objective, if nothing else is said
 
 
 @accepts_old_names(RENAMED_ARGUMENTS["tune"])
+@own_arguments()
 def tune(
     make_job: Callable[[Trial], Job] | Job | str | None = None,
-    space: Space | Mapping[str, Any] | None = None,
-    search: Any = "asha",
-    *,
+    space: Space | Mapping[str, Any] | None = None, search: Any = "asha", *,
     objective: Callable[[Trial], float | None] | None = None, n_trials: int | None = None, workers: int | None = None,
     metric: str | None = None, mode: str | None = None, max_t: int | None = None, steps_per_epoch: int = 1,
     executor: str = "auto", plan: str | None = None, seed: int = 0, seconds: float | None = None,
     timeout: float | None = None, folder: str | Path | None = "runs", resume: str | Path | None = None,
     data_dir: str | None = None, space_file: Path | None = None, progress: Callable[[Study], None] | None = None,
     engine: str = "local", address: str | None = None, keys: str | Path | None = None, trusted_network: bool = False,
-    storage: Any = None,
+    storage: Any = None, job_args: str | None = None,
 ) -> Tuning:  # fmt: skip
     """Train a job with many configurations and return the best one.
 
@@ -101,14 +101,15 @@ def tune(
         trusted_network: Authenticate ranks by `PACELINE_TOKEN`, without encryption.
         storage: A storage of Optuna, such as `"sqlite:///tuning.db"`. Trials are written to its study of the job's
             name; samplers of Optuna also learn from what others wrote there.
+        job_args: The arguments, as in a shell, that a job's Python file has as `sys.argv[1:]`.
     """
     check_arguments(tune, locals())
     given = space if space is None or isinstance(space, Space) else Space(space)
-    make, own, origin = functions(make_job, objective, data_dir, given)
+    make, own, origin = functions(make_job, objective, data_dir, job_args, given)
     parts = space_of(given, make)
     asked = Asked(
         make, own, origin, parts, Search.parse(search), workers, n_trials, metric, mode, max_t, steps_per_epoch,
-        executor, plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress, storage,
+        executor, plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress, storage, job_args,
     )  # fmt: skip
     where = Where(engine, address, keys, trusted_network, asked.workers)
     where.check(executor)
@@ -142,6 +143,7 @@ class Asked:
     space_file: Path | None
     progress: Callable[[Study], None] | None
     storage: Any
+    job_args: str | None
     #: This process among several ranks.
     rank_info: RankInfo | None = None
 
@@ -174,7 +176,8 @@ def _tune(asked: Asked, array: Path | None) -> Tuning:
         "search": str(search), "seed": asked.seed,
         "space": asked.space.describe(), "metric": measure.metric if job else "value", "mode": mode, "max_t": max_t,
         "budget": asked.n_trials, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
-        "trials_run": asked.executor, "plan": asked.plan, "data_dir": asked.data_dir, "started": time.time(),
+        "trials_run": asked.executor, "plan": asked.plan, "data_dir": asked.data_dir, "job_args": asked.job_args,
+        "started": time.time(),
     }  # fmt: skip
     objective = (
         asked.own if make is None else objective_of(make, measure, search, scheduler.heeds, asked.plan, asked.timeout)
@@ -274,6 +277,7 @@ def _again(folder: Path, job: str | None, space: Path | None, data_dir: str | No
     if file is not None and space is None and file.suffix == ".py":
         announce_code(file)
     parts: Any = head["space"] if file is None else read_space(file)
+    rest["job_args"] = rest.get("job_args") or head.get("job_args")
     kept = {key: head[key] for key in ("metric", "mode", "max_t", "steps_per_epoch", "seed", "plan")}
     return tune(
         job, parts, head["search"], data_dir=data_dir or head["data_dir"], resume=folder,
@@ -286,7 +290,7 @@ def _write(path: Path, found: Tuning, header: dict[str, Any], asked: Asked, stud
     if found.best is not None and asked.make is not None:
         said = f"trial {found.best.number}, {found.metric} {found.best.value:.6g}"
         epochs = -(-header["max_t"] // header["steps_per_epoch"])
-        rest = {"data_dir": header["data_dir"], "compute": _compute_of(found)}
+        rest = {"data_dir": header["data_dir"], "job_args": header.get("job_args"), "compute": _compute_of(found)}
         write_best(path, asked.make, asked.origin, found.best.configuration, epochs, said, rest)
     write_json(path / "tuning.json", found.summary())
     write_page(path / "report.html", study, header, found.account)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from paceline.engines.cluster.roster import Roster
 from paceline.engines.setup import set_up
 from paceline.engines.workers.forkserver import short_folder
 from paceline.errors import RunFailed, RunOver
-from paceline.gradients.pickling import pack
+from paceline.gradients.pickling import pack_program, unpack_program
 from paceline.jobs.job import Job
 from paceline.links.tcp.tls import CA, CERTIFICATE, KEY, MutualTls
 from paceline.plans.plan import Plan
@@ -38,8 +37,8 @@ class RunSpec:
     keys: dict[str, bytes]
 
     def pack(self) -> bytes:
-        """Pickle the spec with the user's functions and classes by value."""
-        return pack(self)
+        """Pickle the program's arguments, and the spec with the user's functions and classes by value."""
+        return pack_program(self)
 
 
 class How(Enum):
@@ -67,7 +66,7 @@ def run(spec: bytes, roster: Roster) -> AgentEnd:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the driver says it
-            _train(pickle.loads(spec), roster)
+            _train(unpack_program(spec), roster)
     except RunOver as error:
         return AgentEnd(How.DONE, str(error))
     except RunFailed as error:
@@ -78,7 +77,7 @@ def run(spec: bytes, roster: Roster) -> AgentEnd:
 
 
 def _train(spec: RunSpec, roster: Roster) -> None:
-    setup = set_up(spec.job, spec.plan, "ray", spec.limit)
+    setup = set_up(spec.job, spec.plan, "ray", spec.limit, bounded=True)
     heartbeat = Heartbeat(None, setup.agenda.updates)
     with (
         with_keys(roster, spec.keys) as placed,

@@ -37,7 +37,7 @@ class Terms:
         """Return the terms of a job and a plan as this node has them."""
         record = first_record(setup, kept=False)
         made_by = record.machine
-        job = replace(record.job, device="", origin="", test_samples=0, evaluate_every=None)
+        job = replace(record.job, device="", origin="", arguments=(), test_samples=0, evaluate_every=None)
         tensors = [(name, tuple(value.shape), str(value.dtype)) for name, value in state_tensors(setup.module).items()]
         return Terms(
             nodes, made_by.paceline, made_by.torch, record.plan, record.table, record.compute, record.limit, job,

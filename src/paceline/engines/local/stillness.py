@@ -1,4 +1,4 @@
-"""Workers that were stopped, by SIGSTOP, and stay so: nobody may wait for them, as under plans with a server."""
+"""Workers that were stopped, by SIGSTOP, and stay so: no process may wait for them, as under plans with a server."""
 
 from __future__ import annotations
 

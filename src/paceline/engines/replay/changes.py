@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from paceline.engines.own_files import changed_files, says_changed
 from paceline.plans.plan import Plan
 from paceline.runs.record import RunRecord
 
@@ -31,6 +32,8 @@ ARITHMETIC_VERSION = CHANGES[-1].version
 def why_bits_differ(record: RunRecord, plan: Plan) -> str:
     """Return the likely cause where a replay has other bits than its record."""
     since = [c for c in CHANGES if c.version > record.arithmetic_version and type(plan.method).__name__ in c.methods]
+    if not since and (changed := changed_files(record, record.job.origin.partition(":")[0])):
+        return says_changed(changed)
     if not since:
         return (
             "Does the job draw random numbers that the seed does not determine, or has its data, loss or "

@@ -29,6 +29,7 @@ from paceline.engines.setup import Setup, set_up
 from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Batch, Job
+from paceline.jobs.loading import own_arguments
 from paceline.jobs.threads import threads
 from paceline.parameters.layout import sha256
 from paceline.plans.methods.dataflow import Dataflow
@@ -85,6 +86,7 @@ class Replay:
         return TextList("Replay", lines)
 
 
+@own_arguments()
 def replay(
     run: Run | str | Path, until: str | int | None = None, *, data: Any = None, job: Job | None = None,
     progress: ReplayProgress = lambda updates, last: None,
@@ -115,7 +117,7 @@ def replay(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)  # the recorded run has issued it
             engine = "mpi" if record.engine == "mpi" else "replay"  # steps in generated code, or PyTorch's
-            setup = set_up(opened.with_(compute=record.compute), plan, engine, _last_update(record))
+            setup = set_up(opened.with_(compute=record.compute), plan, engine, _last_update(record), bounded=True)
         if isinstance(run, str | Path):
             trace = _until_stopped(Path(run), record, setup, trace)
         _check_same_start(setup, record)

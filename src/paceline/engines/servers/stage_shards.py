@@ -17,7 +17,6 @@ from paceline.engines.servers.gradient import GradientExchange
 from paceline.engines.servers.port import ShardPort
 from paceline.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.engines.setup import Setup
-from paceline.errors import PlanError
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import Replica
 from paceline.parameters.layout import Layout, lay_out_tensors, trainable
@@ -70,10 +69,7 @@ def stage_shards(setup: Setup) -> list[StageShard]:
             module = sliced(skeleton(setup.module, names), blueprint.stored, place)
             parameters = [(name, p) for name, p in trainable(module).items() if name in names]
             buffers = dict(module.named_buffers())
-            if not parameters:
-                raise PlanError(
-                    "a stage without parameters has nothing for a shard to hold; cut the model elsewhere (cuts=)"
-                )
+            assert parameters, "set_up refuses a stage without any"
             found.append(StageShard(parameters, [(name, buffers[name]) for name in blueprint.moving if name in names]))
     return found
 

@@ -69,10 +69,19 @@ def _weighed(
     return found, float(whole) or 1.0
 
 
+def _lay_out(module: nn.Module) -> None:
+    """Lay buffers out in the usual order: DDP cannot broadcast one that was transposed or expanded."""
+    for buffer in module.buffers():
+        usual = torch.empty_like(buffer, memory_format=torch.contiguous_format)
+        if usual.stride() != buffer.stride():
+            buffer.data = usual.copy_(buffer)
+
+
 def _train(runner: PlanRunner, reader: Reader, some_unused: bool) -> DistributedDataParallel:
     """Run PyTorch's own training loop."""
     workers, replica, job, store = runner.plan.workers, runner.replica, runner.job, runner.local_store()
     state, pace = runner.resume(store), store.schedule
+    _lay_out(replica.module)
     wrapped = DistributedDataParallel(_Step(replica), find_unused_parameters=some_unused)
     for update in runner.updates_ahead():
         runner.doing(update)
