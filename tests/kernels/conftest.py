@@ -41,36 +41,38 @@ def _own_cache(common: Path) -> Iterator[None]:
         patch.setenv("PACELINE_CACHE", str(common / "cache"))
         if "CXX" not in os.environ and build.compiler().command == ("g++",):
             with _one_at_a_time(common / "headers.lock"):
-                patch.setenv("CXX", f"g++ -include {_precompiled(common / 'headers')}")
+                patch.setenv(
+                    "CXX", f"g++ -include {precompiled(common / 'headers', build.FLAGS, unoptimised(build.FLAGS))}"
+                )
             build.compiler.cache_clear()
         yield
     build.compiler.cache_clear()
 
 
-def _precompiled(folder: Path) -> Path:
-    """The headers of every text, which take half the time of compiling a small one; for each level of optimisation."""
+def precompiled(folder: Path, *wanted: tuple[str, ...]) -> Path:
+    """The headers of every text, which take half the time of compiling a small one; for each of these flags."""
     header = folder / "headers.h"
     if header.exists():
         return header
-    folder.mkdir()
+    folder.mkdir(parents=True)
     header.write_text(cpp.part("prelude").partition("\n\n")[0] + "\n")
     (folder / "headers.h.gch").mkdir()
-    for number, flags in enumerate((build.FLAGS, _unoptimised(build.FLAGS))):
+    for number, flags in enumerate(wanted):
         more = ("-march=native", *(("-fopenmp",) if build.compiler().openmp else ()))
-        wanted = [flag for flag in (*flags, *more) if flag != "-shared"]
         binary = folder / "headers.h.gch" / str(number)
-        subprocess.run(["g++", *wanted, "-x", "c++-header", str(header), "-o", str(binary)], check=True)
+        command = ["g++", *flags, *more, "-x", "c++-header", str(header), "-o", str(binary)]
+        subprocess.run([word for word in command if word != "-shared"], check=True)
     return header
 
 
-def _unoptimised(flags: tuple[str, ...]) -> tuple[str, ...]:
+def unoptimised(flags: tuple[str, ...]) -> tuple[str, ...]:
     return tuple("-O0" if flag == "-O3" else flag for flag in flags)
 
 
 @pytest.fixture
 def quickly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts are not optimised, which takes half the time; for tests whose numbers are compared with PyTorch's."""
-    monkeypatch.setattr(build, "FLAGS", _unoptimised(build.FLAGS))
+    monkeypatch.setattr(build, "FLAGS", unoptimised(build.FLAGS))
 
 
 @pytest.fixture(scope="session")

@@ -56,3 +56,13 @@ def test_samples_of_another_kind_are_refused() -> None:
     forward = Forward(model, nn.CrossEntropyLoss(), torch.zeros(1, 2, dtype=torch.long))
     with pytest.raises(CannotFuse, match="tokens from 0 to 9"):
         forward.scores(model, torch.tensor([[0, 9]]))
+
+
+def test_numbers_that_no_data_changes_are_there() -> None:
+    torch.manual_seed(0)
+
+    class Positions(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x * torch.arange(1, x.size(1) + 1))
+
+    assert check(Case(Positions(5, 3), torch.randn(4, 5), torch.randint(3, (4,)), nn.CrossEntropyLoss()).double())

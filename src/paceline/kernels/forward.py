@@ -69,7 +69,7 @@ class Forward:
             "arenas": torch.zeros(max(1, plan.sizes["arena"] * lanes), dtype=self.dtype),
             "tokens" if self.tokens else "x": x, "order": order,
         }  # fmt: skip
-        tensors = tensors_by_name(model)
+        tensors = {**tensors_by_name(model), **plan.program.numbers}
         for name in weights_of(plan):
             view_of(memory["weights"], plan, name, tensors[name].shape).copy_(tensors[name])
         found = torch.empty(len(x), *plan.program.result, dtype=self.dtype)

@@ -39,7 +39,7 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
         "SLICES": max(1, min(CHUNKS, weights // SLICE)),
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in (constants(plan, rule) | own).items()]
-    lines += [part("prelude"), part("call"), part("functions")]
+    lines += [part("prelude"), part("arrays"), part("call"), part("functions")]
     if target.pixels:
         lines += _wide_functions(target)
     lines += [*losses(plan, printer), _butterfly(target.lanes), part("group"), part("update")]
@@ -154,8 +154,11 @@ def _chunk_end(plan: Plan) -> Iterator[str]:
     for name, place in plan.places.items():
         if place.region == "lanes" and not plan.program.buffers[name].base:
             weight = plan.places[name.removeprefix("d_")]
-            yield f"    for (int q = 0; q < {place.size}; q++)"
-            yield f"        gradient[{weight.start} + q] = sum_of_lanes(lanes[{place.start} + q]);"
+            yield "    {"
+            yield f"    const Array<W, {weight.size}> sums{{gradient + {weight.start}}};"
+            yield f"    const Array<const V, {place.size}> parts{{lanes + {place.start}}};"
+            yield f"    for (int q = 0; q < {place.size}; q++) sums[q] = sum_of_lanes(parts[q]);"
+            yield "    }"
     yield "    (void)gradient, (void)lanes;"
     yield "}"
 
