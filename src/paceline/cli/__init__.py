@@ -112,7 +112,7 @@ def _run() -> None:
         message = str(error) if isinstance(error, RunStopped) else f"{type(error).__name__}: {error}"
         if not isinstance(error, RunOver):  # of which another rank has the reason
             tell_torchrun(message)
-        console.print(f"{rank_before(os.environ)}{message}", style="red", markup=False, soft_wrap=True)
+        console.print(f"{rank_before(os.environ)}{message}", style="red", soft_wrap=True)
         sys.exit(TERMINATED if termination.requested else error.exit_code)
     except (KeyboardInterrupt, SystemExit) as end:  # typer turns a KeyboardInterrupt into a SystemExit
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:
@@ -124,9 +124,7 @@ def _run() -> None:
     except ModuleNotFoundError as error:
         if _debug or error.name not in TRAINING_PACKAGES:
             raise
-        console.print(
-            f"{error.name} is not installed: training needs `pip install 'paceline[train]'`", style="red", markup=False
-        )
+        console.print(f"{error.name} is not installed: training needs `pip install 'paceline[train]'`", style="red")
         sys.exit(2)
     except OSError as error:
         if _debug or error.errno not in NOT_WRITTEN:
@@ -134,7 +132,7 @@ def _run() -> None:
         where = f" to {error.filename}" if error.filename else ""
         console.print(
             f"nothing more can be written{where}: {error.strerror}; make room, or name another place (--runs, -o)",
-            style="red", markup=False, soft_wrap=True,
+            style="red", soft_wrap=True,
         )  # fmt: skip
         _drop_output()
         sys.exit(1)
@@ -171,7 +169,7 @@ def _by_new_names(words: list[str]) -> list[str]:
         if option in FAMILIAR_OPTIONS and option not in _options(words):
             raise UsageError(f"there is no option {option}; {FAMILIAR_OPTIONS[option]}")
         if option in renamed:
-            console.print(f"note: {option} is called {renamed[option]} now", style="yellow", markup=False)
+            console.print(f"note: {option} is called {renamed[option]} now", style="yellow")
         found.append(renamed.get(option, option) + equals + value)
     return found
 
@@ -186,4 +184,4 @@ def _options(words: list[str]) -> set[str]:
 
 def _print_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
     if category.__module__.startswith("paceline"):
-        console.print(f"note: {message}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"note: {message}", style="yellow", soft_wrap=True)

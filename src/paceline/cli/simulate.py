@@ -38,4 +38,4 @@ def simulate(
     if json:
         print_json(found.as_dict())
         return
-    console.print(str(found), markup=False, soft_wrap=True)
+    console.print(str(found), soft_wrap=True)
