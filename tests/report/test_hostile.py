@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -18,8 +19,8 @@ from torch import nn
 
 import paceline as pl
 from paceline.api.planning.planner_page import choice_page, validation_page
-from paceline.compression.bounds import Bounds
 from paceline.compression.page import page_of
+from paceline.compression.points import Bounds
 from paceline.compression.result import Compression
 from paceline.engines.virtual import World, simulate
 from paceline.errors import PacelineError, RunFolderError
@@ -36,10 +37,13 @@ from paceline.runs.events import Event, EventKind
 from paceline.runs.json_files import write_json
 from paceline.runs.schema import to_dict
 from paceline.runs.verdict import decided
+from paceline.tuner.space import Float, Int, Space
+from paceline.tuner.trial import Trial
 from tests.api.test_compress import point
 from tests.api.test_planner_page import FACTS
-from tests.hostile_texts import NASTY, harmless, leaves
+from tests.hostile_texts import NASTY, SCRIPT, harmless, leaves
 from tests.planner.cards import costs
+from tests.tuner.test_page import written
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +116,19 @@ def test_pages_that_are_no_reports() -> None:
     harmless(validation_page(checked, [(NASTY, trace, trace)]))
     points = (point(0.9, 900, 9.0), replace(point(0.898, 100, 9.0), precision=NASTY, kernel=NASTY))
     harmless(page_of(Compression(NASTY, "here", Bounds(), points, points[1], 0.9)))
-    harmless(draw_page(Plan.parse("gpipe:workers=2"), [NASTY]), scripts=0)
+    harmless(draw_page(Plan.parse("gpipe:workers=2"), [NASTY.replace("\udcff", "")]), scripts=0)
+
+
+def test_settings_and_reasons_of_trials_are_texts() -> None:
+    def objective(trial: Trial) -> float:
+        if trial["n"] == 2:
+            raise ValueError(NASTY)
+        return float(trial["lr"])
+
+    space = Space({"lr": Float(1e-4, 1.0, log=True), "n": Int(1, 3), "kind": [NASTY, "b"], SCRIPT: Float(0, 1)})
+    made = written(space, "random", objective, 8)
+    harmless(made)
+    assert "&lt;script&gt;alert(1)" in made
 
 
 def test_a_script_that_is_not_the_pages_own_is_forbidden(run: Path) -> None:
@@ -135,7 +151,9 @@ def test_no_cell_is_a_formula_and_no_name_leaves_its_folder(run: Path, tmp_path:
             files = write([folder], form=form)
             assert all(file.is_relative_to(folder) for file in files)
             if form == "csv":
-                cells = [cell for file in files for row in csv.reader(file.open(newline="")) for cell in row]
+                cells = [
+                    cell for file in files for row in csv.reader(io.StringIO(file.read_text(), "")) for cell in row
+                ]
                 assert not any(cell.startswith(("=", "+", "@", "\t", "-1")) for cell in cells)
         shutil.rmtree(folder)
 
