@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import random
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,8 @@ from paceline.runs.comparison import ComparisonRecord, Row
 from paceline.runs.events import Event, EventKind
 from paceline.runs.json_files import write_json
 from paceline.runs.schema import to_dict
+from paceline.runs.trace import Kind, Trace, TraceWriter
+from paceline.runs.trace import Row as TraceRow
 from paceline.runs.verdict import decided
 from paceline.tuner.space import Float, Int, Space
 from paceline.tuner.trial import Trial
@@ -178,3 +181,32 @@ def test_a_hang_that_is_a_link_is_not_shown(run: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "hang.txt").unlink()
     (tmp_path / "run" / "hang.txt").symlink_to(tmp_path / "secret")
     assert "a key of mine" not in page(open_all([tmp_path / "run"]))
+
+
+def test_a_damaged_trace_is_named_and_fills_no_memory(run: Path, tmp_path: Path) -> None:
+    """Numbers of workers, times and kinds that no run writes; each had memory reserved for it, or was waited for."""
+    shutil.copytree(run, tmp_path / "run")
+    file, chance = tmp_path / "run" / "trace.arrow", random.Random(3)
+    whole, refused = file.read_bytes(), 0
+    for number in range(24):
+        damaged = bytearray(whole)
+        for _ in range(6):
+            damaged[chance.randrange(len(whole))] = chance.randrange(256)
+        file.write_bytes(damaged[: len(whole) - 40 * (number % 3)])
+        harmless(made := page(open_all([tmp_path / "run"])))
+        refused += "Its trace cannot be read" in made
+    assert refused > 2
+
+
+@pytest.mark.parametrize(
+    "field", [{"kind": 99}, {"worker": 1 << 40}, {"worker": -2}, {"shard": 1 << 50}, {"end": -1}, {"samples": -5}]
+)
+def test_rows_that_no_run_writes_are_refused(field: dict[str, int], tmp_path: Path) -> None:
+    row = TraceRow(Kind.COMPUTE, 0, 0, start=1, end=2)
+    for name, each in (("right", row), ("wrong", row._replace(**field))):
+        writer = TraceWriter(tmp_path / name, 0)
+        writer.append(Trace.of([each]).rows)
+        writer.close()
+    assert len(Trace.open(tmp_path / "right")) == 1
+    with pytest.raises(ValueError, match="is none that a run writes"):
+        Trace.open(tmp_path / "wrong")
