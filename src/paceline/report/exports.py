@@ -63,6 +63,6 @@ def write_csv(readings: Sequence[Reading], output: Path) -> list[Path]:
         for reading in readings:
             for name, curve in every_curve(reading).items():
                 columns = (curve.updates, curve.samples, curve.seconds, curve.values)
-                names = (cell(reading.name), cell(name))
-                lines.writerows([*names, *row] for row in zip(*(c.tolist() for c in columns), strict=True))
+                first = (cell(reading.name), cell(name))
+                lines.writerows([*first, *row] for row in zip(*(c.tolist() for c in columns), strict=True))
     return [output, curves]
