@@ -1,6 +1,7 @@
 """Exploring every interleaving of a small world.
 
-Workers, desk and shards are machines with integers for state, so a world can be copied, compared and visited once.
+Desk and shards are machines with integers for state, and a worker's program is where its answers have led it, so a world
+can be copied, compared and visited once.
 The search is breadth-first: the first bad story that it finds is a shortest one. A worker may die between any two of
 its commands, up to `deaths` of them in all, and another one may join in its place, up to `joins` times. A command is
 atomic (the local engine makes it so, and is tested by killing workers there).
@@ -13,17 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from paceline.core.exploration import Explored, breadth_first
+from paceline.core.exploration import Explored, Walker, breadth_first
 from paceline.core.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
 from paceline.core.server.desk import Desk
-from paceline.core.server.events import Command, Compute, Death, Finish, Join, Pull, Push
+from paceline.core.server.events import Ask, Command, Compute, Death, Finish, Join, Pull, Push
 from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gathering import Gathering
 from paceline.core.server.shard import Shard, Taken
-from paceline.core.server.worker import FINISHED, Worker
+from paceline.core.server.worker import Client, push_every_batch, push_in_rounds
 from paceline.narrative import Scene
 
 Move = tuple[str, int]  # ("goes on", "dies" or "joins", worker)
@@ -35,7 +37,7 @@ class _World:
 
     desk_state: list[int]
     shard_states: list[list[int]]
-    workers: list[Worker]
+    workers: list[Walker[Command]]
     alive: list[bool]
     #: Whether each worker was answered Wait and the desk has not changed since.
     waits: list[bool]
@@ -50,19 +52,13 @@ class _World:
         return _World(
             list(self.desk_state),
             [list(s) for s in self.shard_states],
-            [_copy_worker(w) for w in self.workers],
+            [worker.copy() for worker in self.workers],
             list(self.alive),
             list(self.waits),
             [list(a) for a in self.applied],
             self.joined,
             list(self.identity),
         )
-
-
-def _copy_worker(worker: Worker) -> Worker:
-    copied = object.__new__(type(worker))
-    copied.__dict__.update(worker.__dict__)
-    return copied
 
 
 class _Explorer:
@@ -83,7 +79,7 @@ class _Explorer:
         shard_states = [[0] * self.shard.ints for _ in range(self.shards)]
         for state in shard_states:
             self.shard.init(state)
-        workers = [Worker(number, self.shards, self.gathers > 0) for number in range(self.count)]
+        workers = [self._worker(Client(number, self.shards)) for number in range(self.count)]
         return _World(
             desk_state,
             shard_states,
@@ -94,6 +90,9 @@ class _Explorer:
             0,
             list(range(self.count)),
         )
+
+    def _worker(self, client: Client) -> Walker[Command]:
+        return Walker(partial(push_in_rounds if self.gathers else push_every_batch, client))
 
     def key(self, world: _World) -> tuple[Any, ...]:
         return (
@@ -109,14 +108,14 @@ class _Explorer:
     def moves(self, world: _World) -> Iterator[Move]:
         """Yield the moves that are possible in a world."""
         died = world.alive.count(False) + world.joined
-        for worker in world.workers:
-            if world.alive[worker.number] and worker.stage != FINISHED:
-                if not world.waits[worker.number]:
-                    yield ("goes on", worker.number)
+        for number, worker in enumerate(world.workers):
+            if world.alive[number] and worker.effect is not None:
+                if not world.waits[number]:
+                    yield ("goes on", number)
                 if died < self.deaths and world.alive.count(True) > 1:
-                    yield ("dies", worker.number)
-            elif not world.alive[worker.number] and world.joined < self.joins:
-                yield ("joins", worker.number)
+                    yield ("dies", number)
+            elif not world.alive[number] and world.joined < self.joins:
+                yield ("joins", number)
 
     def make(self, world: _World, move: Move) -> Scene:
         """Change the world by one move, and describe it."""
@@ -129,17 +128,21 @@ class _Explorer:
         if kind == "joins":
             world.alive[number], world.identity[number] = True, self.count * (world.joined + 1) + number
             world.joined += 1
-            world.workers[number] = Worker(number, self.shards, self.gathers > 0, joins=True)
+            world.workers[number] = self._worker(Client(number, self.shards, joins=True))
             return Scene(f"worker {number}", "joins in the place of the dead one")
         worker = world.workers[number]
-        command = worker.command()
+        command = worker.effect
         assert command is not None
         action = self._perform(world, command)
-        worker.answer(action)
         if isinstance(command, Finish) or isinstance(action, Lease):
             world.waits = [False] * self.count  # the desk has changed: workers that wait may ask again
         if isinstance(action, Wait):
             world.waits[number] = True
+            worker.effect = command if isinstance(command, Join) else Ask(number)
+        elif isinstance(command, Compute):
+            worker.send(command.lease)
+        else:
+            worker.send(None if isinstance(action, Done) else action)
         return Scene(f"worker {number}", f"{_say(command)} -> {_say(action)}")
 
     def _perform(self, world: _World, command: Command) -> Action:
@@ -172,7 +175,7 @@ class _Explorer:
 
     def fault_at_end(self, world: _World) -> str | None:
         """Describe what is missing in a final state; None if nothing is."""
-        stuck = [w.number for w in world.workers if world.alive[w.number] and w.stage != FINISHED]
+        stuck = [n for n, w in enumerate(world.workers) if world.alive[n] and w.effect is not None]
         if stuck:
             return f"workers {stuck} wait for ever"
         for number, applied in enumerate(world.applied):
@@ -212,7 +215,7 @@ def _say(thing: Command | Action) -> str:
     if isinstance(thing, Push):
         return f"pushes batch {thing.batch} to shard {thing.shard}"
     if isinstance(thing, Compute):
-        return f"computes batch {thing.batch}"
+        return f"computes batch {thing.lease.batch}"
     if isinstance(thing, Noted):
         return "done"
     if isinstance(thing, Done):
