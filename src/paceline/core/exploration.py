@@ -78,7 +78,7 @@ class Walker(Generic[E]):
             self.effect = None
 
     def key(self) -> tuple[Any, ...]:
-        return self.effect, self._answers
+        return type(self.effect), self._answers
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Runs the program of a method that keeps step in every order of its workers, on a small world, with deaths anywhere.
 
 Numbers are symbols: a gradient is of a worker, an update and the parameters that it was computed from; a sum is of
-gradients; parameters are what made them. So equal symbols are equal parameters, and what a step was made of can be read.
+gradients; parameters are of what made them. So equal symbols are equal parameters, and tell what they were made of.
 
     a worker yields      and goes on
     ──────────────       ───────────
@@ -40,11 +40,16 @@ from paceline.plans.methods.program import (
     Recall,
     Step,
     Sum,
+    Worker,
     all_of,
 )
 
 Symbol = Hashable
 Move = tuple[str, int]  # ("goes on" or "dies", worker)
+
+
+#: Effects that other workers see. In whatever order the others between them are answered, no worker can tell.
+SEEN = (Offer, BeginExchange, EndExchange, Exchange, Sum, Product, Gather)
 
 
 class Gradients(NamedTuple):
@@ -63,7 +68,7 @@ class Meeting(NamedTuple):
     turn: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Client:
     """The `Worker` of a program on a small world."""
 
@@ -104,7 +109,7 @@ class _Explorer:
     updates: int
     deaths: int
     #: The program of a worker: the method's own, or one with a fault.
-    program: Callable[[Client], Program]
+    program: Callable[[Worker], Program]
     symbols: dict[Symbol, int] = field(default_factory=dict)
     #: By number of steps: the parameters that the first worker to make them had.
     agreed: dict[int, Symbol] = field(default_factory=dict)
@@ -143,11 +148,12 @@ class _Explorer:
         if kind == "dies":
             world.alive[worker] = False
             return Scene(f"worker {worker}", "dies")
-        effect = world.programs[worker].effect
-        assert effect is not None
-        world.programs[worker].send(self._answer(world, worker, effect))
+        program, words = world.programs[worker], list[str]()
+        while (effect := program.effect) is not None and not (words and (world.fault or isinstance(effect, SEEN))):
+            words.append(say(effect))
+            program.send(self._answer(world, worker, effect))
         self._arrive(world, worker)
-        return Scene(f"worker {worker}", say(effect))
+        return Scene(f"worker {worker}", ", ".join(words))
 
     def fault(self, world: _World) -> str | None:
         return world.fault
@@ -176,19 +182,19 @@ class _Explorer:
 
     # ── what a worker waits for ──
 
-    def _neighbours(self, worker: int) -> set[int]:
-        """Return the workers that this one takes something from in an exchange."""
+    def _parties(self, worker: int) -> set[int]:
+        """Return the workers that an exchange of this one is made of, itself among them."""
         assert self.method.collective is not None
         if self.method.division(self.workers, 1).results == 1:
-            return set(range(self.workers)) - {worker}
+            return set(range(self.workers))
         steps = self.method.collective.steps(worker, self.workers)
-        return {step.receive.other for step in steps if step.receive is not None}
+        return {step.receive.other for step in steps if step.receive is not None} | {worker}
 
     def _missing(self, world: _World, worker: int) -> set[int] | None:
         """Return the workers that this one waits for; None where it can go on."""
         if (meeting := world.at[worker]) is None:
             return None
-        return {other for other in self._neighbours(worker) if meeting not in world.offers[other]} or None
+        return {other for other in self._parties(worker) if meeting not in world.offers[other]} or None
 
     def _waits_for_dead(self, world: _World, worker: int) -> bool:
         """Whether a worker waits for one that has died, perhaps through others."""
@@ -265,7 +271,7 @@ class _Explorer:
         """Return what all that take part in a worker's exchange have contributed."""
         meeting = world.at[worker]
         assert meeting is not None
-        return [world.offers[other][meeting] for other in sorted(self._neighbours(worker) | {worker})]
+        return [world.offers[other][meeting] for other in sorted(self._parties(worker))]
 
     def _mix(self, world: _World, worker: int, number: int, ahead: bool) -> None:
         """Average a fragment, which may be ahead of what it has contributed to the exchange."""
@@ -306,7 +312,7 @@ def explore_program(
     workers: int = 3,
     updates: int = 3,
     deaths: int = 1,
-    program: Callable[[Client], Program] | None = None,
+    program: Callable[[Worker], Program] | None = None,
 ) -> Explored:
     """Explore every interleaving of the workers of a method, and return the shortest story of a fault, if any."""
     return breadth_first(_Explorer(method, workers, updates, deaths, program or method.program))

@@ -1,10 +1,9 @@
 """Exploring every interleaving of a small world.
 
-Desk and shards are machines with integers for state, and a worker's program is where its answers have led it, so a world
-can be copied, compared and visited once.
-The search is breadth-first: the first bad story that it finds is a shortest one. A worker may die between any two of
-its commands, up to `deaths` of them in all, and another one may join in its place, up to `joins` times. A command is
-atomic (the local engine makes it so, and is tested by killing workers there).
+Desk and shards are machines with integers for state, and a program is where its answers have led it, so a world can be
+copied, compared and visited once. The search is breadth-first: the first bad story that it finds is a shortest one. A
+worker may die between any two of its commands, up to `deaths` of them in all, and another one may join in its place, up
+to `joins` times. A command is atomic (the local engine makes it so, and is tested by killing workers there).
 
 At every state no batch is leased to two living workers, versions count the pushes, and the staleness identity holds. At
 every end each shard has applied each batch exactly once. And there is an end: no state in which all workers wait.

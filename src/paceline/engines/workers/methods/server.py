@@ -80,6 +80,7 @@ class ServedWorker:
     def walk(self) -> Walk:
         """Run the program; requests the gradients, which its driver computes."""
         program = self.method.program(Client(self.runner.number, len(self.ports)))
+        answer: Any
         command = next(program)
         while True:
             if isinstance(command, Compute):
