@@ -22,7 +22,7 @@ from paceline.plans.methods.program import (
 from paceline.plans.plan import Plan
 from paceline.testing.conformance import PLANS
 
-EVERY = [plan for member in PLANS for plan in member.plans()]
+EVERY = [plan for member in PLANS for plan in member.plans() if plan.traits.whole_model]
 RING, LOCAL = Plan.parse("ring", 2).method, Plan.parse("local_sgd:every=1", 2).method
 
 

@@ -11,7 +11,8 @@ gradients; parameters are of what made them. So equal symbols are equal paramete
 
 A world is at its end when nobody can go on. There every worker has made every update, and replicas that agree hold one
 symbol; or it waits, directly or through others, for a worker that has died, and nobody has used half of an exchange.
-Methods with a server are explored with their desk and their shards, by `core.server.explore`.
+Methods with a server are explored with their desk and their shards, by `core.server.explore`. Of workers that compute a
+gradient together, with parts of layers, the movements are proved instead, by `core.splits.proof`.
 """
 
 from __future__ import annotations
