@@ -11,7 +11,7 @@ every end each shard has applied each batch exactly once. And there is an end: n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gathering import Gathering
 from paceline.core.server.shard import Shard, Taken
-from paceline.core.server.worker import Client, push_every_batch, push_in_rounds
+from paceline.core.server.worker import Client, Program, push_every_batch, push_in_rounds
 from paceline.narrative import Scene
 
 Move = tuple[str, int]  # ("goes on", "dies" or "joins", worker)
@@ -65,10 +65,10 @@ class _Explorer:
 
     def __init__(
         self, workers: int, batches: int, shards: int, gathers: int, deaths: int, joins: int, gate: Gate,
-        desk: type[Desk],
+        desk: type[Desk], program: Callable[[Client], Program],
     ) -> None:  # fmt: skip
         self.count, self.batches, self.shards, self.gathers = workers, batches, shards, gathers
-        self.deaths, self.joins = deaths, joins
+        self.deaths, self.joins, self.program = deaths, joins, program
         self.desk = desk(workers, batches, gate)
         self.shard: Shard | Gathering = Gathering(workers, gathers) if gathers else Shard(workers)
 
@@ -91,7 +91,7 @@ class _Explorer:
         )
 
     def _worker(self, client: Client) -> Walker[Command]:
-        return Walker(partial(push_in_rounds if self.gathers else push_every_batch, client))
+        return Walker(partial(self.program, client))
 
     def key(self, world: _World) -> tuple[Any, ...]:
         return (
@@ -193,9 +193,11 @@ def explore(
     desk: type[Desk] = Desk,
     gathers: int = 0,
     joins: int = 0,
+    program: Callable[[Client], Program] | None = None,
 ) -> Explored:
     """Explore every interleaving, and return the shortest story in which an invariant fails, if there is one."""
-    explorer = _Explorer(workers, batches, shards, gathers, deaths, joins, gate or Asynchronous(), desk)
+    program = program or (push_in_rounds if gathers else push_every_batch)
+    explorer = _Explorer(workers, batches, shards, gathers, deaths, joins, gate or Asynchronous(), desk, program)
     return breadth_first(explorer)
 
 
