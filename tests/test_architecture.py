@@ -73,6 +73,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     ("links.tcp", {"links", "errors"}, {"pickle", "cloudpickle", "marshal", "json", "multiprocessing", "asyncio"}),
     ("links", {"links", "errors"}, set()),
+    ("engines.explorer", {"core", "plans", "narrative"}, {"torch"}),
     (
         "engines",
         {
@@ -105,7 +106,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"compression", "data", "errors", "jobs", "kernels", "names", "report"},
         {"multiprocessing", "torch.distributed"},
     ),
-    ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
+    (
+        "explain",
+        {"explain", "core", "engines.explorer", "engines.virtual", "plans", "runs", "narrative", "errors"},
+        {"torch"},
+    ),
     (
         "planner",
         {

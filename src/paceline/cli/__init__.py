@@ -31,6 +31,7 @@ from paceline.errors.suggestions import FAMILIAR_OPTIONS
 app = typer.Typer(
     cls=Group,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of all commands
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train PyTorch models in parallel, and measure which method is fastest on your own model.",
@@ -166,8 +167,9 @@ def _by_new_names(words: list[str]) -> list[str]:
     renamed = OPTIONS | COMMAND_OPTIONS.get(next(iter(words), ""), {})
     for word in words:
         option, equals, value = word.partition("=")
-        if option in FAMILIAR_OPTIONS and option not in _options(words):
-            raise UsageError(f"there is no option {option}; {FAMILIAR_OPTIONS[option]}")
+        familiar = FAMILIAR_OPTIONS.get(option.replace("_", "-"))
+        if familiar is not None and option not in _options(words):
+            raise UsageError(f"there is no option {option}; {familiar}")
         if option in renamed:
             console.print(f"note: {option} is called {renamed[option]} now", style="yellow")
         found.append(renamed.get(option, option) + equals + value)
