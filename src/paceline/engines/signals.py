@@ -64,6 +64,8 @@ class Signals:
         self.requested = False
         #: The signal that ends the run as soon as a checkpoint is written; 0 for none.
         self.ending = 0
+        #: Whether that was sent to a process of the run; otherwise a callback ends the run.
+        self.sent = False
         #: Whether this process was asked to end, not only another one of the run.
         self._asked = False
         #: Whether Ctrl-C was pressed again.
@@ -76,15 +78,15 @@ class Signals:
             raise KeyboardInterrupt
         self.requested = True
         if number != signal.SIGUSR1:
-            self._asked, self.ending = True, number
+            self._asked, self.ending, self.sent = True, number, True
 
     def take_of_another(self, number: int) -> None:
         """Do what another process of the run was asked for: terminals send Ctrl-C to all of them at once."""
-        self.requested, self.ending = True, self.ending or number
+        self.requested, self.ending, self.sent = True, self.ending or number, True
 
     def stop(self) -> None:
-        """Request a checkpoint that ends the run, as SIGTERM does."""
-        self.take(signal.SIGTERM)
+        """Request a checkpoint that ends the run, as SIGTERM does, for a callback."""
+        self.requested, self._asked, self.ending = True, True, signal.SIGTERM
 
     def check(self) -> None:
         """Raise a second Ctrl-C again: what is raised while an object is being destroyed is lost."""

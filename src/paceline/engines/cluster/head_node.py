@@ -141,7 +141,7 @@ class HeadNode:
         trace = Trace.of([])
         try:
             try:
-                with self.manager.signals.listening() if self.manager else contextlib.nullcontext():
+                with self.manager.listening(workers.observer) if self.manager else contextlib.nullcontext():
                     if not self.part.roster.apart:
                         self.agent.start()
                     self._lead()
@@ -197,10 +197,14 @@ class HeadNode:
             head.look()
             if self.manager:
                 self.manager.signals.check()
-            if self.workers.training:
-                observer.look(stopping=bool(self.manager and self.manager.signals.ending))
-            else:
+            if not self.workers.training:
                 observer.beat()
+                if self.manager and self.manager.signals.ending:
+                    raise self.manager.stopped(observer)
+            elif self.manager:
+                self.manager.follow(observer)
+            else:
+                observer.look(stopping=False)
 
     def _received(self, event: Received) -> None:
         message, content = unpack(event.kind, event.ints, event.body)

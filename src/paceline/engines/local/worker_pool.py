@@ -65,7 +65,7 @@ def train(
     pool = WorkerPool(setup, heartbeat, progress, deadline, request)
     try:
         try:
-            with pool.checkpoints.manager.signals.listening() if pool.checkpoints else contextlib.nullcontext():
+            with pool.checkpoints.manager.listening(pool.observer) if pool.checkpoints else contextlib.nullcontext():
                 pool.start()
                 trace = pool.watch(run / "trace.arrow" if run else None)
         finally:
@@ -200,14 +200,12 @@ class WorkerPool:
 
     def _look(self, checkpoints: LocalCheckpoints) -> None:
         """Observe the workers of a run that keeps checkpoints, and take one if it is due."""
-        manager, due = checkpoints.manager, checkpoints.take(self.finished)
-        manager.signals.check()
+        due = checkpoints.take(self.finished)
+        checkpoints.manager.signals.check()
         if due is not None:
-            manager.save(due, self.observer)
-            return
-        self.observer.look(stopping=bool(manager.signals.ending))
-        if waited := checkpoints.stuck:
-            raise manager.stopped(self.observer, waited)
+            checkpoints.manager.save(due, self.observer)
+        else:
+            checkpoints.manager.follow(self.observer)
 
     def values(self) -> list[Tensor]:
         """Return the trainable parameters in the module's order, then the moving buffers."""
