@@ -13,8 +13,8 @@ from paceline.engines.signals import termination
 def run() -> None:
     """Run the command, and end the process without taking apart what it has loaded.
 
-    With PyTorch that takes half a second, as long as a small job trains. SIGTERM ends it with exit code 143, also
-    while it is imported.
+    With PyTorch that takes half a second, as long as a small job trains. SIGTERM ends it with exit code 143, and Ctrl-C
+    with 130, also while it is imported.
     """
     termination.exit_at_once()
     from paceline.cli import main

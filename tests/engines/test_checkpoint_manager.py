@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +31,12 @@ def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
     made.close()
 
 
-BEFORE: Any = SimpleNamespace(writer=None)  # an observer, before the training
+def fail(manager: CheckpointManager, before: Callable[[], None], error: Exception) -> None:
+    """Fail before the training, after `before`."""
+    observer: Any = SimpleNamespace(writer=None)
+    with manager.listening(observer):
+        before()
+        raise error
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -40,12 +45,10 @@ def test_a_failure_after_a_signal_is_a_stop(
     number: signal.Signals, error: Exception | None, manager: CheckpointManager
 ) -> None:
     failed = error or RunFailed("rank 1 is gone")
-    with pytest.raises(RunStopped) as stopped, manager.listening(BEFORE):
-        if error is None:  # the signal was sent to another node
-            manager.signals.take_of_another(number)
-        else:
-            os.kill(os.getpid(), number)
-        raise failed
+    elsewhere = error is None  # the signal was sent to another node
+    send = partial(manager.signals.take_of_another, number) if elsewhere else partial(os.kill, os.getpid(), number)
+    with pytest.raises(RunStopped) as stopped:
+        fail(manager, send, failed)
     assert stopped.value.exit_code == 128 + number
     assert stopped.value.__cause__ is failed
     why = str(failed).splitlines()[0]
@@ -54,12 +57,12 @@ def test_a_failure_after_a_signal_is_a_stop(
 
 @pytest.mark.parametrize("how", ["no signal", "a checkpoint at SIGUSR1", "a callback"])
 def test_a_failure_without_a_signal_that_ends_the_run_stays_one(how: str, manager: CheckpointManager) -> None:
-    with pytest.raises(RunFailed, match="rank 1 is gone"), manager.listening(BEFORE):
-        if how.endswith("SIGUSR1"):
-            os.kill(os.getpid(), signal.SIGUSR1)
-        elif how.endswith("callback"):
-            manager.signals.stop()
-        raise RunFailed("rank 1 is gone")
+    before = {
+        "a checkpoint at SIGUSR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
+        "a callback": manager.signals.stop,
+    }
+    with pytest.raises(RunFailed, match="rank 1 is gone"):
+        fail(manager, before.get(how, lambda: None), RunFailed("rank 1 is gone"))
 
 
 def test_a_worker_that_dies_after_sigterm_is_no_failure_of_the_run(tmp_path: Path) -> None:

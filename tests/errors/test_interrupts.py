@@ -174,7 +174,7 @@ def test_the_watcher_that_a_run_ends_says_nothing(
 ) -> None:
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
     monkeypatch.setattr(sys, "argv", ["paceline", command])
-    monkeypatch.setattr(paceline.cli, "app", lambda prog_name: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(paceline.cli, "app", lambda **_: os.kill(os.getpid(), signal.SIGTERM))
     monkeypatch.setattr(paceline.cli, "register", lambda: None)
     with pytest.raises(SystemExit) as end:
         paceline.cli.main()
@@ -183,20 +183,21 @@ def test_the_watcher_that_a_run_ends_says_nothing(
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_sigterm_before_the_command_line_is_imported_ends_it_with_143() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_command_line_is_imported_ends_it_without_a_traceback(number: signal.Signals) -> None:
     program = (
         "import os, signal, sys\n"
         "class Import:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'paceline.cli':\n"
-        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
         "sys.meta_path.insert(0, Import())\n"
         "from paceline.__main__ import run\n"
         "sys.argv = ['paceline', '--version']\n"
         "run()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
 
 
 def test_the_handler_of_a_command_is_not_that_of_processes_that_it_forks() -> None:

@@ -12,10 +12,15 @@ import threading
 from collections.abc import Iterator
 
 TERMINATED = 128 + signal.SIGTERM  # the exit code of a shell for a process that SIGTERM has ended
+#: What Python does at the signals that end a command.
+DEFAULTS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
 
 class Termination:
-    """Ends a command that gets SIGTERM: at once while it is imported, later as Ctrl-C does. The exit code is 143."""
+    """Ends a command that gets SIGTERM: at once while it is imported, as at Ctrl-C, later as Ctrl-C does.
+
+    The exit code is 143; that of Ctrl-C is 130.
+    """
 
     def __init__(self) -> None:
         #: Whether SIGTERM has interrupted the command.
@@ -23,9 +28,10 @@ class Termination:
         self._command = 0  # its process: forked ones have the handler, too
 
     def exit_at_once(self) -> None:
-        """From now on exit at SIGTERM: nothing has begun that has to be undone."""
-        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(TERMINATED))
+        """From now on exit at both signals: nothing has begun that has to be undone."""
+        for number, default in DEFAULTS.items():
+            if signal.getsignal(number) == default:
+                signal.signal(number, _exit)
 
     @contextlib.contextmanager
     def interrupts(self) -> Iterator[None]:
@@ -35,6 +41,8 @@ class Termination:
             return
         self.requested, self._command = False, os.getpid()
         before = signal.signal(signal.SIGTERM, self._take)
+        if signal.getsignal(signal.SIGINT) == _exit:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             yield
         finally:
@@ -51,6 +59,10 @@ class Termination:
             os.kill(os.getpid(), number)
         self.requested = True
         raise KeyboardInterrupt
+
+
+def _exit(number: int, _: object) -> None:
+    os._exit(128 + number)
 
 
 termination = Termination()

@@ -26,7 +26,7 @@ def run_script(script):
 
 
 def _held(folder: Path, plan: str) -> tuple[Nodes, list[int]]:
-    """Start two nodes; return them and their workers, which have stopped at a step, so that no checkpoint is written."""
+    """Start two nodes; return them and their workers, which have stopped at a step: no checkpoint can be written."""
     (folder / "hold").touch()
     text = f"import json, sys\n{WITH_CODE}\n__file__ = {str(folder / 'node.py')!r}\nrun_script({SCRIPT!r})\n"
     ran = nodes(folder, 2, [plan], text=text, checkpoint_every=0)
