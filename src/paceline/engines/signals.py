@@ -11,21 +11,23 @@ import signal
 import threading
 from collections.abc import Iterator
 
-TERMINATED = 128 + signal.SIGTERM  # the exit code of a shell for a process that SIGTERM has ended
+INTERRUPTED = 128 + signal.SIGINT  # the exit code of a shell for a process that Ctrl-C has ended
 #: What Python does at the signals that end a command.
 DEFAULTS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
 
 class Termination:
-    """Ends a command that gets SIGTERM: at once while it is imported, as at Ctrl-C, later as Ctrl-C does.
-
-    The exit code is 143; that of Ctrl-C is 130.
-    """
+    """Ends a command that gets SIGTERM or Ctrl-C: at once while it is imported, later by a KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        #: Whether SIGTERM has interrupted the command.
-        self.requested = False
+        #: The signal that has interrupted the command; 0 for none.
+        self.requested = 0
         self._command = 0  # its process: forked ones have the handler, too
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that was interrupted, as a shell has it; otherwise 0."""
+        return 128 + self.requested if self.requested else 0
 
     def exit_at_once(self) -> None:
         """From now on exit at both signals: nothing has begun that has to be undone."""
@@ -35,29 +37,34 @@ class Termination:
 
     @contextlib.contextmanager
     def interrupts(self) -> Iterator[None]:
-        """Let SIGTERM interrupt the block as Ctrl-C does, so that it leaves nothing behind."""
+        """Let both signals interrupt the block, so that it leaves nothing behind."""
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread can handle signals
             return
-        self.requested, self._command = False, os.getpid()
-        before = signal.signal(signal.SIGTERM, self._take)
-        if signal.getsignal(signal.SIGINT) == _exit:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.requested, self._command = 0, os.getpid()
+        before = {number: signal.getsignal(number) for number in DEFAULTS}
+        for number, handler in before.items():
+            if handler in (_exit, DEFAULTS[number]):  # others, as of a command in the background, stay
+                signal.signal(number, self._take)
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def check(self) -> None:
-        """Interrupt the command if it goes on although it was interrupted, as code can that catches everything."""
+        """Interrupt the command if it goes on although it was interrupted; called wherever it waits for long.
+
+        Code can catch everything, and what is raised while an object is being destroyed is lost.
+        """
         if self.requested:
             raise KeyboardInterrupt
 
     def _take(self, number: int, _: object) -> None:
         if os.getpid() != self._command:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, DEFAULTS[signal.Signals(number)])
             os.kill(os.getpid(), number)
-        self.requested = True
+        self.requested = number
         raise KeyboardInterrupt
 
 

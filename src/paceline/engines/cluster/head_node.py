@@ -38,7 +38,7 @@ from paceline.engines.cluster.remote_workers import RemoteWorkers
 from paceline.engines.cluster.rendezvous import Node, Registry
 from paceline.engines.cluster.servers.server_head import ServerHead
 from paceline.engines.outcome import Outcome
-from paceline.engines.signals import TERMINATED, termination
+from paceline.engines.signals import INTERRUPTED, termination
 from paceline.engines.snapshots import list_snapshots, open_snapshots
 from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.errors import RunFailed, UsageError
@@ -278,6 +278,6 @@ class HeadNode:
 def _said(error: BaseException) -> tuple[str, int]:
     """Return what the other nodes print when the run has failed or was stopped, and their exit code."""
     said = "rank 0 was interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-    interrupted = TERMINATED if termination.requested else 130
-    code = interrupted if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+    stopped = isinstance(error, KeyboardInterrupt)
+    code = termination.exit_code or INTERRUPTED if stopped else getattr(error, "exit_code", 1)
     return f"the run has ended: {said.splitlines()[0]}", code
