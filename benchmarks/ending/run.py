@@ -272,6 +272,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-record", action="store_true")
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background, and so would tries
     figures: dict[str, Any] = {}
     for fault in given.faults.split(","):
         wrong: Counter[str] = Counter()

@@ -26,7 +26,9 @@ def run() -> None:
     except SystemExit as end:
         code = end.code
     by_mpi = from_mpiexec(os.environ) is not None  # its library has an end of its own
-    if "torch" not in sys.modules or isinstance(code, str) or by_mpi:
+    # Python would end by SIGINT if it has seen a KeyboardInterrupt in code that C runs, as where PyTorch is imported.
+    small = "torch" not in sys.modules and not termination.requested
+    if small or isinstance(code, str) or by_mpi:
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does at its end
     atexit._run_exitfuncs()

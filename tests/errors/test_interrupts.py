@@ -215,6 +215,23 @@ def test_a_signal_before_the_command_line_is_imported_ends_it_without_a_tracebac
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
 
 
+def test_an_interrupt_of_code_that_c_runs_leaves_the_exit_code() -> None:
+    program = (
+        "import ctypes, os, signal, sys\n"
+        "import paceline.cli\n"
+        "from paceline.__main__ import run\n"
+        "def app(**_):\n"
+        "    code = b'import os, signal; os.kill(os.getpid(), signal.SIGTERM)'\n"
+        "    ctypes.pythonapi.PyRun_SimpleStringFlags(code, None)\n"
+        "    raise KeyboardInterrupt\n"
+        "paceline.cli.app = app\n"
+        "paceline.cli.register = lambda: None\n"
+        "run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 143, done.stderr
+
+
 def test_the_handler_of_a_command_is_not_that_of_processes_that_it_forks() -> None:
     with termination.interrupts():
         pid = os.fork()
