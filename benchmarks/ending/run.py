@@ -19,7 +19,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,11 @@ import paceline as pl
 g = torch.Generator().manual_seed(0)
 x = torch.randn(2000, 30, generator=g)
 y = torch.randint(5, (2000,), generator=g)
-job = pl.Job(model=lambda: nn.Sequential(nn.Linear(30, 64), nn.Tanh(), nn.Linear(64, 5)), data=(x, y),
-             loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9), batch_size=20,
-             epochs=EPOCHS, test=(x, y))
+sizes = 30, 64, 32, 16, 5
+layers = [each for a, b in zip(sizes, sizes[1:]) for each in (nn.Tanh, partial(nn.Linear, a, b))][1:]
+job = pl.Job(model=lambda: nn.Sequential(*(layer() for layer in layers)), data=(x, y), test=(x, y),
+             loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+             batch_size=20, epochs=EPOCHS)
 """
 PLANS = (
     "downpour", "ring", "sequential", "hogwild", "local_sgd", "gpipe", "gossip:mode=asynchronous", "easgd", "tree",
@@ -83,7 +87,8 @@ class Try:
                 os.kill(pid, signal.SIGKILL)
         if pids:
             yield f"{len(pids)} processes left"
-        yield from (f"temporary {path.name} left" for path in self.scratch.iterdir())
+        cache = "torchinductor_"  # of PyTorch, which keeps it
+        yield from (f"temporary {p.name} left" for p in self.scratch.iterdir() if not p.name.startswith(cache))
         for path in self.runs.glob("*/*"):
             if path.suffix in (".new", ".first"):
                 yield f"draft {path.name} left"
@@ -226,7 +231,9 @@ def disk(chance: random.Random, plan: str, folder: Path) -> list[str]:
         code, said = ended(process)
         wrong = [] if code == 1 and "make room" in said else [f"exit code {code}: {said.strip()[-200:]}"]
         wrong += [] if attempt.status() in ("failed", "none") else [f"run.json says {attempt.status()}"]
-        return [*wrong, *attempt.left()]
+        wrong += attempt.left()
+        (small / "fill").unlink(missing_ok=True)
+        return [*wrong, *attempt.resumes()]
     finally:
         subprocess.run(["umount", "-l", small], check=True)
 
@@ -264,9 +271,19 @@ FAULTS: dict[str, Callable[[random.Random, str, Path], list[str]]] = {
 }  # fmt: skip
 
 
+def one(seed: int, fault: str, plans: Sequence[str], number: int) -> list[str]:
+    """Make one try; return what was wrong."""
+    chance, plan, begin = random.Random(f"{seed} {fault} {number}"), plans[number % len(plans)], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ending-") as folder:
+        found = FAULTS[fault](chance, plan, Path(folder))
+    print(f"{fault} {number} {plan} {time.monotonic() - begin:.1f} s: {found or 'right'}", flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tries", type=int, default=50, help="of each fault")
+    parser.add_argument("--at-once", type=int, default=1, help="tries")
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--plans", default=",".join(PLANS))
     parser.add_argument("--seed", type=int, default=0)
@@ -278,14 +295,11 @@ def main() -> None:
         wrong: Counter[str] = Counter()
         tried: Counter[str] = Counter()
         plans = ON_NODES if fault == "nodes-asked" else given.plans.split(",")
-        for number in range(given.tries):
-            chance, plan = random.Random(f"{given.seed} {fault} {number}"), plans[number % len(plans)]
-            begin = time.monotonic()
-            with tempfile.TemporaryDirectory(prefix="ending-") as folder:
-                found = FAULTS[fault](chance, plan, Path(folder))
-            tried[plan] += 1
-            wrong[plan] += bool(found)
-            print(f"{fault} {number} {plan} {time.monotonic() - begin:.1f} s: {found or 'right'}", flush=True)
+        with ThreadPoolExecutor(given.at_once) as pool:
+            for number, found in enumerate(pool.map(partial(one, given.seed, fault, plans), range(given.tries))):
+                plan = plans[number % len(plans)]
+                tried[plan] += 1
+                wrong[plan] += bool(found)
         figures[fault] = {plan: f"{tried[plan] - wrong[plan]} of {tried[plan]}" for plan in plans if tried[plan]}
         print(fault, f"right in {sum(tried.values()) - sum(wrong.values())} of {sum(tried.values())}")
     if not given.no_record:
