@@ -28,6 +28,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write
 
+from paceline.plans.plan import Plan
+
 JOB = """
 import torch
 from functools import partial
@@ -187,7 +189,7 @@ def asked(chance: random.Random, plan: str, folder: Path) -> list[str]:
 
 def keeps(plan: str) -> bool:
     """Whether a plan keeps checkpoints."""
-    return plan not in ("hogwild", "ampnet")
+    return not Plan.parse(plan, 4 if plan == "distbelief" else None).traits.no_checkpoints
 
 
 def nodes_asked(chance: random.Random, plan: str, folder: Path) -> list[str]:

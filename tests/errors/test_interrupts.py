@@ -145,10 +145,7 @@ if __name__ == "__main__":
 def test_a_signal_ends_a_command_with_its_code_and_leaves_nothing(
     moment: str, number: signal.Signals, folder: Path
 ) -> None:
-    """It died of the signal before a handler stood, went on if the interrupt was lost, and left a folder now and then.
-
-    PyTorch loses one if it comes while NumPy is imported for it.
-    """
+    """It died of the signal before a handler stood, went on if a job lost the interrupt, and left a folder at times."""
     signals = f"os.kill(os.getpid(), {int(number)})"
     once = f"multiprocessing.parent_process() is None and not said and (said.append(1), {signals})"
     (folder / "signalled.py").write_text(
@@ -198,17 +195,19 @@ def test_the_watcher_that_a_run_ends_says_nothing(
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+@pytest.mark.parametrize("module", ["paceline.cli", "numpy", "torch._utils"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_command_line_is_imported_ends_it_without_a_traceback(number: signal.Signals) -> None:
+def test_a_signal_while_a_command_is_imported_ends_it_without_a_word(number: signal.Signals, module: str) -> None:
+    """PyTorch loses an interrupt that comes while it imports NumPy, which cannot be imported a second time then."""
     program = (
         "import os, signal, sys\n"
         "class Import:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'paceline.cli':\n"
+        f"        if name == {module!r}:\n"
         f"            os.kill(os.getpid(), {int(number)})\n"
         "sys.meta_path.insert(0, Import())\n"
         "from paceline.__main__ import run\n"
-        "sys.argv = ['paceline', '--version']\n"
+        "sys.argv = ['paceline', 'train', 'digits']\n"
         "run()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)

@@ -137,7 +137,7 @@ def set_up(
     Without `tested`, the model is not evaluated here, but by another rank. `bounded`: of a stream without a length, the
     first epoch has at most as many samples as there are in `limit` updates, so that it may be endless.
     """
-    termination.check()  # PyTorch, as it is imported, and jobs can lose an interrupt
+    termination.check()  # a job can lose an interrupt
     users_job, job = job, with_state_of(job if tested else job.untested(), job)
     if engine == "local":
         require_store_order("the local engine")

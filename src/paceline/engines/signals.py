@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit code of a shell for a process that Ctrl-C has ended
+#: Packages that are imported before anything else is done, and of which an interrupted import cannot be made again.
+WHOLE = ("torch", "numpy", "pyarrow")
 #: What Python does at the signals that end a command.
 DEFAULTS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
@@ -64,8 +67,14 @@ class Termination:
         if os.getpid() != self._command:
             signal.signal(number, DEFAULTS[signal.Signals(number)])
             os.kill(os.getpid(), number)
+        if any(_is_being_imported(name) for name in WHOLE):
+            _exit(number, None)
         self.requested = number
         raise KeyboardInterrupt
+
+
+def _is_being_imported(name: str) -> bool:
+    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
 
 
 def _exit(number: int, _: object) -> None:
