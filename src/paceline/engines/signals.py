@@ -11,12 +11,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit code of a shell for a process that Ctrl-C has ended
 #: Packages that are imported before anything else is done, and of which an interrupted import cannot be made again.
 WHOLE = ("torch", "numpy", "pyarrow")
 #: What Python does at the signals that end a command.
-DEFAULTS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+DEFAULTS: dict[signal.Signals, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
 
 class Termination:

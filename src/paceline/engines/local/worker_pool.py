@@ -20,7 +20,7 @@ from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest, resume_line
 from paceline.engines.diagnosis import GONE, Diagnosis, Ending, process_state
 from paceline.engines.local.checkpointing import LocalCheckpoints
-from paceline.engines.local.stillness import Stillness
+from paceline.engines.local.stillness import Stillness, is_stopped
 from paceline.engines.observer import Observer
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.servers.stage_shards import stage_shards, whole_values
@@ -284,7 +284,9 @@ class WorkerPool:
         failed = [(message.report, number) for number, message in found if isinstance(message, Failed)]
         if failed:
             report, number = min(failed, key=lambda pair: pair[0].when)
-            raise self.diagnosis.failed(number, report, self._victims(number))
+            victims = self._victims(number)
+            stopped = [victim for victim in victims if is_stopped(self.processes[victim].pid or 0)]
+            raise self.diagnosis.failed(number, report, victims, stopped)
         return found
 
     def _give_up_stopped(self) -> None:
