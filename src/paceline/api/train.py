@@ -323,8 +323,8 @@ def _run(
             hooks.begin()
             try:
                 run = _train(life, record, hooks)
-            except RunStopped:
-                if hooks.training.stopping is None or place.path is None:
+            except RunStopped as stopped:
+                if hooks.training.stopping is None or place.path is None or stopped.why:
                     raise
                 run = stopped_run(setup, place, place.path, record, hooks)
             return hooks.end(run)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import warnings
 from functools import cache
@@ -23,7 +24,7 @@ from paceline.cli.console import console
 from paceline.cli.environment import check_environment
 from paceline.cli.launched import rank_before, tell_torchrun
 from paceline.cli.layout import Command, Group
-from paceline.engines.signals import TERMINATED, termination
+from paceline.engines.signals import INTERRUPTED, termination
 from paceline.errors import PacelineDeprecationWarning, PacelineError, RunOver, RunStopped, UsageError
 from paceline.errors.renames import COMMAND_OPTIONS, OPTIONS
 from paceline.errors.suggestions import FAMILIAR_OPTIONS
@@ -45,7 +46,6 @@ COMMANDS = {
     "Deploy": ("compress", "emit", "keys"),
     "Look inside": ("draw", "prove", "bench"),
 }
-INTERRUPTED = 130  # exit code
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 #: Packages of the extra `train`, which all commands but `check` need.
 TRAINING_PACKAGES = ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors")
@@ -114,14 +114,15 @@ def _run() -> None:
         if not isinstance(error, RunOver):  # of which another rank has the reason
             tell_torchrun(message)
         console.print(f"{rank_before(os.environ)}{message}", style="red", soft_wrap=True)
-        sys.exit(TERMINATED if termination.requested else error.exit_code)
+        sys.exit(termination.exit_code or error.exit_code)
     except (KeyboardInterrupt, SystemExit) as end:  # typer turns a KeyboardInterrupt into a SystemExit
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:
             raise
-        how = "stopped by SIGTERM" if termination.requested else "interrupted"
-        if not (termination.requested and "watch" in ours):  # so a run ends the watcher that it has started
+        terminated = termination.requested == signal.SIGTERM
+        if not (terminated and "watch" in ours):  # so a run ends the watcher that it has started
+            how = "stopped by SIGTERM" if terminated else "interrupted"
             console.print(f"{how}; every worker was stopped", style="yellow")
-        sys.exit(TERMINATED if termination.requested else INTERRUPTED)
+        sys.exit(termination.exit_code or INTERRUPTED)
     except ModuleNotFoundError as error:
         if _debug or error.name not in TRAINING_PACKAGES:
             raise
