@@ -29,7 +29,7 @@ NO_CODE = "reads no code"
 WRITTEN_BY = {
     "api/comparing/compare_scripts.py:_read_steps:torch.load": "a script that this process has started; weights_only",
     "api/comparing/gloo_shim/sitecustomize.py:<module>:exec_module": "PyTorch's own file",
-    "api/compress.py:_opened:torch.load": "a run's folder; weights_only, which no code can be put into",
+    "api/loading.py:load_run:torch.load": "a run's folder; weights_only, which no code can be put into",
     "api/parallel.py:_write:np.load": f"ranks of this user; arrays without objects: {NO_CODE}",
     "api/planning/busy_cores.py:_main:recv": PARENT,
     "api/planning/busy_cores.py:_ask:recv": PIPE,

@@ -9,8 +9,8 @@ gradients; parameters are of what made them. So equal symbols are equal paramete
     Offer, Begin ...     at once; the others may have what it contributes from now on
     Sum, Exchange, ...   when all that it exchanges with have come to the same exchange; never, if one has died before
 
-A world is at its end when nobody can go on. There every worker has made every update, and replicas that agree hold one
-symbol; or it waits, directly or through others, for a worker that has died, and nobody has used half of an exchange.
+A world is at its end when no worker can go on. There every worker has made every update, and replicas that agree hold
+one symbol; or it waits, directly or through others, for a worker that has died, and no worker used half of an exchange.
 Methods with a server are explored with their desk and their shards, by `core.server.explore`. Of workers that compute a
 gradient together, with parts of layers, the movements are proved instead, by `core.splits.proof`.
 """

@@ -145,13 +145,13 @@ class ServerOnClock:
             if number < self.plan.workers:
                 self.clock.at(when, self._repair, number)
         for actor in self.actors:
-            self.clock.at(0.0, self.go_on, actor, None)
+            self.clock.at(0.0, self.resume, actor, None)
         self.clock.run()
         if self.desk.finished(self.desk_state) < self.agenda.leases:
             raise RunFailed("every worker died; nothing was left to finish the run")
 
-    def go_on(self, actor: Actor, answer: object) -> None:
-        """Let a program go on with the answer to its last command, unless its process has died."""
+    def resume(self, actor: Actor, answer: object) -> None:
+        """Resume a program with the answer to its last command, unless its process has died."""
         if not actor.dead and (command := actor.send(answer)) is not None:
             self.answers[type(command)](actor, command)
 
@@ -166,9 +166,9 @@ class ServerOnClock:
             self.waiting.add(actor.number)
         elif isinstance(action, Lease):
             actor.batch = action.batch
-            self.go_on(actor, action)
+            self.resume(actor, action)
         else:
-            self.go_on(actor, None)
+            self.resume(actor, None)
 
     def _wake(self) -> None:
         """Let workers that wait ask again, since the desk has changed; not if it has nothing to give to any of them."""
@@ -192,7 +192,7 @@ class ServerOnClock:
             if dies > ends or dies <= begins:  # the worker that took a dead one's place does not die
                 self.rows.add(row(Kind.COMPUTE, number, task, -1, base, -1, times, samples, 0, loss, weight))
             begins = ends
-        self.clock.at(begins, self.go_on, actor, lease)
+        self.clock.at(begins, self.resume, actor, lease)
 
     def _samples(self, task: int) -> int:
         """The samples of a task."""
@@ -211,7 +211,7 @@ class ServerOnClock:
         action = self.server.pull(command)
         size = 0 if self.server.base(actor.number) == before else self.piece
         arrives = self.links.answered(actor.number, command.shard, self.clock.now, size)
-        self.clock.at(arrives, self.go_on, actor, action)
+        self.clock.at(arrives, self.resume, actor, action)
 
     def push(self, actor: Actor, command: Push) -> None:
         now = self.clock.now
@@ -241,7 +241,7 @@ class ServerOnClock:
         else:
             self.rows.add(row(Kind.DROP, number, command.batch, shard, times=times[:2]))
         back = self._answered(command) if isinstance(action, Apply) else self.piece
-        self.clock.at(self.links.answered(number, shard, end, back), self.go_on, actor, action)
+        self.clock.at(self.links.answered(number, shard, end, back), self.resume, actor, action)
 
     def _size(self, worker: int, shard: int) -> int:
         """The bytes of a worker's gradient for a shard."""
@@ -270,7 +270,7 @@ class ServerOnClock:
         """Start a worker in the place of one that died, unless the run is over."""
         if self.actors[number].dead:
             client = Client(number, self.plan.shards, joins=True)
-            self.go_on(Actor(self.method, client), None)
+            self.resume(Actor(self.method, client), None)
 
     def join(self, actor: Actor, command: Join) -> None:
         """Let a worker take a dead one's place, as soon as the batch that died with it is finished."""
@@ -281,4 +281,4 @@ class ServerOnClock:
             self.clock.at(self.clock.now + max(again, 1e-6), self.join, actor, command)
             return
         self.actors[actor.number] = actor
-        self.go_on(actor, None)
+        self.resume(actor, None)
