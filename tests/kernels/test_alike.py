@@ -30,7 +30,7 @@ def test_each_has_the_numbers_of_its_own_text(kind: Any, settings: list[dict[str
     x, y = torch.randn(60, 6, dtype=torch.float64), torch.randint(0, 4, (60,))
     models = [nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.2), nn.Tanh(), nn.Linear(5, 4)).double() for _ in settings]
     alone, makers = copy.deepcopy(models), [partial(kind, **each) for each in settings]
-    made = fuse_alike(models, nn.CrossEntropyLoss(), makers, 10, x)
+    made = fuse_alike(models, nn.CrossEntropyLoss(), makers, 10, x, y)
     assert len({each.compiled(x).source for each in made}) == 1
     order = torch.randperm(60)
     for fused, model, other, maker in zip(made, models, alone, makers, strict=True):
@@ -46,14 +46,14 @@ def test_what_one_remembers_another_can_go_on_from_that_needs_less_or_more() -> 
     x, y = torch.randn(20, 3, dtype=torch.float64), torch.randint(0, 2, (20,))
     models = [nn.Linear(3, 2).double() for _ in range(2)]
     loss, order = nn.CrossEntropyLoss(), torch.arange(20)
-    (heavy,) = fuse_alike(models[:1], loss, [partial(SGD, lr=0.1, momentum=0.9)], 5, x)
-    (plain,) = fuse_alike(models[1:], loss, [partial(SGD, lr=0.1)], 5, x)
+    (heavy,) = fuse_alike(models[:1], loss, [partial(SGD, lr=0.1, momentum=0.9)], 5, x, y)
+    (plain,) = fuse_alike(models[1:], loss, [partial(SGD, lr=0.1)], 5, x, y)
     heavy.train_epoch(x, y, order)
     kept = remembered(heavy.compiled(x), heavy.weights)
     assert set(kept[0]) == {"momentum_buffer"}
     assert remembered(plain.compiled(x), plain.weights) == [{}]
     remember(plain.compiled(x), plain.weights, kept)  # has no use for it
-    (other,) = fuse_alike(models[1:], loss, [partial(SGD, lr=0.1, momentum=0.5)], 5, x)
+    (other,) = fuse_alike(models[1:], loss, [partial(SGD, lr=0.1, momentum=0.5)], 5, x, y)
     remember(other.compiled(x), other.weights, kept)
     (found,) = remembered(other.compiled(x), other.weights)
     assert all(

@@ -17,6 +17,7 @@ import hashlib
 import json
 import re
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
@@ -30,12 +31,13 @@ from paceline.core.agenda import Agenda
 from paceline.core.rules.plain import Plain
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
-from paceline.errors import JobError
+from paceline.errors import JobError, JobWarning
 from paceline.gradients.fused_replica import FusedGradients, check_fusible
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import AUTOGRAD, CPU, GradientMethod, Replica
 from paceline.jobs.job import Job
 from paceline.kernels.build import ABI, abilities, folder
+from paceline.kernels.comparison import WrongCode
 
 PAYS = 1.1  # times as fast as PyTorch, from which on generated code is chosen: both are timed only briefly
 WORTH = 5.0  # seconds that a training has to take by PyTorch: compiling takes from one to more than ten
@@ -87,6 +89,9 @@ def choose(job: Job, module: nn.Module, source: Source, refused: str = "") -> Ch
         if by_kernels is None:
             by_kernels = _seconds(fused, module, source, lambda copied: FusedGradients(fused, copied))
             timings.remember(Timings(by_pytorch, by_kernels))
+    except WrongCode as error:
+        warnings.warn(f"{error}, as this run does", JobWarning, stacklevel=2)
+        return Choice("autograd", str(error))
     except JobError as error:
         return Choice("autograd", str(error))
     figures = f"an update takes {by_kernels * 1e6:,.0f} µs in generated code and {by_pytorch * 1e6:,.0f} µs in PyTorch"

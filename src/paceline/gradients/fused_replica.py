@@ -234,14 +234,14 @@ def check_fusible(job: Job, module: nn.Module, source: Source) -> None:
     if job.precision != "32-true":
         raise JobError(f"compute='fused' computes in the model's own precision, not in {job.precision}")
     with users_code("the first batch"):
-        batch = source.batch(torch.arange(min(len(source), 2)), 0)
+        batch = source.batch(torch.arange(min(len(source), job.batch_size)), 0)
         if job.batch_transform is not None:
             batch = job.batch_transform(batch)
-        inputs, _ = split_batch(batch)
+        inputs, y = split_batch(batch)
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
         raise JobError("compute='fused' takes one tensor as the network's input; compute='autograd' takes any")
     if job.device != "cpu":  # whose kernels the workers make, since this process keeps away from the GPU
         loss_kind(job.loss)
         describe(module, tuple(inputs[0].shape[1:]), not inputs[0].is_floating_point())
         return
-    network(job, module).prepare(inputs[0])
+    network(job, module).prepare(inputs[0], y if isinstance(y, Tensor) else None)

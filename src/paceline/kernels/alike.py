@@ -24,9 +24,10 @@ def fuse_alike(
     optimizers: Sequence[Callable[..., torch.optim.Optimizer]],
     batch_size: int,
     x: torch.Tensor,
+    y: torch.Tensor,
     beside: Sequence[torch.optim.Optimizer] = (),
 ) -> list[Fused]:
-    """Models of one shape, each trained by one thread, compiled for samples such as `x`.
+    """Models of one shape, each trained by one thread, compiled for samples such as these.
 
     The text has the terms of `beside` too: the optimizers of models that will be trained by it later.
     """
@@ -36,7 +37,7 @@ def fuse_alike(
     for model, make in zip(models, optimizers, strict=True):
         weights, rates = OneModel(model, make, beside=[*own, *beside]), rates_of(model)
         made = Fused(weights, loss_kind(loss), batch_size, Runner(Cpu(1)), like=first.get(rates))
-        made.prepare(x)
+        made.prepare(x, y)
         first.setdefault(rates, made)
         found.append(made)
     return found

@@ -30,7 +30,7 @@ from pathlib import Path
 from paceline import user_cache
 from paceline.errors import JobError, JobWarning
 
-ABI = 1  # of the structs that text and Python share
+ABI = 2  # of the structs that text and Python share
 #: gcc 12 writes an address as a sum whose base is zero, then takes it for a null pointer, and so removes the call of a
 #: function that does nothing but store what it reads from there: a layer was not computed. It does neither with this.
 KEEPS_CALLS = "-fno-delete-null-pointer-checks"

@@ -29,7 +29,7 @@ class Call(ctypes.Structure):
             "clipping", "exchange",
         )),
         *((name, ctypes.c_int64) for name in (
-            "samples", "batch", "updates", "threads", "update", "seed", "first", "stride", "chunk", "pace",
+            "samples", "batch", "updates", "threads", "update", "seed", "first", "stride", "chunk", "pace", "still",
         )),
     ]  # fmt: skip
 
@@ -55,6 +55,8 @@ class Compiled:
     tensors: list[Tensor]
     #: Views of the first chunk's gradient, by the parameter's name.
     gradients: dict[str, Tensor]
+    #: Whether it was compared with PyTorch, or need not be.
+    compared: bool = False
 
     def take_weights(self) -> None:
         """Copies the module's tensors into the padded memory; one that lies there already is not copied."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
+from paceline.kernels.build import compiler
 from paceline.kernels.checks import check_batches, check_kinds, check_samples, device_of
+from paceline.kernels.comparison import FEW, MOST, Numbers, WrongCode, compared, fault, note
 from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensors_of, view_of
 from paceline.kernels.cpu import Cpu
 from paceline.kernels.cuda.device import nvidia
@@ -28,7 +31,7 @@ from paceline.kernels.runner import Runner, Sizes
 from paceline.kernels.weights import REALS, OneModel, Weights
 
 TEAM = 16  # numbers of the row of work: two, on a cache line each
-MOST = 2 << 30  # bytes of numbers
+MEMORY = 2 << 30  # bytes of numbers
 
 
 def fuse(
@@ -88,11 +91,12 @@ class Fused:
             raise CannotFuse(f"samples of shape {tuple(x.shape[1:])}: what the optimizer remembers is of another shape")
         made = self.compiled(x)
         made.take_weights()
-        settings = self.weights.settings(made.plan.target.lanes)
+        call, alive = self._prepared(made, x, y, order, self.weights.settings(made.plan.target.lanes))
         begin = time.perf_counter()
         samples = order.shape[-1]
         updates = -(-samples // self.batch_size)
-        total = self._call(made, x, y, order, self.batch_size, updates, self.updates, settings, seed)
+        total = self._call(made, call, self.batch_size, updates, self.updates, seed)
+        del alive  # the call has only their addresses
         self.timed = samples, time.perf_counter() - begin
         self.updates += updates
         made.give_weights()
@@ -104,8 +108,9 @@ class Fused:
         """The mean loss of these samples and its gradient by parameter, in memory that the next call overwrites."""
         made = self.compiled(x)
         made.take_weights()
-        order = torch.arange(len(x))
-        loss = self._call(made, x, y, order, len(x), 1, -1, torch.zeros(1, dtype=torch.float64), seed)
+        call, alive = self.call_for(made, x, y)
+        loss = self._call(made, call, len(x), 1, -1, seed)
+        del alive  # the call has only their addresses
         self.copy_statistics(made)
         return loss, made.gradients
 
@@ -122,9 +127,62 @@ class Fused:
 
     # --- compiling ---
 
-    def prepare(self, x: Tensor) -> None:
-        """Compiles for samples such as these."""
-        self.compiled(x)
+    def prepare(self, x: Tensor, y: Tensor | None = None) -> None:
+        """Compiles for samples such as these, and compares their gradient with PyTorch's where there are targets."""
+        made = self.compiled(x)
+        if y is not None:
+            self.call_for(made, x, y)
+
+    def _compare(self, made: Compiled, x: Tensor, y: Tensor, order: Tensor) -> None:
+        """Raises `WrongCode` where the gradient of samples is not PyTorch's; once for each text on a machine."""
+        if made.compared or self.processor.where.type != "cpu" or made.plan.target.apart:
+            return
+        made.compared = True
+        loss_of, file = self.loss.function, made.program.file
+        most = max(FEW, MOST // max(made.plan.flops, 1))
+        samples = (order if order.dim() == 1 else order[0])[: min(self.batch_size, most)]
+        if loss_of is None or len(samples) <= compared(file):
+            return
+        for some in (samples[:FEW], samples):
+            near, targets = x[some], y[some]
+            words = fault(self._twin, partial(self._numbers, x=near, y=targets), loss_of, near, targets)
+            if words is None:
+                return
+            if words:
+                raise WrongCode(
+                    f"generated code is wrong for this network on this machine: in a batch of {len(some)}, {words}. "
+                    f"{compiler()} made it of {file.with_suffix('.cpp')}, which is worth a report. Use "
+                    "compute='autograd', which is PyTorch"
+                )
+        note(file, len(samples))
+
+    def _twin(self) -> Fused:
+        """The same text, for copies of the modules."""
+        return Fused(self.weights.twin(), self.loss, self.batch_size, Runner(self.processor), self)
+
+    def modules(self) -> list[nn.Module]:
+        """Each module that is trained."""
+        return self.weights.modules()
+
+    def _numbers(self, twin: Fused, x: Tensor, y: Tensor) -> list[Numbers]:
+        """Loss and gradients of each module of a twin, without dropout."""
+        made = twin.compiled(x)
+        made.compared = True
+        made.take_weights()
+        target, order = made.plan.target, torch.arange(len(x))
+        order = order.expand(target.lanes, -1) if target.replicas else order
+        call, alive = twin._prepared(made, x, y, order, torch.zeros(1, dtype=torch.float64))
+        call.still = 1
+        losses = [twin._call(made, call, len(x), 1, -1, 0)]
+        del alive  # the call has only their addresses
+        if target.replicas:
+            losses = twin.runner.losses(made).tolist()
+        views = {id(tensor): view for view, tensor in twin.weights.views(made.plan, made.memory["gradients"])}
+        return [
+            {"the loss": torch.tensor(loss, dtype=torch.float64).to(self.weights.dtype)}
+            | {f"the gradient of {n}": views[id(p)] for n, p in module.named_parameters() if id(p) in views}
+            for module, loss in zip(twin.modules(), losses, strict=False)
+        ]
 
     def compiled(self, x: Tensor | None = None) -> Compiled:
         """What was compiled for samples such as these, which it is now if it was not before; or what was first."""
@@ -176,7 +234,7 @@ class Fused:
         weights, lane_gradients = sizes["weights"] * wide, sizes["lanes"] * lanes * chunks
         dtype = self.weights.dtype
         needed = (weights * (1 + len(rule.states) + chunks) + lane_gradients + arena) * dtype.itemsize
-        if needed > MOST:
+        if needed > MEMORY:
             raise CannotFuse(
                 f"this network needs {needed / 1e9:.1f} GB side by side; kernels are for small "
                 "networks, and gain nothing on large ones: compute='autograd' trains it"
@@ -204,24 +262,10 @@ class Fused:
 
     # --- running ---
 
-    def _call(
-        self,
-        made: Compiled,
-        x: Tensor,
-        y: Tensor,
-        order: Tensor,
-        batch: int,
-        updates: int,
-        update: int,
-        settings: Tensor,
-        seed: int,
-    ) -> float:
+    def _call(self, made: Compiled, call: Call, batch: int, updates: int, update: int, seed: int) -> float:
         """Runs the generated code: so many updates from `update` on, or, if that is negative, one batch's gradient."""
-        call, given = self._prepared(made, x, y, order, settings)
         call.batch, call.updates, call.update, call.seed = batch, updates, update, seed
-        loss = self.run(made, call)
-        del given  # the call has only their addresses
-        return loss
+        return self.run(made, call)
 
     def run(self, made: Compiled, call: Call) -> float:
         """Makes the updates of a call that was prepared; the sum of their losses."""
@@ -252,6 +296,7 @@ class Fused:
         y = y.to(where, torch.long if labels else self.weights.dtype).contiguous()
         order, settings = order.to(where, torch.long).contiguous(), settings.to(where)
         check_samples(plan, labels, x, y, order)
+        self._compare(made, x, y, order)
         pointers = {name: tensor.data_ptr() for name, tensor in made.memory.items()}
         call = Call(
             **pointers,

@@ -43,6 +43,8 @@ class LossText(NamedTuple):
     classes: int = 0
     #: What an own loss computes of SCORE and TARGET.
     expression: Expression | None = None
+    #: The loss itself, which generated code is compared with.
+    function: Callable[..., Any] | None = None
 
     def slope(self) -> Expression:
         """The slope of an own loss by the score."""
@@ -84,7 +86,7 @@ LOSSES: dict[type[nn.Module], Row] = {
 def loss_kind(loss: Callable[..., Any]) -> LossText:
     """What the loss is called in a text."""
     if isinstance(loss, nn.Module) and not is_hooked(loss) and (kind := kind_of(loss, LOSSES)) is not None:
-        return _text(kind, {**vars(loss), **loss._buffers})
+        return _text(kind, {**vars(loss), **loss._buffers})._replace(function=loss)
     plain = next((of for of, row in LOSSES.items() if loss is row.function), None)
     found = _followed(loss) if plain is None else _text(plain, {})
     if found is None:
@@ -92,7 +94,7 @@ def loss_kind(loss: Callable[..., Any]) -> LossText:
             f"the loss {getattr(loss, '__name__', loss)} has no kernel; {', '.join(k.__name__ for k in LOSSES)} have, "
             f"functions of (output, target) that call one of these, and means of an expression of both; {WAY_OUT}"
         )
-    return found
+    return found._replace(function=loss)
 
 
 def _text(kind: type[nn.Module], given: Mapping[str, Any]) -> LossText:

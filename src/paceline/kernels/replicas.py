@@ -56,7 +56,9 @@ def fuse_replicas(
 class SideBySide:
     """The weights of several models of one shape: a lane of the padded memory for each."""
 
-    def __init__(self, models: list[nn.Module], factories: list[Callable[..., torch.optim.Optimizer]]) -> None:
+    def __init__(
+        self, models: list[nn.Module], factories: Sequence[Callable[..., torch.optim.Optimizer] | None]
+    ) -> None:
         #: Each model with its optimizer. The first stands for all where only shapes and kinds are asked for.
         self.models = [OneModel(model, make) for model, make in zip(models, factories, strict=True)]
         first = self.models[0]
@@ -118,6 +120,15 @@ class SideBySide:
     def count_batches(self, batches: int) -> None:
         for model in self.models:
             model.count_batches(batches)
+
+    def twin(self) -> SideBySide:
+        copies = [model.twin().module for model in self.models]
+        found = SideBySide(copies, [None] * len(copies))
+        found.module = self.module  # whose layers the text has
+        return found
+
+    def modules(self) -> list[nn.Module]:
+        return [model.module for model in self.models]
 
 
 class Replicas:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -10,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline.kernels.comparison import without_dropout
 from paceline.kernels.compiled import Compiled, view_of
 from paceline.kernels.ir import Kind
 from paceline.kernels.layers.base import CannotFuse
@@ -47,6 +49,14 @@ class Weights(Protocol):
 
     def count_batches(self, batches: int) -> None:
         """Adds to the batches that batch-norm has tracked."""
+        ...
+
+    def twin(self) -> Weights:
+        """Copies of the modules, without optimizers and without dropout."""
+        ...
+
+    def modules(self) -> list[nn.Module]:
+        """Each module."""
         ...
 
 
@@ -105,6 +115,12 @@ class OneModel:
         for part in self.module.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.num_batches_tracked is not None:
                 part.num_batches_tracked += batches
+
+    def twin(self) -> OneModel:
+        return OneModel(without_dropout(copy.deepcopy(self.module)))
+
+    def modules(self) -> list[nn.Module]:
+        return [self.module]
 
 
 def weights_of(plan: Plan) -> list[str]:

@@ -33,7 +33,8 @@ class CoreStack(Members):
         makers = [partial(job.make_optimizer, module) for job, module in zip(jobs, self.modules, strict=True)]
         first = self.modules[0]
         others = [job.make_optimizer(first, list(first.parameters())) for job in beside]
-        self.fused = fuse_alike(self.modules, loss, makers, jobs[0].batch_size, self.x[:1], others)
+        size = jobs[0].batch_size
+        self.fused = fuse_alike(self.modules, loss, makers, size, self.x[:size], self.y[:size], others)
 
     def advance(self, updates: int) -> list[float]:
         """Train until so many updates are made; return the mean loss of the new ones for each member."""

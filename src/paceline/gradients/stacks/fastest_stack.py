@@ -6,6 +6,7 @@ Of generated code: a core for each, or a lane for each. Networks without kernels
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -14,6 +15,7 @@ import torch
 
 from paceline.core.agenda import Agenda
 from paceline.data.source import TensorSource
+from paceline.errors import JobWarning
 from paceline.gradients.stacks.core_stack import CoreStack
 from paceline.gradients.stacks.lane_stack import LaneStack
 from paceline.gradients.stacks.stacking import CannotStack
@@ -22,6 +24,7 @@ from paceline.jobs.job import Job
 from paceline.kernels import CannotFuse, NoCompiler, machine
 from paceline.kernels.alike import rates_of
 from paceline.kernels.build import COMPILING
+from paceline.kernels.comparison import WrongCode
 
 LOOK = 0.05  # seconds for which a form is timed, at least one update
 SIDE_BY_SIDE = 16  # members by torch.func that are timed
@@ -81,6 +84,8 @@ class Forms:
             some = jobs[: machine.target("float").lanes]
             try:
                 known[LaneStack] = _pace(lambda: LaneStack(some, source, _agenda(jobs, source)), len(some))
+            except WrongCode:
+                raise
             except CannotFuse:  # they differ in what lanes have in common
                 known[LaneStack] = Pace(float("inf"), 1)
         if LaneStack in known and (in_lanes := known[LaneStack].of(members, updates)) < on_cores:
@@ -94,6 +99,8 @@ def _agenda(jobs: Sequence[Job], source: TensorSource) -> Agenda:
 
 def _vmapped(jobs: Sequence[Job], source: TensorSource, agenda: Agenda, error: Exception) -> VmapStack:
     """Return a stack by torch.func, since there are no kernels; if it cannot be, say both reasons."""
+    if isinstance(error, WrongCode):
+        warnings.warn(f"{error}, as these trials do", JobWarning, stacklevel=2)
     try:
         return VmapStack(jobs, source, agenda)
     except CannotStack as refused:

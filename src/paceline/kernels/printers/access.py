@@ -54,10 +54,14 @@ class Access:
         return f"b_{self._names[buffer]}"
 
     def declarations(self, buffers: set[str]) -> Lines:
-        """A pointer for each of the buffers, by its C++ name."""
+        """Each of the buffers, by its C++ name, with how many numbers it has."""
         for buffer in sorted(buffers):
-            element = self.plan.places[buffer].element
-            yield f"    {element}* const {self.name(buffer)} = {self.pointer(buffer)};"
+            place = self.plan.places[buffer]
+            yield f"    const Array<{place.element}, {place.size}> {self.name(buffer)}{{{self.pointer(buffer)}}};"
+
+    def part(self, buffer: str, count: int, first: str = "0") -> str:
+        """The address of some of a buffer's elements, which lie side by side."""
+        return f"part<{count}>({self.name(buffer)}, {first})"
 
     # --- loads and stores ---
 
@@ -73,15 +77,20 @@ class Access:
 
     def load(self, ref: Ref, point: dict[str, int]) -> str:
         """The element, or vector of elements, that the rounds of `point` read."""
-        place = self.place(ref, shifted(self.plan.at(ref), point))
-        return f"wide<{self._wide[1]}>(&{place})" if self._is_wide(ref) else place
+        shift = shifted(self.plan.at(ref), point)
+        return f"wide<{self._wide[1]}>({self._vector(ref, shift)})" if self._is_wide(ref) else self.place(ref, shift)
 
     def store(self, ref: Ref, point: dict[str, int], add: bool, value: str) -> str:
         """The statement that writes `value`, or adds it, to where the rounds of `point` write."""
-        place = self.place(ref, shifted(self.plan.at(ref), point))
+        shift = shifted(self.plan.at(ref), point)
         if not self._is_wide(ref):
-            return f"{place} {'+=' if add else '='} {value};"
-        return f"put<{self._wide[1]}>(&{place}, {self.load(ref, point) + ' + ' if add else ''}{value});"
+            return f"{self.place(ref, shift)} {'+=' if add else '='} {value};"
+        before = self.load(ref, point) + " + " if add else ""
+        return f"put<{self._wide[1]}>({self._vector(ref, shift)}, {before}{value});"
+
+    def _vector(self, ref: Ref, shift: int) -> str:
+        """The address of the vector that begins at an element."""
+        return self.part(ref.buffer, self._wide[1], written(self.plan.at(ref), shift))
 
     def _is_wide(self, ref: Ref) -> bool:
         return bool(self._wide[0] and self.plan.at(ref).of(self._wide[0]))

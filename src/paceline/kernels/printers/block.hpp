@@ -13,6 +13,7 @@ template <int PARTS> INLINE R sum_of_parts(R part) {
 FUNCTION void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t k) {
     const int64_t sample = c.order[first + k];
     g.number = k;
+    g.still = c.still;
     g.groups = g.samples = n;
     g.weights = OWN_WEIGHTS ? OWN_PLACE + OWN_NUMBERS * ARENA : in_device(c.weights);
     g.first_arena = c.arenas;

@@ -52,6 +52,7 @@ struct Call {
     int64_t first, stride; // of a call: the number of its first update, and how far the next one is
     int64_t chunk;         // of a call: which part of each update it computes
     int64_t pace;          // settings of each update of a call; 0 where all its updates have the same
+    int64_t still;         // whether nothing is dropped
 };
 
 struct Group {
@@ -74,6 +75,7 @@ struct Group {
     double loss[LANES];
     V* first_arena; // of the first group; the others lie behind it
     int64_t number, groups, samples;
+    bool still; // nothing is dropped
     bool first; // of its chunk: what it adds to a gradient is all there is so far
 };
 
@@ -103,7 +105,8 @@ INLINE V kept(const Group& g, uint32_t layer, uint32_t place, R rate) {
         const uint32_t seed = g.seed;
 #endif
         const uint32_t bound = (uint32_t)((double)rate * 4294967296.0);
-        out[l] = mixed(mixed(seed ^ salt) + g.position[l] * 0x85ebca6bU) < bound ? R(0) : R(1) / (R(1) - rate);
+        const bool drops = mixed(mixed(seed ^ salt) + g.position[l] * 0x85ebca6bU) < bound;
+        out[l] = g.still ? R(1) : drops ? R(0) : R(1) / (R(1) - rate);
     }
     V v;
     std::memcpy(&v, out, sizeof v);

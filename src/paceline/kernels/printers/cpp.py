@@ -39,7 +39,7 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
         "SLICES": max(1, min(CHUNKS, weights // SLICE)),
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in (constants(plan, rule) | own).items()]
-    lines += [part("prelude"), part("call"), part("functions")]
+    lines += [part("prelude"), part("arrays"), part("call"), part("functions")]
     if target.pixels:
         lines += _wide_functions(target)
     lines += [*losses(plan, printer), _butterfly(target.lanes), part("group"), part("update")]

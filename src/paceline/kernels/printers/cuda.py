@@ -51,7 +51,7 @@ def _head(plan: Plan, rule: Rule, own: Own, threads: int, printer: Printer) -> l
     }  # fmt: skip
     return [
         *(f"#define {name} {value}" for name, value in words.items()),
-        *(part(name) for name in ("device", "call", "functions")),
+        *(part(name) for name in ("device", "arrays", "call", "functions")),
         *losses(plan, printer),
         part("update"),
     ]

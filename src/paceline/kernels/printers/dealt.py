@@ -139,7 +139,7 @@ class AmongRanks:
     def gathered(self, buffer: str, start: str, count: int, unit: int, indent: str) -> Lines:
         """Gives every rank all parts of a buffer, if any rank reads more than its own."""
         if self.access.plan.program.base(buffer) not in self.own:
-            yield f"{indent}gather({self.access.name(buffer)} + {start}, {count}, {unit} * sizeof(V));"
+            yield f"{indent}gather({self.access.part(buffer, count * unit, start)}, {count}, {unit} * sizeof(V));"
 
 
 class RankNests:

@@ -222,8 +222,8 @@ class Others:
         yield f"{indent}    {moving} += R({it.momentum!r}) * ({value} * grown - {moving});"
 
     def _score(self, it: Loss, indent: str) -> Lines:
-        scores, gradient = self.access.name(it.scores), self.access.name(f"d_{it.scores}")
         count = prod(self.plan.places[it.scores].shape)
+        scores, gradient = (self.access.part(name, count) for name in (it.scores, f"d_{it.scores}"))
         function = f"{it.loss}<{count // it.places}>" if it.labels else f"errors<{count}, {it.loss}>"
         yield f"{indent}{function}(g, {scores}, {gradient}, R({it.number!r}));"
 
@@ -232,9 +232,10 @@ class Others:
         program, lanes = self.plan.program, self.plan.target.lanes
         *outer, size = program.shape(it.source)
         rows, wide = prod(outer), self.plan.places[it.target].shape[-1] * lanes
-        target = f"(R*){self.access.name(it.target)} + (size_t)t * {wide * lanes}"
+        target = f"(R*){self.access.part(it.target, wide, f't * {wide}')}"
         yield f"{indent}for (int t = 0; t < {rows}; t++)"
         if program.base(it.source) == "input" and not program.tokens:
             yield f"{indent}    copy_rows<{size}, {wide}>(g, t * {size}, {target});"
         else:
-            yield f"{indent}    turn<{size}, {wide}>({self.access.name(it.source)} + t * {size}, {target});"
+            source = self.access.part(it.source, size, f"t * {size}")
+            yield f"{indent}    turn<{size}, {wide}>({source}, {target});"

@@ -62,6 +62,7 @@ static uint32_t seed_of(const Call& c, int64_t seed, int64_t u) {
 // The seeds of what a group draws in update u.
 static void begin_draws(const Call& c, Group& g, int64_t u) {
     g.seed = seed_of(c, c.seed, u);
+    g.still = c.still;
 #if REPLICAS
     for (int l = 0; l < LANES; l++) g.seeds[l] = seed_of(c, c.seeds[l], u);
     g.rates = c.rates;

@@ -1,0 +1,165 @@
+"""Generated code compared with PyTorch: the gradient of a few samples, and of a whole batch, before the first update.
+
+A compiler may be wrong, and what it makes of a text on one machine says nothing of the next. So this is done once for
+each text on each machine, and a note of it lies beside the library. Rounding may decide on which side of a bend a
+number is, such as ReLU's; so what differs is computed again with other weights, and is wrong only if it always differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from paceline import user_cache
+from paceline.kernels.refusal import CannotFuse
+
+FEW = 2  # samples of the smaller batch, of which batch-norm needs as many
+MOST = 10**9  # floating-point operations of the larger one, which PyTorch computes within a second
+ATTEMPTS = 3  # with other weights each
+SHAKEN = 1e-3  # of a weight, by which it is changed for another attempt
+#: What rounding may change, relative to the length of a gradient, or to the longest one's where that is far longer.
+ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-9}
+SHORT = 1e-2
+ILL = 16  # times what PyTorch's own numbers differ from float64's, where a network amplifies rounding
+
+Loss = Callable[..., Any]
+Numbers = dict[str, Tensor]  # the loss, and gradients, by what they are called in a message
+
+
+class WrongCode(CannotFuse):
+    """Generated code whose gradient is not PyTorch's."""
+
+
+class Twin(Protocol):
+    """Copies of modules, of which numbers are computed."""
+
+    def modules(self) -> list[nn.Module]: ...
+
+
+AnyTwin = TypeVar("AnyTwin", bound=Twin)
+
+
+# --- notes beside the library ---
+
+
+def compared(file: Path) -> int:
+    """The size of the largest batch for which a library was compared; 0 if it was not."""
+    try:
+        return int(user_cache.read(_note(file)))
+    except (OSError, ValueError):
+        return 0
+
+
+def note(file: Path, size: int) -> None:
+    """Write that a library was compared for batches of this size."""
+    with contextlib.suppress(OSError):  # it will be compared again
+        user_cache.write(_note(file), str(size).encode())
+
+
+def _note(file: Path) -> Path:
+    return file.with_suffix(".compared")
+
+
+# --- PyTorch's numbers ---
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Functions of dropout change nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):
+            return args[0]
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0, **dict(zip(["is_causal"], args[5:], strict=False))}
+        return func(*args, **kwargs)
+
+
+def without_dropout(module: nn.Module) -> nn.Module:
+    """The module itself, whose layers drop nothing from now on."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+        elif isinstance(part, nn.RNNBase | nn.MultiheadAttention):
+            part.dropout = 0.0
+    return module
+
+
+def by_autograd(module: nn.Module, loss_of: Loss, x: Tensor, y: Tensor, dtype: torch.dtype) -> Numbers:
+    """Loss and gradients of a module without dropout, which has this type from now on."""
+    module.to(dtype)
+    loss_of = copy.deepcopy(loss_of).to(dtype) if isinstance(loss_of, nn.Module) else loss_of
+    x, y = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in (x, y))
+    module.zero_grad()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        with _WithoutDropout():
+            loss = loss_of(module(x), y)
+        loss.backward()
+    gradients = {f"the gradient of {n}": p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+    return {"the loss": loss.detach(), **gradients}
+
+
+# --- the comparison ---
+
+
+def fault(
+    twin: Callable[[], AnyTwin], run: Callable[[AnyTwin], Iterable[Numbers]], loss_of: Loss, x: Tensor, y: Tensor
+) -> str | None:
+    """How numbers of generated code differ from PyTorch's beyond rounding, in words; empty if they do not.
+
+    None where PyTorch cannot compute them: the module's own code fails, which generated code does not run, or its
+    numbers are not finite.
+
+    twin   makes copies of the modules
+    run    computes the numbers of each copy by generated code
+    """
+    words = ""
+    for attempt in range(ATTEMPTS):
+        try:
+            copies = twin()
+            for module in copies.modules() if attempt else ():
+                shake(module, attempt)
+            own = [by_autograd(m, loss_of, x, y, next(m.parameters()).dtype) for m in copies.modules()]
+        except Exception:  # of the user's code, whose own training says it
+            return None
+        if not all(bool(number.isfinite().all()) for each in own for number in each.values()):
+            return None
+        for module, numbers, wanted in zip(copies.modules(), run(copies), own, strict=True):
+            if words := _difference(module, numbers, wanted, loss_of, x, y):
+                break
+        else:
+            return ""
+    return words
+
+
+def _difference(module: nn.Module, numbers: Numbers, own: Numbers, loss_of: Loss, x: Tensor, y: Tensor) -> str:
+    longest = max((float(number.norm()) for name, number in own.items() if name != "the loss"), default=0.0)
+    exact: Numbers = {}
+    for name, wanted in own.items():
+        if (number := numbers.get(name)) is None:
+            continue
+        gap, scale = float((number - wanted).norm()), float(wanted.norm())
+        least = 1.0 if name == "the loss" else SHORT * longest
+        if gap <= ROUNDING[number.dtype] * max(scale, least) + torch.finfo(number.dtype).tiny:
+            continue
+        exact = exact or by_autograd(module, loss_of, x, y, torch.float64)
+        if not float((number - exact[name]).norm()) <= ILL * float((wanted - exact[name]).norm()):
+            return f"{name} is {gap:.2g} away from PyTorch's, whose size is {scale:.2g}"
+    return ""
+
+
+def shake(module: nn.Module, seed: int) -> None:
+    """Change each weight a little."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(SHAKEN * noise * (weight.abs() + weight.abs().mean()))

@@ -1,0 +1,197 @@
+"""Texts that are tried out: each buffer knows how many numbers it has, the compiler's sanitizers watch everything else.
+
+A text that was built so may end its process, so this is done in a child: `python -m tests.kernels.sanitized` draws
+networks, prints each in the form that its number chooses, trains it and compares its gradients with PyTorch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from paceline.kernels import CannotFuse, build, fuse_replicas
+from paceline.kernels.cpu import Cpu, Form
+from paceline.kernels.forward import Forward
+from paceline.kernels.fused import Fused
+from paceline.kernels.losses import loss_kind
+from paceline.kernels.memory import Target
+from paceline.kernels.runner import Runner
+from paceline.kernels.weights import OneModel
+from tests.kernels.networks import Case, drawn, encoders, images, operations, sequences
+from tests.kernels.programs import PROGRAMS
+
+WATCHED = ("-DCHECKED", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+#: Rounding that is no fault: multiples of what PyTorch's own float32 is wrong by, and of float32's last place.
+ROUNDING = 16
+
+
+def in_child(arguments: list[str], cache: Path, timeout: float = 3000) -> subprocess.CompletedProcess[str]:
+    """Run Python with the sanitizers' library, which has to come before all others."""
+    library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    environment = {
+        "LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0", "PACELINE_CACHE": str(cache), "OMP_NUM_THREADS": "2",
+        "PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path)), "HOME": str(cache),
+    }  # fmt: skip
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+
+
+# --- the forms of a text ---
+
+
+@dataclass(frozen=True)
+class Printed:
+    """How a network's text is printed and called."""
+
+    target: Target
+    samples: int  # of a batch; 0 for all
+    threads: int
+    ends: str  # what is done besides the gradient: "training", "scores" or "stack"
+
+    def form(self) -> Form:
+        return Form(target=lambda real, batch: self.target)
+
+
+def forms() -> list[Printed]:
+    """Every width in both types, alone and side by side; batches, threads and ends go round."""
+    samples, ends = (1, 2, 3, 0), ("training", "scores", "stack")
+    kinds: tuple[dict[str, bool], ...] = ({}, {"pixels": True})
+    targets = [
+        Target(width, real, 32 if width == 64 else 16, shares=True, **kind)
+        for width, real, kind in product((16, 32, 64), ("float", "double"), kinds)
+    ]
+    targets += [Target(64, real, scalar=True, shares=True) for real in ("float", "double")]
+    return [
+        Printed(target, samples[number % 4], 1 + number % 2, ends[number % 3]) for number, target in enumerate(targets)
+    ]
+
+
+def networks(count: int) -> list[Case]:
+    """So many networks of all layers, each kind in turn."""
+    each = math.ceil(count / 4)
+    by_kind = [drawn(strategy(), each) for strategy in (images, sequences, encoders, operations)]
+    return [case for row in zip(*by_kind, strict=False) for case in row][:count]
+
+
+def written() -> list[Case]:
+    """Networks as people write them."""
+    return [_written(name) for name in PROGRAMS]
+
+
+def _written(name: str) -> Case:
+    torch.manual_seed(0)
+    model, x, y, loss = PROGRAMS[name]()
+    return Case(model, x, y, loss.double() if isinstance(loss, nn.Module) else loss).double()
+
+
+# --- trying a network out ---
+
+
+def tried(case: Case, printed: Printed) -> str:
+    """What is wrong with a network's numbers, in words; empty if nothing is."""
+    case = _of_batch(case, printed.samples)
+    single = printed.target.real == "float"
+    model = copy.deepcopy(case.model).float() if single else copy.deepcopy(case.model)
+    x, y = (t.float() if single and t.is_floating_point() else t for t in (case.x, case.y))
+    processor = Cpu(printed.threads, printed.form())
+    fused = Fused(OneModel(model, partial(torch.optim.Adam, lr=0.01)), loss_kind(case.loss), len(x), Runner(processor))
+    fault = differs(case, *fused.loss_and_gradients(x, y), single=single)
+    if printed.ends == "training":
+        fused.train_epoch(x, y, torch.arange(len(x)))
+    elif printed.ends == "scores":
+        fault = fault or _scores_differ(case, model, x)
+    elif len(x) > 1:
+        stacked = [copy.deepcopy(model) for _ in range(3)]
+        rates = [partial(torch.optim.SGD, lr=0.01)] * 3
+        orders = torch.stack([torch.arange(len(x))] * 3)
+        with contextlib.suppress(CannotFuse):  # some networks are not trained in a stack
+            fuse_replicas(stacked, case.loss, rates, len(x)).train_epochs(x, y, orders=orders)
+    return fault
+
+
+def _of_batch(case: Case, samples: int) -> Case:
+    """The first samples, but at least two where batch-norm needs them."""
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d)
+    if any(isinstance(part, norms) for part in case.model.modules()):
+        samples = max(samples, 2) if samples else 0
+    if not samples or samples >= len(case.x):
+        return case
+    return replace(case, x=case.x[:samples], y=case.y[:samples])
+
+
+def differs(case: Case, loss: float, gradients: dict[str, torch.Tensor], single: bool) -> str:
+    """Which number is further from float64's than PyTorch's own is, beyond rounding."""
+    exact, own = _by_autograd(case, torch.float64), _by_autograd(case, torch.float32) if single else None
+    place = torch.finfo(torch.float32 if single else torch.float64).eps
+    largest = max(float(g.abs().max()) for g in exact.values())
+    for name, wanted in exact.items():
+        computed = torch.tensor(loss, dtype=torch.float64) if name == "loss" else gradients[name]
+        gap = float((computed.double() - wanted).abs().max())
+        scale = max(float(wanted.abs().max()), 1e-2 * largest)
+        if own is None:
+            allowed = 1e-10 * scale
+        else:
+            wrong = float((own[name].double() - wanted).abs().max())
+            allowed = ROUNDING * (wrong + 4 * place * scale)
+        if not gap <= allowed:
+            return f"{name}: {gap:.2e} from float64's, where {allowed:.2e} is allowed"
+    return ""
+
+
+def _by_autograd(case: Case, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    model = copy.deepcopy(case.model).to(dtype)
+    for part in model.modules():
+        if isinstance(part, nn.RMSNorm) and part.eps is None:  # it follows the parameters' type
+            part.eps = torch.finfo(torch.float64).eps
+    x, y = (t.to(dtype) if t.is_floating_point() else t for t in (case.x, case.y))
+    loss_of = copy.deepcopy(case.loss).to(dtype) if isinstance(case.loss, nn.Module) else case.loss
+    loss = loss_of(model(x), y)
+    loss.backward()
+    return {"loss": loss.detach()} | {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def _scores_differ(case: Case, model: nn.Module, x: torch.Tensor) -> str:
+    try:
+        scores = Forward(model, case.loss, x).scores(model, x)
+    except CannotFuse:
+        return ""  # batch-norm computes something else in evaluation mode
+    with torch.no_grad():
+        wanted = case.model.eval()(case.x)
+    case.model.train()
+    scale = max(1.0, float(wanted.abs().max()))
+    gap = float((scores.reshape(wanted.shape).double() - wanted).abs().max())
+    return "" if gap <= 1e-3 * scale else f"scores: {gap:.2e} from float64's"
+
+
+def sweep(cases: list[Case], first: int = 0, every: Callable[[int], list[Printed]] | None = None) -> Iterator[str]:
+    """Faults of these networks, each in the form that its number chooses."""
+    choices = forms()
+    for number, case in enumerate(cases, first):
+        for printed in every(number) if every else [choices[number % len(choices)]]:
+            print(json.dumps([number, str(printed)]), flush=True)
+            if fault := tried(case, printed):
+                yield f"network {number}, {printed}: {fault}\n{case.model}"
+
+
+def main(count: int, first: int, *flags: str) -> None:
+    build.FLAGS = (*build.FLAGS, *(flags or WATCHED))
+    cases = [*networks(count), *written()][first:count] if first >= 0 else written()
+    faults = list(sweep(cases, max(first, 0)))
+    print("\n".join(faults) or "clean")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
