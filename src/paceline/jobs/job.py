@@ -111,7 +111,7 @@ class Job:
     accumulate_grad_batches: int = 1
     device: str = "auto"
     precision: str = "32-true"
-    compute: str = "autograd"
+    compute: str = "auto"
     compile_options: dict[str, Any] | None = None
     metrics: Any = field(default_factory=dict)  # a dictionary, once the job is made
     on_nan: str = "stop"
