@@ -33,11 +33,11 @@ WRITTEN_BY = {
     "api/parallel.py:_write:np.load": f"ranks of this user; arrays without objects: {NO_CODE}",
     "api/planning/busy_cores.py:_main:recv": PARENT,
     "api/planning/busy_cores.py:_ask:recv": PIPE,
-    "api/tuning/ray_trials.py:run_trials:pickle.loads": "the driver, through Ray, which runs whatever it is sent",
+    "api/tuning/ray_trials.py:run_trials:unpack_program": "the driver, through Ray, which runs whatever it is sent",
     "backend/group.py:recv_anysource:recv": f"a rank of this run, as the numbers of a tensor: {NO_CODE}",
     "engines/cluster/children.py:_listen:recv": PIPE,
     "engines/cluster/group_client.py:_listen:recv": PARENT,
-    "engines/cluster/ray_agent.py:run:pickle.loads": "the driver, through Ray, which runs whatever it is sent",
+    "engines/cluster/ray_agent.py:run:unpack_program": "the driver, through Ray, which runs whatever it is sent",
     "engines/cluster/ray_watch.py:_stay:recv": f"bytes of a socket, which are not looked at: {NO_CODE}",
     "engines/cluster/servers/helpers.py:run_helper:pickle.loads": PARENT,
     "engines/cluster/servers/processes.py:run_desk:pickle.loads": PARENT,
@@ -51,6 +51,7 @@ WRITTEN_BY = {
     "engines/workers/state_buffers.py:read:pickle.loads": "a worker of this run, in memory that has no name",
     "errors/arguments.py:_kinds:eval": "annotations in the package's own source",
     "gradients/pickling.py:unpack:_Unpacker.load": "its callers, which are in this table",
+    "gradients/pickling.py:unpack_program:pickle.load": "its callers, which are in this table",
     "jobs/loading.py:_module:exec_module": USER,
     "kernels/printers/numpy.py:run:exec": "the package itself, from its own statements",
     "links/tcp/same_user.py:_by_diag:recv": f"the kernel: {NO_CODE}",
@@ -85,8 +86,8 @@ def loaders(file: Path) -> Iterator[str]:
             yield f"{name}:{inside}:{called if called in CALLS else last}"
         elif last in unpicklers or called.endswith("Unpickler"):
             yield f"{name}:{inside}:{last}.load"
-        elif unpicks and called == "unpack":
-            yield f"{name}:{inside}:unpack"
+        elif unpicks and called in ("unpack", "unpack_program"):
+            yield f"{name}:{inside}:{called}"
 
 
 def _with_function(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.AST]]:

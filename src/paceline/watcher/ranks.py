@@ -63,7 +63,7 @@ def ranks_of(snapshot: Snapshot) -> list[tuple[Process, ...]]:
     """Return the ranks of each job of which all ranks are in the snapshot.
 
     A data loader's worker, a helper and a shell inherit a rank's variables, and by fork its process group: the rank is
-    the outermost process of that number. Several jobs of one size are told apart by what has started their ranks.
+    the outermost process of that number. Several jobs of one size are distinguished by what has started their ranks.
     """
     known = {p.pid: p for p in snapshot.processes if p.rank is not None and p.stacks}
     parents = {process.pid: process.parent for process in snapshot.processes}
