@@ -159,7 +159,7 @@ def set_up(
     agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     choice = None
     if job.compute == "auto":
-        with threads(plan.threads):
+        with threads(plan.threads), users_code("the first batch", hint=hint), torch.random.fork_rng(devices=[]):
             choice = choose(job, module, source, _refused(plan, engine, placement))
         job = job.with_(compute=choice.compute)
     elif job.compute == "fused":
