@@ -1,4 +1,4 @@
-"""Whether generated code can compute a job."""
+"""Whether generated code can compute a job, and whether a training takes it."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def can_fuse(job: Job) -> bool:
     except (PacelineError, Warning):
         return False
     return True
+
+
+def settled(job: Job) -> Job:
+    """Return the job with the way of computing that one process takes for all of it, in place of "auto"."""
+    if job.compute != "auto":
+        return job
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the training says it
+        return job.with_(compute=set_up(job.untested(), make("sequential"), "local").job.compute)

@@ -134,6 +134,8 @@ def _settled(
 ) -> tuple[Job, str | Plan | None, int | None]:
     """Return the job with its way of computing gradients, the plan and its workers; the planner chooses `auto`."""
     job = job if compute is None else job.with_(compute=compute)
+    if engine == "mpi" and job.compute == "auto":
+        job = job.with_(compute="fused")  # there is no other way for its ranks
     if plan != AUTO:
         return job, plan, workers
     if engine != "local":

@@ -225,6 +225,11 @@ def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, 
     return functions, file, False
 
 
+def compiling_seconds(text: str) -> float:
+    """Seconds that a compiler takes for a text, about."""
+    return 0.5 + len(text) / 5e4
+
+
 def _compile(made: Compiler, text: str, flags: tuple[str, ...], file: Path) -> Path:
     """Compiles a text and keeps the library."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as place:

@@ -23,7 +23,7 @@ from paceline.api.comparing.result import Comparison
 from paceline.api.comparing.rows import ACCURACY, rows_of
 from paceline.api.comparing.timing import Schedule, entrants_of, time_plans
 from paceline.api.comparing.trainings import train_by_all
-from paceline.api.fusing import can_fuse
+from paceline.api.fusing import can_fuse, settled
 from paceline.api.train import RUNS, train
 from paceline.errors import UsageError, is_positive, whole
 from paceline.errors.arguments import check_arguments
@@ -83,10 +83,13 @@ def compare(
     checked(job).refuse_unused()
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
+    if link is not None and job.compute == "auto":
+        job = job.with_(compute="autograd")  # as nodes of a cluster compute
     with emptied(place), probing_once():
-        course = Course(Cost.of(job), say, progress)
+        alone = settled(job)
+        course = Course(Cost.of(alone), say, progress)
         record, runs = (
-            _here(job, chosen, seconds, place, course)
+            _here(job, alone, chosen, seconds, place, course)
             if link is None
             else simulate_plans(job, chosen, link, place, course)
         )
@@ -132,9 +135,9 @@ def _chosen(
 
 
 def _here(
-    job: Job, plans: Sequence[Plan], seconds: float | None, place: Path | None, course: Course
+    job: Job, alone: Job, plans: Sequence[Plan], seconds: float | None, place: Path | None, course: Course
 ) -> tuple[ComparisonRecord, list[Run]]:
-    """Compare on the processes of this machine."""
+    """Compare on the processes of this machine; `alone` is the job as one process computes it."""
     schedule = Schedule.of(seconds)
     course.announce(len(plans), len(entrants_of(job, plans).entrants), schedule)
 
@@ -147,10 +150,10 @@ def _here(
 
     done = train_by_all(plans, by, place)
     if done.interrupted:
-        timed = entrants_of(job, done.plans, done.runs)
+        timed = entrants_of(alone, done.plans, done.runs)
         timed.interrupt()
     else:
-        timed = time_plans(job.untested(), done.plans, done.runs, schedule, course)
+        timed = time_plans(alone.untested(), done.plans, done.runs, schedule, course)
     record = ComparisonRecord(
         job=job.name,
         best_single=timed.best_single.threads,
