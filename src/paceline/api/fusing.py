@@ -21,10 +21,13 @@ def can_fuse(job: Job) -> bool:
     return True
 
 
-def settled(job: Job) -> Job:
-    """Return the job with the way of computing that one process takes for all of it, in place of "auto"."""
+def settled(job: Job, limit: int | None = None) -> Job:
+    """Return the job with the way of computing that one process takes for all of it, in place of "auto".
+
+    `limit` is the most updates.
+    """
     if job.compute != "auto":
         return job
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the training says it
-        return job.with_(compute=set_up(job.untested(), make("sequential"), "local").job.compute)
+        return job.with_(compute=set_up(job.untested(), make("sequential"), "local", limit, bounded=True).job.compute)

@@ -121,7 +121,7 @@ class Measured:
     _here: ClassVar[dict[str, dict[str, float]]] = {}
 
     def __init__(self, job: Job, module: nn.Module) -> None:
-        key = _key(job, module)
+        key = kind_of(job, module)
         self._file, self._figures = folder().parent / "choices" / f"{key}.json", self._here.setdefault(key, {})
 
     def figure(self, name: str, measure: Callable[[], float]) -> float:
@@ -147,7 +147,7 @@ class Measured:
             yield
 
 
-def _key(job: Job, module: nn.Module) -> str:
+def kind_of(job: Job, module: nn.Module) -> str:
     """Return a digest of what decides how long an update takes: network, settings and machine, not values."""
     shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in module.named_parameters()]
     settings = [(each.name, _stable(getattr(job, each.name))) for each in fields(job) if each.name not in UNTIMED]

@@ -19,8 +19,8 @@ from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan, make
 
-#: What generated code does in a second, about: operations, and weights that the optimizer changes.
-FLOPS, WEIGHTS = 1e10, 1e9
+#: What generated code does in a second, about: operations for each byte of a vector, and weights that are changed.
+FLOPS, WEIGHTS = 6e8, 1e9
 
 
 class Call(ctypes.Structure):
@@ -54,7 +54,7 @@ class Draft:
 
     def seconds(self, batch: int) -> float:
         """Seconds of an update by one thread, about."""
-        return (self.plan.flops * batch) / FLOPS + self.plan.sizes["weights"] / WEIGHTS
+        return self.plan.flops * batch / (FLOPS * self.plan.target.bytes) + self.plan.sizes["weights"] / WEIGHTS
 
 
 @dataclass
