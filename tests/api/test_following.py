@@ -34,6 +34,7 @@ def test_a_training_of_seconds_is_not_searched(monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(PlanWarning, match=r"plan auto: sequential. one process trains in about 0\.\d s, and a search"):
         run = pl.train(job(), "auto", folder=None)
     assert (run.record.plan, run.record.compute) == ("sequential", "autograd")
+    assert "6 batches" in run.record.notes[-1], "the run says how it computes, too"
 
 
 def test_a_long_training_follows_the_search_and_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:

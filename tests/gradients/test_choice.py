@@ -160,6 +160,23 @@ def test_two_processes_measure_one_after_the_other(monkeypatch: pytest.MonkeyPat
         assert found.result() == 1.0
 
 
+class Counting(torch.optim.SGD):
+    """An optimizer of the user's own, whose steps have an effect outside of the model."""
+
+    steps = 0
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        Counting.steps += 1
+        super().step()
+
+
+def test_an_optimizer_of_the_users_own_makes_no_step_in_a_measurement() -> None:
+    mine = job(optimizer=partial(Counting, lr=0.1))
+    found = choice.choose(mine, mine.make_model(), open_source(mine.data, 0), 6)
+    assert " µs in generated code and " in found.why
+    assert not Counting.steps
+
+
 @pytest.mark.parametrize("changes", [{"loss": None, "step": lambda model, batch: model(batch[0]).mean()}])
 def test_what_generated_code_never_computes_is_not_measured(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]

@@ -40,12 +40,13 @@ from paceline.core.rules.plain import Plain
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.errors import JobError, JobWarning
-from paceline.gradients.fused_replica import FusedGradients, check_settings, fusible
+from paceline.gradients.fused_replica import FusedGradients, check_described, check_settings, first_batch, network
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import AUTOGRAD, CPU, GradientMethod, Replica
 from paceline.jobs.job import Job
 from paceline.kernels.build import ABI, abilities, compiling_seconds, folder
 from paceline.kernels.comparison import WrongCode
+from paceline.parameters.optimizers import has_hooks
 
 PAYS = 1.1  # times as fast as PyTorch, from which on generated code is chosen: both are timed only briefly
 FEW = 50  # batches with fewer of which nothing is measured
@@ -95,20 +96,26 @@ def _choose(
 ) -> Choice:  # fmt: skip
     plain, fused = job.with_(compute="autograd"), job.with_(compute="fused")
     autograd = functools.partial(_seconds, plain, module, source, lambda _: AUTOGRAD)
-    whole = batches * figure("first", functools.partial(autograd, 0))
+
+    def first() -> float:
+        check_described(job, module, first_batch(job, source)[0])
+        return autograd(0)
+
+    whole = batches * figure("first", first)
     if whole >= SOON:
         whole = batches * figure("autograd", autograd)
     if whole < SOON:
         return Choice("autograd", f"a training of about {whole:.1f} s ends before code is made for it")
-    network, x, y = fusible(fused, module, source)
-    draft = network.draft(x)
+    x, y = first_batch(fused, source)
+    generated = network(fused, module)
+    draft = generated.draft(x)
     compiling = compiling_seconds(draft.source)
-    by_code = compiling + batches * draft.seconds(job.batch_size)
-    if whole < PAYS * by_code and compiling > LITTLE * whole:
+    expected = compiling + batches * draft.seconds(job.batch_size)
+    if whole < PAYS * expected and compiling > LITTLE * whole:
         return Choice("autograd", f"all takes about {whole:.1f} s, and code for it about {compiling:.0f} s to make")
-    network.prepare(x, y)  # always: a compiler may have come or gone
-    generated = functools.partial(_seconds, fused, module, source, functools.partial(FusedGradients, fused))
-    by_kernels = figure(f"fused {draft.digest}", generated)
+    generated.prepare(x, y)  # always: a compiler may have come or gone
+    by_code = functools.partial(_seconds, fused, module, source, functools.partial(FusedGradients, fused))
+    by_kernels = figure(f"fused {draft.digest}", by_code)
     by_pytorch = whole / batches
     figures = f"an update takes {by_kernels * 1e6:,.0f} µs in generated code and {by_pytorch * 1e6:,.0f} µs in PyTorch"
     return Choice("fused" if by_pytorch > PAYS * by_kernels else "autograd", figures)
@@ -169,19 +176,24 @@ def _seconds(
 ) -> float:
     """Seconds of an update of the first batch, the fastest of some rounds; without any, those of the first update.
 
-    It is made on a copy of the module, and without a schedule, which may not have as many updates.
+    It is made on a copy of the module, without a schedule, which may not have as many updates, and without the step of
+    an optimizer that is not PyTorch's, which may change more than parameters.
     """
     job = job.with_(lr_scheduler=None)
     copied = copy.deepcopy(module).train()
     agenda = Agenda(len(source), min(job.batch_size, len(source)), 1)
     replica = Replica(job, copied, (), CPU, method(copied))
     learner = Learner(replica, Reader(source, Order(len(source), job.seed, job.shuffle), 0, lambda _: None))
-    store = replica.local_store(job.make_optimizer(copied, replica.parameters), Plain())
+    optimizer = job.make_optimizer(copied, replica.parameters)
+    store = replica.local_store(optimizer, Plain())
+    steps = type(optimizer).__module__.startswith("torch.") and not has_hooks(optimizer)
 
     def update_for(seconds: float) -> float:
         begin, updates = time.perf_counter(), 0
         while not updates or time.perf_counter() - begin < seconds:
-            store.step(learner.settle(learner.compute(agenda.chunks(0))))
+            gradient = learner.settle(learner.compute(agenda.chunks(0)))
+            if steps:
+                store.step(gradient)
             updates += 1
         return (time.perf_counter() - begin) / updates
 

@@ -227,19 +227,18 @@ def check_fusible(job: Job, module: nn.Module, source: Source) -> None:
 
     The kernels are compiled here, so that workers find them in the cache.
     """
-    x, y = _first_batch(job, source)
+    x, y = first_batch(job, source)
     if job.device != "cpu":  # whose kernels the workers make, since this process keeps away from the GPU
-        assert job.loss is not None
-        loss_kind(job.loss)
-        describe(module, tuple(x.shape[1:]), not x.is_floating_point())
+        check_described(job, module, x)
         return
     network(job, module).prepare(x, y)
 
 
-def fusible(job: Job, module: nn.Module, source: Source) -> tuple[FusedNetwork, Tensor, Tensor | None]:
-    """Return the network, of which nothing is compiled yet, with the first batch; raise as `check_fusible`."""
-    x, y = _first_batch(job, source)
-    return network(job, module), x, y
+def check_described(job: Job, module: nn.Module, x: Tensor) -> None:
+    """Raise `JobError` for a loss, or a layer of the module, that has no kernel."""
+    assert job.loss is not None
+    loss_kind(job.loss)
+    describe(module, tuple(x.shape[1:]), not x.is_floating_point())
 
 
 def check_settings(job: Job) -> None:
@@ -252,7 +251,7 @@ def check_settings(job: Job) -> None:
         raise JobError(f"compute='fused' computes in the model's own precision, not in {job.precision}")
 
 
-def _first_batch(job: Job, source: Source) -> tuple[Tensor, Tensor | None]:
+def first_batch(job: Job, source: Source) -> tuple[Tensor, Tensor | None]:
     """Return inputs and targets of the first batch; raise `JobError` for what generated code does not take."""
     check_settings(job)
     with users_code("the first batch"):

@@ -76,7 +76,7 @@ class Job:
         precision: `"32-true"`, or autocast with parameters in single precision: `"bf16-mixed"`, or `"16-mixed"`, which
             also scales the loss.
         compute: How gradients are computed: `"autograd"` by PyTorch; `"fused"` by one compiled program, for small
-            networks; `"auto"` by whichever is faster on the first batch, and by PyTorch if the training takes seconds.
+            networks; `"auto"` by whichever is faster on the first batch, and by PyTorch if it ends before a compiler.
         compile_options: Keywords of `torch.compile`, with which every worker compiles the model; `{}` for its defaults.
             A model that was compiled before keeps its own.
         metrics: `{name: metric}` over `test`. A metric is a function `f(outputs, targets)` of the whole test set, or an

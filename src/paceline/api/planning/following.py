@@ -59,6 +59,6 @@ def _choose(job: Job, updates: int, workers: int | None, limit: int | None) -> F
     seconds = updates * measure(alone, make("sequential"), UPDATES).seconds
     if seconds < SEARCH:
         why = f"one process trains in about {seconds:.1f} s, and a search for another plan takes as long"
-        return Followed("sequential", alone.compute, why)
+        return Followed("sequential", job.compute, why)
     choice = choose(job, workers=workers)
     return Followed(str(choice.best.plan), choice.compute, choice.sentences[0])
