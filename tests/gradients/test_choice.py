@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
+from paceline import user_cache
 from paceline.data.opening import open_source
 from paceline.gradients import choice
 from paceline.kernels import build, compiled, fused
@@ -175,6 +176,13 @@ def test_an_optimizer_of_the_users_own_makes_no_step_in_a_measurement() -> None:
     found = choice.choose(mine, mine.make_model(), open_source(mine.data, 0), 6)
     assert " µs in generated code and " in found.why
     assert not Counting.steps
+
+
+def test_a_file_of_another_version_is_measured_again(measured: dict[str, float], tmp_path: Path) -> None:
+    mine = job()
+    file = tmp_path / "cache" / "choices" / f"{choice.kind_of(mine, mine.make_model())}.json"
+    user_cache.write(file, b'{"autograd": null, "other": [1]}')
+    assert choice.choose(mine, mine.make_model(), open_source(mine.data, 0), 6).compute == "fused"
 
 
 @pytest.mark.parametrize("changes", [{"loss": None, "step": lambda model, batch: model(batch[0]).mean()}])

@@ -162,7 +162,7 @@ def set_up(
         with threads(plan.threads), users_code("the first batch", hint=hint), torch.random.fork_rng(devices=[]):
             batches = agenda.updates * job.accumulate_grad_batches
             choice = choose(job, module, source, batches, _refused(plan, engine, placement))
-        job, users_job = (each.with_(compute=choice.compute) for each in (job, users_job))
+        job = job.with_(compute=choice.compute)
     elif job.compute == "fused":
         job = fused_if_possible(job, module, source, not plan.traits.traced)
     found = _probed(job, plan, engine, module, optimizer, source, agenda, placement)

@@ -150,7 +150,8 @@ class Measured:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)  # a process that was forked has it open, too
             with suppress(OSError, ValueError, AttributeError):
-                self._figures |= {name: float(each) for name, each in json.loads(user_cache.read(self._file)).items()}
+                kept = json.loads(user_cache.read(self._file)).items()
+                self._figures |= {name: each for name, each in kept if isinstance(each, float)}
             yield
 
 

@@ -160,7 +160,7 @@ def _here(
         best_single_samples_per_second=timed.best_single.speed,
         rounds=timed.rounds,
         plans=tuple(rows_of(timed)),
-        notes=tuple(_other_ways(job)),
+        notes=tuple(_ways(job, done.runs)),
         singles=tuple(Timing(single.threads, tuple(single.speeds)) for single in timed.singles),
         ceilings=tuple(Timing(each.name, tuple(each.speeds)) for each in timed.ceilings.values()),
         failed=(*done.failed, *timed.failed),
@@ -182,9 +182,11 @@ def _diverged(rows: Sequence[Row], runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _other_ways(job: Job) -> list[str]:
-    """Say that generated code, which was not compared, can compute the job."""
-    if job.compute != "autograd" or not can_fuse(job):
+def _ways(job: Job, runs: Sequence[Run]) -> list[str]:
+    """Say how gradients were computed, or that generated code, which was not compared, can compute the job."""
+    if job.compute == "auto":
+        return list(dict.fromkeys(run.record.notes[-1] for run in runs))
+    if job.compute == "fused" or not can_fuse(job):
         return []
     return [
         "gradients were computed by PyTorch; generated code can compute this job, too, and is often faster for small "
