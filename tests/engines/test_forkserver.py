@@ -96,6 +96,7 @@ def members(group):
     return found
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs behind ignore it
     forkserver.fork_early()
     first = server._forkserver._forkserver_pid
     assert "torch" in sys.modules

@@ -174,7 +174,7 @@ def test_the_watcher_that_a_run_ends_says_nothing(
 ) -> None:
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
     monkeypatch.setattr(sys, "argv", ["paceline", command])
-    monkeypatch.setattr(paceline.cli, "app", lambda prog_name: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(paceline.cli, "app", lambda **call: os.kill(os.getpid(), signal.SIGTERM))
     monkeypatch.setattr(paceline.cli, "register", lambda: None)
     with pytest.raises(SystemExit) as end:
         paceline.cli.main()
