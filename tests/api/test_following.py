@@ -13,6 +13,7 @@ from torch import nn
 import paceline as pl
 from paceline.api.planning import following
 from paceline.errors import PlanWarning
+from paceline.planner import remembered
 
 
 def job(**changes: object) -> pl.Job:
@@ -26,7 +27,7 @@ def job(**changes: object) -> pl.Job:
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(following, "folder", lambda: tmp_path / "cache" / "kernels")
+    monkeypatch.setattr(remembered, "choices", lambda: tmp_path / "choices")
 
 
 def test_a_training_of_seconds_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:

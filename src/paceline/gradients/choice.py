@@ -29,6 +29,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -121,6 +122,11 @@ def _choose(
     return Choice("fused" if by_pytorch > PAYS * by_kernels else "autograd", figures)
 
 
+def choices() -> Path:
+    """The folder of what was chosen on this machine."""
+    return folder().parent / "choices"
+
+
 class Measured:
     """What was measured of one kind of job on this machine, by name, in seconds; it outlives the process."""
 
@@ -129,7 +135,7 @@ class Measured:
 
     def __init__(self, job: Job, module: nn.Module) -> None:
         key = kind_of(job, module)
-        self._file, self._figures = folder().parent / "choices" / f"{key}.json", self._here.setdefault(key, {})
+        self._file, self._figures = choices() / f"{key}.json", self._here.setdefault(key, {})
 
     def figure(self, name: str, measure: Callable[[], float]) -> float:
         """Return what is remembered by this name, or measure it and remember it."""
@@ -177,8 +183,9 @@ def _seconds(
 ) -> float:
     """Seconds of an update of the first batch, the fastest of some rounds; without any, those of the first update.
 
-    It is made on a copy of the module, without a schedule, which may not have as many updates, and without the step of
-    an optimizer that is not PyTorch's, which may change more than parameters.
+    On one thread, time in which another process had the core does not count. The update is made on a copy of the module,
+    without a schedule, which may not have as many updates, and without the step of an optimizer that is not PyTorch's,
+    which may change more than parameters.
     """
     job = job.with_(lr_scheduler=None)
     copied = copy.deepcopy(module).train()
@@ -190,13 +197,13 @@ def _seconds(
     steps = type(optimizer).__module__.startswith("torch.") and not has_hooks(optimizer)
 
     def update_for(seconds: float) -> float:
-        begin, updates = time.perf_counter(), 0
+        begin, own, updates = time.perf_counter(), time.process_time(), 0
         while not updates or time.perf_counter() - begin < seconds:
             gradient = learner.settle(learner.compute(agenda.chunks(0)))
             if steps:
                 store.step(gradient)
             updates += 1
-        return (time.perf_counter() - begin) / updates
+        return min(time.perf_counter() - begin, time.process_time() - own) / updates
 
     first = update_for(0.0)
     return min((update_for(SECONDS) for _ in range(rounds)), default=first)

@@ -83,15 +83,13 @@ def compare(
     checked(job).refuse_unused()
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
-    if link is not None and job.compute == "auto":
-        job = job.with_(compute="autograd")  # as nodes of a cluster compute
     with emptied(place), probing_once():
-        alone = settled(job)
+        alone = settled(job) if link is None else _of_nodes(job)
         course = Course(Cost.of(alone), say, progress)
         record, runs = (
             _here(job, alone, chosen, seconds, place, course)
             if link is None
-            else simulate_plans(job, chosen, link, place, course)
+            else simulate_plans(alone, chosen, link, place, course)
         )
     record = replace(
         record, notes=(*_diverged(record.plans, runs), *record.notes), path=str(place) if place else None,
@@ -132,6 +130,11 @@ def _chosen(
             raise UsageError("seconds= times plans on this machine; with link= the network is simulated")
         check_plans(chosen, link)
     return chosen
+
+
+def _of_nodes(job: Job) -> Job:
+    """Return the job as nodes of a cluster compute it."""
+    return job.with_(compute="autograd") if job.compute == "auto" else job
 
 
 def _here(

@@ -6,14 +6,9 @@ job's kind, its length and the machine: the same command trains in the same way 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import warnings
-from contextlib import suppress
-from typing import NamedTuple
 
-from paceline import user_cache
 from paceline.api.fusing import settled
 from paceline.api.planning.choose import choose
 from paceline.api.planning.measuring import measure
@@ -21,19 +16,11 @@ from paceline.engines.setup import set_up
 from paceline.gradients.choice import kind_of
 from paceline.gradients.probe import probing_once
 from paceline.jobs.job import Job, checked
-from paceline.kernels.build import folder
+from paceline.planner.remembered import Followed, recall, remember
 from paceline.plans.plan import make
 
 UPDATES = 8  # by which a training is timed
 SEARCH = 30.0  # seconds that a training has to take by one process, from which on a search of about half of that pays
-
-
-class Followed(NamedTuple):
-    """A plan with how it computes gradients, and why."""
-
-    plan: str
-    compute: str
-    why: str
 
 
 def follow(job: Job, workers: int | None = None, limit: int | None = None) -> Followed:
@@ -44,13 +31,10 @@ def follow(job: Job, workers: int | None = None, limit: int | None = None) -> Fo
         setup = set_up(job.untested().with_(compute="autograd"), make("sequential"), "virtual", limit, bounded=True)
     updates = setup.agenda.updates
     key = repr((kind_of(job, setup.module), job.compute, updates, workers, len(os.sched_getaffinity(0))))
-    file = folder().parent / "choices" / f"plan-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-    with suppress(OSError, ValueError, TypeError):
-        return Followed(**json.loads(user_cache.read(file)))
-    with probing_once():
-        followed = _choose(job, updates, workers, limit)
-    with suppress(OSError):
-        user_cache.write(file, json.dumps(followed._asdict()).encode())
+    if (followed := recall(key)) is None:
+        with probing_once():
+            followed = _choose(job, updates, workers, limit)
+        remember(key, followed)
     return followed
 
 
