@@ -183,7 +183,7 @@ def _seconds(
 ) -> float:
     """Seconds of an update of the first batch, the fastest of some rounds; without any, those of the first update.
 
-    On one thread, time in which another process had the core does not count. The update is made on a copy of the module,
+    On one thread, time in which another process had the core does not count. It is made on a copy of the module,
     without a schedule, which may not have as many updates, and without the step of an optimizer that is not PyTorch's,
     which may change more than parameters.
     """
