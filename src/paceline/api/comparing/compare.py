@@ -146,10 +146,7 @@ def _here(
 
     def by(plan: Plan) -> Run:
         course.begin(f"training {job.name} by {plan}", course.cost.training)
-        run = train(job, plan, folder=place)
-        if job.compute == "auto":
-            course.say(run.record.notes[-1])
-        return run
+        return train(job, plan, folder=place)
 
     done = train_by_all(plans, by, place)
     if done.interrupted:
