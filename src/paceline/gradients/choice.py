@@ -109,14 +109,13 @@ def _choose(
         return Choice("autograd", f"a training of about {whole:.1f} s ends before code is made for it")
     x, y = first_batch(fused, source)
     generated = network(fused, module)
-    draft = generated.draft(x)
-    compiling = compiling_seconds(draft.source)
-    expected = compiling + batches * draft.seconds(job.batch_size)
+    compiling = figure("compiling", lambda: compiling_seconds(generated.draft(x).source))
+    expected = compiling + batches * figure("expected", lambda: generated.draft(x).seconds(job.batch_size))
     if whole < PAYS * expected and compiling > LITTLE * whole:
         return Choice("autograd", f"all takes about {whole:.1f} s, and code for it about {compiling:.0f} s to make")
     generated.prepare(x, y)  # always: a compiler may have come or gone
     by_code = functools.partial(_seconds, fused, module, source, functools.partial(FusedGradients, fused))
-    by_kernels = figure(f"fused {draft.digest}", by_code)
+    by_kernels = figure(f"fused {generated.draft(x).digest}", by_code)
     by_pytorch = whole / batches
     figures = f"an update takes {by_kernels * 1e6:,.0f} µs in generated code and {by_pytorch * 1e6:,.0f} µs in PyTorch"
     return Choice("fused" if by_pytorch > PAYS * by_kernels else "autograd", figures)
