@@ -121,7 +121,7 @@ def test_nothing_is_measured_for_a_few_batches(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("epochs", "little", "pays"),
-    [(100, 0.0, False), (9_000, 0.0, True), (7_000, 0.0, False), (7_000, 0.3, True)],
+    [(100, 0.0, False), (7_000, 0.0, True), (5_000, 0.0, False), (5_000, 0.3, True)],
 )
 def test_code_is_made_where_the_training_is_long_enough_to_win_its_compiler_back(
     monkeypatch: pytest.MonkeyPatch, measured: dict[str, float], epochs: int, little: float, pays: bool
@@ -138,7 +138,7 @@ def test_code_is_made_where_the_training_is_long_enough_to_win_its_compiler_back
         monkeypatch.setattr(fused.Fused, "prepare", lambda *_: pytest.fail("code was made"))
     found = choice.choose(mine, module, source, 6 * epochs)
     assert found.compute == ("fused" if pays else "autograd")
-    assert pays or "code for it about 10 s to make" in found.why or "0.6 s" in found.why
+    assert pays or "code for it about 10 s to make" in found.why
 
 
 def test_two_processes_measure_one_after_the_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

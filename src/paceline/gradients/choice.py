@@ -52,6 +52,7 @@ from paceline.parameters.optimizers import has_hooks
 PAYS = 1.1  # times as fast as PyTorch, from which on generated code is chosen: both are timed only briefly
 FEW = 50  # batches with fewer of which nothing is measured
 SOON = 1.0  # seconds within which no compiler makes code for a network
+SLOWER = 1.3  # times as long as the fastest update takes one of a training, by either way
 LITTLE = 0.15  # of the seconds of a training: so much may be lost on code that turns out to be slow
 SECONDS = 0.02  # of each timing, of which the best of ROUNDS counts
 ROUNDS = 3
@@ -88,7 +89,7 @@ def choose(job: Job, module: nn.Module, source: Source, batches: int, refused: s
         warnings.warn(f"{error}, as this run does", JobWarning, stacklevel=2)
         return Choice("autograd", str(error))
     except JobError as error:
-        return Choice("autograd", str(error))
+        return Choice("autograd", str(error).partition("\n")[0])  # a compiler says much
 
 
 def _choose(
@@ -102,21 +103,22 @@ def _choose(
         check_described(job, module, first_batch(job, source)[0])
         return autograd(0)
 
-    whole = batches * figure("first", first)
+    whole = SLOWER * batches * figure("first", first)
     if whole >= SOON:
-        whole = batches * figure("autograd", autograd)
+        whole = SLOWER * batches * figure("autograd", autograd)
     if whole < SOON:
         return Choice("autograd", f"a training of about {whole:.1f} s ends before code is made for it")
     x, y = first_batch(fused, source)
     generated = network(fused, module)
     compiling = figure("compiling", lambda: compiling_seconds(generated.draft(x).source))
-    expected = compiling + batches * figure("expected", lambda: generated.draft(x).seconds(job.batch_size))
+    update = figure("expected", lambda: generated.draft(x).seconds(job.batch_size))
+    expected = compiling + SLOWER * batches * update
     if whole < PAYS * expected and compiling > LITTLE * whole:
         return Choice("autograd", f"all takes about {whole:.1f} s, and code for it about {compiling:.0f} s to make")
     generated.prepare(x, y)  # always: a compiler may have come or gone
     by_code = functools.partial(_seconds, fused, module, source, functools.partial(FusedGradients, fused))
     by_kernels = figure(f"fused {generated.draft(x).digest}", by_code)
-    by_pytorch = whole / batches
+    by_pytorch = figure("autograd", autograd)
     figures = f"an update takes {by_kernels * 1e6:,.0f} µs in generated code and {by_pytorch * 1e6:,.0f} µs in PyTorch"
     return Choice("fused" if by_pytorch > PAYS * by_kernels else "autograd", figures)
 
