@@ -22,14 +22,14 @@ PURE_NEVER = {
 RULES: list[tuple[str, set[str], set[str]]] = [
     ("errors", {"errors"}, {"torch", "numpy"}),
     ("narrative", set(), {"torch", "numpy"}),
-    ("text_table", set(), PURE_NEVER | {"torch", "numpy"}),
+    ("text_table", {"names"}, PURE_NEVER | {"torch", "numpy"}),
     ("version", set(), {"torch", "numpy"}),
     ("user_cache", set(), {"torch", "numpy"}),
     ("names", set(), PURE_NEVER | {"torch", "numpy"}),
     ("core.rules", {"core", "errors", "narrative"}, PURE_NEVER),
     ("core", {"core", "errors", "narrative"}, PURE_NEVER | {"torch", "numpy"}),
     ("plans", {"plans", "core", "errors", "text_table"}, {"torch"}),
-    ("jobs", {"jobs", "errors", "text_table"}, set()),
+    ("jobs", {"jobs", "names", "errors", "text_table"}, set()),
     (
         "kernels",
         {"kernels", "errors", "jobs.modules", "names", "user_cache"},
@@ -73,6 +73,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     ("links.tcp", {"links", "errors"}, {"pickle", "cloudpickle", "marshal", "json", "multiprocessing", "asyncio"}),
     ("links", {"links", "errors"}, set()),
+    ("engines.explorer", {"core", "plans", "narrative"}, {"torch"}),
     (
         "engines",
         {
@@ -87,7 +88,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("runs.time_accounting", {"runs", "errors"}, {"torch"}),
     ("runs.trace", {"runs.schema", "links.ring_buffer", "errors"}, {"torch"}),
     ("runs", {"runs", "errors", "jobs", "names", "text_table", "version"}, set()),
-    ("report", {"report", "runs", "shards", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
+    ("report", {"report", "runs", "shards", "names", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
     ("callbacks", {"callbacks", "report", "runs", "errors"}, {"multiprocessing", "torch.distributed"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),
     ("emit", {"emit", "plans", "errors"}, {"torch", "numpy"}),
@@ -105,7 +106,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"compression", "data", "errors", "jobs", "kernels", "names", "report"},
         {"multiprocessing", "torch.distributed"},
     ),
-    ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
+    (
+        "explain",
+        {"explain", "core", "engines.explorer", "engines.virtual", "plans", "runs", "narrative", "errors"},
+        {"torch"},
+    ),
     (
         "planner",
         {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import paceline
 from paceline.names import comment, file_name, identifiers
 from paceline.runs.folder import new_folder
 
@@ -43,3 +44,16 @@ def test_different_names_are_different_identifiers() -> None:
     assert len(set(found.values())) == len(set(names))
     assert all(re.fullmatch(r"[A-Za-z0-9_]*", word) for word in found.values())
     assert found["a.b"] == "a_b"
+
+
+def test_what_enters_a_comment_of_generated_code_is_cleaned() -> None:
+    """In every text from which a comment of C or C++ is made, but for numbers in a format."""
+    source = Path(paceline.__file__).parent
+    found = [
+        inside
+        for part in ("kernels", "compression")
+        for file in (source / part).rglob("*.py")
+        for inside in re.findall(r"f[\"'].*?(?:/\*|//) ?\{(.*?)\}", file.read_text())
+    ]
+    assert len(found) >= 5
+    assert all(each.startswith("comment(") or re.fullmatch(r"\w+:\.\dg", each) for each in found), found

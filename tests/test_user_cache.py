@@ -90,6 +90,21 @@ def test_a_folder_of_a_stranger_is_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").iterdir())
 
 
+@needs_root
+@pytest.mark.parametrize("owner", [0, STRANGER])
+def test_a_link_instead_of_the_folder_has_to_be_the_users_own(owner: int, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o700)
+    (tmp_path / "cache").symlink_to(mine)
+    os.chown(tmp_path / "cache", owner, owner, follow_symlinks=False)
+    if owner == 0:
+        user_cache.write(tmp_path / "cache" / "file", b"1")
+        return
+    with pytest.raises(PermissionError, match=f"belongs to user {STRANGER}"):
+        user_cache.write(tmp_path / "cache" / "file", b"1")
+    assert not list(mine.iterdir())
+
+
 # --- what lies there ---
 
 

@@ -1,7 +1,8 @@
-"""SIGTERM at any moment, a disk that fills up, a worker that is stopped for ever: how `paceline train` ends.
+"""SIGTERM and Ctrl-C at any moment, a disk that fills up, a worker that is stopped for ever: how `paceline train` ends.
 
 Every try is a process of its own with a folder for its temporary files. It counts as right if the exit code is the one
-that is documented, run.json says how the run ended, and no process, temporary file or draft is left.
+that is documented, run.json says how the run ended, no process, temporary file or draft is left, and a run that has a
+checkpoint trains on from it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write
+
+from paceline.plans.plan import Plan
 
 JOB = """
 import torch
@@ -33,11 +38,20 @@ import paceline as pl
 g = torch.Generator().manual_seed(0)
 x = torch.randn(2000, 30, generator=g)
 y = torch.randint(5, (2000,), generator=g)
-job = pl.Job(model=lambda: nn.Sequential(nn.Linear(30, 64), nn.Tanh(), nn.Linear(64, 5)), data=(x, y),
-             loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.05), batch_size=20, epochs=EPOCHS,
-             test=(x, y))
+sizes = 30, 64, 32, 16, 5
+layers = [each for a, b in zip(sizes, sizes[1:]) for each in (nn.Tanh, partial(nn.Linear, a, b))][1:]
+job = pl.Job(model=lambda: nn.Sequential(*(layer() for layer in layers)), data=(x, y), test=(x, y),
+             loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+             batch_size=20, epochs=EPOCHS)
 """
-PLANS = ("downpour", "ring", "sequential", "hogwild", "local_sgd", "gpipe", "gossip:mode=asynchronous", "easgd")
+PLANS = (
+    "downpour", "ring", "sequential", "hogwild", "local_sgd", "gpipe", "gossip:mode=asynchronous", "easgd", "tree",
+    "halving_doubling", "hierarchical", "central", "backup", "ssp", "dc_asgd", "parallel_sgd",
+    "parallel_sgd:mode=map_reduce", "easgd:mode=asynchronous", "diloco", "diloco:mode=asynchronous", "gossip",
+    "sandblaster", "layers", "one_f_one_b", "interleaved", "zero_bubble", "pipedream", "spectrain", "tensor",
+    "redundant", "zero", "ampnet", "distbelief", "ddp",
+)  # fmt: skip
+ON_NODES = ("downpour", "ring", "ssp", "local_sgd", "backup", "gossip", "easgd:mode=asynchronous", "central", "dc_asgd")
 LONG, SHORT = 100_000, 12  # epochs: never done before the fault, and done soon after it
 LIMIT = 120.0  # seconds in which a try has to end
 MARK = "PACELINE_ENDING_TRY"
@@ -53,10 +67,14 @@ class Try:
         self.mark = str(folder)
 
     def start(self, plan: str, *words: str, **variables: str) -> subprocess.Popen[str]:
-        workers = () if plan == "sequential" or "PACELINE_NODES" in variables else ("--workers", "2")
+        alone = plan == "sequential" or "PACELINE_NODES" in variables
+        workers = () if alone else ("--workers", "4" if plan == "distbelief" else "2")
+        job = str(self.folder / "job.py")
+        return self._start(job, "--plan", plan, *workers, "--runs", str(self.runs), *words, **variables)
+
+    def _start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "paceline", "train", str(self.folder / "job.py"), "--plan", plan, *workers,
-             "--quiet", "--runs", str(self.runs), *words],
+            [sys.executable, "-m", "paceline", "train", *words, "--quiet"],
             env={**os.environ, "TMPDIR": str(self.scratch), MARK: self.mark, **variables}, start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -71,7 +89,8 @@ class Try:
                 os.kill(pid, signal.SIGKILL)
         if pids:
             yield f"{len(pids)} processes left"
-        yield from (f"temporary {path.name} left" for path in self.scratch.iterdir())
+        cache = "torchinductor_"  # of PyTorch, which keeps it
+        yield from (f"temporary {p.name} left" for p in self.scratch.iterdir() if not p.name.startswith(cache))
         for path in self.runs.glob("*/*"):
             if path.suffix in (".new", ".first"):
                 yield f"draft {path.name} left"
@@ -86,6 +105,25 @@ class Try:
                 if mark in path.read_bytes().split(b"\0"):
                     found.append(int(path.parts[2]))
         return found
+
+    def resumes(self) -> Iterator[str]:
+        """Name what is wrong with training on from the last checkpoint, until the workers are past it."""
+        kept = [int(path.name) for path in self.runs.glob("*/checkpoints/*") if path.name.isdigit()]
+        if not kept:
+            return
+        (run,) = self.runs.glob("*")
+        (run / "live.json").unlink(missing_ok=True)
+        process = self._start("--resume", str(run))
+        end = time.monotonic() + LIMIT
+        while (live := self.live(process)) and time.monotonic() < end:
+            if live["updates"] > max(kept):
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        code, said = ended(process)
+        if not live or code != 143:
+            yield f"resumed at {max(kept)}: exit code {code}: {said.strip()[-300:]}"
+        yield from (f"resumed: {each}" for each in self.left())
 
     def status(self) -> str:
         records = [json.loads(path.read_text()) for path in self.runs.glob("*/run.json")]
@@ -114,38 +152,64 @@ def ended(process: subprocess.Popen[str]) -> tuple[int | None, str]:
     return process.returncode, said
 
 
-def sigterm(chance: random.Random, plan: str, folder: Path) -> list[str]:
-    """SIGTERM to the parent, or to all processes, between the first moment and well into the training."""
-    attempt = Try(folder, LONG)
-    process = attempt.start(plan)
+def sleep_until_somewhere(chance: random.Random, attempt: Try, process: subprocess.Popen[str]) -> None:
+    """Sleep until some moment between the first of the command, when it handles signals, and well into the training."""
     if chance.random() < 0.5:
         time.sleep(chance.uniform(0.05, 5.0))
     else:
         attempt.live(process)
         time.sleep(chance.uniform(0.0, 2.0))
+    wait_until_begun(process)
+
+
+def wait_until_begun(process: subprocess.Popen[str]) -> None:
+    """Wait until a process handles SIGTERM: before that it is Python that starts."""
+    caught = 0
+    while not caught >> (signal.SIGTERM - 1) & 1 and process.poll() is None:
+        with contextlib.suppress(OSError, StopIteration):
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            caught = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
+        time.sleep(0.005)
+
+
+def asked(chance: random.Random, plan: str, folder: Path) -> list[str]:
+    """SIGTERM or SIGINT to the parent, or to all processes."""
+    attempt = Try(folder, LONG)
+    process = attempt.start(plan, *(("--checkpoint-every", "50") if chance.random() < 0.5 and keeps(plan) else ()))
+    sleep_until_somewhere(chance, attempt, process)
+    number = chance.choice((signal.SIGTERM, signal.SIGTERM, signal.SIGINT))
     for pid in attempt.pids() if chance.random() < 0.5 else [process.pid]:
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
     code, said = ended(process)
-    wrong = [] if code == 143 else [f"exit code {code}: {said.strip()[-200:]}"]
+    wrong = [] if code == 128 + number else [f"{number.name}: exit code {code}: {said.strip()[-300:]}"]
     wrong += [] if attempt.status() in ("stopped", "none") else [f"run.json says {attempt.status()}"]
-    return [*wrong, *attempt.left()]
+    return [*wrong, *attempt.left(), *attempt.resumes()]
 
 
-def sigterm_nodes(chance: random.Random, plan: str, folder: Path) -> list[str]:
-    """SIGTERM to both nodes of a cluster run at once."""
+def keeps(plan: str) -> bool:
+    """Whether a plan keeps checkpoints."""
+    return not Plan.parse(plan, 4 if plan == "distbelief" else None).traits.no_checkpoints
+
+
+def nodes_asked(chance: random.Random, plan: str, folder: Path) -> list[str]:
+    """SIGTERM or SIGINT to both nodes of a cluster run at once, or nearly."""
     attempt = Try(folder, LONG)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         head = f"127.0.0.1:{probe.getsockname()[1]}"
     nodes = [attempt.start(plan, PACELINE_NODES="2", PACELINE_HEAD=head, PACELINE_RANK=str(rank)) for rank in range(2)]
-    attempt.live(nodes[0])
-    time.sleep(chance.uniform(0.0, 2.0))
+    sleep_until_somewhere(chance, attempt, nodes[0])
+    wait_until_begun(nodes[1])
+    number, apart = chance.choice((signal.SIGTERM, signal.SIGTERM, signal.SIGINT)), chance.choice((0.0, 0.0, 0.02, 0.2))
     for node in nodes[:: chance.choice((1, -1))]:
-        node.send_signal(signal.SIGTERM)
+        node.send_signal(number)
+        time.sleep(apart)
     codes = [ended(node) for node in nodes]
     wrong = [
-        f"exit code {code} of rank {n}: {said.strip()[-300:]}" for n, (code, said) in enumerate(codes) if code != 143
+        f"{number.name}, {apart} s apart: exit code {code} of rank {n}: {said.strip()[-300:]}"
+        for n, (code, said) in enumerate(codes)
+        if code != 128 + number
     ]
     wrong += [] if attempt.status() in ("stopped", "none") else [f"run.json says {attempt.status()}"]
     return [*wrong, *attempt.left()]
@@ -161,7 +225,7 @@ def disk(chance: random.Random, plan: str, folder: Path) -> list[str]:
         room = chance.choice((0, 4096, 100_000, 400_000)) if chance.random() < 0.4 else None
         if room is not None:
             fill(small, room)
-        process = attempt.start(plan, "--checkpoint-every", "20")
+        process = attempt.start(plan, *(("--checkpoint-every", "20") if keeps(plan) else ()))
         if room is None:
             attempt.live(process)
             time.sleep(chance.uniform(0.0, 1.0))
@@ -169,7 +233,9 @@ def disk(chance: random.Random, plan: str, folder: Path) -> list[str]:
         code, said = ended(process)
         wrong = [] if code == 1 and "make room" in said else [f"exit code {code}: {said.strip()[-200:]}"]
         wrong += [] if attempt.status() in ("failed", "none") else [f"run.json says {attempt.status()}"]
-        return [*wrong, *attempt.left()]
+        wrong += attempt.left()
+        (small / "fill").unlink(missing_ok=True)
+        return [*wrong, *attempt.resumes()]
     finally:
         subprocess.run(["umount", "-l", small], check=True)
 
@@ -203,31 +269,39 @@ def stopped(chance: random.Random, plan: str, folder: Path) -> list[str]:
 
 
 FAULTS: dict[str, Callable[[random.Random, str, Path], list[str]]] = {
-    "sigterm": sigterm, "sigterm-nodes": sigterm_nodes, "disk": disk, "stopped": stopped,
+    "asked": asked, "nodes-asked": nodes_asked, "disk": disk, "stopped": stopped,
 }  # fmt: skip
+
+
+def one(seed: int, fault: str, plans: Sequence[str], number: int) -> list[str]:
+    """Make one try; return what was wrong."""
+    chance, plan, begin = random.Random(f"{seed} {fault} {number}"), plans[number % len(plans)], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ending-") as folder:
+        found = FAULTS[fault](chance, plan, Path(folder))
+    print(f"{fault} {number} {plan} {time.monotonic() - begin:.1f} s: {found or 'right'}", flush=True)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tries", type=int, default=50, help="of each fault")
+    parser.add_argument("--at-once", type=int, default=1, help="tries")
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--plans", default=",".join(PLANS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-record", action="store_true")
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background, and so would tries
     figures: dict[str, Any] = {}
     for fault in given.faults.split(","):
         wrong: Counter[str] = Counter()
         tried: Counter[str] = Counter()
-        plans = ["downpour", "ring"] if fault == "sigterm-nodes" else given.plans.split(",")
-        for number in range(given.tries):
-            chance, plan = random.Random(f"{given.seed} {fault} {number}"), plans[number % len(plans)]
-            begin = time.monotonic()
-            with tempfile.TemporaryDirectory(prefix="ending-") as folder:
-                found = FAULTS[fault](chance, plan, Path(folder))
-            tried[plan] += 1
-            wrong[plan] += bool(found)
-            print(f"{fault} {number} {plan} {time.monotonic() - begin:.1f} s: {found or 'right'}", flush=True)
+        plans = ON_NODES if fault == "nodes-asked" else given.plans.split(",")
+        with ThreadPoolExecutor(given.at_once) as pool:
+            for number, found in enumerate(pool.map(partial(one, given.seed, fault, plans), range(given.tries))):
+                plan = plans[number % len(plans)]
+                tried[plan] += 1
+                wrong[plan] += bool(found)
         figures[fault] = {plan: f"{tried[plan] - wrong[plan]} of {tried[plan]}" for plan in plans if tried[plan]}
         print(fault, f"right in {sum(tried.values()) - sum(wrong.values())} of {sum(tried.values())}")
     if not given.no_record:

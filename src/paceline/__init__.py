@@ -14,6 +14,7 @@ from paceline.version import __version__ as __version__
 if TYPE_CHECKING:
     from paceline.api.comparing.compare import compare as compare
     from paceline.api.compress import compress as compress
+    from paceline.api.loading import load_run as load_run
     from paceline.api.parallel import parallel as parallel
     from paceline.api.planning.calibrate import calibrate as calibrate
     from paceline.api.planning.choose import choose as choose
@@ -71,6 +72,7 @@ _FACE = {
     "train": "paceline.api.train",
     "compare": "paceline.api.comparing.compare",
     "compress": "paceline.api.compress",
+    "load_run": "paceline.api.loading",
     "calibrate": "paceline.api.planning.calibrate",
     "choose": "paceline.api.planning.choose",
     "simulate": "paceline.api.simulate",

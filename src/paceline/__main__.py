@@ -13,8 +13,8 @@ from paceline.engines.signals import termination
 def run() -> None:
     """Run the command, and end the process without taking apart what it has loaded.
 
-    With PyTorch that takes half a second, as long as a small job trains. SIGTERM ends it with exit code 143, also
-    while it is imported.
+    With PyTorch that takes half a second, as long as a small job trains. SIGTERM ends it with exit code 143, and Ctrl-C
+    with 130, also while it is imported.
     """
     termination.exit_at_once()
     from paceline.cli import main
@@ -26,7 +26,9 @@ def run() -> None:
     except SystemExit as end:
         code = end.code
     by_mpi = from_mpiexec(os.environ) is not None  # its library has an end of its own
-    if "torch" not in sys.modules or isinstance(code, str) or by_mpi:
+    # Python would end by SIGINT if it has seen a KeyboardInterrupt in code that C runs, as where PyTorch is imported.
+    small = "torch" not in sys.modules and not termination.requested
+    if small or isinstance(code, str) or by_mpi:
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does at its end
     atexit._run_exitfuncs()

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from paceline.names import visible
+
 SUBJECT = 11  # characters that a subject has at least, so that lists of one line or two are aligned with others
 
 
@@ -23,7 +25,7 @@ class TextTable:
             "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(zipped))
             for zipped in (tuple(zip(row, widths, strict=True)) for row in (self.heads, *self.rows))
         ]
-        return "\n".join([self.title, *lines])
+        return visible("\n".join([self.title, *lines]))
 
     def html(self, notes: Sequence[str] = ()) -> str:
         """Return the table as HTML, with notes below it."""
@@ -41,7 +43,7 @@ class TextList:
 
     def __str__(self) -> str:
         width = max(SUBJECT, *map(len, self.lines))
-        return "\n".join(f"{subject:>{width}}  {line}" for subject, line in self.lines.items())
+        return visible("\n".join(f"{subject:>{width}}  {line}" for subject, line in self.lines.items()))
 
     def html(self, notes: Sequence[str] = ()) -> str:
         """Return the list as HTML, with notes below it."""

@@ -83,7 +83,12 @@ def _make(path: Path) -> None:
 
 @contextmanager
 def _folder(path: Path) -> Iterator[int]:
-    """Open a folder in which only the user can exchange files, as a descriptor."""
+    """Open a folder in which only the user can exchange files, as a descriptor.
+
+    A link there may be the user's own, to a larger disk; another user's could lead into any folder of this one.
+    """
+    if (owner := os.lstat(path).st_uid) not in (os.geteuid(), 0):
+        raise PermissionError(errno.EACCES, f"it belongs to user {owner}")
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _refuse_others(descriptor, stat.S_IFDIR)

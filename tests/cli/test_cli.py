@@ -18,6 +18,7 @@ import paceline
 from paceline.cli.comparison import show_comparison
 from paceline.cli.draw import memory_for
 from paceline.cli.tables import show_summary
+from paceline.jobs.built_ins import built_in
 from paceline.plans.plan import Plan
 from paceline.report.reading import open_all
 from paceline.report.run_stats import lanes_of, run_stats
@@ -165,7 +166,7 @@ def test_ddp_is_compared_too(command: Command) -> None:
 
 
 def test_draw_says_that_the_layers_are_not_those_of_the_job() -> None:
-    line = memory_for("digits", Plan.parse("tensor:workers=2"))
+    line = memory_for(built_in("digits"), Plan.parse("tensor:workers=2"))
     assert line.startswith("The layers are those of an example network. For digits, workers take at most ")
 
 

@@ -22,6 +22,8 @@ def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
     ("words", "says"),
     [
         (["train", "job.py", "--plan", "rign"], "did you mean 'ring'"),
+        (["train", "job.py", "ring"], "A plan is an option: --plan ring"),
+        (["train", "job.py", "--learning_rate", "0.1"], "the learning rate is the optimizer's"),
         (["train", "nothing.py"], "there is no file nothing.py"),
         (["train", "digit"], "did you mean 'digits'"),
         (["train", "job.py:jub"], "it has job, other"),

@@ -72,3 +72,12 @@ def test_parts_of_the_data_share_out_all_updates(agenda: Agenda, parts: int, lim
     for task, lease in tasks:
         low, high = cut.cuts[lease : lease + 2]
         assert all(low <= chunk.start and chunk.stop <= high for chunk in cut.task(task))
+    held = sum(chunk.samples for task, _ in tasks for chunk in cut.task(task))
+    assert (cut.updates, cut.samples_until(cut.updates)) == (len(tasks), held)
+
+
+def test_a_long_training_on_parts_of_the_data_is_counted_without_a_walk() -> None:
+    """The parent of such a run counted all its updates ten times a second, and did not come to anything else."""
+    agenda = Agenda(samples=2005, batch_size=20, epochs=10**12, data_parts=8)
+    assert agenda.updates == 101 * 10**12
+    assert agenda.samples_until(agenda.updates) == 2005 * 10**12

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 
-from paceline.core.server.actions import Apply, Noted
+from paceline.core.exploration import Walker
+from paceline.core.server.actions import Apply, Lease, Wait
 from paceline.core.server.checkpoint_cut import Cut, UnderWay, take_cut
 from paceline.core.server.desk import Desk
-from paceline.core.server.events import Compute, Death, Finish, Pull, Push
+from paceline.core.server.events import Ask, Command, Compute, Death, Finish, Pull, Push
 from paceline.core.server.gates.backup import Backup
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
-from paceline.core.server.worker import Worker
+from paceline.core.server.worker import Client
 from paceline.plans.methods.server import GatheringServer, ParameterServer, Server
 
 
@@ -30,7 +32,8 @@ class Part:
         self.machine = server.machine(workers, ghosts)
         self.state = [0] * self.desk.ints
         self.shards = [[0] * self.machine.ints for _ in range(shards)]
-        self.workers = [Worker(number, shards, isinstance(server, GatheringServer)) for number in range(workers)]
+        clients = [Client(number, shards) for number in range(workers)]
+        self.workers = [Walker[Command](partial(server.program, client)) for client in clients]
         self.dead: set[int] = set()
         if cut is None:
             self.desk.init(self.state)
@@ -42,24 +45,29 @@ class Part:
     def cut(self) -> Cut:
         return take_cut(self.desk, self.state, self.machine, self.shards)
 
-    def do(self, worker: Worker) -> None:
+    def do(self, number: int) -> None:
         """Perform the worker's next command, and count the batches of every new version."""
-        command: Any = worker.command()
+        worker = self.workers[number]
+        command: Any = worker.effect
         if isinstance(command, Compute):
-            worker.answer(Noted())
+            worker.send(command.lease)
         elif isinstance(command, Push | Pull):
             shard = self.shards[command.shard]
             before = self.machine.held(shard)
             action = self.machine.handle(shard, command)  # type: ignore[arg-type]
             if isinstance(action, Apply):
                 self.applied[command.shard].update([*before, command.batch])
-            worker.answer(action)
+            worker.send(action)
         else:
-            worker.answer(self.desk.handle(self.state, command))
+            answer = self.desk.handle(self.state, command)
+            if isinstance(answer, Wait):
+                worker.effect = Ask(number)
+            else:
+                worker.send(answer if isinstance(answer, Lease) else None)
 
     def step(self, chance: random.Random) -> bool:
         """Perform one command of a random worker; return whether any worker had one."""
-        busy = [w for w in self.workers if w.number not in self.dead and w.command() is not None]
+        busy = [n for n, worker in enumerate(self.workers) if n not in self.dead and worker.effect is not None]
         if busy:
             self.do(chance.choice(busy))
         return bool(busy)
@@ -84,7 +92,7 @@ def test_every_batch_is_taken_once_however_often_the_run_is_cut(server: Server, 
         for _ in range(chance.randrange(60)):
             part.step(chance)
             if chance.random() < 0.02 and len(part.workers) - len(part.dead) > least:
-                victim = chance.choice([w.number for w in part.workers if w.number not in part.dead])
+                victim = chance.choice([n for n in range(len(part.workers)) if n not in part.dead])
                 part.dead.add(victim)
                 part.desk.handle(part.state, Death(victim))
         cut = part.cut()
@@ -99,10 +107,9 @@ def test_every_batch_is_taken_once_however_often_the_run_is_cut(server: Server, 
 
 def test_a_batch_that_all_shards_have_is_done_and_one_that_some_have_is_not() -> None:
     part = Part(2, 9, ParameterServer(), 2, [Counter(), Counter()], None)
-    zero, one = part.workers
     for _ in range(4):  # asks, computes, pushes to both shards, and is about to say so
-        part.do(zero)
-    assert zero.command() == Finish(0, 0)
+        part.do(0)
+    assert part.workers[0].effect == Finish(0, 0)
     for _ in range(3):  # asks, computes, pushes to its first shard, which is shard 1
-        part.do(one)
+        part.do(1)
     assert part.cut() == Cut(2, (1, 2), (UnderWay(1, (1,)),))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+import re
+from collections.abc import Callable, MutableSequence
+from typing import Any
 
 import pytest
 
 from paceline.core.server.actions import Lease
 from paceline.core.server.desk import NONE, Desk
-from paceline.core.server.events import Ask, Finish, Join
+from paceline.core.server.events import Ask, Compute, Finish, Join, Pull, Push
 from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gates.backup import Backup
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
 from paceline.core.server.shard import Shard
+from paceline.core.server.worker import Client, Program
 from paceline.engines.virtual import explore
 from paceline.errors import ProtocolError
 
@@ -155,3 +158,76 @@ def test_a_living_worker_cannot_join() -> None:
     desk.init(state)
     with pytest.raises(ProtocolError, match="it is alive"):
         desk.handle(state, Join(0))
+
+
+def forgets_a_shard(client: Client) -> Program:
+    lease = yield Ask(client.number)
+    while lease is not None:
+        lease = yield Compute(client.number, lease)
+        for shard in client.order[: client.shards - bool(lease.batch)]:
+            yield Push(client.number, shard, lease.batch, lease.again)
+        lease = yield Finish(client.number, lease.batch)
+
+
+def pushes_twice(client: Client) -> Program:
+    lease = yield Ask(client.number)
+    while lease is not None:
+        lease = yield Compute(client.number, lease)
+        for shard in (*client.order, client.order[0]):
+            yield Push(client.number, shard, lease.batch, lease.again)
+        lease = yield Finish(client.number, lease.batch)
+
+
+def does_not_say_that_a_batch_is_another_ones(client: Client) -> Program:
+    lease = yield Ask(client.number)
+    while lease is not None:
+        lease = yield Compute(client.number, lease)
+        for shard in client.order:
+            yield Push(client.number, shard, lease.batch)
+        lease = yield Finish(client.number, lease.batch)
+
+
+def finishes_before_its_last_push(client: Client) -> Program:
+    lease = yield Ask(client.number)
+    while lease is not None:
+        lease = done = yield Compute(client.number, lease)
+        for shard in client.order[1:]:
+            yield Push(client.number, shard, done.batch, done.again)
+        lease = yield Finish(client.number, done.batch)
+        yield Push(client.number, client.order[0], done.batch, done.again)
+
+
+def leaves_with_a_lease(client: Client) -> Program:
+    lease = yield Ask(client.number)
+    while lease is not None and not (client.number and lease.batch == 1):
+        lease = yield Compute(client.number, lease)
+        for shard in client.order:
+            yield Push(client.number, shard, lease.batch, lease.again)
+        lease = yield Finish(client.number, lease.batch)
+
+
+def pushes_what_is_too_old_again(client: Client) -> Program:
+    lease = yield Ask(client.number)
+    while lease is not None:
+        yield Pull(client.number, 0)
+        lease = yield Compute(client.number, lease)
+        yield Push(client.number, 0, lease.batch, lease.again)  # and goes on, also where it was late
+        lease = yield Finish(client.number, lease.batch)
+
+
+@pytest.mark.parametrize(
+    ("program", "says", "world"),
+    [
+        (forgets_a_shard, "never got batches", {"shards": 2}),
+        (pushes_twice, "applied a batch twice", {"shards": 2}),
+        (does_not_say_that_a_batch_is_another_ones, "applied a batch twice", {"shards": 2, "deaths": 1}),
+        (finishes_before_its_last_push, "never got batches", {"shards": 2, "deaths": 1}),
+        (leaves_with_a_lease, "waits? for ever|never got batches", {}),
+        (pushes_what_is_too_old_again, "never got batches", {"gathers": 1, "gate": Backup(1)}),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_fault_in_a_worker_is_told(program: Callable[[Client], Program], says: str, world: dict[str, Any]) -> None:
+    found = explore(2, 3, **world, program=program)
+    assert found.story is not None
+    assert re.search(says, found.story), found.story

@@ -29,8 +29,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import paceline as pl
-from paceline.engines import checkpoints
-from paceline.engines.local import checkpointing
+from paceline.engines import checkpoint_manager, checkpoints
 from paceline.errors import CheckpointWarning, PlanError, RunFolderError, RunStopped, UsageError
 from paceline.runs.progress import Progress
 from paceline.runs.run import Run
@@ -302,7 +301,7 @@ def test_sigterm_ends_a_run_that_no_longer_moves(
             told.append(os.kill(os.getpid(), signal.SIGTERM))
 
     told: list[None] = []
-    monkeypatch.setattr(checkpointing, "PATIENCE", 2.0)
+    monkeypatch.setattr(checkpoint_manager, "PATIENCE", 2.0)
     with pytest.raises(RunStopped, match=r"no update was finished in .* it has no checkpoint yet") as stopped:
         pl.train(
             job_of(job_file).with_(loss=wait_for_ever), "ring", 2, folder=tmp_path, progress=stop, checkpoint_every=0

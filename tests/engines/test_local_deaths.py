@@ -138,7 +138,9 @@ def test_every_worker_dead_is_said() -> None:
         pl.train(job(epochs=10**4), "downpour", workers=2, folder=None, progress=kill_all)
 
 
-def test_a_stopped_worker_is_named_by_the_one_who_waits() -> None:
+@pytest.mark.parametrize("plan", ["ring", "ampnet"])
+def test_a_stopped_worker_is_named_by_the_one_who_waits(plan: str) -> None:
+    """Under ampnet a worker waits for any other's message, and said only that."""
     stopped: list[psutil.Process] = []
 
     def stop(state: Progress) -> None:
@@ -149,7 +151,7 @@ def test_a_stopped_worker_is_named_by_the_one_who_waits() -> None:
     with pytest.raises(
         RunFailed, match=r"worker 0 did not come: worker 1 waited 3 s for it. Its process \d+ is stopped"
     ):
-        pl.train(job(epochs=10**4), "ring", workers=2, folder=None, progress=stop, timeout=3.0)
+        pl.train(job(epochs=10**4), plan, workers=2, folder=None, progress=stop, timeout=3.0)
 
 
 @pytest.mark.parametrize(

@@ -132,10 +132,21 @@ if __name__ == "__main__":
 # --- SIGTERM ---
 
 
-@pytest.mark.parametrize("moment", ["importing", "probing", "caught", "training without checkpoints"])
-def test_sigterm_ends_a_command_with_143_and_leaves_nothing(moment: str, folder: Path) -> None:
-    """It died of the signal before a handler stood, and left a temporary folder now and then."""
-    signals = "os.kill(os.getpid(), signal.SIGTERM)"
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("importing", signal.SIGTERM),
+        ("probing", signal.SIGTERM),
+        ("caught", signal.SIGTERM),
+        ("caught", signal.SIGINT),
+        ("training without checkpoints", signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_a_command_with_its_code_and_leaves_nothing(
+    moment: str, number: signal.Signals, folder: Path
+) -> None:
+    """It died of the signal before a handler stood, went on if a job lost the interrupt, and left a folder at times."""
+    signals = f"os.kill(os.getpid(), {int(number)})"
     once = f"multiprocessing.parent_process() is None and not said and (said.append(1), {signals})"
     (folder / "signalled.py").write_text(
         HEAD
@@ -159,8 +170,9 @@ def test_sigterm_ends_a_command_with_143_and_leaves_nothing(moment: str, folder:
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 143, done.stderr
-    assert "stopped by SIGTERM; every worker was stopped" in done.stderr
+    assert done.returncode == 128 + number, done.stderr
+    how = "stopped by SIGTERM" if number == signal.SIGTERM else "interrupted"
+    assert f"{how}; every worker was stopped" in done.stderr
     assert not list(scratch.iterdir())
     for file in folder.glob("runs/*/run.json"):
         assert json.loads(file.read_text())["status"] == "stopped"
@@ -183,20 +195,40 @@ def test_the_watcher_that_a_run_ends_says_nothing(
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_sigterm_before_the_command_line_is_imported_ends_it_with_143() -> None:
+@pytest.mark.parametrize("module", ["paceline.cli", "numpy", "torch._utils"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_command_is_imported_ends_it_without_a_word(number: signal.Signals, module: str) -> None:
+    """PyTorch loses an interrupt that comes while it imports NumPy, which cannot be imported a second time then."""
     program = (
         "import os, signal, sys\n"
         "class Import:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'paceline.cli':\n"
-        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"        if name == {module!r}:\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
         "sys.meta_path.insert(0, Import())\n"
         "from paceline.__main__ import run\n"
-        "sys.argv = ['paceline', '--version']\n"
+        "sys.argv = ['paceline', 'train', 'digits']\n"
         "run()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+
+
+def test_an_interrupt_of_code_that_c_runs_leaves_the_exit_code() -> None:
+    program = (
+        "import ctypes, os, signal, sys\n"
+        "import paceline.cli\n"
+        "from paceline.__main__ import run\n"
+        "def app(**_):\n"
+        "    code = b'import os, signal; os.kill(os.getpid(), signal.SIGTERM)'\n"
+        "    ctypes.pythonapi.PyRun_SimpleStringFlags(code, None)\n"
+        "    raise KeyboardInterrupt\n"
+        "paceline.cli.app = app\n"
+        "paceline.cli.register = lambda: None\n"
+        "run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 143, done.stderr
 
 
 def test_the_handler_of_a_command_is_not_that_of_processes_that_it_forks() -> None:

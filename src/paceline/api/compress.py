@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LinearLR
 
+from paceline.api.loading import load_run
 from paceline.api.train import AUTO, plan_of, train
 from paceline.compression import bounds as reading
 from paceline.compression.cortex import CortexM4
@@ -26,13 +26,11 @@ from paceline.compression.result import Compression
 from paceline.compression.samples import Samples, divide, test_samples
 from paceline.compression.scores import Score, score_of
 from paceline.compression.search import WIDTHS, Found, Target, search
-from paceline.engines.job_file import load_job_file
 from paceline.engines.setup import set_up
-from paceline.errors import JobWarning, RunFolderError, UsageError, suggest
+from paceline.errors import JobWarning, UsageError, suggest
 from paceline.errors.arguments import check_arguments
 from paceline.jobs.job import Job
 from paceline.jobs.threads import threads
-from paceline.runs.record import read_record
 from paceline.runs.run import Run
 
 TARGETS: dict[str, Callable[[], Target]] = {"here": Here, "cortex-m4": CortexM4}
@@ -108,18 +106,10 @@ def _opened(run: Run | str | Path, job: Job | None, say: Callable[[str], None]) 
     if isinstance(run, Run):
         return job or run.job, _plain(run.model)
     path = Path(run)
-    read_record(path)  # reports what is wrong with a folder that is not a run's
-    if job is None:
+    if job is None and (path / "run.json").exists():
         say(f"reading {path / 'job.pickle'}, which runs code of its author; give job= instead for a run from elsewhere")
-        job = load_job_file(path, resumable=True)
-    file = path / "model.pt"
-    if not file.exists():
-        raise RunFolderError(
-            f"{path} has no model.pt: its training is not finished; resume it with paceline train --resume"
-        )
-    module = job.make_model()
-    module.load_state_dict(torch.load(file, weights_only=True))
-    return job, _plain(module)
+    opened = load_run(path, job)
+    return opened.job, _plain(opened.model)
 
 
 def _plain(module: nn.Module) -> nn.Module:

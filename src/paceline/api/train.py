@@ -97,7 +97,7 @@ def train(
         address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run.
     """
     given = locals()
-    _check_together(engine, address, keys, epochs, resume)
+    _check_together(engine, address, keys, epochs, resume, world)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)
     if progress is not None and not callable(progress):
         raise UsageError(
@@ -169,9 +169,12 @@ def _begin(
 
 
 def _check_together(
-    engine: str, address: str | None, keys: str | Path | None, epochs: int | None, resume: str | Path | Run | None
-) -> None:
+    engine: str, address: str | None, keys: str | Path | None, epochs: int | None, resume: str | Path | Run | None,
+    world: World | None,
+) -> None:  # fmt: skip
     """Raise for settings that belong to others that are not given."""
+    if world is not None and engine != "virtual":
+        raise UsageError(f"a world is simulated, so it needs engine='virtual', and not {engine!r}")
     if address is not None and engine != "ray":
         raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
     if engine == "ray":
@@ -322,8 +325,8 @@ def _run(
             hooks.begin()
             try:
                 run = _train(life, record, hooks)
-            except RunStopped:
-                if hooks.training.stopping is None or place.path is None:
+            except RunStopped as stopped:
+                if hooks.training.stopping is None or place.path is None or stopped.why:
                     raise
                 run = stopped_run(setup, place, place.path, record, hooks)
             return hooks.end(run)

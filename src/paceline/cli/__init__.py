@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import warnings
 from functools import cache
@@ -23,7 +24,7 @@ from paceline.cli.console import console
 from paceline.cli.environment import check_environment
 from paceline.cli.launched import rank_before, tell_torchrun
 from paceline.cli.layout import Command, Group
-from paceline.engines.signals import TERMINATED, termination
+from paceline.engines.signals import INTERRUPTED, termination
 from paceline.errors import PacelineDeprecationWarning, PacelineError, RunOver, RunStopped, UsageError
 from paceline.errors.renames import COMMAND_OPTIONS, OPTIONS
 from paceline.errors.suggestions import FAMILIAR_OPTIONS
@@ -31,6 +32,7 @@ from paceline.errors.suggestions import FAMILIAR_OPTIONS
 app = typer.Typer(
     cls=Group,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of all commands
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train PyTorch models in parallel, and measure which method is fastest on your own model.",
@@ -44,7 +46,6 @@ COMMANDS = {
     "Deploy": ("compress", "emit", "keys"),
     "Look inside": ("draw", "prove", "bench"),
 }
-INTERRUPTED = 130  # exit code
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 #: Packages of the extra `train`, which all commands but `check` need.
 TRAINING_PACKAGES = ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors")
@@ -112,21 +113,20 @@ def _run() -> None:
         message = str(error) if isinstance(error, RunStopped) else f"{type(error).__name__}: {error}"
         if not isinstance(error, RunOver):  # of which another rank has the reason
             tell_torchrun(message)
-        console.print(f"{rank_before(os.environ)}{message}", style="red", markup=False, soft_wrap=True)
-        sys.exit(TERMINATED if termination.requested else error.exit_code)
+        console.print(f"{rank_before(os.environ)}{message}", style="red", soft_wrap=True)
+        sys.exit(termination.exit_code or error.exit_code)
     except (KeyboardInterrupt, SystemExit) as end:  # typer turns a KeyboardInterrupt into a SystemExit
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:
             raise
-        how = "stopped by SIGTERM" if termination.requested else "interrupted"
-        if not (termination.requested and "watch" in ours):  # so a run ends the watcher that it has started
+        terminated = termination.requested == signal.SIGTERM
+        if not (terminated and "watch" in ours):  # so a run ends the watcher that it has started
+            how = "stopped by SIGTERM" if terminated else "interrupted"
             console.print(f"{how}; every worker was stopped", style="yellow")
-        sys.exit(TERMINATED if termination.requested else INTERRUPTED)
+        sys.exit(termination.exit_code or INTERRUPTED)
     except ModuleNotFoundError as error:
         if _debug or error.name not in TRAINING_PACKAGES:
             raise
-        console.print(
-            f"{error.name} is not installed: training needs `pip install 'paceline[train]'`", style="red", markup=False
-        )
+        console.print(f"{error.name} is not installed: training needs `pip install 'paceline[train]'`", style="red")
         sys.exit(2)
     except OSError as error:
         if _debug or error.errno not in NOT_WRITTEN:
@@ -134,7 +134,7 @@ def _run() -> None:
         where = f" to {error.filename}" if error.filename else ""
         console.print(
             f"nothing more can be written{where}: {error.strerror}; make room, or name another place (--runs, -o)",
-            style="red", markup=False, soft_wrap=True,
+            style="red", soft_wrap=True,
         )  # fmt: skip
         _drop_output()
         sys.exit(1)
@@ -168,10 +168,11 @@ def _by_new_names(words: list[str]) -> list[str]:
     renamed = OPTIONS | COMMAND_OPTIONS.get(next(iter(words), ""), {})
     for word in words:
         option, equals, value = word.partition("=")
-        if option in FAMILIAR_OPTIONS and option not in _options(words):
-            raise UsageError(f"there is no option {option}; {FAMILIAR_OPTIONS[option]}")
+        familiar = FAMILIAR_OPTIONS.get(option.replace("_", "-"))
+        if familiar is not None and option not in _options(words):
+            raise UsageError(f"there is no option {option}; {familiar}")
         if option in renamed:
-            console.print(f"note: {option} is called {renamed[option]} now", style="yellow", markup=False)
+            console.print(f"note: {option} is called {renamed[option]} now", style="yellow")
         found.append(renamed.get(option, option) + equals + value)
     return found
 
@@ -186,4 +187,4 @@ def _options(words: list[str]) -> set[str]:
 
 def _print_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
     if category.__module__.startswith("paceline"):
-        console.print(f"note: {message}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"note: {message}", style="yellow", soft_wrap=True)

@@ -28,7 +28,7 @@ def calibrate(
     from paceline.cli.planning import show_card
     from paceline.planner.card import default_file
 
-    card = measure(seconds, output, lambda line: None if quiet else console.print(line, style="dim", markup=False))
+    card = measure(seconds, output, lambda line: None if quiet else console.print(line, style="dim"))
     place = Path(output or default_file())
     if json:
         print_json({**dataclasses.asdict(card), "card": str(place)})

@@ -11,6 +11,7 @@ import typer
 from paceline.cli import options
 from paceline.cli.console import console
 from paceline.cli.output import print_json
+from paceline.names import visible
 
 if TYPE_CHECKING:
     from paceline.check.run import Report
@@ -62,7 +63,7 @@ def check(
         jobs=jobs,
     )
     if min_confidence is not None:
-        console.print("--min-confidence is deprecated: use --min-rank, or --everything in place of 0", markup=False)
+        console.print("--min-confidence is deprecated: use --min-rank, or --everything in place of 0")
     if lsp:
         from paceline.check.reporting.lsp import serve
 
@@ -70,7 +71,7 @@ def check(
     report = check_paths(paths or [Path()], chosen)
     if write_baseline is not None:
         known.write_baseline(write_baseline, report.findings)
-        console.print(f"{len(report.findings)} findings written to {write_baseline}", markup=False)
+        console.print(f"{len(report.findings)} findings written to {write_baseline}")
         return
     _print(report, form, json)
     if report.exit_code:
@@ -85,5 +86,5 @@ def _print(report: Report, form: options.CheckFormat, json: bool) -> None:
     if json:
         print_json(as_object(report))
     elif text := FORMATS[form.value](report):
-        typer.echo(text)
-    console.print(report.summary(), markup=False)
+        typer.echo(visible(text))
+    console.print(report.summary())

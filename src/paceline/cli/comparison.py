@@ -26,7 +26,7 @@ def progress_shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Progres
     if quiet or not console.is_terminal or console.is_dumb_terminal:
         yield say, None
         return
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Bar(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task("", total=1.0)
         yield say, lambda share, what: bar.update(task, completed=share, description=what)
@@ -35,22 +35,22 @@ def progress_shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Progres
 def show_comparison(found: ComparisonRecord) -> None:
     """Print a comparison; the answer comes last, where it stays in sight."""
     if found.disagreement:
-        console.print(f"{found.disagreement}.", style="yellow", markup=False)
+        console.print(f"{found.disagreement}.", style="yellow")
     console.print(rich_table(comparison_table(found)))
-    console.print(_legend(found), style="dim", markup=False)
+    console.print(_legend(found), style="dim")
     for plan in found.failed:
-        console.print(f"{plan.sentence}.", style="red", markup=False, soft_wrap=True)
+        console.print(f"{plan.sentence}.", style="red", soft_wrap=True)
     for note in found.notes:
-        console.print(f"note: {note}", style="yellow", markup=False)
+        console.print(f"note: {note}", style="yellow")
     _show_steps(found)
     _show_codecs(found)
     for row in found.plans:
         if row.verdict:
-            console.print(f"{row.verdict}.", style="yellow", markup=False)
+            console.print(f"{row.verdict}.", style="yellow")
     if found.page:
-        console.print(f"page: {found.page}", markup=False, soft_wrap=True)
+        console.print(f"page: {found.page}", soft_wrap=True)
     if found.answer:
-        console.print(found.answer.sentence, style=COLOURS[found.answer.kind], markup=False, soft_wrap=True)
+        console.print(found.answer.sentence, style=COLOURS[found.answer.kind], soft_wrap=True)
 
 
 def _legend(found: ComparisonRecord) -> str:

@@ -37,7 +37,7 @@ def show_compression(found: Compression, output: Path | None) -> None:
         )  # fmt: skip
     console.print(table)
     for line in sentences(found, output):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def most_lost(found: Compression, point: Point) -> str:
@@ -92,6 +92,6 @@ def show_precisions(found: Precisions) -> None:
         )  # fmt: skip
     console.print(table)
     for precision, why in found.refused.items():
-        console.print(f"{precision} is not possible: {why}", markup=False, soft_wrap=True)
+        console.print(f"{precision} is not possible: {why}", soft_wrap=True)
     if found.chosen is None:
-        console.print("no precision is within the bounds", markup=False)
+        console.print("no precision is within the bounds")

@@ -35,7 +35,7 @@ def data(
         if json:
             print_json({"folder": str(folder), "file": str(export), "rows": rows})
         else:
-            console.print(f"{export}: {rows:,} rows", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{export}: {rows:,} rows", soft_wrap=True)
         return
     if is_stream(folder):
         sealed = SealedList(folder)
@@ -50,7 +50,7 @@ def data(
     else:
         show()
         for fault in faults:
-            console.print(f"damaged: {fault}", style="red", markup=False, soft_wrap=True)
+            console.print(f"damaged: {fault}", style="red", soft_wrap=True)
         if verify and not faults:
             console.print("every file holds what was written", style="green")
     if faults:

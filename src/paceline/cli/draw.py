@@ -10,11 +10,17 @@ from paceline.cli import options
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
+    from paceline.jobs.job import Job
     from paceline.plans.plan import Plan
 
 
 def draw(
-    plan: options.PlanOrRun, workers: options.Workers = None, job: options.MemoryJob = None, page: options.Page = None
+    plan: options.PlanOrRun,
+    workers: options.Workers = None,
+    job: options.MemoryJob = None,
+    data_dir: options.DataDir = None,
+    job_args: options.JobArgs = None,
+    page: options.Page = None,
 ) -> None:
     """Draw what the workers of PLAN do, as plain text on standard output.
 
@@ -30,13 +36,14 @@ def draw(
     is_run = "/" in plan.partition(":")[0] or Path(plan).is_dir()
     what, colours = open_run(Path(plan)) if is_run else Plan.parse(plan, workers), sys.stdout.isatty()
     drawn = what if isinstance(what, Plan) else what.plan
-    more = [] if job is None else [memory_for(job, drawn)]
+    chosen = options.open_job_or_none(job, data_dir, job_args, None)
+    more = [] if chosen is None else [memory_for(chosen, drawn)]
     if page is not None:
         write_page(what, page, more)
     sys.stdout.write((picture(what, colours, more) if isinstance(what, Plan) else draw_run(what, colours, more)) + "\n")
 
 
-def memory_for(job: str, plan: Plan) -> str:
+def memory_for(job: Job, plan: Plan) -> str:
     from paceline.engines.memory_line import memory_line
     from paceline.engines.setup import set_up
     from paceline.plans.methods.pipeline import Pipeline
@@ -46,5 +53,5 @@ def memory_for(job: str, plan: Plan) -> str:
         raise UsageError(
             f"--job reports the memory of workers with parts of a model, and under plan {plan.name} each has all of it"
         )
-    line = memory_line(set_up(options.open_job(job, None), plan, "virtual"))
+    line = memory_line(set_up(job, plan, "virtual"))
     return f"The layers are those of an example network. {line}" if isinstance(plan.method, SplitLayers) else line

@@ -28,6 +28,7 @@ def slurm(
     partition: emit_options.Partition = None,
     roster: emit_options.Roster = "ray",
     name: emit_options.EmittedName = None,
+    job_args: options.JobArgs = None,
     output: emit_options.EmittedFile = None,
     force: options.Force = False,
 ) -> None:
@@ -39,7 +40,10 @@ def slurm(
     from paceline.emit.slurm import batch_script
     from paceline.emit.training import training
 
-    chosen = training(job, plan, workers, nodes=nodes, cpus=cpus, gpus=gpus, memory=memory, roster=roster, name=name)
+    chosen = training(
+        job, plan, workers, nodes=nodes, cpus=cpus, gpus=gpus, memory=memory, roster=roster, name=name,
+        job_args=job_args,
+    )  # fmt: skip
     write_text(batch_script(chosen, time, partition), output, force)
 
 
@@ -56,6 +60,7 @@ def kubernetes(
     namespace: emit_options.Namespace = None,
     roster: emit_options.Roster = "ray",
     name: emit_options.EmittedName = None,
+    job_args: options.JobArgs = None,
     output: emit_options.EmittedFile = None,
     force: options.Force = False,
 ) -> None:
@@ -68,7 +73,10 @@ def kubernetes(
     from paceline.emit.training import training
     from paceline.emit.versions import installed
 
-    chosen = training(job, plan, workers, nodes=nodes, cpus=cpus, gpus=gpus, memory=memory, roster=roster, name=name)
+    chosen = training(
+        job, plan, workers, nodes=nodes, cpus=cpus, gpus=gpus, memory=memory, roster=roster, name=name,
+        job_args=job_args,
+    )  # fmt: skip
     write_text(manifest(chosen, image, namespace, installed().get("ray", RAY)), output, force)
 
 
@@ -78,6 +86,7 @@ def docker(
     python: emit_options.PythonVersion = "3.11",
     roster: emit_options.Roster = "ray",
     cuda: emit_options.Cuda = False,
+    job_args: options.JobArgs = None,
     output: emit_options.EmittedFile = None,
     force: options.Force = False,
 ) -> None:
@@ -88,6 +97,6 @@ def docker(
     from paceline.emit.docker import check_job, dockerfile
     from paceline.emit.versions import installed
 
-    text = dockerfile(job, installed(), python=python, roster=roster, cuda=cuda)
+    text = dockerfile(job, installed(), python=python, roster=roster, cuda=cuda, job_args=job_args)
     check_job(job)
     write_text(text, output, force)

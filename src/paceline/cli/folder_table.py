@@ -15,7 +15,7 @@ WAYS_OUT = {"not UTF-8": " (`iconv -f LATIN1 -t UTF-8 FILE` recodes a file of La
 
 def show_manifest(folder: Path, manifest: Manifest) -> None:
     """Print the account of a folder's rows, its splits and its columns."""
-    console.print(f"{folder}: {equation(manifest.account)}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{folder}: {equation(manifest.account)}", soft_wrap=True)
     show_rules(manifest.account, folder / "rejected.parquet")
     for name, split in manifest.splits.items():
         console.print(f"{split.rows:>12,}  rows in {name}, {len(split.shards)} shard{'s' * (len(split.shards) != 1)}")
@@ -55,6 +55,6 @@ def show_rules(account: Account, listed: Path) -> None:
     """Print how many rows broke each rule, and where they are listed."""
     for rule, rows in account.rejected.items():
         way_out = WAYS_OUT.get(rule, "")
-        console.print(f"{rows:>12,}  {rule}{way_out}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{rows:>12,}  {rule}{way_out}", soft_wrap=True)
     if account.rejected:
-        console.print(f"{'':>12}  listed in {listed}", markup=False, soft_wrap=True)
+        console.print(f"{'':>12}  listed in {listed}", soft_wrap=True)

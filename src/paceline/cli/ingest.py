@@ -34,7 +34,7 @@ def ingest(
     def show(event: Sealed | Note) -> None:
         if isinstance(event, Note) or not quiet:
             style = "yellow" if isinstance(event, Note) else None
-            console.print(event_line(event), style=style, highlight=False, markup=False, soft_wrap=True)
+            console.print(event_line(event), style=style, soft_wrap=True)
 
     account = run(load_recipe(recipe), output, inputs or [STANDARD_INPUT], rows, ahead, patience, show)
     if json:

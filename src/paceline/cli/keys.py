@@ -18,4 +18,4 @@ def keys(folder: options.KeyFolder, hosts: options.Hosts = None, days: options.D
     made = make_keys(folder, hosts.split(",") if hosts else (), days)
     for each in made:
         where = "every machine" if hosts is None else each.name
-        console.print(f"{each}  copy it to {where}, and start with --keys there", markup=False, soft_wrap=True)
+        console.print(f"{each}  copy it to {where}, and start with --keys there", soft_wrap=True)

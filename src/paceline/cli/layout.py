@@ -18,6 +18,15 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types_of_flags(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # a UsageError of Click, or of the copy that newer versions of Typer have
+            extra = "unexpected extra argument" in (message := getattr(error, "message", ""))
+            if extra and any(each.name == "plan" for each in self.params):
+                error.message = f"{message}. A plan is an option: --plan ring"  # type: ignore[attr-defined]
+            raise
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [each for each in self.get_params(ctx) if each.param_type_name == "argument"]
         return ["[OPTIONS]", *map(_in_usage, arguments)]

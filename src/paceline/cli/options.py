@@ -120,6 +120,7 @@ Device = Annotated[
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data. Overrides the job's epochs.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per batch. Overrides the job's batch size.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed. Overrides the job's seed.")]
+DrawSeed = Annotated[int, typer.Option("--seed", help="Random seed of what is drawn here; the job keeps its own.")]
 MaxUpdates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
 Timeout = Annotated[
     float, typer.Option(envvar="PACELINE_TIMEOUT", help="Seconds that a worker may wait for another one.")

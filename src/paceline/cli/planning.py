@@ -32,7 +32,7 @@ def _table(title: str, *columns: str) -> Table:
 
 def show_card(card: Card, place: Path) -> None:
     """Print what a card says of a machine."""
-    console.print(f"{card.processor}, {card.cores} cores, {card.memory / 2**30:.1f} GiB", markup=False)
+    console.print(f"{card.processor}, {card.cores} cores, {card.memory / 2**30:.1f} GiB")
     table = _table("Operations", "workers x threads", "GFLOP/s matmul", "GB/s", "µs a call", "error of a step")
     for each in card.operations:
         flop, byte = each.compute.get("matmul.large", 0.0), each.compute.get("far", 0.0)
@@ -49,7 +49,7 @@ def show_card(card: Card, place: Path) -> None:
             _seconds(one.between),
         )  # fmt: skip
     console.print(table)
-    console.print(f"card  {place}", markup=False, soft_wrap=True)
+    console.print(f"card  {place}", soft_wrap=True)
 
 
 def show_choice(choice: Choice, left_out: bool = False) -> None:
@@ -67,12 +67,12 @@ def show_choice(choice: Choice, left_out: bool = False) -> None:
             style="dim", soft_wrap=True,
         )  # fmt: skip
     for note in choice.notes():
-        console.print(note, markup=False, soft_wrap=True)
-    console.print(f"to use it: {choice.command}", style="bold", markup=False, soft_wrap=True)
+        console.print(note, soft_wrap=True)
+    console.print(f"to use it: {choice.command}", style="bold", soft_wrap=True)
 
 
 def show_validation(found: Validation) -> None:
     """Print predicted against measured."""
     console.print(rich_table(found.table()))
     for note in found.notes():
-        console.print(note, markup=False, soft_wrap=True)
+        console.print(note, soft_wrap=True)

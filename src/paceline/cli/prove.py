@@ -35,6 +35,6 @@ def prove(
     if json:
         print_json(found.as_dict())
     else:
-        console.print(str(found), markup=False, soft_wrap=True)
+        console.print(str(found), soft_wrap=True)
     if found.holds is False:
         raise typer.Exit(1)

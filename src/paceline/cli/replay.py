@@ -56,5 +56,5 @@ def replay(
         few = ", ".join(map(str, found.guilty_samples[:8].tolist()))
         console.print(
             f"next comes batch {found.guilty_update} of worker {found.guilty_worker} ({loss}), samples {few}, ...\n"
-            "In Python: paceline.replay(run, until=...) returns them as .model and .guilty_batch", markup=False,
+            "In Python: paceline.replay(run, until=...) returns them as .model and .guilty_batch",
         )  # fmt: skip

@@ -15,4 +15,4 @@ def report(runs: options.RunArguments, output: options.Output = None, form: opti
     from paceline.report import write
 
     for file in write(runs, output, form):
-        console.print(str(file), markup=False, soft_wrap=True)
+        console.print(str(file), soft_wrap=True)

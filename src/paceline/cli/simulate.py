@@ -14,7 +14,7 @@ def simulate(
     cluster: options.ClusterFile = None,
     max_updates: options.MaxUpdates = None,
     arithmetic: options.Arithmetic = False,
-    seed: options.Seed = None,
+    seed: options.DrawSeed = 0,
     card: options.CardInput = None,
     batch_size: options.BatchSize = None,
     data_dir: options.DataDir = None,
@@ -32,10 +32,10 @@ def simulate(
 
     found = run_simulation(
         options.open_job(job, data_dir, job_args, batch_size=batch_size), plan, workers, cluster,
-        max_updates=max_updates, arithmetic=arithmetic, seed=seed or 0, card=card,
+        max_updates=max_updates, arithmetic=arithmetic, seed=seed, card=card,
         say=saying(quiet),
     )  # fmt: skip
     if json:
         print_json(found.as_dict())
         return
-    console.print(str(found), markup=False, soft_wrap=True)
+    console.print(str(found), soft_wrap=True)

@@ -30,7 +30,7 @@ def event_line(event: Sealed | Note) -> str:
 def show_stream(folder: Path, sealed: SealedList) -> None:
     """Print the account of a stream, its sources, and the drift of its columns."""
     account = sealed.account
-    console.print(f"{folder}: {equation(account)}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{folder}: {equation(account)}", soft_wrap=True)
     show_rules(account, folder / "rejected")
     console.print(f"{len(sealed.shards):>12,}  shard{'s' * (len(sealed.shards) != 1)}, from")
     notes = {note.source: note.what for note in sealed.notes}
@@ -39,7 +39,7 @@ def show_stream(folder: Path, sealed: SealedList) -> None:
         rows[shard.source] += shard.rows
     for source in {**rows, **notes}:
         what = f": {notes[source]}" if source in notes else ""
-        console.print(f"{rows[source]:>12,}  {source}{what}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{rows[source]:>12,}  {source}{what}", soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("column")
     table.add_column("row")

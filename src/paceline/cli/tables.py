@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from paceline.cli.console import console
+from paceline.cli.console import PlainConsole, console
 from paceline.runs.tables import summary_lines
 from paceline.text_table import TextList, TextTable
 
@@ -28,7 +28,7 @@ def rich_table(shown: TextTable) -> Table:
 
 def show_summary(summary: dict[str, Any]) -> None:
     """Print a finished run, one line per subject."""
-    console.print(str(TextList("", summary_lines(summary))), markup=False, soft_wrap=True)
+    console.print(str(TextList("", summary_lines(summary))), soft_wrap=True)
 
 
 def show_scripts(found: ScriptComparison) -> None:
@@ -52,19 +52,18 @@ def show_scripts(found: ScriptComparison) -> None:
         f"all processes, relative to the best without Paceline. Medians of {found.rounds} interleaved rounds, ± half "
         "the range.",
         style="dim",
-        markup=False,
     )
     for note in found.notes:
-        console.print(f"note: {note}", style="yellow", markup=False)
-    console.print(f"{found.answer}.", style="bold", markup=False, soft_wrap=True)
+        console.print(f"note: {note}", style="yellow")
+    console.print(f"{found.answer}.", style="bold", soft_wrap=True)
 
 
 def show_plan(plan: dict[str, Any]) -> None:
     """Print one plan and its options on standard output, since they were asked for."""
-    out = Console(highlight=False)
+    out = PlainConsole()
     also = f"; also called {', '.join(plan['also_called'])}" if plan["also_called"] else ""
-    out.print(f"[bold]{plan['name']}[/bold]: {plan['about']}{also}")
-    out.print(f"[dim]{plan['group']}[/dim]")
+    out.print(Text.assemble((plan["name"], "bold"), f": {plan['about']}{also}"))
+    out.print(plan["group"], style="dim")
     table = Table("option", "default", "values", "", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for option in plan["options"]:
         default = "-" if option["default"] in (None, "") else str(option["default"])
@@ -77,7 +76,7 @@ def show_plan(plan: dict[str, Any]) -> None:
 
 def show_plans(groups: dict[str, list[dict[str, Any]]]) -> None:
     """Print all plans by group on standard output, since they were asked for."""
-    out = Console(highlight=False)
+    out = PlainConsole()
     for title, plans in groups.items():
         out.print(title, style="bold")
         table = Table.grid(padding=(0, 2))
@@ -87,7 +86,7 @@ def show_plans(groups: dict[str, list[dict[str, Any]]]) -> None:
             also = f"; also called {', '.join(plan['also_called'])}" if plan["also_called"] else ""
             table.add_row(f"  {plan['name']}", f"{plan['about']}{also}")
             if own:
-                table.add_row("", f"[dim]{', '.join(own)}[/dim]")
+                table.add_row("", Text(", ".join(own), "dim"))
         out.print(table)
         out.print()
     out.print("Options follow a colon, as in downpour:workers=4,shards=2; most plans take workers and threads as well.")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.cli import options
 from paceline.cli.console import console
 from paceline.cli.output import print_json
+
+if TYPE_CHECKING:
+    from paceline.runs.run import Run
 
 
 def train(
@@ -69,15 +72,17 @@ def train(
             address=address, epochs=epochs if resume else None, loggers=logger or (),
             callbacks=[*named_callbacks(early_stopping, best_checkpoint), bar],
         )  # fmt: skip
-    _report(run.summary(), json, rank_of(engine))
+    _report(run, json, rank_of(engine))
 
 
-def _report(summary: dict[str, Any], json: bool, rank: int) -> None:
+def _report(run: Run, json: bool, rank: int) -> None:
     if rank:
         return  # rank 0 reports for all
     if json:
-        print_json(summary)
+        print_json(run.summary())
         return
     from paceline.cli.tables import show_summary
 
-    show_summary(summary)
+    show_summary(run.summary())
+    if run.path is not None:
+        console.print(f"next     paceline report {run.path}, paceline replay {run.path}", style="dim", soft_wrap=True)

@@ -49,7 +49,7 @@ class TuningDisplay:
             self._screen.update(self.picture(study), refresh=True)
         elif now - self._shown_at >= self._pause:
             self._shown_at, self._pause = now, min(2 * self._pause, PLAIN[1])
-            self.console.print(self.head(study), markup=False, soft_wrap=True)
+            self.console.print(self.head(study), soft_wrap=True)
 
     def head(self, study: Study) -> str:
         """Describe the tuning in one line, with the time left at this speed."""
@@ -79,4 +79,4 @@ class TuningDisplay:
 
 def show_tuning(found: Tuning) -> None:
     """Print what a tuning found, one line per subject."""
-    console.print(str(found), markup=False, soft_wrap=True)
+    console.print(str(found), soft_wrap=True)

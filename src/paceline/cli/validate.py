@@ -16,7 +16,7 @@ def validate(
     workers: options.MostWorkers = None,
     rounds: options.Rounds = 6,
     seconds: options.RoundSeconds = 0.4,
-    seed: options.Seed = None,
+    seed: options.DrawSeed = 0,
     card: options.CardInput = None,
     batch_size: options.BatchSize = None,
     data_dir: options.DataDir = None,
@@ -41,7 +41,7 @@ def validate(
     chosen = options.open_job(job, data_dir, job_args, batch_size=batch_size)
     found = run_validation(
         chosen, split_plans(plans or ""), level=level, learning=learning, workers=workers, rounds=rounds,
-        seconds=seconds, seed=seed or 0, card=card, page=page,
+        seconds=seconds, seed=seed, card=card, page=page,
         say=saying(quiet),
     )  # fmt: skip
     if json:

@@ -7,6 +7,7 @@ import typer
 from paceline.cli import options, watch_options
 from paceline.cli.console import console
 from paceline.cli.output import print_json
+from paceline.names import visible
 
 
 def watch(
@@ -33,10 +34,10 @@ def watch(
     from paceline.watcher.session import Actions, Target, watch_target
 
     def tell(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
 
     def show(text: str) -> None:
-        console.file.write((CLEAR if console.is_terminal else "") + text + "\n")
+        console.file.write((CLEAR if console.is_terminal else "") + visible(text) + "\n")
         console.file.flush()
 
     target = Target(tuple(command or ()), pid, run, open_, seconds)

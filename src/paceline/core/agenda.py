@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 
@@ -56,7 +57,7 @@ class Agenda:
     @property
     def updates(self) -> int:
         if self.data_parts:
-            return sum(len(self.tasks(lease)) for lease in range(self.leases))
+            return sum(map(self._updates_of, range(self.leases)))
         whole = self.updates_per_epoch * self.epochs
         return whole if self.limit is None else min(whole, self.limit)
 
@@ -73,8 +74,8 @@ class Agenda:
         """
         if self.data_parts:
             steps, (low, high) = self.updates_per_epoch, self._part(lease)
-            tasks = [epoch * steps + step for epoch in range(self.epochs) for step in range(low, high)]
-            return tasks if self.limit is None else tasks[: self.limit // self.leases]
+            tasks = (epoch * steps + step for epoch in range(self.epochs) for step in range(low, high))
+            return list(islice(tasks, self._updates_of(lease)))
         return range(lease * self.block, min((lease + 1) * self.block, self.updates * self.shares))
 
     def lease(self, task: int) -> int:
@@ -97,6 +98,12 @@ class Agenda:
     def _part(self, lease: int) -> tuple[int, int]:
         """Return the steps of every epoch that visit a part of the data."""
         return self.updates_per_epoch * lease // self.leases, self.updates_per_epoch * (lease + 1) // self.leases
+
+    def _updates_of(self, lease: int) -> int:
+        """Return how many updates are made on a part of the data."""
+        low, high = self._part(lease)
+        whole = self.epochs * (high - low)
+        return whole if self.limit is None else min(whole, self.limit // self.leases)
 
     def task(self, number: int) -> list[Chunk]:
         """Return the chunks of a task that hold samples."""
@@ -163,7 +170,17 @@ class Agenda:
     def samples_until(self, update: int) -> int:
         """Return the samples seen when `update` updates are done."""
         if self.data_parts:  # an estimate, as parts are taken in any order, and exact at the end
-            tasks = [task for lease in range(self.leases) for task in self.tasks(lease)]
-            return sum(c.samples for task in tasks for c in self.task(task)) * update // len(tasks)
+            return sum(map(self._samples_of, range(self.leases))) * update // self.updates
         epoch, step = divmod(update, self.updates_per_epoch)
-        return epoch * self.samples + min(step * self.samples_per_update, self.samples)
+        return epoch * self.samples + self._before_step(step)
+
+    def _samples_of(self, lease: int) -> int:
+        """Return the samples that are seen on a part of the data."""
+        low, high = self._part(lease)
+        epochs, steps = divmod(self._updates_of(lease), high - low)
+        before = self._before_step(low)
+        return epochs * (self._before_step(high) - before) + self._before_step(low + steps) - before
+
+    def _before_step(self, step: int) -> int:
+        """Return the samples of an epoch before one of its steps."""
+        return min(step * self.samples_per_update, self.samples)

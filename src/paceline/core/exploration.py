@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.narrative import Scene, format_story
 
@@ -41,6 +41,44 @@ class Explorer(Protocol[W, M]):
 
     def fault_at_end(self, world: W) -> str | None:
         """Describe what is missing in a final state; None if nothing is."""
+
+
+E = TypeVar("E")
+
+
+class Walker(Generic[E]):
+    """A program that is explored. A generator cannot be copied: a copy runs the program again with the same answers.
+
+    Programs that have had the same answers are at the same point, so these are what its key is made of.
+    """
+
+    def __init__(self, start: Callable[[], Generator[E, Any, None]]) -> None:
+        self._start = start
+        self._answers: tuple[Any, ...] = ()
+        self._program: Generator[E, Any, None] | None = start()
+        #: What it has yielded last, and waits for the answer to; None where it has ended.
+        self.effect: E | None = next(self._program, None)
+
+    def copy(self) -> Walker[E]:
+        copied: Walker[E] = object.__new__(Walker)
+        copied.__dict__.update(self.__dict__, _program=None)
+        return copied
+
+    def send(self, answer: Any) -> None:
+        """Answer the effect; the program goes on to its next one."""
+        if self._program is None:
+            self._program = self._start()
+            next(self._program)
+            for earlier in self._answers:
+                self._program.send(earlier)
+        self._answers = (*self._answers, answer)
+        try:
+            self.effect = self._program.send(answer)
+        except StopIteration:
+            self.effect = None
+
+    def key(self) -> tuple[Any, ...]:
+        return type(self.effect), self._answers
 
 
 @dataclass

@@ -8,12 +8,11 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from paceline.emit.names import job_name, printable
+from paceline.emit.names import JOB_FILES, job_name, job_words
 from paceline.emit.pods import USER, WORK
 from paceline.emit.training import ROSTERS
 from paceline.errors import UsageError, suggest
 
-FILES = (".py", ".toml")  # of a job
 #: The oldest Python that Paceline runs on.
 OLDEST = (3, 10)
 #: What training needs, as the extra `train` has it; and for the roster `ray`, which submits jobs through the dashboard.
@@ -23,18 +22,19 @@ IGNORED = (".git", ".venv", "**/__pycache__", "runs", "report.html", "keys", "*.
 
 
 def dockerfile(
-    job: str, versions: Mapping[str, str], *, python: str = "3.11", roster: str = "ray", cuda: bool = False
-) -> str:
+    job: str, versions: Mapping[str, str], *, python: str = "3.11", roster: str = "ray", cuda: bool = False,
+    job_args: str | None = None,
+) -> str:  # fmt: skip
     """Return the Dockerfile; `versions` are those of paceline and the packages it needs, by their names."""
     if roster not in ROSTERS:
         raise UsageError(f"--roster {roster!r}: {suggest(roster, ROSTERS)}")
     _check_python(python)
-    name, command = job_name(printable(job, "JOB")), json.dumps(["train", job], ensure_ascii=False)
+    name, trains = job_name(job), ["train", *job_words(job, job_args)]
     lines = [
         "# syntax=docker/dockerfile:1",
         f"# Trains {job}; made for the folder that contains it.",
         f"#     docker build -t {name} .",
-        f'#     docker run --rm -v "$PWD/runs:{WORK}/runs" {name} train {shlex.quote(job)} --plan ring --workers 2',
+        f'#     docker run --rm -v "$PWD/runs:{WORK}/runs" {name} {shlex.join(trains)} --plan ring --workers 2',
         f"# The folder `runs` must belong to user {USER}. Put what the image must not contain into .dockerignore:",
         f"#     {'  '.join(IGNORED)}",
         f"FROM python:{python}-slim",
@@ -50,7 +50,7 @@ def dockerfile(
         "ENV PYTHONUNBUFFERED=1",
         "# No shell in between: SIGTERM reaches Paceline, which writes a checkpoint and ends.",
         'ENTRYPOINT ["paceline"]',
-        f"CMD {command}",
+        f"CMD {json.dumps(trains, ensure_ascii=False)}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -58,9 +58,9 @@ def dockerfile(
 def check_job(job: str) -> None:
     """Raise unless the job is a file below this folder, which the image gets, or a word, as a built-in job is."""
     path = Path(job.partition(":")[0])
-    if path.suffix not in FILES and (path.suffix or len(path.parts) > 1):
+    if path.suffix not in JOB_FILES and (path.suffix or len(path.parts) > 1):
         raise UsageError(f"JOB {path} is neither a Python nor a TOML file, nor a built-in job such as digits")
-    if path.suffix in FILES and not path.is_file():
+    if path.suffix in JOB_FILES and not path.is_file():
         raise UsageError(
             f"there is no file {path} here; call this in the folder that the image is built from, and name JOB from "
             "there, or give a built-in job, as in digits"
@@ -99,7 +99,7 @@ def _packages(versions: Mapping[str, str], roster: str, cuda: bool) -> list[str]
 def _files(job: str) -> list[str]:
     """Return the line that copies the job's folder, unless the job is a built-in one."""
     path = job.partition(":")[0]
-    if not path.endswith(FILES):
+    if not path.endswith(JOB_FILES):
         return []
     file = PurePosixPath(path)
     if file.is_absolute() or ".." in file.parts:

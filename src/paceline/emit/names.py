@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from pathlib import PurePosixPath
 
@@ -10,6 +11,7 @@ from paceline.errors import UsageError
 
 #: What Kubernetes and KubeRay append to a name must still fit into 63 characters.
 LONGEST_NAME = 47
+JOB_FILES = (".py", ".toml")
 
 
 def label(text: str) -> str:
@@ -58,10 +60,31 @@ def time_limit(text: str) -> str:
     return text
 
 
-def printable(text: str, what: str) -> str:
+def one_line(text: str, what: str, instead: str) -> str:
     """Return `text`, which a line of a file will contain, if it fits on a line."""
     if not text or not text.isprintable():
-        raise UsageError(f"{what} {text!r} is empty or contains a line break or a control character; rename it")
+        raise UsageError(f"{what} {text!r} is empty or contains a line break or a control character; {instead}")
+    return text
+
+
+def printable(text: str, what: str) -> str:
+    """Return `text`, which will be a word of a line, if it fits on a line and is no option."""
     if text.startswith("-"):
         raise UsageError(f"{what} {text!r} would be read as an option; write ./{text}")
-    return text
+    return one_line(text, what, "rename it")
+
+
+def job_words(job: str, job_args: str | None) -> list[str]:
+    """Return the words of a command that name a job, and its arguments if it has some."""
+    words = [printable(job, "JOB")]
+    if job_args is None:
+        return words
+    if not job.partition(":")[0].endswith(JOB_FILES):
+        raise UsageError(f"--job-args is for Python files, and JOB {job} is a built-in job; leave --job-args out")
+    try:
+        shlex.split(one_line(job_args, "--job-args", "put it into a file that the job reads"))
+    except ValueError as error:
+        raise UsageError(
+            f"--job-args {job_args!r}: {error}; quote it as in --job-args \"--name 'two words'\""
+        ) from error
+    return [*words, "--job-args", job_args]

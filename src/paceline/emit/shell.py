@@ -21,7 +21,7 @@ def choose_run(training: Training, when_done: str, only_if: str = "") -> list[st
 
     `when_done` is what happens instead if that run is done. Where the condition `only_if` is false, none is resumed.
     """
-    train = quoted(["paceline", "train", training.job, *training.engine])
+    train = quoted(training.trains)
     begin = f'{quoted(training.begins)} --runs "$runs"'
     if not training.resumable:
         return [

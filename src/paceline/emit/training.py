@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.emit.names import job_name, label, printable
+from paceline.emit.names import job_name, job_words, label, printable
 from paceline.errors import PlanError, UsageError, suggest
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
@@ -31,6 +31,13 @@ class Training:
     memory: int | None
     #: "ray": Ray places, starts and replaces processes; "environment": the launcher starts one per node.
     roster: str
+    #: The arguments of the job's Python file, as in a shell.
+    job_args: str | None = None
+
+    @property
+    def trains(self) -> list[str]:
+        """The words that name the job and the cluster; without those of `begins` they resume a run."""
+        return ["paceline", "train", *job_words(self.job, self.job_args), *self.engine]
 
     @property
     def begins(self) -> list[str]:
@@ -72,6 +79,7 @@ def training(
     memory: int | None = None,
     roster: str = "ray",
     name: str | None = None,
+    job_args: str | None = None,
 ) -> Training:
     """Check what was asked for. By default every worker has a node, and a node as many CPUs as its workers' threads."""
     chosen = _plan(printable(plan, "plan"), workers)
@@ -84,8 +92,9 @@ def training(
             raise UsageError(f"{option} {value}: give a whole number from {least}, for each node")
     if roster not in ROSTERS:
         raise UsageError(f"--roster {roster!r}: {suggest(roster, ROSTERS)}")
-    called = job_name(printable(job, "JOB")) if name is None else label(name)
-    found = Training(job, chosen, called, nodes, cpus, gpus, memory, roster)
+    job_words(job, job_args)  # refuses what a line cannot hold
+    called = job_name(job) if name is None else label(name)
+    found = Training(job, chosen, called, nodes, cpus, gpus, memory, roster, job_args)
     _check_nodes(found)
     return found
 

@@ -7,11 +7,12 @@ What a checkpoint holds is taken by `local.checkpointing`, `cluster.checkpointin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.engines.observer import Observer
 from paceline.engines.setup import Setup
 from paceline.engines.signals import Signals
-from paceline.errors import CheckpointWarning, RunFolderError, RunStopped
+from paceline.errors import CheckpointWarning, RunFailed, RunFolderError, RunStopped
 from paceline.parameters.layout import trainable
 from paceline.parameters.replicas import mean_of
 from paceline.parameters.worker_state import WorkerState
@@ -29,6 +30,8 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.splits.slicing import assembled
 
 NICE = 10  # of the thread that writes: workers are to keep their cores, and a checkpoint can wait
+#: Seconds without an update after which a run that a signal is to end does so without a checkpoint.
+PATIENCE = 30.0
 MARGIN = 2  # updates from the furthest worker to the update after which all write their state
 
 
@@ -42,9 +45,11 @@ class CheckpointManager:
         #: When the training began, less the nanoseconds that it took before the run was resumed.
         self.origin = 0
         self.writer = Writer(self._write)
-        #: The updates of the newest checkpoint, and when it was taken.
-        self.last = request.start.updates if request.start else 0
+        #: The updates of the newest checkpoint, and when it was taken; those of the newest that is written.
+        self.last = self._written = request.start.updates if request.start else 0
         self._taken_at = time.monotonic()
+        #: What the workers were doing when that last changed, or when the signal came that ends the run.
+        self._moved: tuple[list[int], float] = ([], 0.0)
 
     @property
     def requested(self) -> bool:
@@ -81,11 +86,35 @@ class CheckpointManager:
             self.writer.flush()
             raise self.stopped(observer)
 
-    def stopped(self, observer: Observer, waited: float = 0.0) -> RunStopped:
-        """Return the end of a run that a signal has asked to end; `waited` is how long no worker has moved."""
+    def follow(self, observer: Observer) -> None:
+        """Report the progress; end a run that a signal is to end if its workers do not move any longer."""
+        ending = bool(self.signals.ending)
+        observer.look(stopping=ending)
+        doing, now = list(observer.workers.doing), time.monotonic()
+        if not ending or doing != self._moved[0]:
+            self._moved = doing, now
+        if (still := now - self._moved[1]) > PATIENCE:
+            raise self.stopped(observer, f"no update was finished in {still:.0f} s")
+
+    def stopped(self, observer: Observer, why: str = "") -> RunStopped:
+        """Return the end of a run that a signal has asked to end; `why` it ended without a checkpoint, if it did."""
         run = str(self.request.run)
         loss = observer.writer.so_far().newest_loss if observer.writer is not None else None  # before the training
-        return RunStopped(self.signals.ending, self.last, self.setup.agenda.updates, loss, run, waited)
+        return RunStopped(self.signals.ending, self._written, self.setup.agenda.updates, loss, run, why)
+
+    @contextlib.contextmanager
+    def listening(self, observer: Observer) -> Iterator[None]:
+        """Handle signals within the block. Once one was sent, whatever ends the run after it is a stop.
+
+        Processes that are asked to end at once see each other end, in any order: those are no failures.
+        """
+        with self.signals.listening():
+            try:
+                yield
+            except (RunFailed, RunFolderError) as error:
+                if not self.signals.sent:
+                    raise
+                raise self.stopped(observer, str(error).splitlines()[0]) from error
 
     def close(self) -> None:
         self.writer.close()
@@ -93,6 +122,7 @@ class CheckpointManager:
     def _write(self, checkpoint: Checkpoint, sync_trace: Callable[[], None]) -> None:
         sync_trace()
         checkpoints.write(self.request.run, checkpoint, model_of(self.setup, checkpoint))
+        self._written = checkpoint.updates
 
 
 class Writer:

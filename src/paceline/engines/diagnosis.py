@@ -65,10 +65,14 @@ class Diagnosis:
     def __init__(self, doing: Sequence[int], state: Callable[[int], str], source: Source, deadline: float) -> None:
         self.doing, self.state, self.source, self.deadline = doing, state, source, deadline
 
-    def failed(self, number: int, report: FailureReport, victims: list[int]) -> RunFailed:
-        """Make the error for an exception in a worker."""
-        if late := OTHER_WORKER.fullmatch(report.waited_for):
-            silent = int(late[1])
+    def failed(self, number: int, report: FailureReport, victims: list[int], stopped: Sequence[int] = ()) -> RunFailed:
+        """Make the error for an exception in a worker; `stopped` are workers whose processes are, by SIGSTOP.
+
+        A worker that has waited for any other one's message does not know whose is missing: one that is stopped is.
+        """
+        late = OTHER_WORKER.fullmatch(report.waited_for)
+        if late or (report.waited_for and stopped):
+            silent = int(late[1]) if late else stopped[0]
             return self._silent(silent, number, sorted({*victims, number} - {silent}))
         if report.complete:
             return RunFailed(report.what)

@@ -30,6 +30,7 @@ from paceline.engines.refusals import (
     refuse_stages,
     refuse_state,
 )
+from paceline.engines.signals import termination
 from paceline.engines.workers.forkserver import nameless_main, prepare
 from paceline.errors import JobWarning, PlanError, users_code
 from paceline.gradients.choice import Choice, choose
@@ -136,6 +137,7 @@ def set_up(
     Without `tested`, the model is not evaluated here, but by another rank. `bounded`: of a stream without a length, the
     first epoch has at most as many samples as there are in `limit` updates, so that it may be endless.
     """
+    termination.check()  # a job can lose an interrupt
     users_job, job = job, with_state_of(job if tested else job.untested(), job)
     if engine == "local":
         require_store_order("the local engine")

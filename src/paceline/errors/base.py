@@ -24,7 +24,7 @@ class RunFailed(PacelineError):
 class RunStopped(PacelineError):
     """Ctrl-C or SIGTERM ended the run; `--resume` goes on from its last checkpoint."""
 
-    def __init__(self, signal: int, updates: int, of: int, loss: float | None, run: str, waited: float = 0.0) -> None:
+    def __init__(self, signal: int, updates: int, of: int, loss: float | None, run: str, why: str = "") -> None:
         """Describe how far the run came.
 
         Args:
@@ -33,16 +33,16 @@ class RunStopped(PacelineError):
             of: All updates of the run.
             loss: The newest training loss; None if the signal came before the training.
             run: The run's folder.
-            waited: Seconds in which no update was finished, so that no checkpoint could be written.
+            why: What ended it before a checkpoint of this moment was written, as one line; empty if one was.
         """
-        self.updates, self.run = updates, run
+        self.updates, self.run, self.why = updates, run, why
         self.exit_code = 128 + signal  # as a shell has it of a process that the signal ended
         kept = f"its last checkpoint is that after {updates:,}" if updates else "it has no checkpoint yet"
         said = f"stopped before the workers had finished an update; {kept}"
         if loss is not None and updates:
             said = f"stopped after {updates:,} of {of:,} updates, with train loss {loss:.4f}; a checkpoint is written"
-        if waited:
-            said = f"stopped: no update was finished in {waited:.0f} s, so that no checkpoint could be written; {kept}"
+        if why:
+            said = f"stopped before a checkpoint could be written: {why}; {kept}"
         folder = shlex.quote(run)
         resume = f"\n  resume  paceline train --resume {folder}" if updates else ""
         super().__init__(f"{said}{resume}\n  look    paceline report {folder}")

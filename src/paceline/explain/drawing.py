@@ -116,6 +116,6 @@ def write_page(what: Plan | RecordedRun, file: Path, more: Sequence[str] = ()) -
     """Write the HTML page of a pipeline to a file."""
     text = draw_page(what, more)
     try:
-        file.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"the page cannot be written to {file}: {error.strerror}; give another --page") from error

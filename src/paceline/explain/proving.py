@@ -6,6 +6,7 @@ split layers    their program: movements meet, summands are summed once, gradien
 operators       every order in which the messages of a small world can arrive
 a coordinator   the table by which its workers add vectors up; its commands are rehearsed
 a gate          every interleaving of a small world, with a death at every point
+a program       what workers that keep step do, in every interleaving of a small world, with a death at every point
 anything else   no worker waits for another: there is nothing to prove
 """
 
@@ -28,7 +29,9 @@ from paceline.core.server.explore import explore
 from paceline.core.server.gates import Gate
 from paceline.core.splits.example import example_program
 from paceline.core.splits.proof import prove_program
+from paceline.engines.explorer import explore_program
 from paceline.errors import PlanError
+from paceline.plans.methods import Synchronous
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.dataflow import Dataflow
@@ -49,7 +52,7 @@ MOST_PROVED = 128  # workers of a table, which take seconds
 ENDLESS = 50  # updates of a pipeline that is never flushed: what follows repeats itself
 ARITHMETIC = "what becomes of averaged replicas is arithmetic, which tests compare with its equation"
 INSTANCES = 3  # trees of a world whose messages are walked in a second
-MOST_WORKERS, BATCHES, MOST_SHARDS = 3, 3, 2  # of a world that is walked whole in seconds
+MOST_WORKERS, BATCHES, MOST_SHARDS, UPDATES = 3, 3, 2, 3  # of a world that is walked whole in seconds
 
 
 @dataclass(frozen=True)
@@ -223,9 +226,25 @@ def _collective(plan: Plan, collective: Collective, more: list[str]) -> Proved:
         for link in LINKS
     )
     says.append(f"its closed form {'is' if equal else 'IS NOT'} the table's time, over {len(LINKS)} kinds of link")
-    rounds = has_its_rounds(collective, workers)
-    says += [_rounds(rounds), *more]
-    return Proved(str(plan), equal and rounds, says, {"workers": workers, "steps": steps})
+    rounds, program = has_its_rounds(collective, workers), _program(plan)
+    says += [_rounds(rounds), *program.says, *more]
+    figures = {"workers": workers, "steps": steps, **program.figures}
+    return Proved(str(plan), equal and rounds and bool(program.holds), says, figures)
+
+
+def _program(plan: Plan) -> Proved:
+    """Explore the program of workers that keep step."""
+    assert isinstance(plan.method, Synchronous)
+    workers = min(plan.workers, MOST_WORKERS)
+    updates = UPDATES if plan.method.coordinator is None else 1  # which takes many exchanges
+    found = explore_program(plan.method, workers, updates)
+    world = f"{_many(workers, 'worker')}, {_many(updates, 'update')}, a death at any point"
+    says = [f"the program of its workers in every interleaving of a small world ({world}): {found.states:,} states"]
+    if found.story is not None:
+        says += found.story.splitlines()
+    else:
+        says.append("no worker waits but for a dead one, and no step is made of half an exchange")
+    return Proved(str(plan), found.good, says, {"states": found.states, "moves": found.moves})
 
 
 def _rounds(equal: bool) -> str:
@@ -252,8 +271,10 @@ def _mixing(plan: Plan, collective: Neighbours) -> Proved:
         "every worker mixes what it was sent, by weights that leave the mean of all where it is",
         "what one worker says reaches every other in the end",
         _rounds(rounds := has_its_rounds(collective, workers)),
+        *(program := _program(plan)).says,
     ]
-    return Proved(str(plan), rounds, says, {"workers": workers, "steps": steps})
+    figures = {"workers": workers, "steps": steps, **program.figures}
+    return Proved(str(plan), rounds and bool(program.holds), says, figures)
 
 
 class _WatchedGate:

@@ -25,6 +25,9 @@ REMEDIES = {
         "metrics get targets as the loss does; convert them, as by "
         "evaluate=lambda model, batch: (model(batch[0]), batch[1].long())"
     ),
+    r"not (tuple|list)$|got \((tuple|list)\b|'(tuple|list)' object has no attribute": (
+        "a batch of tensors is a tuple, also of one: take it apart in step=, as by `x, = batch` or `x, y = batch`"
+    ),
     r"default_collate.*NoneType": (
         "let __getitem__ of the Dataset return tensors or numbers, never None, or give a DataLoader with a collate_fn"
     ),

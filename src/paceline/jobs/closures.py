@@ -15,8 +15,8 @@ def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
         if needs_closure(one):
             raise JobError(
                 f"{type(one).__name__} evaluates the loss several times in a step, by a closure, and cannot be sharded "
-                "or shared: give a first-order optimizer, such as torch.optim.Adam. For L-BFGS train a Job with it by "
-                "plan sandblaster, which makes the steps of L-BFGS itself and uses no optimizer"
+                "or shared: give a first-order optimizer, such as torch.optim.Adam. L-BFGS is plan sandblaster of "
+                "paceline.train, which makes its steps itself and does not use the job's optimizer; give any there"
             )
 
 

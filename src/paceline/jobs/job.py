@@ -65,7 +65,7 @@ class Job:
             `model(**batch).loss`, as models of transformers do.
         optimizer: A function of the parameters that returns a `torch.optim` optimizer, or a list of several with
             parameters of their own. A function whose argument is called `model` gets the model.
-        batch_size: Samples per update, over all workers that share a batch.
+        batch_size: Samples per update, over all workers that share a batch; under DDP it is per rank.
         epochs: Passes over the data.
         test: Data for evaluation, in the same forms as `data`.
         seed: Seeds all randomness: initialization, the order of samples, dropout and augmentation.

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from paceline.errors import SecurityError
+from paceline.names import visible
 
 
 def announce_code(file: Path, code: str = "") -> None:
@@ -33,4 +34,5 @@ def announce_code(file: Path, code: str = "") -> None:
                 f"every user of this machine may write to {each}, and reading {file.name} would run the code in it; "
                 f"if you trust it, run `chmod o-w {each}`"
             )
-    print(f"paceline: runs the code in {code or file}: go on only where you trust it", file=sys.stderr, flush=True)
+    said = f"paceline: runs the code in {code or file}: go on only where you trust it"
+    print(visible(said).replace("\n", "\\n"), file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ import numpy as np
 from paceline.errors import DataError
 from paceline.preparation import Progress, rule_of
 from paceline.preparation.duckdb_database import Database
-from paceline.preparation.duckdb_sql import read_text_file
-from paceline.preparation.line_numbers import Ints, lines_at
+from paceline.preparation.duckdb_sql import form, read_text_file
+from paceline.preparation.line_numbers import Ints, line_with_return, lines_at
+from paceline.preparation.many_fields import refuse_many_fields
 from paceline.preparation.quotes import write_closed
 from paceline.preparation.recipe import Recipe
 from paceline.preparation.sources import Csv, JsonLines, Lines, Parquet, Source
@@ -80,16 +82,22 @@ class Reader:
     def _map_parquet(self) -> None:
         """Leave the rows where they are: Parquet knows the number of each."""
         paths = [(number, path) for number, source in enumerate(self.recipe.all_sources) for path in source.paths()]
-        names = "[" + ", ".join(literal(str(path)) for _, path in paths) + "]"
+        names, files = (
+            f"[{', '.join(literal(each) for each in texts)}]"
+            for texts in zip(*((str(path), escape(str(path))) for _, path in paths), strict=True)
+        )
         with self.database.about("the Parquet files"):
             self.run(
                 f"CREATE VIEW raw AS SELECT * EXCLUDE (filename, file_row_number), file_row_number AS _row, "
                 f"(list_position({names}, filename) - 1)::INTEGER AS _file "
-                f"FROM read_parquet({names}, filename=true, file_row_number=true, union_by_name=false)"
+                f"FROM read_parquet({files}, filename=true, file_row_number=true, union_by_name=false, "
+                "hive_partitioning=false)"
             )
         for number, path in paths:
             with self.database.about(path):
-                rows = self.one(f"SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata({literal(str(path))})")
+                rows = self.one(
+                    f"SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata({literal(escape(str(path)))})"
+                )
             self.files.append(File(path, number, 0, rows, path))
 
     def _load_batches(self, number: int, source: Source) -> None:
@@ -120,11 +128,12 @@ class Reader:
 
     def _load(self, number: int, source: Csv | JsonLines | Lines, path: Path) -> None:
         """Append a text's rows to the table below `raw`, and what is no row to `refused`."""
-        header = isinstance(source, Csv) and source.header
+        schema, delimiter, quote, header = form(source)
         text = path
         if is_packed(path) or not is_utf8(source.encoding):
             text = self.database.folder / f"unpacked{len(self.files)}.txt"
             write_utf8(path, source.encoding, text)
+        refuse_many_fields(path, text, delimiter, quote, len(schema))
         with self._transaction():
             refused = self._append(source, File(path, number, 0, 0, text, header))
             unquoted = rule_of("UNQUOTED VALUE", source.encoding)
@@ -153,8 +162,15 @@ class Reader:
     def _append(self, source: Csv | JsonLines | Lines, file: File) -> pa.Table:
         """Append the rows of a text, and return its lines that could not be parsed: those of `refused`."""
         before = self._rows()
-        with self.database.about(file.path):
-            self._store(f"SELECT *, {len(self.files)}::INTEGER AS _file FROM ({read_text_file(source, file.text)})")
+        try:
+            with self.database.about(file.path):
+                self._store(f"SELECT *, {len(self.files)}::INTEGER AS _file FROM ({read_text_file(source, file.text)})")
+        except DataError as error:
+            if not (line := line_with_return(file.text)):
+                raise
+            raise DataError(
+                f"{file.path}, line {line}: a carriage return stands inside it; `tr -d '\\r'` leaves such out"
+            ) from error
         self.files.append(replace(file, first=before, rows=self.one("SELECT count(*) FROM stored") - before))
         return self._refusals(self.files[-1], source.encoding)
 

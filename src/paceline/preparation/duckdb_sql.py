@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from glob import escape
 from pathlib import Path
 
 from paceline.preparation.sources import Csv, JsonLines, Lines
 from paceline.preparation.sql import literal
+from paceline.preparation.text import LONGEST_LINE
 
 #: A text or a quoted name, which stay as they are, or a cast.
 _CAST = re.compile(r"""('[^']*'|"[^"]*")|\bCAST\s*\(""", re.IGNORECASE)
@@ -39,6 +41,13 @@ class DuckDbDialect:
         return f"{int(share * 2**64)}::UBIGINT"
 
 
+def form(source: Csv | JsonLines | Lines) -> tuple[Mapping[str, str], str, str, bool]:
+    """Return a text's fields, delimiter, quote and whether it has a header; a line of JSON is one field."""
+    if isinstance(source, Csv):
+        return source.schema, source.delimiter, source.quote, source.header
+    return {"line": "text"}, chr(0x1E), "", False
+
+
 def read_text_file(source: Csv | JsonLines | Lines, path: Path) -> str:
     """Return a query for a text file's rows, with text fields."""
     read = _read_csv(source, path)
@@ -55,14 +64,13 @@ def read_text_file(source: Csv | JsonLines | Lines, path: Path) -> str:
 
 def _read_csv(source: Csv | JsonLines | Lines, path: Path) -> str:
     """Return the call that reads a file's lines; no field is ever null, and what cannot be parsed is kept apart."""
-    schema, delimiter, quote, header = {"line": "text"}, chr(0x1E), "", False
-    if isinstance(source, Csv):
-        schema, delimiter, quote, header = dict(source.schema), source.delimiter, source.quote, source.header
+    schema, delimiter, quote, header = form(source)
     columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in schema)
     return (
-        f"read_csv({literal(str(path))}, auto_detect=false, columns={{{columns}}}, delim={literal(delimiter)}, "
+        f"read_csv({literal(escape(str(path)))}, auto_detect=false, columns={{{columns}}}, delim={literal(delimiter)}, "
         f"quote={literal(quote)}, escape={literal(quote)}, header={str(header).lower()}, nullstr={literal(chr(0x1D))}, "
-        "strict_mode=true, null_padding=false, store_rejects=true, rejects_limit=0, max_line_size=16777216)"
+        f"strict_mode=true, null_padding=false, store_rejects=true, rejects_limit=0, max_line_size={LONGEST_LINE}, "
+        "hive_partitioning=false)"
     )
 
 

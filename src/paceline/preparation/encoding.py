@@ -103,8 +103,10 @@ def column_of(name: str, kind: pa.DataType) -> Column:
     if t.is_fixed_size_list(kind):
         inner = column_of(name, kind.value_type)
         return Column(inner.dtype, (kind.list_size, *inner.shape))
-    if t.is_list(kind) or t.is_large_list(kind):
-        return Column(column_of(name, kind.value_type).dtype, ragged=True)
+    if t.is_list(kind) or t.is_large_list(kind):  # of numbers
+        inner = column_of(name, kind.value_type)
+        if not inner.ragged and not inner.shape:
+            return Column(inner.dtype, ragged=True)
     if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
         return Column("|u1", ragged=True, text=True)
     if t.is_binary(kind) or t.is_large_binary(kind) or t.is_binary_view(kind):

@@ -41,7 +41,7 @@ from paceline.preparation.recipe import Recipe, Words
 from paceline.preparation.sources import Csv, JsonLines, Lines
 from paceline.shards.drift import Drift, Reference, as_lists, from_lists
 from paceline.shards.manifest import Account, Shard, write_whole
-from paceline.shards.room import room_in
+from paceline.shards.room import refuse_links, room_in
 from paceline.shards.sealed import (
     Note,
     Sealed,
@@ -94,6 +94,7 @@ def ingest(
     root = Path(folder)
     source = _one_source_of_lines(recipe)
     given, encoding = _inputs(inputs, source.encoding)
+    refuse_links(root)
     root.mkdir(parents=True, exist_ok=True)
     if not can_begin(root) and not is_stream(root):
         raise DataError(f"{root} holds other files; choose a folder that is empty or does not exist")
@@ -230,6 +231,8 @@ class _Writer:
             rejected = self._rejected(engine, source, before)
             kept = engine.kept()["rows"]
             rows = self._encoded(engine) if kept else {}
+        except DataError as error:
+            raise DataError(f"{source}, in the lines from {before + 1} on: {error}") from error
         finally:
             engine.close()
             shutil.rmtree(self.spool)

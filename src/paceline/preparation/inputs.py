@@ -29,6 +29,8 @@ Line = bytes | str | Mapping[str, Any]
 #: are in the stream already and returns those that come after them.
 Input = Iterable[Line] | Callable[[int], Iterable[Line]]
 STANDARD_INPUT, STANDARD_INPUT_SHOWN = "-", "standard input"
+#: Bytes of lines of which a shard is made even if there are fewer rows: lines may be long.
+PART_BYTES = 1 << 26
 #: Seconds after which an address that does not answer counts as failed.
 HTTP_TIMEOUT = 60.0
 
@@ -76,6 +78,7 @@ class InputReader:
         self._lines = lines
         self._changed = threading.Condition()
         self._buffer: deque[bytes] = deque()
+        self._size = 0  # bytes of the buffer
         self._ended = self._closed = False
         self._taken = False  # whether any line has been taken
         self.error: str | None = None
@@ -91,8 +94,9 @@ class InputReader:
     def take(self, patience: float) -> Part | None:
         """Return so many lines, or those that came within `patience` seconds; None without any."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or len(self._buffer) >= self.rows, patience)
+            self._changed.wait_for(lambda: self._ended or self._holds(1), patience)
             lines = [self._buffer.popleft() for _ in range(min(self.rows, len(self._buffer)))]
+            self._size -= sum(map(len, lines))
             self._changed.notify_all()
         if not lines:
             return None
@@ -105,15 +109,20 @@ class InputReader:
             self._closed = True
             self._changed.notify_all()
 
+    def _holds(self, parts: int) -> bool:
+        """Whether so many parts are there: of so many rows, or of so many bytes."""
+        return len(self._buffer) >= parts * self.rows or self._size >= parts * PART_BYTES
+
     def _read(self) -> None:
         try:
             for line in self._lines():
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed or len(self._buffer) < 2 * self.rows)
+                    self._changed.wait_for(lambda: self._closed or not self._holds(2))
                     if self._closed:
                         return
                     self._buffer.append(line)
-                    if len(self._buffer) == self.rows:
+                    self._size += len(line)
+                    if self._holds(1):
                         self._changed.notify_all()
         except (OSError, HTTPException, DataError) as error:
             self.error = f"cannot be read: {error}"

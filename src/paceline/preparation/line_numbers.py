@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.preparation.text import LONGEST_LINE
+
 Ints = NDArray[np.int64]
 _BLANK = re.compile(rb"^\r?\n", re.MULTILINE)
 
@@ -71,3 +73,14 @@ def blank_lines(path: Path) -> Ints:
         at = match.start()
         found.append(line)
     return np.array(found, np.int64)
+
+
+def line_with_return(path: Path) -> int:
+    """Return the first line inside of which a carriage return stands, or 0."""
+    line = 0
+    with open(path, "rb") as file:
+        while part := file.readline(LONGEST_LINE):
+            line += 1
+            if b"\r" in part.rstrip(b"\n").removesuffix(b"\r"):
+                return line
+    return 0

@@ -27,7 +27,7 @@ from paceline.preparation.encoding import Encoder, transformed
 from paceline.preparation.recipe import Recipe, Words
 from paceline.preparation.sources import check_headers
 from paceline.shards.manifest import Account, Column, Manifest, Shard, ShardFile, SourceAccount, Split, write_whole
-from paceline.shards.room import room_in
+from paceline.shards.room import refuse_links, room_in
 from paceline.shards.statistics import Moments
 from paceline.shards.writing import Rows, ShardWriter
 
@@ -71,6 +71,7 @@ def prepare(
     root, sizes = Path(folder), dict[str, int]()
     for source in recipe.all_sources:
         sizes |= {str(path): path.stat().st_size for path in source.paths()}
+    refuse_links(root)
     _refuse_taken(root)
     check_headers(recipe.all_sources)
     work = root / "unfinished"
@@ -102,13 +103,13 @@ class Finished:
         self.shards: dict[str, list[Shard]] = {}
         try:
             body = json.loads(file.read_bytes())
-        except (OSError, ValueError):
-            return
-        if body["recipe"] == recipe:
-            self.shards = {
-                split: [Shard(s["rows"], {name: ShardFile(**f) for name, f in s["files"].items()}) for s in shards]
-                for split, shards in body["shards"].items()
-            }
+            if body["recipe"] == recipe:
+                self.shards = {
+                    split: [Shard(s["rows"], {name: ShardFile(**f) for name, f in s["files"].items()}) for s in shards]
+                    for split, shards in body["shards"].items()
+                }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return  # an attempt that was ended, or another recipe
 
     def add(self, split: str, number: int, shard: Shard) -> None:
         """Take note of a shard, if it is a new one."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import glob
+import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ TYPES = ("int", "float", "bool", "text", "date", "timestamp")
 #: The way out where files of one source have different fields.
 OTHER_FIELDS = "prepare files with other fields by a recipe of their own, and train on a Mix of the folders"
 Files = str | Path | Sequence[str | Path]
+LARGEST_IMAGE = 1 << 28  # bytes of a file
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff"}
 
 
@@ -80,7 +83,10 @@ class Csv:
         """Return the names that a line, the first of a file, gives the fields."""
         text = line.decode("utf-8-sig", "replace")
         quote = {"quotechar": self.quote} if self.quote else {"quoting": csv.QUOTE_NONE}
-        return next(csv.reader([text], delimiter=self.delimiter, **quote), [])
+        try:
+            return next(csv.reader([text], delimiter=self.delimiter, **quote), [])
+        except csv.Error:  # a field of more than csv.field_size_limit()
+            return []
 
     def fault_of_header(self, line: bytes) -> str | None:
         """Return what a file's first line says against the schema, if it does: a field is missing or has moved.
@@ -92,7 +98,7 @@ class Csv:
         if len(names) == len(expected) and not moved:
             return None
         found, known = ", ".join(names), ", ".join(expected)
-        if not found.isprintable():
+        if not names or not found.isprintable():
             return "does not begin with a line of text; read it by the source of its kind, such as paceline.Parquet"
         return (
             f"begins with the fields {found:.200}, but the schema has {known:.200}; give the schema every field of the "
@@ -171,8 +177,16 @@ class Arrow:
 
     def batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file."""
+        import pyarrow as pa
+
         opened = self._opened(path)
-        yield from map(opened.get_batch, range(opened.num_record_batches)) if hasattr(opened, "get_batch") else opened
+        batches = map(opened.get_batch, range(opened.num_record_batches)) if hasattr(opened, "get_batch") else opened
+        try:
+            for batch in batches:
+                batch.validate(full=True)  # offsets of a damaged file lead anywhere in memory
+                yield batch
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{path} is damaged or was not written to its end: {error}") from error
 
     def schema(self, path: Path) -> pa.Schema:
         """Return the fields of a file's rows with their types."""
@@ -184,7 +198,7 @@ class Arrow:
         mapped = pa.memory_map(str(path))
         try:
             return pa.ipc.open_file(mapped) if mapped.read_at(6, 0) == b"ARROW1" else pa.ipc.open_stream(mapped)
-        except pa.ArrowInvalid as error:
+        except (OSError, pa.ArrowException) as error:
             raise DataError(f"{path} is no Arrow file, or was not written to its end: {error}") from error
 
 
@@ -201,7 +215,7 @@ class Images:
 
     def paths(self) -> list[Path]:
         root = Path(self.folder)
-        files = sorted(path for path in root.glob("*/*") if path.suffix.lower() in IMAGES)
+        files = sorted(path for path in root.glob("*/*") if path.suffix.lower() in IMAGES and path.is_file())
         if not files:
             raise DataError(f"{root} holds no images in a folder per class, such as {root}/cat/1.png")
         return files
@@ -210,8 +224,17 @@ class Images:
         """Yield the one row of an image."""
         import pyarrow as pa
 
-        shown = str(path.relative_to(self.folder))
-        yield pa.record_batch({"image": [path.read_bytes()], "label": [path.parent.name], "path": [shown]})
+        shown, label = (
+            os.fsencode(each).decode(errors="replace") for each in (path.relative_to(self.folder), path.parent.name)
+        )
+        try:
+            with path.open("rb") as file:
+                content = file.read(LARGEST_IMAGE + 1)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        if len(content) > LARGEST_IMAGE:
+            raise DataError(f"{path} has more than {LARGEST_IMAGE:,} bytes, so it is no image; remove it")
+        yield pa.record_batch({"image": [content], "label": [label], "path": [shown]})
 
 
 @dataclass(frozen=True)
@@ -238,6 +261,8 @@ class Idx:
         import pyarrow as pa
 
         images, labels = _read_idx(path), _read_idx(Path(self.labels))
+        if not images.size or not images.ndim or labels.ndim != 1:
+            raise DataError(f"{path} holds {images.shape} numbers and {self.labels} {labels.shape}: no labelled images")
         if len(images) != len(labels):
             raise DataError(f"{path} holds {len(images)} images, but {self.labels} {len(labels)} labels")
         flat = images.reshape(len(images), -1)
@@ -258,6 +283,9 @@ def found(files: Files) -> list[Path]:
             way_out = f"; it is a folder, whose files are {each}/**/*" if Path(each).is_dir() else ""
             raise DataError(f"no file matches {each}{way_out}")
         paths += [path for path in matching if path not in paths]
+    for path in paths:
+        if not str(path).isascii() and "\ufffd" in os.fsencode(path).decode(errors="replace"):
+            raise DataError(f"the name of {path} is not UTF-8; rename the file")
     return paths
 
 
@@ -291,10 +319,10 @@ def _read_idx(path: Path) -> Any:
     """Return the bytes of an IDX file as an array, or raise `DataError`."""
     try:
         found = read_idx(path)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if found is None:
-        raise DataError(f"{path} is not an IDX file of bytes")
+        raise DataError(f"{path} is not an IDX file of bytes, or larger than the memory")
     return found
 
 

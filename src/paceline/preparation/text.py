@@ -19,8 +19,14 @@ from typing import Any
 from paceline.errors import DataError
 
 BLOCK = 1 << 20
+#: Bytes of the longest line that is read; of a longer one nothing but the beginning is held in memory.
+LONGEST_LINE = 1 << 24
 #: Written as the byte 0xFF.
 _WRONG = "\udcff"
+
+
+def _open(path: Path) -> Any:
+    return open(path, "rb")
 
 
 def _open_zst(path: Path) -> Any:
@@ -50,7 +56,8 @@ def check_encoding(encoding: str) -> None:
     """Refuse what is not the name of an encoding of text."""
     try:
         "x".encode(encoding)
-    except LookupError:
+        codecs.getincrementaldecoder(encoding)("paceline.wrong").decode(b"", True)  # some know no way to go on
+    except (LookupError, ValueError):
         raise DataError(
             f"encoding={encoding!r} is not an encoding that Python has; it is a name such as 'utf-8', 'latin-1', "
             "'cp1252' or 'utf-16'"
@@ -59,15 +66,12 @@ def check_encoding(encoding: str) -> None:
 
 def blocks_of(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a file, unpacked, or raise `DataError`."""
-    if not is_packed(path):
-        with open(path, "rb") as file:
-            yield from iter(lambda: file.read1(BLOCK), b"")
-        return
     try:
-        with _UNPACKED[path.suffix](path) as packed:
-            yield from iter(lambda: packed.read1(BLOCK), b"")
+        with _UNPACKED.get(path.suffix, _open)(path) as file:
+            yield from iter(lambda: file.read1(BLOCK), b"")
     except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} is damaged or was not written to its end: {error}") from error
+        what = "is damaged or was not written to its end" if is_packed(path) else "cannot be read"
+        raise DataError(f"{path} {what}: {error}") from error
 
 
 def utf8(blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
@@ -82,13 +86,20 @@ def utf8(blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
 
 
 def lines_of_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield lines without their line feeds."""
-    rest = b""
+    """Yield lines without their line feeds; of one that is longer than `LONGEST_LINE`, so much and a byte."""
+    rest, skips = bytearray(), False
     for block in blocks:
-        *whole, rest = (rest + block).split(b"\n")
-        yield from whole
+        first, *others = block.split(b"\n")
+        if not skips:
+            rest += first[: LONGEST_LINE + 1 - len(rest)]
+            if others or len(rest) > LONGEST_LINE:
+                yield bytes(rest)
+                rest, skips = bytearray(), True
+        if others:
+            yield from others[:-1]
+            rest, skips = bytearray(others[-1]), False
     if rest:
-        yield rest
+        yield bytes(rest)
 
 
 def write_utf8(path: Path, encoding: str, text: Path) -> None:
@@ -103,6 +114,8 @@ def first_line(path: Path, encoding: str) -> bytes:
     line = next(lines_of_blocks(utf8(blocks_of(path), encoding)), b"")
     if is_utf8(encoding) and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path} begins with the byte order mark of UTF-16; give its source encoding='utf-16'")
+    if len(line) > LONGEST_LINE:
+        raise DataError(f"the first line of {path} has more than {LONGEST_LINE:,} bytes, so it is no file of lines")
     if b"\r" in line.rstrip(b"\r"):
         raise DataError(
             f"the lines of {path} end with a carriage return alone; `tr '\\r' '\\n'` makes line feeds of them"

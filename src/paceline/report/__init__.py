@@ -45,6 +45,16 @@ def _common_folder(runs: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([run.resolve().parent for run in runs]))
 
 
+def _refuse_links(output: Path) -> None:
+    """Refuse to write through a link: the folder of a run may be another person's, and the link lead anywhere."""
+    beside = output.with_name(f"{output.stem}-curves{output.suffix}")
+    for each in (output, beside, *output.rglob("*")):
+        if each.is_symlink():
+            raise RunFolderError(
+                f"{each} is a link, and the report would be written to where it leads; give another -o"
+            )
+
+
 def write(runs: Sequence[Path], output: Path | None = None, form: str = "html") -> list[Path]:
     """Write a report on these run folders, or on all runs in these folders; returns the files written.
 
@@ -54,7 +64,9 @@ def write(runs: Sequence[Path], output: Path | None = None, form: str = "html") 
         raise UsageError(f"there is no format {form!r}; {suggest(form, FORMATS)}")
     writer, default = FORMATS[form]
     readings = open_all(runs)
-    output = output or _common_folder(runs) / default
+    if output is None:
+        output = _common_folder(runs) / default
+        _refuse_links(output)
     try:
         return writer(readings, output)
     except OSError as error:

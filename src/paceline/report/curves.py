@@ -115,7 +115,7 @@ def histogram(values: Floats, most: int = 24) -> list[tuple[int, int, int]]:
     if not len(values):
         return []
     step = max(1, -(-(int(values.max()) + 1) // most))
-    counts = np.bincount(values.astype(np.int64) // step)
+    counts = np.bincount(np.maximum(values, 0).astype(np.int64) // step)
     return [(n * step, n * step + step - 1, int(count)) for n, count in enumerate(counts)]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.report.curves import as_dict, every_curve, staleness_curve
+from paceline.report.formatting import cell
 from paceline.report.reading import Reading
 from paceline.report.run_stats import lanes_of, run_stats
 from paceline.runs.json_files import strict
@@ -50,18 +51,18 @@ def write_csv(readings: Sequence[Reading], output: Path) -> list[Path]:
             row |= dict(zip((f"{name}_low", f"{name}_high"), getattr(f, name) or (None, None), strict=True))
         row |= {f"share_{kind}": value for kind, value in f.shares.items()}
         row |= {"stragglers": " ".join(map(str, f.stragglers)), "deaths": " ".join(map(str, f.deaths))}
-        rows.append(row)
+        rows.append({name: cell(value) for name, value in row.items()})
     names = list(dict.fromkeys(key for row in rows for key in row))
-    with output.open("w", encoding="utf-8", newline="") as file:
+    with output.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         table = csv.DictWriter(file, names)
-        table.writeheader()
-        table.writerows(rows)
+        table.writerows([{name: cell(name) for name in names}, *rows])
     curves = output.with_name(f"{output.stem}-curves{output.suffix}")
-    with curves.open("w", newline="") as file:
+    with curves.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["run", "curve", "update", "samples", "seconds", "value"])
         for reading in readings:
             for name, curve in every_curve(reading).items():
                 columns = (curve.updates, curve.samples, curve.seconds, curve.values)
-                lines.writerows([reading.name, name, *row] for row in zip(*(c.tolist() for c in columns), strict=True))
+                first = (cell(reading.name), cell(name))
+                lines.writerows([*first, *row] for row in zip(*(c.tolist() for c in columns), strict=True))
     return [output, curves]

@@ -79,3 +79,8 @@ def size(number_of_bytes: float | None) -> str:
             return f"{number(number_of_bytes)} {unit}"
         number_of_bytes /= 1000
     return f"{number(number_of_bytes)} TB"
+
+
+def cell(value: object) -> object:
+    """A value of which no spreadsheet makes a formula: names of jobs and metrics may be anyone's."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -97,7 +97,7 @@ def packed(lane: Lane, unit: int) -> str:
     Numbers are LEB128, in units of `unit` nanoseconds. Edges are rounded rather than lengths, so that rounding errors
     do not accumulate.
     """
-    rounded = np.round(lane.edges / unit).astype(np.int64)
+    rounded = np.round(np.maximum(lane.edges, 0) / unit).astype(np.int64)
     small = _tidy(lane.worker, rounded, lane.kinds)
     head = _leb128(np.array([len(small.kinds), small.edges[0]]))
     raw = head + small.kinds.astype(np.uint8).tobytes() + _leb128(np.diff(small.edges))

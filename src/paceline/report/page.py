@@ -1,11 +1,13 @@
 """The page: one self-contained HTML file with its style, script and data.
 
 It is complete without its script: text, tables and charts are in the HTML. A Content-Security-Policy forbids network
-access, so that not even a name in a job can make the page fetch something.
+access and every script but the page's own, so that not even a name in a job can make the page fetch or run something.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import time
 from collections.abc import Sequence
 from html import escape
@@ -23,7 +25,7 @@ from paceline.report.settings import differences, settings
 
 SPANS = 1_500_000  # spans of all lanes of a page that are kept for zooming
 DETAILED = 24  # runs that are shown one by one, at most
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src "
 
 
 def page(readings: Sequence[Reading]) -> str:
@@ -73,13 +75,15 @@ def _titles(found: Sequence[RunStats], compared: bool) -> str:
 def document(title: str, body: str, writer: str = "paceline report") -> str:
     """The whole page, with the style and the script in it."""
     assets = files("paceline.report")
-    style, script = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    return (
+    style, script = ("\n" + assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    policy = f"{POLICY}'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+    text = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
-        f"<style>\n{style}</style></head>\n<body><main>\n<header><h1>{escape(title)}</h1></header>\n{body}"
+        f"<style>{style}</style></head>\n<body><main>\n<header><h1>{escape(title)}</h1></header>\n{body}"
         f"<footer>Written by {writer} on {time.strftime('%Y-%m-%d %H:%M')}. This page needs no network.</footer>"
-        f"</main><script>\n{script}</script></body></html>\n"
+        f"</main><script>{script}</script></body></html>\n"
     )
+    return text.encode(errors="backslashreplace").decode()  # names of files may hold halves of characters

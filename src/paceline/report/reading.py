@@ -118,7 +118,9 @@ def _open(folder: Path) -> Reading:
     if record.status == Status.RUNNING:
         missing.append("It had not ended when this page was made, or was killed.")
     timed, events = _timed(folder.resolve()), tuple(read_events(folder))
-    hang = (folder / HANG).read_text(errors="replace").strip() if (folder / HANG).is_file() else ""
+    said = folder / HANG
+    whole = said.is_file() and not said.is_symlink()  # a link may lead to any file of the reader
+    hang = said.read_text(errors="replace").strip() if whole else ""
     return Reading(folder, record, trace, timed, tuple(missing), events=events, hang=hang)
 
 

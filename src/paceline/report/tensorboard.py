@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from paceline.names import file_name
 from paceline.report.curves import every_curve, staleness_curve
 from paceline.report.reading import Reading
 
@@ -27,7 +28,7 @@ def write_events(readings: Sequence[Reading], output: Path) -> list[Path]:
     """Write a folder per run, for `tensorboard --logdir OUTPUT`."""
     written = []
     for reading in readings:
-        folder = output / _file_name(reading.name)
+        folder = output / file_name(reading.name)
         folder.mkdir(parents=True, exist_ok=True)
         start = reading.started
         file = folder / f"events.out.tfevents.{int(start):010d}.paceline"
@@ -54,7 +55,7 @@ def events(found: Sequence[Scalar], start: float, head: bool = True) -> bytes:
     """The content of an event file, or without its head what is appended to one."""
     parts = [_record(_double(1, start) + _bytes(3, b"brain.Event:2"))] if head else []
     for tag, step, value, seconds in found:
-        scalar = _bytes(1, tag.encode()) + _key(2, 5) + struct.pack("<f", value)
+        scalar = _bytes(1, tag.encode(errors="backslashreplace")) + _key(2, 5) + struct.pack("<f", value)
         parts.append(_record(_double(1, start + seconds) + _key(2, 0) + _varint(step) + _bytes(5, _bytes(1, scalar))))
     return b"".join(parts)
 
@@ -105,7 +106,3 @@ def masked_crc(data: bytes) -> int:
         crc = CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_=," else "_" for c in name)

@@ -93,6 +93,8 @@ class Row(NamedTuple):
 ROW = struct.Struct("<11q2d")
 FLOATS = ("value", "weight")
 DTYPE = np.dtype([(name, "<f8" if name in FLOATS else "<i8") for name in Row._fields])
+#: Beyond these a number is no worker or shard, and no nanosecond or update either.
+MOST, LARGEST = 1 << 20, 1 << 60
 VERSION_KEY = b"paceline.schema_version"
 SCHEMA = pa.schema(
     [(name, pa.float64() if name in FLOATS else pa.int64()) for name in Row._fields],
@@ -243,20 +245,28 @@ class Trace:
 
     @staticmethod
     def open(path: Path) -> Trace:
-        """Read a trace; one cut off by a crash opens up to its last whole record. RunFolderError for a newer schema."""
+        """Read a trace; one cut off by a crash opens up to its last whole record.
+
+        RunFolderError for a newer schema, and ValueError for rows that no run has written.
+        """
         parts: list[Columns] = []
         with pa.OSFile(str(path), "rb") as file:
-            stream = pa.ipc.open_stream(file)
+            try:
+                stream = pa.ipc.open_stream(file)
+            except pa.ArrowException as error:
+                raise ValueError(f"{path} is no trace: {error}") from error
             check_version(int((stream.schema.metadata or {}).get(VERSION_KEY, 1)), path)
             while True:
                 try:
                     batch = stream.read_next_batch()
-                except (StopIteration, pa.ArrowInvalid, OSError):
+                except (StopIteration, pa.ArrowException, OSError):
                     break
                 part = np.empty(batch.num_rows, DTYPE)
                 part["weight"] = -1.0  # which older traces lack
                 for name in filter(batch.schema.names.__contains__, Row._fields):
                     part[name] = batch.column(name).to_numpy()
+                if not _possible(part):
+                    raise ValueError(f"a row of {path} is none that a run writes: the file is damaged")
                 parts.append(part)
         return Trace(_by_end(parts))
 
@@ -322,6 +332,14 @@ def weighted_losses(rows: Columns) -> tuple[npt.NDArray[np.float64], npt.NDArray
     weights = np.where(rows["weight"] < 0, rows["samples"], rows["weight"])
     weights = np.where(np.isfinite(rows["value"]), weights, 0.0)
     return np.where(weights > 0, weights * rows["value"], 0.0), weights
+
+
+def _possible(rows: Columns) -> bool:
+    """Whether rows may be what a run has written: the numbers of a damaged file have memory reserved for each."""
+    known = np.isin(rows["kind"], list(Kind)).all()
+    few = all((rows[name] < MOST).all() for name in ("worker", "shard"))
+    whole = all((rows[name] >= -1).all() and (rows[name] < LARGEST).all() for name in Row._fields if name not in FLOATS)
+    return bool(known and few and whole and (rows["start"] <= rows["end"]).all())
 
 
 def _by_end(parts: Sequence[Columns]) -> Columns:

@@ -8,19 +8,23 @@ import random
 import socket
 import ssl
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from paceline.links.tcp import keys
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork, listen
 from paceline.links.tcp.handshake import Identity, Peer
-from paceline.links.tcp.hub import Arrived, Event, Gone, Hub, Received
+from paceline.links.tcp.hub import Arrived, Event, Gone, Hub, Received, Unreached
 from paceline.links.tcp.keys import make_keys
 from paceline.links.tcp.pending import PLACES, REMEMBERED, Refusals
 from paceline.links.tcp.seal import SEAL_BYTES, Seal
-from paceline.links.tcp.tls import MutualTls
+from paceline.links.tcp.tls import ANY_NAME, MutualTls
 from paceline.links.tcp.waiting import Timing
 from tests.links.tcp.conftest import PATIENCE, until
 from tests.links.tcp.hostile import attack, header, hello, hostile
@@ -306,11 +310,14 @@ def test_a_peer_that_says_hello_and_then_garbage_is_gone(credentials: Credential
         assert target.exchange() == []
 
 
-def test_strangers_that_say_nothing_keep_nobody_out(hubs: list[Hub]) -> None:
+@pytest.mark.parametrize("kind", ["loopback", "token", "tls"])
+def test_strangers_that_say_nothing_keep_nobody_out(kind: str, hubs: list[Hub], tmp_path: Path) -> None:
     """More of them than there are places, each with a byte at times: one of them has to go for each that comes."""
-    target = Target(hubs)
+    make_keys(tmp_path)
+    credentials = {"loopback": LOOPBACK, "token": TOKEN, "tls": MutualTls(tmp_path)}[kind]
+    target = Target(hubs, credentials)
     silent = [attack(target.desk.address, b"p", f"127.0.0.{1 + number % 3}") for number in range(3 * PLACES)]
-    honest = Hub(Identity(Peer(2, 9), RUN, JOB))
+    honest = Hub(Identity(Peer(2, 9), RUN, JOB), credentials)
     hubs.append(honest)
     honest.dial(target.desk.address, PATIENCE)
     for stranger, byte in zip(silent, itertools.cycle(b"aceline")):
@@ -338,18 +345,40 @@ def test_a_slow_stranger_loses_its_place(hubs: list[Hub]) -> None:
     ]
 
 
-@pytest.mark.parametrize("certificate", ["none", "of another run"])
+FALSE = ["of another run", "signed by itself", "expired", "in an old version of TLS"]
+
+
+def false_context(certificate: str, folder: Path, protocol: int) -> ssl.SSLContext:
+    """TLS as who has no key of the run makes it; whoever is at the other end suits."""
+    (run,), (other,) = make_keys(folder / "run"), make_keys(folder / "other")
+    context = ssl.SSLContext(protocol)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificate == "expired":
+        authority = keys._open(folder / "run", False)
+        keys._issue(authority, folder / "old", None, 0)
+        context.load_cert_chain(folder / "old" / "cert.pem", folder / "old" / "key.pem")
+    elif certificate == "in an old version of TLS":
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(run / "cert.pem", run / "key.pem")
+    elif certificate == "signed by itself":
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = keys._name(ANY_NAME)
+        subject = x509.SubjectAlternativeName([x509.DNSName(ANY_NAME)])
+        signed = keys._signed(keys._builder(name, name, key, 9).add_extension(subject, critical=False), key)
+        keys._write(folder / "self", keys._pem_of_key(key) + keys._pem(signed), 0o600)
+        context.load_cert_chain(folder / "self")
+    elif certificate == "of another run":
+        context.load_cert_chain(other / "cert.pem", other / "key.pem")
+    return context
+
+
+@pytest.mark.parametrize("certificate", ["none", *FALSE])
 def test_a_client_of_tls_without_a_certificate_of_the_run_is_refused(
     certificate: str, hubs: list[Hub], tmp_path: Path
 ) -> None:
     """It does not care who answers, and so gets as far as it can."""
-    make_keys(tmp_path / "run")
-    (other,) = make_keys(tmp_path / "other")
+    context = false_context(certificate, tmp_path, ssl.PROTOCOL_TLS_CLIENT)
     target = Target(hubs, MutualTls(tmp_path / "run"))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if certificate != "none":
-        context.load_cert_chain(other / "cert.pem", other / "key.pem")
     raw = socket.create_connection(target.desk.address)
     raw.setblocking(False)
     client = context.wrap_socket(raw, do_handshake_on_connect=False)
@@ -368,6 +397,37 @@ def test_a_client_of_tls_without_a_certificate_of_the_run_is_refused(
     client.close()
     assert target.desk.refused == 1
     assert "does not come to terms about TLS" in target.told[0]
+
+
+@pytest.mark.parametrize("certificate", ["none", *FALSE])
+def test_a_server_of_tls_without_a_certificate_of_the_run_is_told_nothing(
+    certificate: str, hubs: list[Hub], tmp_path: Path
+) -> None:
+    """A false head: with `none` it does not speak TLS at all, but answers as a head does without."""
+    context = false_context(certificate, tmp_path, ssl.PROTOCOL_TLS_SERVER)
+    worker = Hub(Identity(Peer(2, 0), RUN, JOB), MutualTls(tmp_path / "run"), tell=lambda text: None)
+    hubs.append(worker)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker.dial(Address(*listener.getsockname()[:2]), 0.3)
+        worker.poll(0.01)
+        raw, _ = listener.accept()
+        listener.close()
+        raw.setblocking(False)
+        server = raw if certificate == "none" else context.wrap_socket(raw, True, do_handshake_on_connect=False)
+        got, events = b"", list[Event]()
+        if certificate == "none":
+            raw.send(header(2, 3, 0, 48) + bytes(24) + RUN + JOB)
+        while not events:
+            events += worker.poll(0.005)
+            with suppress(OSError):
+                if isinstance(server, ssl.SSLSocket):
+                    server.do_handshake()
+                got += server.recv(10_000)
+        server.close()
+    (event,) = events
+    assert isinstance(event, Unreached)
+    assert RUN not in got
+    assert not worker.peers
 
 
 @pytest.mark.parametrize("credentials", ["tls", "token"])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, final
 
+from paceline.report.formatting import cell
 from paceline.runs.record import RunRecord
 
 
@@ -20,12 +21,12 @@ class CsvFile:
     def open(self, folder: Path, record: RunRecord) -> None:
         path = folder / "metrics.csv"
         begun = path.exists()
-        self._file = path.open("a", newline="")
+        self._file = path.open("a", encoding="utf-8", newline="")
         if not begun:
             self._rows([("updates", "seconds", "name", "value")])
 
     def write(self, updates: int, seconds: float, figures: Mapping[str, float]) -> None:
-        self._rows([(updates, f"{seconds:.3f}", name, value) for name, value in figures.items()])
+        self._rows([(updates, f"{seconds:.3f}", cell(name), value) for name, value in figures.items()])
 
     def close(self, failed: bool) -> None:
         if self._file is not None:

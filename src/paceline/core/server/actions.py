@@ -11,6 +11,8 @@ class Lease(NamedTuple):
     batch: int
     #: Its first owner died, perhaps after some of its pushes.
     again: bool
+    #: The shards, in the worker's order, that have its gradient already.
+    pushed: int = 0
 
 
 class Wait(NamedTuple):

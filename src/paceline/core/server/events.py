@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from paceline.core.server.actions import Lease
+
 
 class Ask(NamedTuple):
     """A worker wants a batch: its first, or again after Wait."""
@@ -12,10 +14,10 @@ class Ask(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """A worker computes the gradient of its batch. No machine handles this command."""
+    """A worker computes the gradient of the batch that is leased to it. No machine handles this command."""
 
     worker: int
-    batch: int
+    lease: Lease
 
 
 class Push(NamedTuple):

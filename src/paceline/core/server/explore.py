@@ -1,9 +1,9 @@
 """Exploring every interleaving of a small world.
 
-Workers, desk and shards are machines with integers for state, so a world can be copied, compared and visited once.
-The search is breadth-first: the first bad story that it finds is a shortest one. A worker may die between any two of
-its commands, up to `deaths` of them in all, and another one may join in its place, up to `joins` times. A command is
-atomic (the local engine makes it so, and is tested by killing workers there).
+Desk and shards are machines with integers for state, and a program is where its answers have led it, so a world can be
+copied, compared and visited once. The search is breadth-first: the first bad story that it finds is a shortest one. A
+worker may die between any two of its commands, up to `deaths` of them in all, and another one may join in its place, up
+to `joins` times. A command is atomic (the local engine makes it so, and is tested by killing workers there).
 
 At every state no batch is leased to two living workers, versions count the pushes, and the staleness identity holds. At
 every end each shard has applied each batch exactly once. And there is an end: no state in which all workers wait.
@@ -11,19 +11,20 @@ every end each shard has applied each batch exactly once. And there is an end: n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from paceline.core.exploration import Explored, breadth_first
+from paceline.core.exploration import Explored, Walker, breadth_first
 from paceline.core.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
 from paceline.core.server.desk import Desk
-from paceline.core.server.events import Command, Compute, Death, Finish, Join, Pull, Push
+from paceline.core.server.events import Ask, Command, Compute, Death, Finish, Join, Pull, Push
 from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gathering import Gathering
 from paceline.core.server.shard import Shard, Taken
-from paceline.core.server.worker import FINISHED, Worker
+from paceline.core.server.worker import Client, Program, push_every_batch, push_in_rounds
 from paceline.narrative import Scene
 
 Move = tuple[str, int]  # ("goes on", "dies" or "joins", worker)
@@ -35,7 +36,7 @@ class _World:
 
     desk_state: list[int]
     shard_states: list[list[int]]
-    workers: list[Worker]
+    workers: list[Walker[Command]]
     alive: list[bool]
     #: Whether each worker was answered Wait and the desk has not changed since.
     waits: list[bool]
@@ -50,7 +51,7 @@ class _World:
         return _World(
             list(self.desk_state),
             [list(s) for s in self.shard_states],
-            [_copy_worker(w) for w in self.workers],
+            [worker.copy() for worker in self.workers],
             list(self.alive),
             list(self.waits),
             [list(a) for a in self.applied],
@@ -59,21 +60,15 @@ class _World:
         )
 
 
-def _copy_worker(worker: Worker) -> Worker:
-    copied = object.__new__(type(worker))
-    copied.__dict__.update(worker.__dict__)
-    return copied
-
-
 class _Explorer:
     """The machines of a small world, and its moves and invariants."""
 
     def __init__(
         self, workers: int, batches: int, shards: int, gathers: int, deaths: int, joins: int, gate: Gate,
-        desk: type[Desk],
+        desk: type[Desk], program: Callable[[Client], Program],
     ) -> None:  # fmt: skip
         self.count, self.batches, self.shards, self.gathers = workers, batches, shards, gathers
-        self.deaths, self.joins = deaths, joins
+        self.deaths, self.joins, self.program = deaths, joins, program
         self.desk = desk(workers, batches, gate)
         self.shard: Shard | Gathering = Gathering(workers, gathers) if gathers else Shard(workers)
 
@@ -83,7 +78,7 @@ class _Explorer:
         shard_states = [[0] * self.shard.ints for _ in range(self.shards)]
         for state in shard_states:
             self.shard.init(state)
-        workers = [Worker(number, self.shards, self.gathers > 0) for number in range(self.count)]
+        workers = [self._worker(Client(number, self.shards)) for number in range(self.count)]
         return _World(
             desk_state,
             shard_states,
@@ -94,6 +89,9 @@ class _Explorer:
             0,
             list(range(self.count)),
         )
+
+    def _worker(self, client: Client) -> Walker[Command]:
+        return Walker(partial(self.program, client))
 
     def key(self, world: _World) -> tuple[Any, ...]:
         return (
@@ -109,14 +107,14 @@ class _Explorer:
     def moves(self, world: _World) -> Iterator[Move]:
         """Yield the moves that are possible in a world."""
         died = world.alive.count(False) + world.joined
-        for worker in world.workers:
-            if world.alive[worker.number] and worker.stage != FINISHED:
-                if not world.waits[worker.number]:
-                    yield ("goes on", worker.number)
+        for number, worker in enumerate(world.workers):
+            if world.alive[number] and worker.effect is not None:
+                if not world.waits[number]:
+                    yield ("goes on", number)
                 if died < self.deaths and world.alive.count(True) > 1:
-                    yield ("dies", worker.number)
-            elif not world.alive[worker.number] and world.joined < self.joins:
-                yield ("joins", worker.number)
+                    yield ("dies", number)
+            elif not world.alive[number] and world.joined < self.joins:
+                yield ("joins", number)
 
     def make(self, world: _World, move: Move) -> Scene:
         """Change the world by one move, and describe it."""
@@ -129,17 +127,21 @@ class _Explorer:
         if kind == "joins":
             world.alive[number], world.identity[number] = True, self.count * (world.joined + 1) + number
             world.joined += 1
-            world.workers[number] = Worker(number, self.shards, self.gathers > 0, joins=True)
+            world.workers[number] = self._worker(Client(number, self.shards, joins=True))
             return Scene(f"worker {number}", "joins in the place of the dead one")
         worker = world.workers[number]
-        command = worker.command()
+        command = worker.effect
         assert command is not None
         action = self._perform(world, command)
-        worker.answer(action)
         if isinstance(command, Finish) or isinstance(action, Lease):
             world.waits = [False] * self.count  # the desk has changed: workers that wait may ask again
         if isinstance(action, Wait):
             world.waits[number] = True
+            worker.effect = command if isinstance(command, Join) else Ask(number)
+        elif isinstance(command, Compute):
+            worker.send(command.lease)
+        else:
+            worker.send(None if isinstance(action, Done) else action)
         return Scene(f"worker {number}", f"{_say(command)} -> {_say(action)}")
 
     def _perform(self, world: _World, command: Command) -> Action:
@@ -172,7 +174,7 @@ class _Explorer:
 
     def fault_at_end(self, world: _World) -> str | None:
         """Describe what is missing in a final state; None if nothing is."""
-        stuck = [w.number for w in world.workers if world.alive[w.number] and w.stage != FINISHED]
+        stuck = [n for n, w in enumerate(world.workers) if world.alive[n] and w.effect is not None]
         if stuck:
             return f"workers {stuck} wait for ever"
         for number, applied in enumerate(world.applied):
@@ -191,9 +193,11 @@ def explore(
     desk: type[Desk] = Desk,
     gathers: int = 0,
     joins: int = 0,
+    program: Callable[[Client], Program] | None = None,
 ) -> Explored:
     """Explore every interleaving, and return the shortest story in which an invariant fails, if there is one."""
-    explorer = _Explorer(workers, batches, shards, gathers, deaths, joins, gate or Asynchronous(), desk)
+    program = program or (push_in_rounds if gathers else push_every_batch)
+    explorer = _Explorer(workers, batches, shards, gathers, deaths, joins, gate or Asynchronous(), desk, program)
     return breadth_first(explorer)
 
 
@@ -212,7 +216,7 @@ def _say(thing: Command | Action) -> str:
     if isinstance(thing, Push):
         return f"pushes batch {thing.batch} to shard {thing.shard}"
     if isinstance(thing, Compute):
-        return f"computes batch {thing.batch}"
+        return f"computes batch {thing.lease.batch}"
     if isinstance(thing, Noted):
         return "done"
     if isinstance(thing, Done):

@@ -6,6 +6,8 @@ Replicas along the data axis hold the same, so one of them computes the chunks o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.store import LocalStore
+from paceline.plans.methods.program import Step, Sum
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.splits.gradients import SplitReplica
 from paceline.splits.planning import run_together
@@ -52,6 +55,21 @@ class SplitArithmetic:
             optimizer = job.make_optimizer(part.replica.module, part.replica.parameters)
             self.stores.append(LocalStore(part.replica.parameters, optimizer, job.lr_scheduler, Plain()))
         self.sums = [ReplicaSums(part, method.collective, self.data) for part in self.parts]
+        self.answers: dict[type, Callable[..., Any]] = {Sum: self.sum, Step: self.step}
+
+    def gradient(self, update: int, version: int, whole: bool = False, again: bool = False) -> list[GradientSum]:
+        """Return what each place of each replica has of the gradient."""
+        return [share for replica in range(self.data) for share in self.compute(replica, update)]
+
+    def sum(self, update: int, gradients: list[GradientSum]) -> list[GradientSum]:
+        """Add up what each place has in all replicas."""
+        places = len(self.parts)
+        return [each.add(gradients[place::places]) for place, each in enumerate(self.sums)]
+
+    def step(self, update: int, version: int, gradients: list[GradientSum]) -> None:
+        """Let each place step its own part."""
+        for learner, store, gradient in zip(self.learners, self.stores, gradients, strict=True):
+            Plain().update(store, Arrival(learner.settle(gradient)))
 
     def compute(self, replica: int, update: int) -> list[GradientSum]:
         """Compute one replica's chunks of an update; return what each place has of the gradient."""
@@ -79,12 +97,6 @@ class SplitArithmetic:
         weight = part.replica.chunk_weight(chunk, batch)
         sums.begin(weight)
         return part.walk(chunk, batch, weight)
-
-    def apply(self, update: int, shares: list[list[GradientSum]]) -> None:
-        """Add the gradients of all replicas up, and let each place step its own part."""
-        for place, store in enumerate(self.stores):
-            whole = self.sums[place].add([share[place] for share in shares])
-            Plain().update(store, Arrival(self.learners[place].settle(whole)))
 
     def values(self) -> list[Tensor]:
         names = [*trainable(self.setup.module), *self.blueprint.moving]
@@ -134,8 +146,6 @@ class ReplicaSums:
         self.flats, self.payloads = flats, [Payload(layout, flat) for flat in flats]
 
     def add(self, shares: list[GradientSum]) -> GradientSum:
-        if len(shares) == 1:
-            return shares[0]
         for payload, share in zip(self.payloads, shares, strict=True):
             payload.write(share)
         execute(self.collective, self.flats)

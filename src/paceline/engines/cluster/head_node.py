@@ -38,7 +38,7 @@ from paceline.engines.cluster.remote_workers import RemoteWorkers
 from paceline.engines.cluster.rendezvous import Node, Registry
 from paceline.engines.cluster.servers.server_head import ServerHead
 from paceline.engines.outcome import Outcome
-from paceline.engines.signals import TERMINATED, termination
+from paceline.engines.signals import INTERRUPTED, termination
 from paceline.engines.snapshots import list_snapshots, open_snapshots
 from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.errors import RunFailed, UsageError
@@ -141,7 +141,7 @@ class HeadNode:
         trace = Trace.of([])
         try:
             try:
-                with self.manager.signals.listening() if self.manager else contextlib.nullcontext():
+                with self.manager.listening(workers.observer) if self.manager else contextlib.nullcontext():
                     if not self.part.roster.apart:
                         self.agent.start()
                     self._lead()
@@ -197,10 +197,14 @@ class HeadNode:
             head.look()
             if self.manager:
                 self.manager.signals.check()
-            if self.workers.training:
-                observer.look(stopping=bool(self.manager and self.manager.signals.ending))
-            else:
+            if not self.workers.training:
                 observer.beat()
+                if self.manager and self.manager.signals.ending:
+                    raise self.manager.stopped(observer)
+            elif self.manager:
+                self.manager.follow(observer)
+            else:
+                observer.look(stopping=False)
 
     def _received(self, event: Received) -> None:
         message, content = unpack(event.kind, event.ints, event.body)
@@ -274,6 +278,6 @@ class HeadNode:
 def _said(error: BaseException) -> tuple[str, int]:
     """Return what the other nodes print when the run has failed or was stopped, and their exit code."""
     said = "rank 0 was interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-    interrupted = TERMINATED if termination.requested else 130
-    code = interrupted if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+    stopped = isinstance(error, KeyboardInterrupt)
+    code = termination.exit_code or INTERRUPTED if stopped else getattr(error, "exit_code", 1)
     return f"the run has ended: {said.splitlines()[0]}", code

@@ -54,6 +54,10 @@ def follow(part: NodePart) -> Outcome:
         try:
             agent.start()
             content = _follow(part, welcome, head, agent, asked, rest)
+        except RunFailed as error:
+            if not asked.number:
+                raise
+            raise RunOver(str(error), 128 + asked.number) from error  # whatever made it end, once it was asked to
         finally:
             agent.close()
             if snapshots is not None:
@@ -94,10 +98,8 @@ def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: b
         raise RunOver(message.why, message.exit_code)
     agent.hear(message, content)
     if isinstance(message, Dismiss):
-        if asked.number:
-            how = f"was asked to end ({signal.Signals(asked.number).name})"
-            raise RunOver(_dismissed(part, how), 128 + asked.number)
-        raise RunFailed(_dismissed(part, agent.ending))
+        how = f"was asked to end ({signal.Signals(asked.number).name})" if asked.number else agent.ending
+        raise RunFailed(_dismissed(part, how))
     return None
 
 

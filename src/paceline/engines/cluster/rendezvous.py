@@ -37,6 +37,7 @@ from paceline.engines.cluster.control import (
 )
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.terms import Terms, difference
+from paceline.engines.signals import termination
 from paceline.errors import MachineError, PacelineError, RunFailed, RunOver, UsageError
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
@@ -205,6 +206,7 @@ def gather(registry: Registry, deadline: float, look: Look | None = None) -> Non
     end = time.monotonic() + deadline
     try:
         while len(nodes) < len(roster.followers) or not all(node.known for node in nodes.values()):
+            termination.check()
             for event in hub.poll(LOOK):
                 match event:
                     case Received(peer, kind, ints, body):
@@ -265,6 +267,7 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
     """
     end, initial = time.monotonic() + deadline, None
     while True:
+        termination.check()
         events = deque(hub.poll(LOOK))
         while events:
             match events.popleft():

@@ -23,9 +23,6 @@ from paceline.links.waiting import Waiter
 from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import WorkerState, copied
 
-#: Seconds without an update after which a run that a signal is to end does so without a checkpoint.
-PATIENCE = 30.0
-
 
 class LocalCheckpoints:
     """Takes the checkpoints of one run, between two looks of the parent at its workers."""
@@ -38,8 +35,6 @@ class LocalCheckpoints:
         self.locks.append(RecordLock(arena.locks, DESK_LOCK, waiter, "the desk"))
         #: Grows when a worker has passed the requested update before it saw the request.
         self._margin = MARGIN
-        #: What the workers were doing when that last changed, or when the signal came that ends the run.
-        self._moved: tuple[list[int], float] = ([], 0.0)
         arena.checkpoints[TAKEN] = manager.last
         if (start := manager.request.start) is not None:
             self._fill_buffers(start)
@@ -70,15 +65,6 @@ class LocalCheckpoints:
         if self.arena.desk is not None:
             return self._cut(self.arena.desk)
         return self._take_in_step(finished, list(self.arena.doing))
-
-    @property
-    def stuck(self) -> float:
-        """Seconds without an update of a run that a signal is to end, if it should not be waited for any longer."""
-        doing, now = list(self.arena.doing), time.monotonic()
-        if not self.manager.signals.ending or doing != self._moved[0]:
-            self._moved = doing, now
-        still = now - self._moved[1]
-        return still if still > PATIENCE else 0.0
 
     def _take_in_step(self, finished: set[int], doing: list[int]) -> Checkpoint | None:
         """Take a checkpoint after the newest update at which every worker has written its state."""

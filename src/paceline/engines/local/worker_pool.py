@@ -20,7 +20,7 @@ from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest, resume_line
 from paceline.engines.diagnosis import GONE, Diagnosis, Ending, process_state
 from paceline.engines.local.checkpointing import LocalCheckpoints
-from paceline.engines.local.stillness import Stillness
+from paceline.engines.local.stillness import Stillness, is_stopped
 from paceline.engines.observer import Observer
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.servers.stage_shards import stage_shards, whole_values
@@ -65,7 +65,7 @@ def train(
     pool = WorkerPool(setup, heartbeat, progress, deadline, request)
     try:
         try:
-            with pool.checkpoints.manager.signals.listening() if pool.checkpoints else contextlib.nullcontext():
+            with pool.checkpoints.manager.listening(pool.observer) if pool.checkpoints else contextlib.nullcontext():
                 pool.start()
                 trace = pool.watch(run / "trace.arrow" if run else None)
         finally:
@@ -200,14 +200,12 @@ class WorkerPool:
 
     def _look(self, checkpoints: LocalCheckpoints) -> None:
         """Observe the workers of a run that keeps checkpoints, and take one if it is due."""
-        manager, due = checkpoints.manager, checkpoints.take(self.finished)
-        manager.signals.check()
+        due = checkpoints.take(self.finished)
+        checkpoints.manager.signals.check()
         if due is not None:
-            manager.save(due, self.observer)
-            return
-        self.observer.look(stopping=bool(manager.signals.ending))
-        if waited := checkpoints.stuck:
-            raise manager.stopped(self.observer, waited)
+            checkpoints.manager.save(due, self.observer)
+        else:
+            checkpoints.manager.follow(self.observer)
 
     def values(self) -> list[Tensor]:
         """Return the trainable parameters in the module's order, then the moving buffers."""
@@ -286,7 +284,9 @@ class WorkerPool:
         failed = [(message.report, number) for number, message in found if isinstance(message, Failed)]
         if failed:
             report, number = min(failed, key=lambda pair: pair[0].when)
-            raise self.diagnosis.failed(number, report, self._victims(number))
+            victims = self._victims(number)
+            stopped = [victim for victim in victims if is_stopped(self.processes[victim].pid or 0)]
+            raise self.diagnosis.failed(number, report, victims, stopped)
         return found
 
     def _give_up_stopped(self) -> None:

@@ -19,7 +19,7 @@ from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.arithmetic.splits import SplitArithmetic
-from paceline.engines.arithmetic.synchronous import synchronous
+from paceline.engines.arithmetic.synchronous import SynchronousArithmetic, synchronous
 from paceline.engines.replay.from_messages import DataflowReplayer
 from paceline.engines.replay.from_pushes import CentreReplayer, PushReplayer, RoundReplayer
 from paceline.engines.replay.from_trace import NextUpdate, ReplayedVersion, ServerReplayer
@@ -59,14 +59,14 @@ class Replayer(Protocol):
 class SynchronousReplayer:
     """Replays the program of a synchronous plan, or of the first worker of those that exchange nothing.
 
-    It is the program's `Worker`. On a cluster some workers may have died; `epochs` says between which ones each update
-    was made.
+    It is the program's `Worker`. On a cluster some workers may have died; the numbers are of those between which each
+    update was made.
     """
 
     rank = first = 0
 
-    def __init__(self, setup: Setup, method: Synchronous, epochs: Epochs) -> None:
-        self.setup, self.method, self.numbers = setup, method, synchronous(setup, method, epochs)
+    def __init__(self, setup: Setup, method: Synchronous, numbers: SynchronousArithmetic | SplitArithmetic) -> None:
+        self.setup, self.method, self.numbers = setup, method, numbers
         self.workers, alone = setup.plan.workers, method.collective is None
         self._updates = range(0, setup.agenda.updates, self.workers if alone else 1)
         self.done, self.last = 0, len(self._updates)
@@ -148,32 +148,6 @@ class PipelineReplayer:
         last = (until, len(pipeline.stage_to_worker) - 1)
         (sums,) = [made.sums for made in pipeline.replay(until + 1) if (made.update, made.stage) == last]
         return NextUpdate(chunks, pipeline.stage_to_worker[-1], sums.loss / sums.weight if sums.weight else math.nan)
-
-    def values(self) -> list[torch.Tensor]:
-        return self.sums.values()
-
-
-class SplitReplayer:
-    """Replays plans that split layers: their program is the same in every update."""
-
-    def __init__(self, setup: Setup, method: SplitLayers) -> None:
-        self.setup, self.sums = setup, SplitArithmetic(setup, method)
-        self.done, self.last = 0, setup.agenda.updates
-
-    def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
-        for update in range(self.last)[:until]:
-            shares = [self.sums.compute(replica, update) for replica in range(self.sums.data)]
-            good = all(part.finite() for share in shares for part in share)
-            self.sums.apply(update, shares)
-            self.done += 1
-            good = good and self.sums.finite()
-            yield ReplayedVersion(0, self.done, good)
-
-    def next(self, shard: int, until: int) -> NextUpdate:
-        shares = [self.sums.compute(replica, until)[0] for replica in range(self.sums.data)]
-        weight = sum(share.weight for share in shares)
-        loss = sum(share.loss for share in shares) / weight if weight else math.nan
-        return NextUpdate(self.setup.agenda.filled(until), 0, loss)
 
     def values(self) -> list[torch.Tensor]:
         return self.sums.values()
@@ -270,9 +244,10 @@ def make_replayer(setup: Setup, trace: Trace, lives: list[Life]) -> Replayer:
     if isinstance(setup.plan.method, Dataflow):
         return DataflowReplayer(setup, setup.plan.method, trace.rows)
     if isinstance(setup.plan.method, SplitLayers):
-        return SplitReplayer(setup, setup.plan.method)
+        return SynchronousReplayer(setup, setup.plan.method, SplitArithmetic(setup, setup.plan.method))
     if isinstance(setup.plan.method, Synchronous):
-        return SynchronousReplayer(setup, setup.plan.method, epochs_of(trace, setup.plan))
+        numbers = synchronous(setup, setup.plan.method, epochs_of(trace, setup.plan))
+        return SynchronousReplayer(setup, setup.plan.method, numbers)
     if len(lives) == 1:
         return _of_server(setup, lives[0].apart)(setup, trace.rows)
     setups = [replace(setup, plan=life.plan.fitted(len(setup.layout.shards))) for life in lives]

@@ -7,14 +7,15 @@ either its machines alone (`TimedServer`) or every worker's real arithmetic (`en
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from paceline.core.agenda import Agenda
 from paceline.core.codecs.sizes import estimate
-from paceline.core.server.actions import Action, Apply, Held, Lease, Noted, Wait
+from paceline.core.server.actions import Action, Apply, Held, Lease, Wait
 from paceline.core.server.desk import Desk
-from paceline.core.server.events import Compute, Death, Finish, Join, Pull, Push
-from paceline.core.server.worker import FINISHED, Worker
+from paceline.core.server.events import Ask, Command, Compute, Death, Finish, Join, Pull, Push
+from paceline.core.server.worker import Client
 from paceline.engines.arithmetic.replicas import ReplicaArithmetic
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.virtual.clock import Clock
@@ -75,18 +76,35 @@ def run_server(
     rows: Rows,
 ) -> None:
     """Run a method with a server."""
-    _Run(plan, method, agenda, world, size, arithmetic, rows).run()
+    ServerOnClock(plan, method, agenda, world, size, arithmetic, rows).run()
 
 
-class _Run:
-    """One simulated run."""
+class Actor:
+    """A worker's program on the clock, and the process that runs it."""
+
+    def __init__(self, method: Server, client: Client) -> None:
+        self.number, self._program = client.number, method.program(client)
+        #: The batch that it has leased last; -1 before the first.
+        self.batch, self.dead, self.finished = -1, False, False
+
+    def send(self, answer: object) -> Command | None:
+        """Send the answer to the last command; return the next one, or None where the program ends."""
+        try:
+            return self._program.send(answer)
+        except StopIteration:
+            self.finished = True
+            return None
+
+
+class ServerOnClock:
+    """Answers the commands of all workers' programs, each at its time."""
 
     def __init__(
         self, plan: Plan, method: Server, agenda: Agenda, world: World, size: int,
         arithmetic: ServerArithmetic | ReplicaArithmetic | None,
         rows: Rows,
     ) -> None:  # fmt: skip
-        self.plan, self.agenda, self.world, self.arithmetic = plan, agenda, world, arithmetic
+        self.plan, self.method, self.agenda, self.world, self.arithmetic = plan, method, agenda, world, arithmetic
         pushed = estimate(plan.codec, size)
         self.clock, self.compute_times, self.rows = Clock(), ComputeTimes(world, range(plan.workers)), rows
         #: Bytes of a shard's part of the parameters, on the wire.
@@ -96,7 +114,7 @@ class _Run:
         #: Bytes of the answer to a push, about.
         self.pulled = round(estimate(plan.pull, self.piece))
         self.server: ServerModel = arithmetic or TimedServer(plan, method, self.pushed + self.pulled)
-        self.gathers, self.one_at_a_time = method.traits.gathers, method.traits.versioned
+        self.one_at_a_time = method.traits.versioned
         self.desk = Desk(plan.workers, agenda.leases, method.gate)
         self.desk_state = [0] * self.desk.ints
         self.desk.init(self.desk_state)
@@ -105,10 +123,18 @@ class _Run:
         self.links = ServerLinks(world, plan.workers)
         #: Pushes that shard 0 has applied.
         self.applied = 0
-        self.workers = [Worker(number, plan.shards, self.gathers) for number in range(plan.workers)]
+        #: The actor that has each worker's number now.
+        self.actors = [Actor(method, Client(number, plan.shards)) for number in range(plan.workers)]
         #: Workers that the gate made wait, until the desk changes.
         self.waiting: set[int] = set()
-        self.dead: set[int] = set()
+        self.answers: dict[type, Callable[[Actor, Any], None]] = {
+            Ask: self.lease,
+            Finish: self.lease,
+            Compute: self.compute,
+            Push: self.push,
+            Pull: self.pull,
+            Join: self.join,
+        }
 
     def run(self) -> None:
         """Schedule all workers, deaths and repairs, and run the clock until no event is left."""
@@ -117,39 +143,32 @@ class _Run:
                 self.clock.at(when, self._die, number)
         for number, when in self.world.repairs.items():
             if number < self.plan.workers:
-                self.clock.at(when, self._join, number)
-        for worker in self.workers:
-            self.clock.at(0.0, self._next, worker)
+                self.clock.at(when, self._repair, number)
+        for actor in self.actors:
+            self.clock.at(0.0, self.go_on, actor, None)
         self.clock.run()
         if self.desk.finished(self.desk_state) < self.agenda.leases:
             raise RunFailed("every worker died; nothing was left to finish the run")
 
-    def _next(self, worker: Worker) -> None:
-        """Let a worker go on, unless its process died or another one has taken its place."""
-        number = worker.number
-        if number not in self.dead and self.workers[number] is worker:
-            self._advance(worker)
+    def go_on(self, actor: Actor, answer: object) -> None:
+        """Let a program go on with the answer to its last command, unless its process has died."""
+        if not actor.dead and (command := actor.send(answer)) is not None:
+            self.answers[type(command)](actor, command)
 
-    def _advance(self, worker: Worker) -> None:
-        """Perform the worker's next command, and schedule what follows it."""
-        command, now = worker.command(), self.clock.now
-        if isinstance(command, Compute):
-            self.clock.at(now + self._compute(worker, command), self._next, worker)
-        elif isinstance(command, Push):
-            size = self._size(worker.number, command.shard)
-            arrives = self.links.pushed(worker.number, command.shard, now, size)
-            self.clock.at(arrives, self._arrive, worker, command, now)
-        elif isinstance(command, Pull):
-            self.clock.at(now + self.links.delay(worker.number), self._pull, worker, command)
-        elif command is not None:
-            action = self.desk.handle(self.desk_state, command)
-            worker.answer(action)
-            if self.waiting and (isinstance(command, Finish) or isinstance(action, Lease)):
-                self._wake()
-            if isinstance(action, Wait):
-                self.waiting.add(worker.number)
-            elif worker.stage != FINISHED:
-                self._advance(worker)
+    def lease(self, actor: Actor, command: Ask | Finish) -> None:
+        """Answer by a lease, or None at the end; where the gate says wait, ask again when the desk has changed."""
+        if actor.dead:
+            return
+        action = self.desk.handle(self.desk_state, command)
+        if self.waiting and (isinstance(command, Finish) or isinstance(action, Lease)):
+            self._wake()
+        if isinstance(action, Wait):
+            self.waiting.add(actor.number)
+        elif isinstance(action, Lease):
+            actor.batch = action.batch
+            self.go_on(actor, action)
+        else:
+            self.go_on(actor, None)
 
     def _wake(self) -> None:
         """Let workers that wait ask again, since the desk has changed; not if it has nothing to give to any of them."""
@@ -157,24 +176,13 @@ class _Run:
             return
         waiting, self.waiting = self.waiting, set()
         for number in sorted(waiting):
-            self.clock.at(self.clock.now, self._next, self.workers[number])
+            self.clock.at(self.clock.now, self.lease, self.actors[number], Ask(number))
 
-    def _size(self, worker: int, shard: int) -> int:
-        """The bytes of a worker's gradient for a shard."""
-        encoder = self.arithmetic.sides[worker].encoder if self.arithmetic is not None else None
-        return encoder.pushed_bytes(shard) if encoder is not None else self.pushed
-
-    def _answered(self, push: Push) -> int:
-        """The bytes that a push which made a version is answered with."""
-        if self.plan.pull is None or self.arithmetic is None:
-            return self.pulled
-        return self.server.bytes(push) - self._size(push.worker, push.shard)
-
-    def _compute(self, worker: Worker, command: Compute) -> float:
-        """Compute all tasks of a lease, and return the seconds that they take."""
-        number, begins = worker.number, self.clock.now
+    def compute(self, actor: Actor, command: Compute) -> None:
+        """Compute all tasks of a lease."""
+        number, begins, lease = actor.number, self.clock.now, command.lease
         dies = self.world.deaths.get(number, math.inf) if self.world.deaths else math.inf
-        for task in self.agenda.tasks(command.batch):
+        for task in self.agenda.tasks(lease.batch):
             samples, loss, weight = self._samples(task), math.nan, -1.0
             ends = begins + self.compute_times.draw(number, samples)
             if self.arithmetic is not None:
@@ -184,8 +192,7 @@ class _Run:
             if dies > ends or dies <= begins:  # the worker that took a dead one's place does not die
                 self.rows.add(row(Kind.COMPUTE, number, task, -1, base, -1, times, samples, 0, loss, weight))
             begins = ends
-        worker.answer(Noted())
-        return begins - self.clock.now
+        self.clock.at(begins, self.go_on, actor, lease)
 
     def _samples(self, task: int) -> int:
         """The samples of a task."""
@@ -194,19 +201,27 @@ class _Run:
             return stop - start
         return sum(c.samples for c in self.agenda.task(task))
 
-    def _pull(self, worker: Worker, command: Pull) -> None:
-        if worker.number in self.dead or self.workers[worker.number] is not worker:
-            return
-        before = self.server.base(worker.number)
-        worker.answer(self.server.pull(command))
-        size = 0 if self.server.base(worker.number) == before else self.piece
-        arrives = self.links.answered(worker.number, command.shard, self.clock.now, size)
-        self.clock.at(arrives, self._next, worker)
+    def pull(self, actor: Actor, command: Pull) -> None:
+        self.clock.at(self.clock.now + self.links.delay(actor.number), self._pulled, actor, command)
 
-    def _arrive(self, worker: Worker, command: Push, sent: float) -> None:
+    def _pulled(self, actor: Actor, command: Pull) -> None:
+        if actor.dead:
+            return
+        before = self.server.base(actor.number)
+        action = self.server.pull(command)
+        size = 0 if self.server.base(actor.number) == before else self.piece
+        arrives = self.links.answered(actor.number, command.shard, self.clock.now, size)
+        self.clock.at(arrives, self.go_on, actor, action)
+
+    def push(self, actor: Actor, command: Push) -> None:
+        now = self.clock.now
+        arrives = self.links.pushed(actor.number, command.shard, now, self._size(actor.number, command.shard))
+        self.clock.at(arrives, self._pushed, actor, command, now)
+
+    def _pushed(self, actor: Actor, command: Push, sent: float) -> None:
         """Apply a push that has arrived at its shard, when the shard is free."""
-        number, shard, now = worker.number, command.shard, self.clock.now
-        if number in self.dead or self.workers[number] is not worker:
+        number, shard, now = actor.number, command.shard, self.clock.now
+        if actor.dead:
             return  # the message is lost with its sender
         action = self.server.push(command)
         start = max(now, self.free[shard]) if self.one_at_a_time else now
@@ -225,29 +240,45 @@ class _Run:
                     self.arithmetic.snapshots.keep(self.agenda.made_by(self.applied), end)
         else:
             self.rows.add(row(Kind.DROP, number, command.batch, shard, times=times[:2]))
-        worker.answer(action)
         back = self._answered(command) if isinstance(action, Apply) else self.piece
-        self.clock.at(self.links.answered(number, shard, end, back), self._next, worker)
+        self.clock.at(self.links.answered(number, shard, end, back), self.go_on, actor, action)
 
-    def _die(self, worker: int) -> None:
+    def _size(self, worker: int, shard: int) -> int:
+        """The bytes of a worker's gradient for a shard."""
+        encoder = self.arithmetic.sides[worker].encoder if self.arithmetic is not None else None
+        return encoder.pushed_bytes(shard) if encoder is not None else self.pushed
+
+    def _answered(self, push: Push) -> int:
+        """The bytes that a push which made a version is answered with."""
+        if self.plan.pull is None or self.arithmetic is None:
+            return self.pulled
+        return self.server.bytes(push) - self._size(push.worker, push.shard)
+
+    def _die(self, number: int) -> None:
         """A worker's process ends."""
-        if self.workers[worker].stage == FINISHED:
+        actor = self.actors[number]
+        if actor.finished:
             return
-        self.dead.add(worker)
-        self.desk.handle(self.desk_state, Death(worker))
+        actor.dead = True
+        self.waiting.discard(number)
+        self.desk.handle(self.desk_state, Death(number))
         at = nanoseconds(self.clock.now)
-        self.rows.add(row(Kind.DEATH, worker, self.workers[worker].batch, times=(at, at)))
+        self.rows.add(row(Kind.DEATH, number, actor.batch, times=(at, at)))
         self._wake()
 
-    def _join(self, number: int) -> None:
-        """A worker takes a dead one's place, as soon as the batch that died with it is finished."""
-        if number not in self.dead or self.desk.finished(self.desk_state) == self.agenda.leases:
+    def _repair(self, number: int) -> None:
+        """Start a worker in the place of one that died, unless the run is over."""
+        if self.actors[number].dead:
+            client = Client(number, self.plan.shards, joins=True)
+            self.go_on(Actor(self.method, client), None)
+
+    def join(self, actor: Actor, command: Join) -> None:
+        """Let a worker take a dead one's place, as soon as the batch that died with it is finished."""
+        if self.desk.finished(self.desk_state) == self.agenda.leases:
             return
-        if isinstance(self.desk.handle(self.desk_state, Join(number)), Wait):
+        if isinstance(self.desk.handle(self.desk_state, command), Wait):
             again = self.agenda.batch_size * self.world.compute + self.world.update
-            self.clock.at(self.clock.now + max(again, 1e-6), self._join, number)
+            self.clock.at(self.clock.now + max(again, 1e-6), self.join, actor, command)
             return
-        self.dead.discard(number)
-        self.workers[number] = Worker(number, self.plan.shards, self.gathers, joins=True)
-        self.workers[number].answer(Noted())
-        self.clock.at(self.clock.now, self._next, self.workers[number])
+        self.actors[actor.number] = actor
+        self.go_on(actor, None)

@@ -6,7 +6,8 @@ The workers of a group take equal parts of a chunk's seconds, and meet in every 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.splits.derivation import Program
@@ -17,6 +18,8 @@ from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
 from paceline.gradients.learner import stated_weight
+from paceline.gradients.payload import GradientSum
+from paceline.plans.methods.program import Gradient, Step, Sum, all_of, run
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
@@ -28,13 +31,14 @@ def run_split(
     plan: Plan, method: SplitLayers, agenda: Agenda, world: World, size: int, sums: SplitArithmetic | None, rows: Rows
 ) -> None:
     """Run a plan that splits layers; `size` is that of all gradients."""
-    run = _Run(plan, method, agenda, world, size, sums, rows)
-    for update in range(agenda.updates):
-        run.make(update)
+    team = SplitTeam(plan, method, agenda, world, size, sums, rows)
+    run(method.program(team), team.answers)
 
 
-class _Run:
-    """One simulated run."""
+class SplitTeam:
+    """The `Worker` of a program that stands for all of them, with the answers to its effects."""
+
+    rank = first = 0
 
     def __init__(
         self, plan: Plan, method: SplitLayers, agenda: Agenda, world: World, size: int, sums: SplitArithmetic | None,
@@ -45,27 +49,39 @@ class _Run:
         self.compute_times, self.rows = ComputeTimes(world, range(plan.workers)), rows
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
+        self.workers, self.last = plan.workers, agenda.updates
+        self.answers: dict[type, Callable[..., Any]] = {Gradient: self.gradient, Sum: self.sum, Step: self.step}
 
-    def make(self, update: int) -> None:
-        """Make one update: groups compute their chunks, replicas add up, every worker steps its parts."""
-        shares = []
+    def updates(self, *, dealt: bool = False, until: Callable[[range], range] = all_of) -> Iterator[int]:
+        yield from range(self.last)
+
+    def gradient(self, update: int, version: int, whole: bool, again: bool) -> list[GradientSum]:
+        """Let each replica compute its chunks."""
+        shares = self.sums.gradient(update, version) if self.sums is not None else []
         for replica, group in enumerate(self.mesh.groups(INSIDE)):
             loss, weight = math.nan, -1.0
             if self.sums is not None:
-                shares.append(self.sums.compute(replica, update))
-                loss, weight = shares[-1][0].mean, stated_weight(self.sums.setup.job, shares[-1][0])
+                first = shares[replica * len(group)]
+                loss, weight = first.mean, stated_weight(self.sums.setup.job, first)
             self._chunks(update, group, loss, weight)
-        if self.mesh.size(DATA) > 1:
-            for group in self.mesh.groups(DATA):
-                self._add_up(update, group)
+        return shares
+
+    def sum(self, update: int, shares: list[GradientSum]) -> list[GradientSum]:
+        """Add up between the replicas."""
+        for group in self.mesh.groups(DATA):
+            self._add_up(update, group)
+        return self.sums.sum(update, shares) if self.sums is not None else shares
+
+    def step(self, update: int, version: int, shares: list[GradientSum]) -> None:
+        """Let every worker step its parts."""
         if self.sums is not None:
-            self.sums.apply(update, shares)
-            self.sums.snapshots.keep(update + 1, max(self.ready))
+            self.sums.step(update, version, shares)
+            self.sums.snapshots.keep(version, max(self.ready))
         for worker in range(self.mesh.workers):
             start = self.ready[worker]
             self.ready[worker] += self.world.update
             times = nanoseconds(start), nanoseconds(self.ready[worker])
-            self.rows.add(Row(Kind.APPLY, worker, update, 0, update, update + 1, *times))
+            self.rows.add(Row(Kind.APPLY, worker, update, 0, version - 1, version, *times))
 
     def _chunks(self, update: int, group: tuple[int, ...], loss: float, weight: float) -> None:
         """Time the chunks of one replica: all of its workers wait for the slowest in every movement."""

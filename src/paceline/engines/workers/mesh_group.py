@@ -57,7 +57,7 @@ class MeshGroup:
 
     @property
     def leads(self) -> bool:
-        return self.number == 0
+        return not self.mesh.coordinate(self.number, DATA)  # replicas hold the same
 
     @property
     def part(self) -> None:

@@ -18,7 +18,7 @@ from paceline.engines.workers.arena import Arena
 from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.mesh_group import MeshGroup
 from paceline.engines.workers.methods.runner import GradientRequest, PlanRunner
-from paceline.engines.workers.methods.split_layers import split_layers
+from paceline.engines.workers.performer import perform
 from paceline.engines.workers.process import die_with_parent
 from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.snapshot_file import SnapshotFile
@@ -29,14 +29,14 @@ from paceline.errors.failure import Position
 from paceline.gradients.learner import Learner, stated_weight
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import lay_out, trainable
-from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
+from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.runs.trace import Kind
 from paceline.splits.exchanging import LinkMover, Request
 from paceline.splits.gradients import SplitReplica
 from paceline.splits.slicing import put
 
 
-class SplitWorker:
+class SplitWorker(PlanRunner):
     """A worker process with its parts of the model's layers."""
 
     def __init__(
@@ -52,8 +52,6 @@ class SplitWorker:
         waiter = arena.waiter(number, host.cancelled, given.deadline, given.plan.threads)
         mesh = method.mesh(given.plan.workers)
         self.place = mesh.coordinate(number, INSIDE)
-        #: Whether it writes its parts of results and snapshots: replicas hold the same.
-        self.writes = not mesh.coordinate(number, DATA)
         self.part = SplitReplica(job, job.model, self.blueprint, self.place)  # type: ignore[arg-type]
         self.link = arena.link(arena.parts, number, waiter)
         self.mover = LinkMover(self.link, mesh.group(number, INSIDE), self.place)
@@ -65,14 +63,13 @@ class SplitWorker:
         self.reader = Reader(source, order, job.num_workers, die_with_parent)
         layout = lay_out(replica.module, 1, given.moving)
         group = MeshGroup(number, method, mesh, given.agenda, arena.link(arena.payloads, number, waiter), layout)
-        self.runner = PlanRunner(
+        super().__init__(
             number, arena.of_worker(number), waiter, given.plan, given.agenda,
             replace(given.resume_point, state_buffer=state_buffer, notify=notify), host,
             Learner(replica, self.reader), job.make_optimizer(replica.module, replica.parameters),
             arena.shape.layout, group,
         )  # fmt: skip
-        self.context: WorkerContext = self.runner
-        self.due = GradientRequest(-1, [], -1)
+        self.context: WorkerContext = self
 
     def position(self, update: int) -> Position:
         """Return the update that the worker is in, with its samples if they are known."""
@@ -82,51 +79,52 @@ class SplitWorker:
         return Position(update, self.due.version, tuple(samples))
 
     def train(self) -> None:
-        """Compute what the walk of the method requests, until it ends."""
-        ReadAhead(self.reader, self.runner)
-        walk = split_layers(self.runner, self.method, self.leave)
+        """Run the method's program, and compute the gradients that it requests."""
+        ReadAhead(self.reader, self)
+        walk = perform(self, self.method, self.arena)
         request = next(walk, None)
         while request is not None:
             try:
                 request = walk.send(self._compute(request.update, request.chunks, request.version))
             except StopIteration:
                 break
-        self.runner.measure_memory()
-        if self.writes:
-            self._put(self.arena.result_views())
 
     def _compute(self, update: int, chunks: list[Chunk], version: int) -> GradientSum:
         """Compute this worker's parts of the gradient; the samples are counted where the first parts lie."""
-        runner, start = self.runner, now()
-        runner.doing(update)
+        start = now()
+        self.doing(update)
         self.due = GradientRequest(update, chunks, version)
         waited, sent = self.link.waited, self.mover.sent
         for _ in range(sum(not chunk.samples for chunk in chunks)):
             self.part.drive(self.part.idle())  # others have samples in theirs
-        computed = runner.learner.compute([chunk for chunk in chunks if chunk.samples])
-        mean, weight = computed.mean, stated_weight(runner.job, computed)
+        computed = self.learner.compute([chunk for chunk in chunks if chunk.samples])
+        mean, weight = computed.mean, stated_weight(self.job, computed)
         computed = self.part.drive(self.part.finish(computed))
         waited, sent = self.link.waited - waited, self.mover.sent - sent
         ends, samples = now(), computed.samples if self.method.stage or not self.place else 0
-        row = (update, -1, version, -1, start, ends - waited, runner.waited, samples, 0, mean)
-        runner.record(Kind.COMPUTE, *row, weight=weight)
-        runner.record(Kind.COLLECTIVE, update, -1, update, -1, ends - waited, ends, waited, 0, sent, 0.0)
+        row = (update, -1, version, -1, start, ends - waited, self.waited, samples, 0, mean)
+        self.record(Kind.COMPUTE, *row, weight=weight)
+        self.record(Kind.COLLECTIVE, update, -1, update, -1, ends - waited, ends, waited, 0, sent, 0.0)
         return computed
 
-    def leave(self, updates: int) -> None:
+    def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
         """Write this worker's parts of a snapshot, if one is due after so many updates."""
-        if self.snapshots is None or not self.writes or not self.runner.agenda.reaches(updates, self.snapshots.every):
+        if self.snapshots is None or not self.agenda.reaches(updates, self.snapshots.every):
             return
         start = now()
         with self.snapshots.views(updates) as views:
-            self._put(views)
+            self._put(views, values())
         self.mover.move(self.meeting)  # callbacks may read a snapshot as soon as there is a row of it
         if not self.place:
-            self.runner.record(Kind.SNAPSHOT, updates, -1, -1, -1, start, now(), 0, 0, 0, 0.0)
+            self.record(Kind.SNAPSHOT, updates, -1, -1, -1, start, now(), 0, 0, 0, 0.0)
 
-    def _put(self, views: Mapping[str, Tensor]) -> None:
+    def write_result(self, values: list[Tensor]) -> None:
+        self.measure_memory()
+        if self.group.leads:
+            self._put(self.arena.result_views(), values)
+
+    def _put(self, views: Mapping[str, Tensor], values: list[Tensor]) -> None:
         """Write this worker's parts into whole parameters and moving buffers."""
-        replica, stored = self.part.replica, self.blueprint.stored
-        names = [*trainable(replica.module), *self.blueprint.moving]
-        for name, mine in zip(names, replica.values(), strict=True):
-            put(views[name], mine, stored.get(name), self.place)
+        names = [*trainable(self.replica.module), *self.blueprint.moving]
+        for name, mine in zip(names, values, strict=True):
+            put(views[name], mine, self.blueprint.stored.get(name), self.place)

@@ -8,6 +8,7 @@ applies it. If a worker dies, its batch is leased again to another one. Each nam
     shards    parts of the parameters, each under a lock of its own
     machine   makes the state machine that answers the pushes to a shard
     slots     decides which versions of a shard are in memory at once
+    program   is what a worker does: the commands that it gives to the desk and the shards
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gathering import Gathering
 from paceline.core.server.shard import Shard
 from paceline.core.server.version_slots import ReplicaSlots, VersionSlots
+from paceline.core.server.worker import push_every_batch, push_in_rounds
 from paceline.plans.methods import Division, Traits
 
 
@@ -38,6 +40,7 @@ class ParameterServer:
     shards: int = 1
 
     slots, machine = VersionSlots, Shard
+    program = staticmethod(push_every_batch)
     prove = gate_proved_apart
 
     @property
@@ -65,6 +68,7 @@ class GatheringServer:
     gathers: int
 
     shards, slots = 1, VersionSlots
+    program = staticmethod(push_in_rounds)
     rule = Plain()
     prove = gate_proved_apart
     traits = Traits(
@@ -91,6 +95,7 @@ class CentreServer:
     gate: Gate = field(default_factory=Asynchronous)
 
     shards, slots, machine = 1, VersionSlots, Shard
+    program = staticmethod(push_every_batch)
     prove = gate_proved_apart
 
     @property
@@ -114,6 +119,7 @@ class PairwiseGossip:
     gate: Gate = field(default_factory=Asynchronous)
 
     shards, slots, machine = 1, ReplicaSlots, Shard
+    program = staticmethod(push_every_batch)
     rule = Plain()
     prove = gate_proved_apart
     traits = Traits(keeps_step=False, shares_parameters=True)
@@ -129,6 +135,7 @@ class Hogwild:
     gate: Gate = field(default_factory=Asynchronous)
 
     shards, slots, machine = 1, VersionSlots, Shard
+    program = staticmethod(push_every_batch)
     rule = Plain()
     prove = gate_proved_apart
     traits = Traits(

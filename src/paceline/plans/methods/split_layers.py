@@ -16,6 +16,7 @@ from paceline.core.mesh import Mesh
 from paceline.core.splits.recipes import SplitRecipe
 from paceline.errors import PlanError
 from paceline.plans.methods import Division, Traits
+from paceline.plans.methods.program import Gradient, Program, Step, Sum, Worker
 
 DATA, INSIDE = "data", "inside"
 PART = "each of its workers has a part of the gradient alone, and none its norm; leave it out, or use ring"
@@ -35,6 +36,7 @@ class SplitLayers:
     #: The MiB that a worker may take for its tensors; 0 for no bound.
     memory: int = 0
 
+    averaging = streaming = coordinator = None
     traits = Traits(
         whole_model=False,
         shares_parameters=True,
@@ -44,6 +46,13 @@ class SplitLayers:
         cannot_skip=PART,
         cannot_scale="each of its workers has a part of the gradient alone, and none sees whether the whole overflows",
     )
+
+    def program(self, worker: Worker) -> Program:
+        for update in worker.updates():
+            gradient = yield Gradient(update, version=update)
+            if self.data > 1:
+                gradient = yield Sum(update, gradient)
+            yield Step(update, update + 1, gradient)
 
     def mesh(self, workers: int) -> Mesh:
         """Return the mesh of so many workers; raise `PlanError` if they do not fill it."""

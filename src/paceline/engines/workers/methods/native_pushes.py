@@ -1,10 +1,10 @@
 """Native pushes: a worker at a server computes batch after batch in one call of generated code.
 
-    the worker's protocol            NativePushes                      generated code
-    ─────────────────────            ────────────                      ──────────────
-    a batch is to be computed ─────▶ until something unusual
+    the worker's program             NativePushes                      generated code
+    ────────────────────             ────────────                      ──────────────
+    compute this lease  ───────────▶ until something unusual
                                      happens, and for 20 ms ─────────▶ gradient, push with pull, finish and lease, ...
-    continue with this batch  ◀───── module and ports look at
+    continue with that one  ◀─────── module and ports look at
                                      the slots that were made last ◀── rows of the trace, versions, leases
 
 Unusual is whatever is not "pushed, finished, and here is the next batch": a gate that is shut, a batch that was lost
@@ -21,12 +21,12 @@ import ctypes
 from collections.abc import Sequence
 from functools import partial
 from time import perf_counter_ns as now
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.server.actions import Lease
 from paceline.engines.servers import ServerPort
 from paceline.engines.servers.gradient import GradientExchange
 from paceline.engines.servers.port import ShardPort
@@ -45,9 +45,6 @@ from paceline.links.locks import RecordLock
 from paceline.links.waiting import Cancelled
 from paceline.parameters.layout import trainable
 from paceline.plans.methods.server import Hogwild, ParameterServer
-
-if TYPE_CHECKING:
-    from paceline.core.server.worker import Worker
 
 NANOSECONDS = 20_000_000  # of a call: between two calls, the parent is asked to read a trace that fills up
 AHEAD, MOST = 64, 4096  # updates whose settings generated code has ahead, at least and at most
@@ -119,18 +116,18 @@ class NativePushes:
         served.snapshots = runner.host.snapshots_every
         served.checkpoints = every if every and writer.state_buffer is not None else 0
 
-    def make(self, worker: Worker) -> bool:
-        """Make updates from the batch that the worker has leased on, and return whether the worker has come further.
+    def make(self, lease: Lease) -> Lease | None:
+        """Make updates from this lease on, and return the one that the worker has then; None if it came no further.
 
         A batch that was leased before may be at a shard already, which Python finds out.
         """
         served, agenda, self.gradients = self.native.served, self.runner.agenda, []
-        if worker.again or (self.remembered is not None and not self.remembered.find()) or not self._tell(worker.batch):
-            return False
-        epoch = worker.batch // agenda.updates_per_epoch
+        if lease.again or (self.remembered is not None and not self.remembered.find()) or not self._tell(lease.batch):
+            return None
+        epoch = lease.batch // agenda.updates_per_epoch
         served.first = epoch * agenda.updates_per_epoch
         served.last = min(served.first + agenda.updates_per_epoch, agenda.updates)
-        served.batch, served.stage, served.made, served.ended = worker.batch, Stage.COMPUTE, 0, Ended.MADE
+        served.batch, served.stage, served.made, served.ended = lease.batch, Stage.COMPUTE, 0, Ended.MADE
         served.waited, self.runner.waited = self.runner.waited, 0
         for shard, port in zip(self.native.shards, self.ports, strict=False):
             shard.base, shard.own = port.base, -1
@@ -139,10 +136,10 @@ class NativePushes:
         self._end()
         if served.stage == Stage.PUSH:
             self.gradients = self._settled()
-        if served.made or self.gradients:
-            self.runner.meter.after_step(partial(norm, [self._memory]), served.batch, self._rate())
-            worker.continue_with(served.batch, None if served.stage == Stage.COMPUTE else served.pushed)
-        return bool(served.made or self.gradients)
+        if not served.made and not self.gradients:
+            return None
+        self.runner.meter.after_step(partial(norm, [self._memory]), served.batch, self._rate())
+        return Lease(served.batch, again=False, pushed=served.pushed if self.gradients else 0)
 
     def _tell(self, batch: int) -> bool:
         """Tell generated code the settings of the next updates; False where it has no text for the first of them."""

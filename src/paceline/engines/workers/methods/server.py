@@ -13,15 +13,16 @@ the lock runs them. Where generated code computes, it does all of this for many 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from time import perf_counter_ns as now
+from typing import Any
 
 from torch import Tensor
 
-from paceline.core.server.actions import Action, Apply, Noted, Wait
-from paceline.core.server.events import Ask, Command, Compute, Finish, Pull, Push
-from paceline.core.server.worker import Worker
+from paceline.core.server.actions import Action, Apply, Lease, Wait
+from paceline.core.server.events import Ask, Compute, Finish, Pull, Push
+from paceline.core.server.worker import Client
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.open_ports import open_ports
 from paceline.engines.servers.shard_memory import Locked
@@ -36,26 +37,33 @@ from paceline.plans.methods.server import Server
 def serve(runner: PlanRunner, method: Server, arena: Arena) -> Walk:
     """Return the walk of a worker of a plan with a server."""
     # Opened before the run starts: other workers may push as soon as they may start.
-    worker = ServerWorker(runner, arena, method.traits.gathers)
+    worker = ServedWorker(runner, method, arena)
     worker.resume()
     return worker.walk()
 
 
-class ServerWorker:
-    """One worker of a plan with a server: its side of the protocol, its ports to the shards, the desk."""
+class ServedWorker:
+    """Answers the commands of a worker's program: at the desk, at its ports to the shards, and by computing."""
 
-    def __init__(self, runner: PlanRunner, arena: Arena, gathers: bool) -> None:
-        self.runner, self.arena, self.gathers = runner, arena, gathers
+    def __init__(self, runner: PlanRunner, method: Server, arena: Arena) -> None:
+        self.runner, self.method, self.arena = runner, method, arena
         side = WorkerSide(
             runner.number, runner.plan, runner.learner, runner.optimizer, runner.layout, runner.encoder,
             runner.ensure_trace_space, runner.record, runner.state_writer.at_server,
         )  # fmt: skip
         self.ports = open_ports(side, arena.shards, self._shard_lock, arena.slots)
         runner.meter.optimizer = side.at_server or runner.optimizer
-        self.worker = Worker(runner.number, len(self.ports), gathers)
         self.desk_lock = arena.lock(DESK_LOCK, runner.waiter, "the desk")
         self.gradients: list[Tensor | None] = []
         self.native = native_pushes(runner, arena, self.ports, self.desk_lock)
+        #: The user's loop has ended: what was computed is still pushed, and no other batch is begun.
+        self.leaving = False
+        self.answers: dict[type, Callable[[Any], object]] = {
+            Push: self.push,
+            Pull: self.pull,
+            Ask: self.lease,
+            Finish: self.lease,
+        }
 
     def _shard_lock(self, number: int, shared: bool) -> Locked:
         """Return the lock of a shard; under Hogwild only checkpoints need it, and it is shared."""
@@ -70,24 +78,35 @@ class ServerWorker:
             port.resume(self.runner.resume_point.resumed, writer.found)
 
     def walk(self) -> Walk:
-        """Follow the worker's protocol, command after command."""
-        worker, agenda, leaving = self.worker, self.runner.agenda, False
-        while (command := worker.command()) is not None and not (leaving and isinstance(command, Ask | Compute)):
+        """Run the program; requests the gradients, which its driver computes."""
+        program = self.method.program(Client(self.runner.number, len(self.ports)))
+        answer: Any
+        command = next(program)
+        while True:
             if isinstance(command, Compute):
-                if self.native is not None and self.native.make(worker):
-                    self.gradients = self.native.gradients
-                    continue  # 2, 3, 4 and 1, many times
-                tasks = agenda.tasks(command.batch)
-                done = yield from self._compute(tasks)  # 2
-                leaving = done < len(tasks)
-                if not done:
-                    break
-                worker.answer(Noted())
+                answer = yield from self.compute(command.lease)
+                if answer is None:
+                    return
             else:
-                worker.answer(self._perform(command))  # 1, 3, 4
+                answer = self.answers[type(command)](command)
+            try:
+                command = program.send(answer)
+            except StopIteration:
+                return
+
+    def compute(self, lease: Lease) -> Generator[GradientRequest, GradientSum | None, Lease | None]:
+        """Compute the gradient of a lease, or of a later one; None where no more gradients will come."""
+        while self.native is not None and (reached := self.native.make(lease)):
+            lease, self.gradients = reached, self.native.gradients
+            if self.gradients:
+                return lease
+        tasks = self.runner.agenda.tasks(lease.batch)
+        computed = 0 if self.leaving else (yield from self._compute(tasks))
+        self.leaving = computed < len(tasks)
+        return lease if computed else None
 
     def _compute(self, tasks: Sequence[int]) -> Generator[GradientRequest, GradientSum | None, int]:
-        """Have the gradients of these tasks computed; how many were."""
+        """Have the gradients of these tasks computed; return how many were."""
         agenda, port = self.runner.agenda, self.ports[0]
         for done, task in enumerate(tasks):
             if agenda.begins(task):
@@ -99,21 +118,23 @@ class ServerWorker:
             del computed  # its memory serves the next gradient
         return len(tasks)
 
-    def _perform(self, command: Command) -> Action:
-        """Push to or pull from a shard, or ask the desk."""
-        if isinstance(command, Push):
-            action = self.ports[command.shard].push(command, self.gradients)
-            if self.gathers and isinstance(action, Apply):
-                self.runner.snapshot(action.version, self.runner.values)
-            return action
-        if isinstance(command, Pull):
-            return self.ports[command.shard].pull(command)
-        assert isinstance(command, Ask | Finish), command
+    def push(self, command: Push) -> Action:
+        action = self.ports[command.shard].push(command, self.gradients)
+        if self.method.traits.gathers and isinstance(action, Apply):
+            self.runner.snapshot(action.version, self.runner.values)
+        return action
+
+    def pull(self, command: Pull) -> Action:
+        return self.ports[command.shard].pull(command)
+
+    def lease(self, command: Ask | Finish) -> Lease | None:
+        """Wait for the next batch; None where all are applied, or the user's loop has ended."""
         self.gradients = []  # before the next ones are made: what a step touches should stay in the cache
         action = self._ask_desk(command)
-        if isinstance(action, Wait):
+        while isinstance(action, Wait) and not self.leaving:
             self._wait()
-        return action
+            action = self._ask_desk(Ask(command.worker))
+        return action if isinstance(action, Lease) else None
 
     def _ask_desk(self, command: Ask | Finish) -> Action:
         """Send a command to the desk; a finished batch may open the gate for others."""
@@ -124,12 +145,12 @@ class ServerWorker:
             for doorbell in self.arena.doorbells:
                 doorbell.ring()  # a worker that waits at the gate may ask again
             runner.state_writer.finished(runner.agenda.done_by(finished - 1), runner.agenda.done_by(finished))
-            if not self.gathers:
+            if not self.method.traits.gathers:
                 runner.snapshot(runner.agenda.made_by(finished), self.ports[0].values)
         return action
 
     def _wait(self) -> None:
-        """Sleep until the desk has changed, then ask again."""
+        """Sleep until the desk has changed."""
         runner, start = self.runner, now()
         self.arena.doorbells[runner.number].nap(NAP_SECONDS, runner.host.cancelled)
         runner.waited += now() - start
