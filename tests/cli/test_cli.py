@@ -130,7 +130,7 @@ def compared(command: Command, plans: str, seconds: str) -> dict[str, Any]:
         assert row["seconds_to_common_accuracy"] is not None
     assert found["common_accuracy"] == min(row["test_accuracy"] for row in rows)
     assert found["answer"]["kind"] in ("recommended", "single", "undecided")
-    assert any("generated code can compute this job" in note for note in found["notes"])
+    assert any("compute=auto took " in note for note in found["notes"])
     synchronous = [row["test_accuracy"] for row in rows if not row["plan"].startswith("downpour")]
     assert max(synchronous) - min(synchronous) < 0.02  # the same mathematics
     return found

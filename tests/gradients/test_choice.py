@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
+from paceline import user_cache
+from paceline.data.opening import open_source
 from paceline.gradients import choice
-from paceline.kernels import build
+from paceline.kernels import build, compiled, fused
 
 
 class Branching(nn.Module):
@@ -31,18 +35,20 @@ def job(**changes: object) -> pl.Job:
     x, y = torch.rand(60, 6, generator=generator), torch.randint(3, (60,), generator=generator)
     return pl.Job(
         model=lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), data=(x, y),
-        loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10, compute="auto",
+        loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10,
     ).with_(**changes)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _every_training_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "WORTH", 0.0)
+    monkeypatch.setattr(choice, "FEW", 0)
+    monkeypatch.setattr(choice, "SOON", 0.0)
+    monkeypatch.setattr(choice, "LITTLE", float("inf"))
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(choice.Remembered, "_here", {})
+    monkeypatch.setattr(choice.Measured, "_here", {})
     monkeypatch.setattr(choice, "folder", lambda: tmp_path / "cache" / "kernels")
 
 
@@ -62,7 +68,7 @@ def test_what_pays_is_taken_and_kept(fused: float, taken: str, measured: dict[st
     said = f"compute=auto took {taken}: an update takes {fused * 1e6:.0f} µs in generated code and 40 µs in PyTorch"
     assert run.record.notes[-1] == said
     measured["fused"] = 1e-3 if taken == "fused" else 1e-9  # what another measurement would say
-    choice.Remembered._here.clear()
+    choice.Measured._here.clear()
     assert run.path is not None
     pl.replay(run.path)  # raises if the bits are others
 
@@ -102,17 +108,90 @@ def test_it_is_measured_once_for_the_rounds_of_a_comparison(monkeypatch: pytest.
     mine = job()
     for plan in ("sequential", "ring:workers=2"):
         pl.train(mine, plan, engine="virtual", folder=None, max_updates=2)
-    assert timed == ["autograd", "fused"]
+    assert timed == ["autograd", "autograd", "fused"]
 
 
-def test_nothing_is_compiled_for_a_training_of_a_few_seconds(
-    monkeypatch: pytest.MonkeyPatch, measured: dict[str, float]
-) -> None:
-    monkeypatch.setattr(choice, "WORTH", 5.0)
-    monkeypatch.setattr(choice, "check_fusible", lambda *_: pytest.fail("code was made"))
-    run = pl.train(job(), "sequential", engine="virtual", folder=None)
+def test_nothing_is_measured_for_a_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(choice, "Measured", lambda *_: pytest.fail("it was measured"))
+    run = pl.train(job(epochs=1000), "sequential", engine="virtual", folder=None, max_updates=10)
     assert run.summary()["compute"] == "autograd"
-    assert "PyTorch makes all 6 updates in about 0.0 s" in run.record.notes[-1]
+    assert run.record.notes == ("compute=auto took autograd: a training of 10 batches ends before code is made for it",)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "little", "pays"),
+    [(100, 0.0, False), (7_000, 0.0, True), (5_000, 0.0, False), (5_000, 0.3, True)],
+)
+def test_code_is_made_where_the_training_is_long_enough_to_win_its_compiler_back(
+    monkeypatch: pytest.MonkeyPatch, measured: dict[str, float], epochs: int, little: float, pays: bool
+) -> None:
+    """Of 6 updates an epoch, 1 ms each by PyTorch, with a compiler of 10 s and code that is expected to take 0.7 ms."""
+    measured |= {"autograd": 1e-3, "fused": 1e-4}
+    monkeypatch.setattr(choice, "SOON", 0.5)
+    monkeypatch.setattr(choice, "LITTLE", little)
+    monkeypatch.setattr(choice, "compiling_seconds", lambda text: 10.0)
+    monkeypatch.setattr(compiled.Draft, "seconds", lambda draft, batch: 7e-4)
+    mine = job(epochs=epochs)
+    module, source = mine.make_model(), open_source(mine.data, 0)
+    if not pays:
+        monkeypatch.setattr(fused.Fused, "prepare", lambda *_: pytest.fail("code was made"))
+    found = choice.choose(mine, module, source, 6 * epochs)
+    assert found.compute == ("fused" if pays else "autograd")
+    assert pays or "code for it about 10 s to make" in found.why
+
+
+def test_two_processes_measure_one_after_the_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """While one measures, another waits, and then takes what the first has measured."""
+    mine = job()
+    first, second = (choice.Measured(mine, mine.make_model()) for _ in range(2))
+    second._figures = {}  # as in another process
+    waiting = threading.Event()
+
+    def other() -> float:
+        waiting.set()
+        with second.alone():
+            return second.figure("autograd", lambda: 2.0)
+
+    with ThreadPoolExecutor(1) as pool:
+        with first.alone():
+            found = pool.submit(other)
+            waiting.wait()
+            first.figure("autograd", lambda: 1.0)
+        assert found.result() == 1.0
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer of the user's own, whose steps have an effect outside of the model."""
+
+    steps = 0
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        Counting.steps += 1
+        super().step()
+
+
+def test_an_optimizer_of_the_users_own_makes_no_step_in_a_measurement() -> None:
+    mine = job(optimizer=partial(Counting, lr=0.1))
+    found = choice.choose(mine, mine.make_model(), open_source(mine.data, 0), 6)
+    assert " µs in generated code and " in found.why
+    assert not Counting.steps
+
+
+def test_a_file_of_another_version_is_measured_again(measured: dict[str, float], tmp_path: Path) -> None:
+    mine = job()
+    file = tmp_path / "cache" / "choices" / f"{choice.kind_of(mine, mine.make_model())}.json"
+    user_cache.write(file, b'{"autograd": null, "other": [1]}')
+    assert choice.choose(mine, mine.make_model(), open_source(mine.data, 0), 6).compute == "fused"
+
+
+@pytest.mark.parametrize("changes", [{"loss": None, "step": lambda model, batch: model(batch[0]).mean()}])
+def test_what_generated_code_never_computes_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
+) -> None:
+    monkeypatch.setattr(choice, "Measured", lambda *_: pytest.fail("it was measured"))
+    run = pl.train(job(**changes), "sequential", engine="virtual", folder=None)
+    assert run.summary()["compute"] == "autograd"
 
 
 def test_a_real_measurement_takes_one_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +202,11 @@ def test_a_real_measurement_takes_one_of_both(monkeypatch: pytest.MonkeyPatch) -
 
 def test_another_process_takes_what_was_measured_before(measured: dict[str, float], tmp_path: Path) -> None:
     first = pl.train(job(), "sequential", engine="virtual", folder=None)
-    choice.Remembered._here.clear()
+    choice.Measured._here.clear()
     measured["fused"] = 1e-3  # what a busy minute would say
     second = pl.train(job(seed=1, epochs=2), "sequential", engine="virtual", folder=None)
     assert first.summary()["compute"] == second.summary()["compute"] == "fused"
-    choice.Remembered._here.clear()
+    choice.Measured._here.clear()
     other = pl.train(job(batch_size=12), "sequential", engine="virtual", folder=None)
     assert other.summary()["compute"] == "autograd", "another batch size was not measured"
 

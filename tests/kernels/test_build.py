@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -222,3 +225,32 @@ def test_what_cannot_be_trained_as_pytorch_would_is_refused(change: dict[str, ob
 
     with pytest.raises(CannotFuse, match=message):
         trained()
+
+
+COMPILER = """#!/bin/sh
+case "$*" in
+  *--version*) echo slow 1 ;;
+  *try.cpp*) exit 1 ;;
+  *) sleep 400 & echo $! > STARTED.draft; mv STARTED.draft STARTED; wait ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_compiler_outlives_the_process_that_waits_for_it(how: signal.Signals, tmp_path: Path) -> None:
+    """A compiler starts others, which no signal to it reaches."""
+    slow, started = tmp_path / "slow", tmp_path / "started"
+    slow.write_text(COMPILER.replace("STARTED", str(started)))
+    slow.chmod(0o700)
+    script = f"from paceline.kernels import build\nbuild.library({TEXT!r})\n"
+    environment = {**os.environ, "CXX": str(slow), "PACELINE_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL) as process:
+        end = time.monotonic() + 300
+        while not started.exists():
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        child = psutil.Process(int(started.read_text()))
+        process.send_signal(how)
+    psutil.wait_procs([child], 300)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

@@ -1,4 +1,4 @@
-"""Whether generated code can compute a job."""
+"""Whether generated code can compute a job, and whether a training takes it."""
 
 from __future__ import annotations
 
@@ -19,3 +19,15 @@ def can_fuse(job: Job) -> bool:
     except (PacelineError, Warning):
         return False
     return True
+
+
+def settled(job: Job, limit: int | None = None) -> Job:
+    """Return the job with the way of computing that one process takes for all of it, in place of "auto".
+
+    `limit` is the most updates.
+    """
+    if job.compute != "auto":
+        return job
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the training says it
+        return job.with_(compute=set_up(job.untested(), make("sequential"), "local", limit, bounded=True).job.compute)

@@ -19,7 +19,8 @@ def stopped_run(setup: Setup, place: RunFolder, path: Path, record: RunRecord, h
     """Return the run as of its newest checkpoint. Its status is `stopped`, and it can be resumed."""
     reached = checkpoints.newest(path)
     assert reached is not None, "the run was stopped after a checkpoint"
-    until = set_up(setup.users_job, setup.plan, "local", reached.updates, bounded=True)
+    job = setup.users_job.with_(compute=setup.job.compute)  # of which no shorter training may change its mind
+    until = set_up(job, setup.plan, "local", reached.updates, bounded=True)
     trace = Trace(checkpoints.led_to(Trace.open(path / "trace.arrow"), reached, until.agenda))
     seconds = reached.nanoseconds / 1e9
     earlier = [

@@ -116,7 +116,7 @@ def train(
     if job is None:
         raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
     checked(job).refuse_unused()
-    job, plan, workers = _settled(job, plan, workers, engine, compute)
+    job, plan, workers = _settled(job, plan, workers, engine, compute, max_updates)
     return _begin(job, plan, workers, folder, max_updates, interval, settings)
 
 
@@ -130,19 +130,21 @@ def _ranks(engine: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _settled(
-    job: Job, plan: str | Plan | None, workers: int | None, engine: str, compute: str | None
+    job: Job, plan: str | Plan | None, workers: int | None, engine: str, compute: str | None, updates: int | None
 ) -> tuple[Job, str | Plan | None, int | None]:
     """Return the job with its way of computing gradients, the plan and its workers; the planner chooses `auto`."""
     job = job if compute is None else job.with_(compute=compute)
+    if engine == "mpi" and job.compute == "auto":
+        job = job.with_(compute="fused")  # there is no other way for its ranks
     if plan != AUTO:
         return job, plan, workers
     if engine != "local":
         raise UsageError(f"plan 'auto' chooses for the processes of this machine, and not for engine={engine!r}")
-    from paceline.api.planning.choose import choose
+    from paceline.api.planning.following import follow
 
-    choice = choose(job, workers=workers)
-    warnings.warn(f"plan auto: {choice.best.name}. {choice.sentences[0]}", PlanWarning, stacklevel=3)
-    return job.with_(compute=compute or choice.compute), choice.best.plan, None
+    plan, chosen, why = follow(job, workers, updates)
+    warnings.warn(f"plan auto: {plan}. {why}", PlanWarning, stacklevel=3)
+    return job.with_(compute=chosen), plan, None
 
 
 def _begin(

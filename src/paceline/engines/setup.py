@@ -161,8 +161,9 @@ def set_up(
     agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     choice = None
     if job.compute == "auto":
-        with threads(plan.threads):
-            choice = choose(job, module, source, _refused(plan, engine, placement))
+        with threads(plan.threads), users_code("the first batch", hint=hint), torch.random.fork_rng(devices=[]):
+            batches = agenda.updates * job.accumulate_grad_batches
+            choice = choose(job, module, source, batches, _refused(plan, engine, placement))
         job = job.with_(compute=choice.compute)
     elif job.compute == "fused":
         job = fused_if_possible(job, module, source, not plan.traits.traced)

@@ -227,12 +227,33 @@ def check_fusible(job: Job, module: nn.Module, source: Source) -> None:
 
     The kernels are compiled here, so that workers find them in the cache.
     """
+    x, y = first_batch(job, source)
+    if job.device != "cpu":  # whose kernels the workers make, since this process keeps away from the GPU
+        check_described(job, module, x)
+        return
+    network(job, module).prepare(x, y)
+
+
+def check_described(job: Job, module: nn.Module, x: Tensor) -> None:
+    """Raise `JobError` for a loss, or a layer of the module, that has no kernel."""
+    assert job.loss is not None
+    loss_kind(job.loss)
+    describe(module, tuple(x.shape[1:]), not x.is_floating_point())
+
+
+def check_settings(job: Job) -> None:
+    """Raise `JobError` for settings of a job by which generated code cannot compute, whatever its network is."""
     if job.loss is None:
         raise JobError(
             "compute='fused' needs loss=, since it reads it instead of running it; step= is compute='autograd'"
         )
     if job.precision != "32-true":
         raise JobError(f"compute='fused' computes in the model's own precision, not in {job.precision}")
+
+
+def first_batch(job: Job, source: Source) -> tuple[Tensor, Tensor | None]:
+    """Return inputs and targets of the first batch; raise `JobError` for what generated code does not take."""
+    check_settings(job)
     with users_code("the first batch"):
         batch = source.batch(torch.arange(min(len(source), job.batch_size)), 0)
         if job.batch_transform is not None:
@@ -240,8 +261,4 @@ def check_fusible(job: Job, module: nn.Module, source: Source) -> None:
         inputs, y = split_batch(batch)
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
         raise JobError("compute='fused' takes one tensor as the network's input; compute='autograd' takes any")
-    if job.device != "cpu":  # whose kernels the workers make, since this process keeps away from the GPU
-        loss_kind(job.loss)
-        describe(module, tuple(inputs[0].shape[1:]), not inputs[0].is_floating_point())
-        return
-    network(job, module).prepare(inputs[0], y if isinstance(y, Tensor) else None)
+    return inputs[0], y if isinstance(y, Tensor) else None

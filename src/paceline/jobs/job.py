@@ -76,7 +76,7 @@ class Job:
         precision: `"32-true"`, or autocast with parameters in single precision: `"bf16-mixed"`, or `"16-mixed"`, which
             also scales the loss.
         compute: How gradients are computed: `"autograd"` by PyTorch; `"fused"` by one compiled program, for small
-            networks; `"auto"` by whichever is faster on the first batch.
+            networks; `"auto"` by whichever is faster on the first batch, and by PyTorch if it ends before a compiler.
         compile_options: Keywords of `torch.compile`, with which every worker compiles the model; `{}` for its defaults.
             A model that was compiled before keeps its own.
         metrics: `{name: metric}` over `test`. A metric is a function `f(outputs, targets)` of the whole test set, or an
@@ -111,7 +111,7 @@ class Job:
     accumulate_grad_batches: int = 1
     device: str = "auto"
     precision: str = "32-true"
-    compute: str = "autograd"
+    compute: str = "auto"
     compile_options: dict[str, Any] | None = None
     metrics: Any = field(default_factory=dict)  # a dictionary, once the job is made
     on_nan: str = "stop"

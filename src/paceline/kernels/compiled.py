@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -18,6 +19,9 @@ from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan, make
 
+#: What generated code does in a second, about: operations for each byte of a vector, and weights that are changed.
+FLOPS, WEIGHTS = 6e8, 1e9
+
 
 class Call(ctypes.Structure):
     """What the generated code is called with; `printers/call.hpp` has the same fields in the same order."""
@@ -32,6 +36,25 @@ class Call(ctypes.Structure):
             "samples", "batch", "updates", "threads", "update", "seed", "first", "stride", "chunk", "pace", "still",
         )),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A text before it is compiled."""
+
+    plan: Plan
+    #: The optimizer's step, as the text has it.
+    rule: Rule
+    source: str
+
+    @property
+    def digest(self) -> str:
+        """A name of the text by its content."""
+        return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+
+    def seconds(self, batch: int) -> float:
+        """Seconds of an update by one thread, about."""
+        return self.plan.flops * batch / (FLOPS * self.plan.target.bytes) + self.plan.sizes["weights"] / WEIGHTS
 
 
 @dataclass

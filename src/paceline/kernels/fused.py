@@ -18,7 +18,7 @@ import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler
 from paceline.kernels.checks import check_batches, check_kinds, check_samples, device_of
 from paceline.kernels.comparison import FEW, MOST, Numbers, WrongCode, compared, fault, note
-from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensors_of, view_of
+from paceline.kernels.compiled import Call, Compiled, Draft, canonical, plan_of, tensors_of, view_of
 from paceline.kernels.cpu import Cpu
 from paceline.kernels.cuda.device import nvidia
 from paceline.kernels.cuda.gpu import Gpu
@@ -79,6 +79,7 @@ class Fused:
         #: Samples and seconds of the last epoch.
         self.timed: tuple[int, float] | None = None
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
+        self._drafts: dict[tuple[Any, ...], Draft] = {}
 
     # --- what users call ---
 
@@ -212,19 +213,27 @@ class Fused:
         weights, tensors = [view for view, _ in views], [tensor for _, tensor in views]
         return Compiled(plan, rule, self.batch_size, source, program, seconds, memory, weights, tensors, gradients)
 
+    def draft(self, x: Tensor) -> Draft:
+        """The text for samples such as these, which is not compiled yet."""
+        return self._draft(tuple(x.shape[1:]), not x.is_floating_point())
+
+    def _draft(self, shape: tuple[int, ...], tokens: bool) -> Draft:
+        if (shape, tokens) not in self._drafts:
+            graph = canonical(describe(self.model, shape, tokens), self.model)
+            target = self.processor.target(REALS[self.weights.dtype], self.batch_size)
+            plan = plan_of(graph, tensors_of(graph, self.model), set(self.weights.named), self.loss, target)
+            rule = self.weights.rule(plan)
+            self._drafts[shape, tokens] = Draft(plan, rule, self.processor.text(plan, rule))
+        return self._drafts[shape, tokens]
+
     def _text(self, shape: tuple[int, ...], tokens: bool) -> tuple[Plan, Rule, str, Any]:
         """Makes plan, rule, text and program, or takes those of the network like this one."""
         if self.like is not None:
             made = self.like._compiled[shape, tokens]
             return made.plan, made.rule, made.source, made.program
-        processor = self.processor
-        graph = canonical(describe(self.model, shape, tokens), self.model)
-        target = processor.target(REALS[self.weights.dtype], self.batch_size)
-        plan = plan_of(graph, tensors_of(graph, self.model), set(self.weights.named), self.loss, target)
-        rule = self.weights.rule(plan)
-        source = processor.text(plan, rule)
+        draft = self._draft(shape, tokens)
         with self.runner.node.first():
-            return plan, rule, source, processor.load(source)
+            return draft.plan, draft.rule, draft.source, self.processor.load(draft.source)
 
     def _memory(self, plan: Plan, rule: Rule) -> dict[str, Tensor]:
         """All that a call reads and writes besides the samples."""

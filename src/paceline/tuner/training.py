@@ -88,4 +88,6 @@ class JobObjective:
                 f"make_job returned {type(job).__name__}, not a Job; a function that trains and returns a number is "
                 "given as objective="
             )
-        return job.with_(epochs=self.measure.epochs(job, trial.stop))
+        # A leg is short, and the next one goes on from its state: what pays for a whole training cannot be chosen here.
+        compute = "autograd" if job.compute == "auto" else job.compute
+        return job.with_(epochs=self.measure.epochs(job, trial.stop), compute=compute)

@@ -23,7 +23,7 @@ from paceline.api.comparing.result import Comparison
 from paceline.api.comparing.rows import ACCURACY, rows_of
 from paceline.api.comparing.timing import Schedule, entrants_of, time_plans
 from paceline.api.comparing.trainings import train_by_all
-from paceline.api.fusing import can_fuse
+from paceline.api.fusing import can_fuse, settled
 from paceline.api.train import RUNS, train
 from paceline.errors import UsageError, is_positive, whole
 from paceline.errors.arguments import check_arguments
@@ -84,11 +84,12 @@ def compare(
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
     with emptied(place), probing_once():
-        course = Course(Cost.of(job), say, progress)
+        alone = settled(job) if link is None else _of_nodes(job)
+        course = Course(Cost.of(alone), say, progress)
         record, runs = (
-            _here(job, chosen, seconds, place, course)
+            _here(job, alone, chosen, seconds, place, course)
             if link is None
-            else simulate_plans(job, chosen, link, place, course)
+            else simulate_plans(alone, chosen, link, place, course)
         )
     record = replace(
         record, notes=(*_diverged(record.plans, runs), *record.notes), path=str(place) if place else None,
@@ -131,33 +132,35 @@ def _chosen(
     return chosen
 
 
+def _of_nodes(job: Job) -> Job:
+    """Return the job as nodes of a cluster compute it."""
+    return job.with_(compute="autograd") if job.compute == "auto" else job
+
+
 def _here(
-    job: Job, plans: Sequence[Plan], seconds: float | None, place: Path | None, course: Course
+    job: Job, alone: Job, plans: Sequence[Plan], seconds: float | None, place: Path | None, course: Course
 ) -> tuple[ComparisonRecord, list[Run]]:
-    """Compare on the processes of this machine."""
+    """Compare on the processes of this machine; `alone` is the job as one process computes it."""
     schedule = Schedule.of(seconds)
     course.announce(len(plans), len(entrants_of(job, plans).entrants), schedule)
 
     def by(plan: Plan) -> Run:
         course.begin(f"training {job.name} by {plan}", course.cost.training)
-        run = train(job, plan, folder=place)
-        if job.compute == "auto":
-            course.say(run.record.notes[-1])
-        return run
+        return train(job, plan, folder=place)
 
     done = train_by_all(plans, by, place)
     if done.interrupted:
-        timed = entrants_of(job, done.plans, done.runs)
+        timed = entrants_of(alone, done.plans, done.runs)
         timed.interrupt()
     else:
-        timed = time_plans(job.untested(), done.plans, done.runs, schedule, course)
+        timed = time_plans(alone.untested(), done.plans, done.runs, schedule, course)
     record = ComparisonRecord(
         job=job.name,
         best_single=timed.best_single.threads,
         best_single_samples_per_second=timed.best_single.speed,
         rounds=timed.rounds,
         plans=tuple(rows_of(timed)),
-        notes=tuple(_other_ways(job)),
+        notes=tuple(_ways(job, done.runs)),
         singles=tuple(Timing(single.threads, tuple(single.speeds)) for single in timed.singles),
         ceilings=tuple(Timing(each.name, tuple(each.speeds)) for each in timed.ceilings.values()),
         failed=(*done.failed, *timed.failed),
@@ -179,9 +182,11 @@ def _diverged(rows: Sequence[Row], runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _other_ways(job: Job) -> list[str]:
-    """Say that generated code, which was not compared, can compute the job."""
-    if job.compute != "autograd" or not can_fuse(job):
+def _ways(job: Job, runs: Sequence[Run]) -> list[str]:
+    """Say how gradients were computed, or that generated code, which was not compared, can compute the job."""
+    if job.compute == "auto":
+        return list(dict.fromkeys(run.record.notes[-1] for run in runs))
+    if job.compute == "fused" or not can_fuse(job):
         return []
     return [
         "gradients were computed by PyTorch; generated code can compute this job, too, and is often faster for small "

@@ -248,10 +248,15 @@ def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: S
 def entrants_of(job: Job, plans: Sequence[Plan], runs: Sequence[Run] = ()) -> Timed:
     """Return what is timed: plans, single processes and ceilings."""
     trained: Iterator[Run | None] = iter(runs)
-    entrants = [Entrant(str(plan), plan, job, run=next(trained, None)) for plan in plans]
-    kinds = {Ceiling.of(job, plan) for plan in plans}
-    ceilings = {kind: kind.entrant(job) for kind in sorted(kinds) if kind.workers > 1}
+    entrants = [_entrant(job, plan, next(trained, None)) for plan in plans]
+    kinds = {Ceiling.of(job, each.plan): each.job for each in entrants}
+    ceilings = {kind: kind.entrant(kinds[kind]) for kind in sorted(kinds) if kind.workers > 1}
     return Timed(entrants, [_single(job, threads, entrants) for threads in thread_counts()], ceilings)
+
+
+def _entrant(job: Job, plan: Plan, run: Run | None) -> Entrant:
+    """A plan, which computes in each round as it did in its whole training."""
+    return Entrant(str(plan), plan, job.with_(compute=run.record.compute) if run else job, run=run)
 
 
 def _time_round(timed: Timed, number: int, text: str, schedule: Schedule, course: Course) -> None:

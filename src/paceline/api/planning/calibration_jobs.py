@@ -42,7 +42,7 @@ def _job(model: nn.Module, x: Tensor, draw: _Draw, batch: int, name: str, classe
     target = torch.randint(classes, (len(x),), generator=torch.Generator().manual_seed(1))
     return Job(
         model, (x, target), nn.CrossEntropyLoss(), optimizer=draw.one(OPTIMIZERS), batch_size=batch, name=name,
-        on_nan="ignore", device="cpu",
+        on_nan="ignore", device="cpu", compute="autograd",
     )  # fmt: skip
 
 

@@ -250,8 +250,10 @@ def choose(
     found = open_card(card, say)
     counts = numbers_of_workers(found.cores, workers) if workers != 1 else []
     with probing_once():
-        planner = planner_for(job, found, level, say=say, workers=counts)
+        planner = planner_for(job, found, level, job.compute != "autograd", say=say, workers=counts)
         predictions = planner.predictions(counts, learning)
+        if job.compute == "fused" in planner.costs:
+            predictions = [each for each in predictions if each.compute == "fused"]
         if level == "profiled" and goal != "memory":
             say("measuring the plans that may be fastest ...")
             predictions = with_finalists(job, [fits(each, found.memory, found.memory) for each in predictions], say)
@@ -307,9 +309,9 @@ def with_command(choice: Choice, command: str) -> Choice:
     if not choice.ranking:
         raise UsageError("no plan fits: " + "; ".join(f"{p.name}: {p.ruled_out}" for p in choice.ruled_out[:3]))
     best = choice.best
-    fused = best.compute == "fused"
+    either = any(each.compute == "fused" for each in choice.ranking)
     if command:
-        text = f"{command} --plan {best.plan}{' --compute fused' if fused else ''}"
+        text = f"{command} --plan {best.plan}{f' --compute {best.compute}' if either else ''}"
     else:
-        text = f'paceline.train(job, "{best.plan}"{", compute=" + repr("fused") if fused else ""})'
+        text = f'paceline.train(job, "{best.plan}"{f", compute={best.compute!r}" if either else ""})'
     return replace(choice, command=text)

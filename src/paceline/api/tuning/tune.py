@@ -298,9 +298,9 @@ def _write(path: Path, found: Tuning, header: dict[str, Any], asked: Asked, stud
 
 def _compute_of(found: Tuning) -> str | None:
     """Return the field compute= with which the best job, trained separately, has the numbers of its trial."""
-    if found.way != "stacked":
-        return None
     job = found.best_job
+    if found.way != "stacked":
+        return "autograd" if job.compute == "auto" else None
     try:
         check_fusible(job, job.make_model(), open_source(job.data, job.seed))
     except JobError:

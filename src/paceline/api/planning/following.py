@@ -1,0 +1,48 @@
+"""The plan that `train(plan="auto")` follows: one process for a training of seconds, otherwise what `choose` chooses.
+
+A search measures many plans, which takes longer than the training of a small job. What was chosen is remembered by the
+job's kind, its length and the machine: the same command trains in the same way from then on, and at once.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+from paceline.api.fusing import settled
+from paceline.api.planning.choose import choose
+from paceline.api.planning.measuring import measure
+from paceline.engines.setup import set_up
+from paceline.gradients.choice import kind_of
+from paceline.gradients.probe import probing_once
+from paceline.jobs.job import Job, checked
+from paceline.planner.remembered import Followed, recall, remember
+from paceline.plans.plan import make
+
+UPDATES = 8  # by which a training is timed
+SEARCH = 30.0  # seconds that a training has to take by one process, from which on a search of about half of that pays
+
+
+def follow(job: Job, workers: int | None = None, limit: int | None = None) -> Followed:
+    """Return the plan that was chosen for such a job before, or choose one; `limit` is the most updates."""
+    job = checked(job)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the training says it
+        setup = set_up(job.untested().with_(compute="autograd"), make("sequential"), "virtual", limit, bounded=True)
+    updates = setup.agenda.updates
+    key = repr((kind_of(job, setup.module), job.compute, updates, workers, len(os.sched_getaffinity(0))))
+    if (followed := recall(key)) is None:
+        with probing_once():
+            followed = _choose(job, updates, workers, limit)
+        remember(key, followed)
+    return followed
+
+
+def _choose(job: Job, updates: int, workers: int | None, limit: int | None) -> Followed:
+    alone = settled(job, limit)
+    seconds = updates * measure(alone, make("sequential"), UPDATES).seconds
+    if seconds < SEARCH:
+        why = f"one process trains in about {seconds:.1f} s, and a search for another plan takes as long"
+        return Followed("sequential", job.compute, why)
+    choice = choose(job, workers=workers)
+    return Followed(str(choice.best.plan), choice.compute, choice.sentences[0])
