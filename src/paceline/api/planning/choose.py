@@ -247,6 +247,7 @@ def choose(
             if several and command
             else found_there
         )
+    checked(job)
     found = open_card(card, say)
     counts = numbers_of_workers(found.cores, workers) if workers != 1 else []
     with probing_once():
