@@ -22,7 +22,7 @@ GROUPS = {
     ),
     "While it runs": ("Callback", "EarlyStopping", "BestCheckpoint", "ProgressBar"),
     "Predict and choose": ("calibrate", "choose", "validate", "simulate"),
-    "After training": ("compress",),
+    "After training": ("load_run", "compress"),
     "Tune": ("tune", "Space", "Float", "Int", "Choice", "Trial"),
     "Data": (
         "Shards", "Mix", "Stream", "prepare", "ingest", "Recipe", "Words", "Csv", "JsonLines", "Lines", "Parquet",

@@ -106,3 +106,11 @@ def test_a_written_trace_carries_the_version_and_reads_by_name(tmp_path: Path) -
     with pa.OSFile(str(tmp_path / "turned.arrow"), "wb") as file, pa.ipc.new_stream(file, turned.schema) as stream:
         stream.write_table(turned)
     assert np.array_equal(Trace.open(tmp_path / "turned.arrow").rows, _rows(10).rows)
+
+
+def test_rows_of_a_node_whose_clock_is_behind_are_read(tmp_path: Path) -> None:
+    row = Row(Kind.COMPUTE, 1, 0, -1, 0, -1, start=-83_435_838, end=-69_155_208)
+    writer = TraceWriter(tmp_path / "trace.arrow", 0)
+    writer.append(Trace.of([row]).rows)
+    writer.close()
+    assert len(Trace.open(tmp_path / "trace.arrow")) == 1
