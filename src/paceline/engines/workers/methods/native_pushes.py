@@ -99,6 +99,8 @@ class NativePushes:
         self.locks = [desk, *(port.lock for port in self.ports)]
         #: Of the batch in hand, where generated code has left it before every shard had its gradient.
         self.gradients: list[Tensor | None] = []
+        #: Whether the gradient of that batch is computed, and perhaps at every shard already.
+        self.computed = False
         self._memory = network.made.memory["gradients"][: network.made.plan.sizes["weights"]]
         self._names, self._settle = list(trainable(runner.replica.module)), ports[0].settle
         self.settings = ScheduledSettings(runner.optimizer, runner.job.lr_scheduler, network.step, network.constants)
@@ -139,7 +141,8 @@ class NativePushes:
         if not served.made and not self.gradients:
             return None
         self.runner.meter.after_step(partial(norm, [self._memory]), served.batch, self._rate())
-        return Lease(served.batch, again=False, pushed=served.pushed if self.gradients else 0)
+        self.computed = served.stage != Stage.COMPUTE
+        return Lease(served.batch, again=False, pushed=served.pushed if self.computed else 0)
 
     def _tell(self, batch: int) -> bool:
         """Tell generated code the settings of the next updates; False where it has no text for the first of them."""

@@ -98,7 +98,7 @@ class ServedWorker:
         """Compute the gradient of a lease, or of a later one; None where no more gradients will come."""
         while self.native is not None and (reached := self.native.make(lease)):
             lease, self.gradients = reached, self.native.gradients
-            if self.gradients:
+            if self.native.computed:
                 return lease
         tasks = self.runner.agenda.tasks(lease.batch)
         computed = 0 if self.leaving else (yield from self._compute(tasks))
