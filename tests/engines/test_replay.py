@@ -211,9 +211,8 @@ def test_a_folder_of_older_arithmetic_says_what_has_changed(plan: str, says: str
 def test_a_rank_that_was_given_a_sum_has_applied_it(plan: str) -> None:
     """Rank 2 dies in exchange 1, which rank 0 has finished and rank 1 has not: rank 1 takes its sum from rank 0."""
     setup = set_up(JOBS["mlp"](), Plan.parse(plan), "virtual", 9)
-    replayer = SynchronousReplayer(setup, setup.plan.method, Epochs(3, [Epoch(5, {0: 1, 1: 0})]))
-    numbers, taken = replayer.numbers, []
-    assert isinstance(numbers, AveragedReplicas)
+    numbers = AveragedReplicas(setup, setup.plan.method, Epochs(3, [Epoch(5, {0: 1, 1: 0})]))
+    replayer, taken = SynchronousReplayer(setup, setup.plan.method, numbers), []
     for _ in replayer.replay(5):
         values = [replica.store.memory[0].get("shared", replica.store.values[0]) for replica in numbers.replicas[:2]]
         taken.append([value.clone() for value in values])
