@@ -49,10 +49,14 @@ class SplitLayers:
 
     def program(self, worker: Worker) -> Program:
         for update in worker.updates():
-            gradient = yield Gradient(update, version=update)
-            if self.data > 1:
-                gradient = yield Sum(update, gradient)
-            yield Step(update, update + 1, gradient)
+            yield from self._update(update)
+
+    def _update(self, update: int) -> Program:
+        # A program of its own, which ends here: the memory of its gradient serves the next one.
+        gradient = yield Gradient(update, version=update)
+        if self.data > 1:
+            gradient = yield Sum(update, gradient)
+        yield Step(update, update + 1, gradient)
 
     def mesh(self, workers: int) -> Mesh:
         """Return the mesh of so many workers; raise `PlanError` if they do not fill it."""
