@@ -220,7 +220,7 @@ def test_zero_keeps_a_share_of_what_its_stage_says(stage: int) -> None:
         assert not part.shares.unscattered
         gradients = sum(g.nbytes for g in shares[place].gradients if g is not None)
         assert gradients / whole == pytest.approx(1 / 4, rel=0.1)
-    sums.apply(0, [shares])
+    sums.step(0, 1, shares)
     for part, store in zip(sums.parts, sums.stores, strict=True):
         state = sum(v.nbytes for each in store.optimizer.state.values() for v in each.values() if v.dim())
         assert state / (2 * whole) == pytest.approx(1 / 4, rel=0.1)
