@@ -293,7 +293,7 @@ class _Explorer:
         return self._symbol("sum", update, *gradients)
 
     def _step(self, world: _World, worker: int, update: int, version: int, gradient: Symbol) -> None:
-        if self.method.traits.agrees and self.method.collective is not None and isinstance(gradient, Gradients):
+        if self.method.traits.agrees and isinstance(gradient, Gradients):
             world.fault = f"worker {worker} steps by its own gradient of update {update}, not by the sum"
         world.parameters[worker] = tuple(self._symbol("step", each, gradient) for each in world.parameters[worker])
         self._count(world, worker, update, version)

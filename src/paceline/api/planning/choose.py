@@ -253,7 +253,7 @@ def choose(
     with probing_once():
         planner = planner_for(job, found, level, job.compute != "autograd", say=say, workers=counts)
         predictions = planner.predictions(counts, learning)
-        if job.compute == "fused" in planner.costs:
+        if job.compute == "fused" and "fused" in planner.costs:
             predictions = [each for each in predictions if each.compute == "fused"]
         if level == "profiled" and goal != "memory":
             say("measuring the plans that may be fastest ...")

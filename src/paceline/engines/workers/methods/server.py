@@ -46,7 +46,7 @@ class ServedWorker:
     """Answers the commands of a worker's program: at the desk, at its ports to the shards, and by computing."""
 
     def __init__(self, runner: PlanRunner, method: Server, arena: Arena) -> None:
-        self.runner, self.method, self.arena = runner, method, arena
+        self.runner, self.method, self.arena, self.gathers = runner, method, arena, method.traits.gathers
         side = WorkerSide(
             runner.number, runner.plan, runner.learner, runner.optimizer, runner.layout, runner.encoder,
             runner.ensure_trace_space, runner.record, runner.state_writer.at_server,
@@ -120,7 +120,7 @@ class ServedWorker:
 
     def push(self, command: Push) -> Action:
         action = self.ports[command.shard].push(command, self.gradients)
-        if self.method.traits.gathers and isinstance(action, Apply):
+        if self.gathers and isinstance(action, Apply):
             self.runner.snapshot(action.version, self.runner.values)
         return action
 
@@ -145,7 +145,7 @@ class ServedWorker:
             for doorbell in self.arena.doorbells:
                 doorbell.ring()  # a worker that waits at the gate may ask again
             runner.state_writer.finished(runner.agenda.done_by(finished - 1), runner.agenda.done_by(finished))
-            if not self.method.traits.gathers:
+            if not self.gathers:
                 runner.snapshot(runner.agenda.made_by(finished), self.ports[0].values)
         return action
 
