@@ -17,7 +17,8 @@ from paceline.core.server.events import Ask, Command, Compute, Death, Finish, Pu
 from paceline.core.server.gates.backup import Backup
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
 from paceline.core.server.worker import Client
-from paceline.plans.methods.server import GatheringServer, ParameterServer, Server
+from paceline.plans.methods import Server
+from paceline.plans.methods.server import GatheringServer, ParameterServer
 
 
 class Part:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.core.exploration import Explored, Walker, breadth_first
 from paceline.core.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
@@ -60,17 +60,25 @@ class _World:
         )
 
 
+class _Size(NamedTuple):
+    """How large a small world is, and what may happen in it."""
+
+    workers: int
+    batches: int
+    shards: int
+    gathers: int
+    deaths: int
+    joins: int
+
+
 class _Explorer:
     """The machines of a small world, and its moves and invariants."""
 
-    def __init__(
-        self, workers: int, batches: int, shards: int, gathers: int, deaths: int, joins: int, gate: Gate,
-        desk: type[Desk], program: Callable[[Client], Program],
-    ) -> None:  # fmt: skip
-        self.count, self.batches, self.shards, self.gathers = workers, batches, shards, gathers
-        self.deaths, self.joins, self.program = deaths, joins, program
-        self.desk = desk(workers, batches, gate)
-        self.shard: Shard | Gathering = Gathering(workers, gathers) if gathers else Shard(workers)
+    def __init__(self, size: _Size, gate: Gate, desk: type[Desk], program: Callable[[Client], Program]) -> None:
+        self.count, self.batches, self.shards, self.gathers, self.deaths, self.joins = size
+        self.program, self.desk = program, desk(size.workers, size.batches, gate)
+        gathering = Gathering(size.workers, size.gathers) if size.gathers else None
+        self.shard: Shard | Gathering = gathering or Shard(size.workers)
 
     def first(self) -> _World:
         desk_state = [0] * self.desk.ints
@@ -197,8 +205,8 @@ def explore(
 ) -> Explored:
     """Explore every interleaving, and return the shortest story in which an invariant fails, if there is one."""
     program = program or (push_in_rounds if gathers else push_every_batch)
-    explorer = _Explorer(workers, batches, shards, gathers, deaths, joins, gate or Asynchronous(), desk, program)
-    return breadth_first(explorer)
+    size = _Size(workers, batches, shards, gathers, deaths, joins)
+    return breadth_first(_Explorer(size, gate or Asynchronous(), desk, program))
 
 
 def _say(thing: Command | Action) -> str:
