@@ -1,7 +1,8 @@
 """Proofs about a plan before it runs, which `paceline prove` prints.
 
 a collective    its table: no worker waits for ever, no segment is read while it is changed, the sum is complete
-a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers
+a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers; and its
+                workers in every interleaving of a small world, with a death at every point
 split layers    their program: movements meet, summands are summed once, gradients come back once
 operators       every order in which the messages of a small world can arrive
 a coordinator   the table by which its workers add vectors up; its commands are rehearsed
@@ -24,8 +25,10 @@ from paceline.core.coordinators import Coordinator
 from paceline.core.coordinators.rehearsal import rehearse
 from paceline.core.dataflow.example import example_graph
 from paceline.core.dataflow.proof import explore as explore_messages
+from paceline.core.schedules.explore import explore_stages
 from paceline.core.schedules.proof import prove_table
 from paceline.core.server.explore import explore
+from paceline.core.server.explore_replicas import explore_replicas
 from paceline.core.server.gates import Gate
 from paceline.core.splits.example import example_program
 from paceline.core.splits.proof import prove_program
@@ -130,9 +133,37 @@ def _pipeline(plan: Plan, pipeline: Pipeline) -> Proved:
         f"versions of weights held, per stage: {', '.join(map(str, found.versions))}",
         f"staleness: at most {found.staleness}",
     ]
-    says += _on_mesh(plan, pipeline)
+    walked = _stages(plan, pipeline)
+    says += [*walked.says, *_on_mesh(plan, pipeline)]
     figures = {"workers": plan.workers, "stages": table.stages, "ticks": found.ticks, "messages": found.messages}
-    return Proved(str(plan), True, says, {**figures, "staleness": found.staleness, "bubble": found.bubble})
+    figures = {**figures, "staleness": found.staleness, "bubble": found.bubble, **walked.figures}
+    return Proved(str(plan), walked.holds, says, figures)
+
+
+def _stages(plan: Plan, pipeline: Pipeline) -> Proved:
+    """Explore the workers of a small pipeline with this schedule; with replicas, if the plan has some."""
+    schedule, together, workers = pipeline.schedule, min(2, pipeline.together), pipeline.depth(plan.workers)
+    depth = max(2, min(workers, MOST_WORKERS)) if together == 1 else 2
+    counts = (1,) * UPDATES if not schedule.span else (2,) if together > 1 else (2, 2)
+    if {*schedule.layout(depth).stage_to_worker} != {*range(depth)}:  # it says itself who holds what
+        depth, counts = workers, (pipeline.micro_batches,) * schedule.span
+    if depth > MOST_WORKERS:
+        return Proved(str(plan), True, [f"its {depth} workers are too many to be walked in every interleaving"])
+    if pipeline.spread.server is not None:
+        replicas = min(2, pipeline.spread.data)
+        found = explore_replicas(pipeline.leasing_program, schedule, replicas, depth, deaths=replicas - 1, batches=2)
+        world = f"{_many(replicas, 'replica')} of {_many(depth, 'worker')}, 2 batches"
+    else:
+        found = explore_stages(pipeline.program, schedule, together, depth, counts)
+        world = f"{_many(together * depth, 'worker')}, {_many(len(counts), 'update')} of {counts[0]} micro-batches"
+    says = [
+        f"its workers in every interleaving of a small world ({world}, a death at any point): {found.states:,} states"
+    ]
+    if found.story is not None:
+        says += found.story.splitlines()
+    else:
+        says.append("no worker waits but for a dead one, and none computes from another message than its own")
+    return Proved(str(plan), found.good, says, {"states": found.states})
 
 
 def _on_mesh(plan: Plan, pipeline: Pipeline) -> list[str]:
@@ -147,14 +178,7 @@ def _on_mesh(plan: Plan, pipeline: Pipeline) -> list[str]:
             "no worker chooses what it does next: the walk in which they go forward together is one of all, and ends",
         ]
     if spread.server is not None:
-        small = min(MOST_WORKERS, spread.data)
-        walked = explore(small, BATCHES, min(MOST_SHARDS, pipeline.shards(plan.workers)), 1, spread.server.gate)
-        if walked.story is not None:
-            raise PlanError(walked.story)
-        says.append(
-            f"a replica is one worker of desk and shards: every interleaving of {_many(small, 'replica')} with a death "
-            f"at any point was walked, {walked.states:,} states; none waits for ever, and no batch is with two at once"
-        )
+        says.append("a replica is one worker of desk and shards: no batch is with two at once, or twice in a shard")
     elif spread.data > 1:
         prove(spread.collective, spread.data)
         says.append(f"the all-reduce between {spread.data} replicas is proved as {type(spread.collective).__name__}'s")

@@ -17,10 +17,11 @@
     NativeDdp         what PyTorch decides                      every worker                  ddp
 
 A method is pure: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the protocol
-`Method`. All but Pipeline, Dataflow and NativeDdp are also the program of their workers: of effects where workers keep
-step (`Synchronous`, `program`), of commands to the desk and the shards where there is a server (`core.server.worker`).
-What acts on the others selects by their class, in one place per activity: `engines.workers` runs them on processes,
-`engines.arithmetic` computes them in one process, `engines.virtual` times them, `explain` draws and proves them.
+`Method`. All but Dataflow and NativeDdp are also the program of their workers: of effects where workers keep step
+(`Synchronous`, `program`) or have stages (`core.schedules.worker`), of commands to the desk and the shards where there
+is a server (`core.server.worker`). What acts on the others selects by their class, in one place per activity:
+`engines.workers` runs them on processes, `engines.arithmetic` computes them in one process, `engines.virtual` times
+them, `explain` draws and proves them.
 """
 
 from __future__ import annotations
