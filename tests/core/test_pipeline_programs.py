@@ -22,7 +22,8 @@ from paceline.core.server.explore_replicas import LeasingClient, explore_replica
 from paceline.core.server.replica import AwaitPushes, Count, HandOut, TakeUp
 from paceline.plans.methods.pipeline import Pipeline
 
-Change = Callable[[Any], Generator[Any, Any, Any]]
+Effects = Generator[Any, Any, Any]
+Change = Callable[[Any], Effects]
 
 
 def stages(client: Client) -> Program:
@@ -54,10 +55,11 @@ def test_replicas_that_sum_up_are_explored_together() -> None:
     assert found.states > 500
 
 
-def test_replicas_that_lease_batches_are_explored_with_their_desk() -> None:
-    found = explore_replicas(leases, OneFOneB(), batches=2)
+@pytest.mark.parametrize("batches", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_replicas_that_lease_batches_are_explored_with_their_desk(batches: int) -> None:
+    found = explore_replicas(leases, OneFOneB(), batches=batches)
     assert found.good, found.story
-    assert found.states > 500
+    assert found.states > 1000
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------
@@ -77,7 +79,7 @@ def changed(program: Program, change: Change) -> Program:
 def takes_messages_in_another_order(client: Client) -> Change:
     early: list[Any] = []
 
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         if not isinstance(effect, Receive) or client.place[1] != 1:
             return (yield effect)
         if early:
@@ -91,7 +93,7 @@ def takes_messages_in_another_order(client: Client) -> Change:
 def sends_before_it_has_computed(client: Client) -> Change:
     made: list[Any] = [None]
 
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         if isinstance(effect, Send):
             made.append(effect.message)
             return (yield effect._replace(message=made.pop(0)))
@@ -101,7 +103,7 @@ def sends_before_it_has_computed(client: Client) -> Change:
 
 
 def loses_a_message(client: Client) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         if not (isinstance(effect, Send) and effect.micro == 3):
             return (yield effect)
 
@@ -109,7 +111,7 @@ def loses_a_message(client: Client) -> Change:
 
 
 def updates_before_its_sum(client: Client) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         if isinstance(effect, SumUp) and not client.place[1]:
             return None
         return (yield effect)
@@ -118,7 +120,7 @@ def updates_before_its_sum(client: Client) -> Change:
 
 
 def does_not_agree(client: Client) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         if isinstance(effect, Agree) and client.place[1]:
             return None
         return (yield effect)
@@ -127,7 +129,7 @@ def does_not_agree(client: Client) -> Change:
 
 
 def sums_stages_up_in_another_order(client: Client) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         if isinstance(effect, SumUp) and client.place == (1, 0):
             effect = effect._replace(stage=2 - effect.stage)
         return (yield effect)
@@ -136,7 +138,7 @@ def sums_stages_up_in_another_order(client: Client) -> Change:
 
 
 def updates_twice(client: Client) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         if isinstance(effect, Update):
             yield effect
         return (yield effect)
@@ -145,7 +147,7 @@ def updates_twice(client: Client) -> Change:
 
 
 def computes_a_backward_twice(client: Client) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         if isinstance(effect, Compute) and effect.work.what == "B":
             yield effect
         return (yield effect)
@@ -153,7 +155,7 @@ def computes_a_backward_twice(client: Client) -> Change:
     return change
 
 
-STAGE_FAULTS = {
+STAGE_FAULTS: dict[Callable[[Client], Change], str] = {
     takes_messages_in_another_order: "worker 1 computes F0 of stage 1 from (0, 1, 'F')",
     sends_before_it_has_computed: "from no message",
     loses_a_message: "waits for ever",
@@ -173,13 +175,13 @@ def test_a_fault_of_a_stage_is_told(fault: Callable[[Client], Change]) -> None:
     def program(client: Client) -> Program:
         return changed(stages(client), fault(client))
 
-    found = explore_stages(program, schedule, replicas, counts=(2, 2) if replicas == 1 else (2,), agrees=True)
+    found = explore_stages(program, schedule, replicas, counts=(2, 2) if replicas == 1 else (1,), agrees=True)
     assert found.story is not None
     assert STAGE_FAULTS[fault] in found.story.splitlines()[-1], found.story
 
 
 def leaks_its_lease(client: LeasingClient) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         if isinstance(effect, Finish):  # and goes home
             return None
         return (yield effect)
@@ -188,28 +190,28 @@ def leaks_its_lease(client: LeasingClient) -> Change:
 
 
 def asks_before_all_have_pushed(client: LeasingClient) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         return None if isinstance(effect, AwaitPushes) else (yield effect)
 
     return change
 
 
 def pushes_before_it_has_computed(client: LeasingClient) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         return None if isinstance(effect, Compute) and effect.work.what == "B" else (yield effect)
 
     return change
 
 
 def does_not_count_its_push(client: LeasingClient) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         return None if isinstance(effect, Count) and client.place[1] else (yield effect)
 
     return change
 
 
 def takes_up_what_was_handed_out_before(client: LeasingClient) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         if isinstance(effect, TakeUp) and client.place[1] and effect.number > 1:
             effect = TakeUp(effect.number - 1)
         return (yield effect)
@@ -218,25 +220,25 @@ def takes_up_what_was_handed_out_before(client: LeasingClient) -> Change:
 
 
 def does_not_hand_out_the_end(client: LeasingClient) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         return None if isinstance(effect, HandOut) and effect.lease is None else (yield effect)
 
     return change
 
 
 def forgets_that_a_batch_was_leased_before(client: LeasingClient) -> Change:
-    def change(effect: Any) -> Program:
+    def change(effect: Any) -> Effects:
         return (yield effect._replace(again=False) if isinstance(effect, Push) else effect)
 
     return change
 
 
-LEASE_FAULTS = {
-    leaks_its_lease: "wait for ever",
+LEASE_FAULTS: dict[Callable[[LeasingClient], Change], str] = {
+    leaks_its_lease: "shard 0 never got batches [1]",
     asks_before_all_have_pushed: "",
     pushes_before_it_has_computed: "pushes micro-batches () as batch 0",
     does_not_count_its_push: "wait for ever",
-    takes_up_what_was_handed_out_before: "as batch 0",
+    takes_up_what_was_handed_out_before: "worker 1 computes F0 of stage 1 from (0, 1, 'F')",
     does_not_hand_out_the_end: "wait for ever",
     forgets_that_a_batch_was_leased_before: "applied a batch twice",
 }

@@ -247,9 +247,10 @@ MUTATIONS: list[Callable[[Table, random.Random], Table]] = [
 
 def some_table(draw: random.Random) -> Table:
     workers, micro = draw.randint(1, 5), draw.randint(1, 7)
-    schedule: Schedule = draw.choice(
-        [Gpipe(), OneFOneB(), ZeroBubble(), Interleaved(2), Layers(), Pipedream(), Spectrain()]
-    )
+    schedules: list[Schedule] = [
+        Gpipe(), OneFOneB(), ZeroBubble(), Interleaved(2), Layers(), Pipedream(), Spectrain()
+    ]  # fmt: skip
+    schedule = draw.choice(schedules)
     counts = [micro] if schedule.span else [1] * (micro + 2)
     return table_of(schedule, workers, counts)
 

@@ -136,8 +136,8 @@ def _pipeline(plan: Plan, pipeline: Pipeline) -> Proved:
     walked = _stages(plan, pipeline)
     says += [*walked.says, *_on_mesh(plan, pipeline)]
     figures = {"workers": plan.workers, "stages": table.stages, "ticks": found.ticks, "messages": found.messages}
-    figures = {**figures, "staleness": found.staleness, "bubble": found.bubble, **walked.figures}
-    return Proved(str(plan), walked.holds, says, figures)
+    more = {"staleness": found.staleness, "bubble": found.bubble}
+    return Proved(str(plan), walked.holds, says, {**figures, **more, **walked.figures})
 
 
 def _stages(plan: Plan, pipeline: Pipeline) -> Proved:

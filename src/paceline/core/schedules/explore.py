@@ -40,7 +40,8 @@ class Client:
 
     def line_of(self, counts: Sequence[int], micros: int, versions: int) -> Sequence[Work]:
         """Return its line of one table, after so many micro-batches and versions."""
-        return _line(self.schedule, self.place[1], self.depth, tuple(counts), self.agrees, micros, versions)
+        mine, depth, agrees = self.place[1], self.depth, self.agrees
+        return _line(self.schedule, mine, depth, tuple(counts), agrees, micros, versions)  # type: ignore[arg-type]  # frozen
 
 
 @lru_cache
@@ -50,6 +51,9 @@ def _line(
     table = table_of(schedule, depth, counts)
     line = (table.agreeing() if agrees else table).lines[worker]
     return [work._replace(micro=work.micro + micros, version=work.version + versions) for work in line]
+
+
+AnyWorld = TypeVar("AnyWorld", bound="World")
 
 
 @dataclass
@@ -67,17 +71,15 @@ class World:
     versions: dict[tuple[Place, int], tuple[Symbol, ...]] = field(default_factory=dict)
     fault: str | None = None
 
-    def copy(self) -> World:
-        return replace(self, **{name: dict(value) for name, value in self.__dict__.items() if isinstance(value, dict)})
-
-
-AnyWorld = TypeVar("AnyWorld", bound=World)
+    def copy(self: AnyWorld) -> AnyWorld:
+        tables: dict[str, Any] = {key: dict(each) for key, each in self.__dict__.items() if isinstance(each, dict)}
+        return replace(self, **tables)
 
 
 class StageExplorer(ProgramExplorer[AnyWorld, Place]):
     """The moves and the invariants of workers that keep step."""
 
-    seen = (Send, Receive, SumUp, Agree)
+    seen: tuple[type, ...] = (Send, Receive, SumUp, Agree)
 
     def __init__(self, clients: Sequence[Client], program: Callable[[Any], Program], deaths: int, slots: int) -> None:
         self.clients, self.program, self.deaths, self.slots = clients, program, deaths, slots
@@ -123,7 +125,20 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
         return f"worker {place[0] * self.depth + place[1]}"
 
     def say(self, effect: Any) -> str:
-        return say(effect)
+        match effect:
+            case Send((stage, other), micro):
+                return f"a message of micro-batch {micro} to stage {other}"
+            case Receive((stage, other), micro):
+                return f"the message of micro-batch {micro} from stage {stage}"
+            case Compute(work):
+                return f"computes {work}"
+            case SumUp(stage):
+                return f"the sum of stage {stage}"
+            case Agree():
+                return "the norm of the gradient"
+            case Update(work):
+                return f"makes version {work.version} of stage {work.stage}"
+        raise AssertionError(effect)
 
     # ── what a worker waits for ──
 
@@ -162,7 +177,7 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
 
     def go_on(self, world: AnyWorld, place: Place, effect: Any) -> str:
         world.workers[place].send(self._answer(world, place, effect))
-        return say(effect)
+        return self.say(effect)
 
     def _answer(self, world: AnyWorld, place: Place, effect: Effect) -> Any:
         replica, _ = place
@@ -224,22 +239,3 @@ def explore_stages(
     clients = clients_of(schedule, replicas, depth, counts, agrees)
     explorer: StageExplorer[World] = StageExplorer(clients, program, deaths, schedule.layout(depth).slots)
     return breadth_first(explorer)
-
-
-def say(effect: Any) -> str:
-    """Return an effect in words."""
-    match effect:
-        case Send((stage, other), micro):
-            return f"a message of micro-batch {micro} to stage {other}"
-        case Receive((stage, other), micro):
-            return f"the message of micro-batch {micro} from stage {stage}"
-        case Compute(work):
-            return f"computes {work}"
-        case SumUp(stage):
-            return f"the sum of stage {stage}"
-        case Agree():
-            return "the norm of the gradient"
-        case Update(work):
-            return f"makes version {work.version} of stage {work.stage}"
-    fields = ", ".join(f"{name} {value}" for name, value in effect._asdict().items())
-    return f"{type(effect).__name__} ({fields})"

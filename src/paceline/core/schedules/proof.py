@@ -242,9 +242,10 @@ def _stuck(table: Table, walk: Walk) -> str:
 
 def _who(table: Table, what: Work | Effect) -> str:
     match what:
-        case Send((stage, _)) | Receive((_, stage)) | Agree(stage) | Work(stage):
+        case Send((stage, _)) | Receive((_, stage)) | Agree(stage):
             return f"worker {table.stage_to_worker[stage]}"
-    raise AssertionError(what)
+    assert isinstance(what, Work)
+    return f"worker {table.stage_to_worker[what.stage]}"
 
 
 def _message(channel: Channel, micro: int) -> str:
@@ -258,8 +259,8 @@ def _does(what: Work | Effect) -> str:
             return f"sends {_message(channel, micro)}"
         case Receive(channel, micro):
             return f"takes {_message(channel, micro)}"
-        case SumUp(stage):
-            return f"sums up the gradient of stage {stage}"
+        case SumUp(number):
+            return f"sums up the gradient of stage {number}"
         case Agree():
             return "joins the all-reduce"
         case Compute(work) | Update(work):

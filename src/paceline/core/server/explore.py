@@ -177,20 +177,21 @@ class _Explorer(ProgramExplorer[_World, int]):
         return Scene(f"worker {number}", "joins in the place of the dead one")
 
     def go_on(self, world: _World, place: int, effect: Command) -> str:
-        worker, servers, action = world.workers[place], world.servers, Noted()
+        worker, servers = world.workers[place], world.servers
+        action: Action = Noted()
         match effect:
             case Ask() | Finish() | Join():
-                return f"{_say(effect)} -> {_say(servers.ask(worker, place, effect))}"
+                return f"{say(effect)} -> {say(servers.ask(worker, place, effect))}"
             case Compute(_, lease):
                 worker.send(lease)
-                return f"{_say(effect)} -> {_say(Noted())}"
+                return f"{say(effect)} -> {say(Noted())}"
             case Push():
                 who = world.identity[place]
                 action = servers.push(effect, who, who >= self.count)
             case Pull():
                 action = self.shard.handle(servers.shards[effect.shard], effect)
         worker.send(action)
-        return f"{_say(effect)} -> {_say(action)}"
+        return f"{say(effect)} -> {say(action)}"
 
     def fault(self, world: _World) -> str | None:
         """Describe an invariant that fails in this state; None if all hold."""
@@ -219,7 +220,7 @@ def explore(
     return breadth_first(explorer)
 
 
-def _say(thing: Command | Action) -> str:
+def say(thing: Command | Action) -> str:
     """Return a command or an answer in words."""
     if isinstance(thing, Lease):
         return f"batch {thing.batch}{' again' if thing.again else ''}"

@@ -8,7 +8,7 @@ worker pushes the lease of its replica, whole. At every end each shard has each 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.exploration import Explored, breadth_first
@@ -19,7 +19,7 @@ from paceline.core.schedules.worker import Program
 from paceline.core.server.actions import Lease
 from paceline.core.server.desk import Desk
 from paceline.core.server.events import Ask, Finish, Push
-from paceline.core.server.explore import Servers
+from paceline.core.server.explore import Servers, say
 from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.replica import AwaitPushes, Count, HandOut, Place, TakeUp
@@ -52,9 +52,7 @@ class LeasedWorld(World):
     gone: dict[int, None] = field(default_factory=dict)
 
     def copy(self) -> LeasedWorld:
-        copied = super().copy()
-        copied.servers = self.servers.copy()
-        return copied
+        return replace(super().copy(), servers=self.servers.copy())
 
 
 class LeaseExplorer(StageExplorer[LeasedWorld]):
@@ -74,6 +72,20 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
 
     def key(self, world: LeasedWorld) -> Hashable:
         return super().key(world), world.servers.key(), frozenset(world.gone), frozenset(world.handed.items())
+
+    def say(self, effect: Any) -> str:
+        match effect:
+            case HandOut(_, lease):
+                return "hands out the end" if lease is None else f"hands out batch {lease.batch}"
+            case TakeUp(number):
+                return f"lease {number} of its replica"
+            case Count(pushed):
+                return f"counts {pushed} pushed"
+            case AwaitPushes(pushed):
+                return f"{pushed} pushes of each worker"
+            case Ask() | Finish() | Push():
+                return say(effect)
+        return super().say(effect)
 
     def moves(self, world: LeasedWorld) -> Iterator[tuple[str, At]]:
         yield from (move for move in super().moves(world) if move[1][0] not in world.gone)

@@ -131,7 +131,7 @@ class StagedPipeline:
     def compute(self, team: Team, work: Work, messages: list[Message] | None) -> list[Message]:
         """Let the workers that share a stage do a piece of work."""
         (segments,) = team
-        each = zip(segments, messages or [None] * len(segments), strict=True)
+        each = zip(segments, messages or [[] for _ in segments], strict=True)
         walks = [segment.compute(work, message) for segment, message in each]
         return run_together(walks, self.blueprint.carries_chance)
 

@@ -43,7 +43,9 @@ class StageWorker(Protocol):
 class LeasingWorker(StageWorker, Protocol):
     """A worker of a replica that is the client of a server."""
 
-    client: Place
+    @property
+    def client(self) -> Place:
+        """The worker as its desk knows it."""
 
     def line(self, lease: Lease) -> Iterable[Work]:
         """Return its line of a batch."""
