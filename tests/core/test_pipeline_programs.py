@@ -19,7 +19,7 @@ from paceline.core.schedules.worker import Agree, Compute, Program, Receive, Sen
 from paceline.core.schedules.zero_bubble import ZeroBubble
 from paceline.core.server.events import Finish, Push
 from paceline.core.server.explore_replicas import LeasingClient, explore_replicas
-from paceline.core.server.replica import AwaitPushes, Count, HandOut, TakeUp
+from paceline.core.server.replica import AwaitPushes, Count, Assign, TakeUp
 from paceline.plans.methods.pipeline import Pipeline
 
 Effects = Generator[Any, Any, Any]
@@ -210,7 +210,7 @@ def does_not_count_its_push(client: LeasingClient) -> Change:
     return change
 
 
-def takes_up_what_was_handed_out_before(client: LeasingClient) -> Change:
+def takes_up_the_lease_before(client: LeasingClient) -> Change:
     def change(effect: Any) -> Effects:
         if isinstance(effect, TakeUp) and client.place[1] and effect.number > 1:
             effect = TakeUp(effect.number - 1)
@@ -219,9 +219,9 @@ def takes_up_what_was_handed_out_before(client: LeasingClient) -> Change:
     return change
 
 
-def does_not_hand_out_the_end(client: LeasingClient) -> Change:
+def does_not_announce_the_end(client: LeasingClient) -> Change:
     def change(effect: Any) -> Effects:
-        return None if isinstance(effect, HandOut) and effect.lease is None else (yield effect)
+        return None if isinstance(effect, Assign) and effect.lease is None else (yield effect)
 
     return change
 
@@ -238,8 +238,8 @@ LEASE_FAULTS: dict[Callable[[LeasingClient], Change], str] = {
     asks_before_all_have_pushed: "",
     pushes_before_it_has_computed: "pushes micro-batches () as batch 0",
     does_not_count_its_push: "wait for ever",
-    takes_up_what_was_handed_out_before: "worker 1 computes F0 of stage 1 from (0, 1, 'F')",
-    does_not_hand_out_the_end: "wait for ever",
+    takes_up_the_lease_before: "worker 1 computes F0 of stage 1 from (0, 1, 'F')",
+    does_not_announce_the_end: "wait for ever",
     forgets_that_a_batch_was_leased_before: "applied a batch twice",
 }
 

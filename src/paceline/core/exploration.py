@@ -97,7 +97,7 @@ V = TypeVar("V", bound=Workers[Any])
 
 
 class ProgramExplorer(Generic[V, P]):
-    """The moves of workers that run programs: each goes on with its next effect, or dies before it.
+    """The moves of workers that run programs: each makes its next effect, or dies before it.
 
     A world is at its end when no worker can go on. There every worker has ended; or it waits, directly or through
     others, for one that has died.

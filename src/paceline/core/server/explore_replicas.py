@@ -22,11 +22,11 @@ from paceline.core.server.events import Ask, Finish, Push
 from paceline.core.server.explore import Servers, say
 from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
-from paceline.core.server.replica import AwaitPushes, Count, HandOut, Place, TakeUp
+from paceline.core.server.replica import AwaitPushes, Count, Assign, Place, TakeUp
 from paceline.core.server.shard import Shard
 from paceline.narrative import Scene
 
-Handed = tuple[int, Lease | None]  # which lease of a replica
+Assigned = tuple[int, Lease | None]  # which lease of a replica
 
 
 class LeasingClient(Client):
@@ -45,8 +45,8 @@ class LeasedWorld(World):
     """A small world with its desk and shards."""
 
     servers: Servers[At] = field(kw_only=True)
-    #: What each replica was handed out last, and how many leases each worker has pushed.
-    handed: dict[int, Handed] = field(default_factory=dict)
+    #: What each replica was assigned last, and how many leases each worker has pushed.
+    assigned: dict[int, Assigned] = field(default_factory=dict)
     pushed: dict[At, int] = field(default_factory=dict)
     #: Replicas that were ended, since a worker of them had died.
     gone: dict[int, None] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class LeasedWorld(World):
 class LeaseExplorer(StageExplorer[LeasedWorld]):
     """The moves and the invariants of workers whose replicas lease batches."""
 
-    seen = (*StageExplorer.seen, Ask, Finish, Push, HandOut, Count)
+    seen = (*StageExplorer.seen, Ask, Finish, Push, Assign, Count)
 
     def __init__(
         self, clients: list[LeasingClient], program: Callable[[Any], Program], deaths: int, slots: int, batches: int,
@@ -71,12 +71,12 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
         return LeasedWorld(self.walkers(), servers=Servers.of(self.machine, self.shard, self.depth))
 
     def key(self, world: LeasedWorld) -> Hashable:
-        return super().key(world), world.servers.key(), frozenset(world.gone), frozenset(world.handed.items())
+        return super().key(world), world.servers.key(), frozenset(world.gone), frozenset(world.assigned.items())
 
     def say(self, effect: Any) -> str:
         match effect:
-            case HandOut(_, lease):
-                return "hands out the end" if lease is None else f"hands out batch {lease.batch}"
+            case Assign(_, lease):
+                return "announces the end" if lease is None else f"assigns batch {lease.batch}"
             case TakeUp(number):
                 return f"lease {number} of its replica"
             case Count(pushed):
@@ -116,7 +116,7 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
             return list(world.workers)
         match world.workers[place].effect:
             case TakeUp(number):
-                count, _ = world.handed.get(replica, (0, None))
+                count, _ = world.assigned.get(replica, (0, None))
                 return [] if count >= number else [(replica, 0)]
             case AwaitPushes(count):
                 group = ((replica, number) for number in range(self.depth))
@@ -132,11 +132,11 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
     def _answer(self, world: LeasedWorld, place: At, effect: Any) -> Any:
         replica = place[0]
         match effect:
-            case HandOut(number, lease):
-                world.handed[replica] = (number, lease)
+            case Assign(number, lease):
+                world.assigned[replica] = (number, lease)
                 return None
             case TakeUp(number):
-                count, lease = world.handed.get(replica, (0, None))
+                count, lease = world.assigned.get(replica, (0, None))
                 if count != number:
                     world.fault = f"{self.name(place)} takes up lease {count}, and was to take up {number}"
                 return lease
@@ -150,7 +150,7 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
         return super()._answer(world, place, effect)
 
     def _push(self, world: LeasedWorld, place: At, push: Push) -> Any:
-        each, (_, lease) = self.clients[0].counts[0], world.handed[place[0]]
+        each, (_, lease) = self.clients[0].counts[0], world.assigned[place[0]]
         gradient = world.gradients.pop((place, place[1]), ())
         if sorted(gradient) != list(range(push.batch * each, (push.batch + 1) * each)):
             world.fault = f"{self.name(place)} pushes micro-batches {gradient} as batch {push.batch}"

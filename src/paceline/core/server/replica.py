@@ -3,7 +3,7 @@
 first worker of the replica                      the others                        desk and shards
 ───────────────────────────                      ──────────                        ───────────────
 1 asks for a batch ───────────────────────────────────────────────────────────────▶ leases one
-2 hands it out to its replica ──────────────────▶ follow
+2 assigns it to its replica ────────────────────▶ follow
 3 all compute it together, and push, each to the shard of its own place ───────────▶ make their next versions
 4 waits until all have pushed ◀────────────────── count it
 5 finishes the batch ──────────────────────────────────────────────────────────────▶ leases the next one
@@ -29,7 +29,7 @@ class Place(NamedTuple):
         return Push(self.replica, self.number, lease.batch, lease.again)
 
 
-class HandOut(NamedTuple):
+class Assign(NamedTuple):
     """Let all workers of the replica have their lease of this number; None: the training has ended."""
 
     number: int
@@ -65,7 +65,7 @@ def share_leases(place: Place, compute: Callable[[Lease], Program]) -> Program:
             if count:
                 yield AwaitPushes(count)
             granted = yield Finish(place.replica, lease.batch) if lease else Ask(place.replica)
-            yield HandOut(count + 1, granted)
+            yield Assign(count + 1, granted)
         lease = yield TakeUp(count + 1)
         if lease is None:
             return

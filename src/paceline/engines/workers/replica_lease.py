@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core.server.actions import Lease, Wait
 from paceline.core.server.events import Ask, Finish, Push
-from paceline.core.server.replica import AwaitPushes, Count, HandOut, Place, TakeUp
+from paceline.core.server.replica import AwaitPushes, Count, Assign, Place, TakeUp
 from paceline.engines.servers.stage_shards import open_stage_port, whole_values
 from paceline.engines.workers.arena import DESK_LOCK, Arena
 from paceline.engines.workers.snapshot_file import SnapshotFile
@@ -42,7 +42,7 @@ class ReplicaLease:
         self.answers: dict[type, Callable[..., Any]] = {
             Ask: lambda *fields: self.ask(Ask(*fields)),
             Finish: lambda *fields: self.ask(Finish(*fields)),
-            HandOut: self.hand_out,
+            Assign: self.assign,
             TakeUp: self.take_up,
             Count: self.count,
             AwaitPushes: self.await_pushes,
@@ -58,7 +58,7 @@ class ReplicaLease:
             command = Ask(command.worker)
         return action if isinstance(action, Lease) else None
 
-    def hand_out(self, number: int, lease: Lease | None) -> None:
+    def assign(self, number: int, lease: Lease | None) -> None:
         if lease is None:
             self.cells[END] = 1
         else:
