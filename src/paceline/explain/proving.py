@@ -1,7 +1,8 @@
 """Proofs about a plan before it runs, which `paceline prove` prints.
 
 a collective    its table: no worker waits for ever, no segment is read while it is changed, the sum is complete
-a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers
+a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers; and its
+                workers in every interleaving of a small world, with a death at every point
 split layers    their program: movements meet, summands are summed once, gradients come back once
 operators       every order in which the messages of a small world can arrive
 a coordinator   the table by which its workers add vectors up; its commands are rehearsed
@@ -23,8 +24,10 @@ from paceline.core.coordinators import Coordinator
 from paceline.core.coordinators.rehearsal import rehearse
 from paceline.core.dataflow.example import example_graph
 from paceline.core.dataflow.proof import explore as explore_messages
+from paceline.core.schedules.explore import explore_stages
 from paceline.core.schedules.proof import prove_table
 from paceline.core.server.explore import explore
+from paceline.core.server.explore_replicas import explore_replicas
 from paceline.core.server.gates import Gate
 from paceline.core.splits.example import example_program
 from paceline.core.splits.proof import prove_program
@@ -118,9 +121,38 @@ def _pipeline(plan: Plan, stages: Stages) -> Proved:
         f"versions of weights held, per stage: {', '.join(map(str, proof.versions))}",
         f"staleness: at most {proof.staleness}",
     ]
-    says += _on_mesh(stages)
+    walked = _stages(plan, stages)
+    says += [*walked.says, *_on_mesh(stages)]
     figures = {"workers": plan.workers, "stages": table.stages, "ticks": proof.ticks, "messages": proof.messages}
-    return Proved(str(plan), True, says, {**figures, "staleness": proof.staleness, "bubble": proof.bubble})
+    more = {"staleness": proof.staleness, "bubble": proof.bubble}
+    return Proved(str(plan), walked.holds, says, {**figures, **more, **walked.figures})
+
+
+def _stages(plan: Plan, stages: Stages) -> Proved:
+    """Explore the workers of a small pipeline with this schedule; with replicas, if the plan has some."""
+    schedule, workers, data = stages.schedule, stages.mesh.size(LAYERS), stages.mesh.size(DATA)
+    together = 1 if stages.gate is not None else min(2, data)
+    depth = max(2, min(workers, MOST_WORKERS)) if together == 1 else 2
+    counts = (1,) * UPDATES if not schedule.span else (2,) if together > 1 else (2, 2)
+    if {*schedule.layout(depth).stage_to_worker} != {*range(depth)}:  # it says itself who holds what
+        depth, counts = workers, (stages.micro_batches,) * schedule.span
+    if depth > MOST_WORKERS:
+        return Proved(str(plan), True, [f"its {depth} workers are too many to be walked in every interleaving"])
+    if stages.gate is not None:
+        replicas = min(2, data)
+        walk = explore_replicas(stages.leasing_program, schedule, replicas, depth, deaths=replicas - 1, batches=2)
+        world = f"{_many(replicas, 'replica')} of {_many(depth, 'worker')}, 2 batches"
+    else:
+        walk = explore_stages(stages.program, schedule, together, depth, counts)
+        world = f"{_many(together * depth, 'worker')}, {_many(len(counts), 'update')} of {counts[0]} micro-batches"
+    says = [
+        f"its workers in every interleaving of a small world ({world}, a death at any point): {walk.states:,} states"
+    ]
+    if walk.story is not None:
+        says += walk.story.splitlines()
+    else:
+        says.append("no worker waits but for a dead one, and none computes from another message than its own")
+    return Proved(str(plan), walk.good, says, {"states": walk.states})
 
 
 def _on_mesh(stages: Stages) -> list[str]:
@@ -136,14 +168,7 @@ def _on_mesh(stages: Stages) -> list[str]:
             "no worker chooses what it does next: the walk in which they go forward together is one of all, and ends",
         ]
     if stages.gate is not None:
-        small = min(MOST_WORKERS, data)
-        walked = explore(small, BATCHES, min(MOST_SHARDS, mesh.workers // data), 1, stages.gate)
-        if walked.story is not None:
-            raise PlanError(walked.story)
-        says.append(
-            f"a replica is one worker of desk and shards: every interleaving of {_many(small, 'replica')} with a death "
-            f"at any point was walked, {walked.states:,} states; none waits for ever, and no batch is with two at once"
-        )
+        says.append("a replica is one worker of desk and shards: no batch is with two at once, or twice in a shard")
     elif data > 1:
         prove(stages.collective, data)
         says.append(f"the all-reduce between {data} replicas is proved as {type(stages.collective).__name__}'s")

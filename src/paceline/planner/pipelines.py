@@ -10,8 +10,9 @@ import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Work
-from paceline.core.schedules.clock import clocked, sends, takes
+from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Table
+from paceline.core.schedules.clock import Place, Walk, clocked
+from paceline.core.schedules.worker import Agree, Compute, Effect, Send, Update
 from paceline.core.splits.by_depth import balanced
 from paceline.planner.costs import Costs, single
 from paceline.plans.methods.prediction import CROWDED_MESSAGE, Estimate, NotPredicted, Terms
@@ -50,25 +51,27 @@ def on_clock(
         message = [crowd + stage.made / measured.bandwidth for stage in stages]
     update = costs.update(min(workers, cores), plan.threads).seconds / count
 
-    def lasts(worker: int, work: Work) -> float:
-        stage = stages[work.stage]
-        if sends(work):
-            return message[work.stage if work.what == "S>" else work.stage - 1]
-        if work.what == ALL_REDUCE:
-            return piece
-        if work.what == UPDATE:
-            return update
-        half = stage.backward / 2
-        share = {FORWARD: stage.forward, BACKWARD: stage.backward, INPUTS: half, WEIGHTS: half}
-        more = stage.forward if work.what in (BACKWARD, INPUTS) and work.stage in again else 0.0
-        return share[work.what] + more + piece
+    def lasts(place: Place, effect: Effect) -> float:
+        match effect:
+            case Send(channel):
+                return message[min(channel)]
+            case Agree():
+                return piece
+            case Update():
+                return update
+            case Compute(work):
+                stage = stages[work.stage]
+                half = stage.backward / 2
+                share = {FORWARD: stage.forward, BACKWARD: stage.backward, INPUTS: half, WEIGHTS: half}
+                more = stage.forward if work.what in (BACKWARD, INPUTS) and work.stage in again else 0.0
+                return share[work.what] + more + piece
+        return 0.0
 
     computed, updated, end = 0.0, 0.0, 0.0
-    for _, work, start, stop, _ in clocked(table, lasts):
-        end = max(end, stop)
-        if not sends(work) and not takes(work):
-            updated += (stop - start) * (work.what == UPDATE)
-            computed += (stop - start) * (work.what not in (UPDATE, ALL_REDUCE))
+    for timed in clocked(Walk.of(table), lasts):
+        end = max(end, timed.end)
+        updated += (timed.end - timed.start) * isinstance(timed.effect, Update)
+        computed += (timed.end - timed.start) * isinstance(timed.effect, Compute)
     each, compute = max(end, (computed + updated) / workers * turns) / updates, computed / workers / updates
     wait = max(0.0, each - compute - updated / workers / updates)
     sent = sum(2 * stage.made for stage in stages[:-1]) * micro / workers

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 
-from paceline.core.schedules import SEND_ON
-from paceline.core.schedules.clock import sends
+from paceline.core.schedules.clock import Walk
+from paceline.core.schedules.worker import Send
 from paceline.core.splits.derivation import Program
 from paceline.engines.memory_check import peaks_of
 from paceline.engines.setup import Setup, set_up
@@ -87,10 +87,10 @@ def _stages(setup: Setup, stages: Stages, weighs: bool) -> ModelDivision:
     updates = stages.span or PASSES
     table = setup.table([micro] * updates)
     moved = sum(
-        blueprint.bytes_on[work.stage] if work.what == SEND_ON else blueprint.bytes_back[work.stage - 1]
-        for program in table.programs
-        for work in program
-        if sends(work)
+        blueprint.bytes_on[stage] if stage < other else blueprint.bytes_back[other]
+        for _, effect, _ in Walk.of(table)
+        if isinstance(effect, Send)
+        for stage, other in [effect.channel]
     )
     memory = 0
     if weighs:

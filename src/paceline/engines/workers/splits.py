@@ -44,7 +44,7 @@ class SplitWorker(PlanRunner):
         state_buffer: StateBuffer | None, notify: Callable[[], None],
     ) -> None:  # fmt: skip
         method = given.plan.method
-        assert isinstance(method, SplitLayers)
+        assert isinstance(method, SplitLayers)  # a typed view: no other plan has such a worker
         assert given.split is not None
         self.method, self.blueprint, job, number = method, given.split, given.job, given.number
         self.snapshots, self.arena = snapshots, arena

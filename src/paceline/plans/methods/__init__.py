@@ -18,9 +18,9 @@
 
 A method is pure: it holds members of `core` (a collective, a gate, a rule, a schedule, ...), states its traits, and
 answers what the rest of Paceline asks of any method: its `division`, its `program`, `prove`, `predict`, `picture` and
-`claim`. No one outside this folder asks for its class. All but Pipeline, Dataflow and NativeDdp are also the program of
-their workers: of effects where workers keep step (`Synchronous`, `program`), of commands to the desk and the shards
-where there is a server (`Server`, `core.server.worker`).
+`claim`. No one outside this folder asks for its class. All but Dataflow and NativeDdp are also the program of their
+workers: of effects where workers keep step (`Synchronous`, `program`) or have stages (`core.schedules.worker`), of
+commands to the desk and the shards where there is a server (`Server`, `core.server.worker`).
 """
 
 from __future__ import annotations

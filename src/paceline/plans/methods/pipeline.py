@@ -7,16 +7,19 @@ update. Most plans have the axis `layers` alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.core.collectives import Collective
 from paceline.core.collectives.proof import prove
 from paceline.core.collectives.ring import Ring
 from paceline.core.mesh import Mesh
-from paceline.core.schedules import Schedule, Table, table_of
+from paceline.core.schedules import Schedule, Table, Work, table_of
 from paceline.core.schedules.user_table import UserTable
+from paceline.core.schedules.worker import Program, follow
+from paceline.core.server.actions import Lease
+from paceline.core.server.replica import Place, share_leases
 from paceline.core.splits.recipes import SplitRecipe
 from paceline.core.splits.recipes.tensor import Tensor
 from paceline.errors import PlanError
@@ -29,6 +32,27 @@ from paceline.plans.methods.views import Stages
 LAYERS = "layers"
 FREE_RUNNING = 8  # updates of a table that never flushes that are timed
 LARGEST = 200_000  # cells of a table, whose proof takes half a minute
+
+
+class StageWorker(Protocol):
+    """The worker that a program is of. One that stands for those that share a stage's layers has the first's place."""
+
+    #: Workers along the axis `layers`.
+    depth: int
+
+    def lines(self) -> Iterator[Iterable[Work]]:
+        """Yield its line of one table after another."""
+
+
+class LeasingWorker(StageWorker, Protocol):
+    """A worker of a replica that is the client of a server."""
+
+    @property
+    def client(self) -> Place:
+        """The worker as its desk knows it."""
+
+    def line(self, lease: Lease) -> Iterable[Work]:
+        """Return its line of a batch."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +139,18 @@ class Pipeline(Method):
     def flushes(self) -> bool:
         """Whether the pipeline is empty after every update."""
         return self.schedule.span == 1
+
+    def program(self, worker: StageWorker) -> Program:
+        """Return what a worker does, as effects."""
+        stage_to_worker = self.schedule.layout(worker.depth).stage_to_worker
+        for line in worker.lines():
+            yield from follow(line, stage_to_worker)
+
+    def leasing_program(self, worker: LeasingWorker) -> Program:
+        """Return what a worker does, whose replica leases batches from a server."""
+        stage_to_worker = self.schedule.layout(worker.depth).stage_to_worker
+        client = worker.client
+        return share_leases(client, lambda lease: follow(worker.line(lease), stage_to_worker, client.push(lease)))
 
     def division(self, workers: int, chunks: int) -> Division:
         if self.spread.server is not None:
@@ -216,8 +252,8 @@ class Pipeline(Method):
     def picture(self, workers: int) -> Stages:
         spread, gate = self.spread, self.spread.server.gate if self.spread.server is not None else None
         return Stages(
-            self.mesh(workers), self.micro_batches, self.schedule.span, lambda counts: self.table(workers, counts),
-            spread.recipe, spread.collective, gate, spread.wide,
+            self.mesh(workers), self.micro_batches, self.schedule, lambda counts: self.table(workers, counts),
+            spread.recipe, spread.collective, gate, spread.wide, self.program, self.leasing_program,
         )  # fmt: skip
 
     claim = picture

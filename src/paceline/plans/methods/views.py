@@ -13,7 +13,8 @@ from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.core.coordinators import Coordinator
 from paceline.core.mesh import Mesh
-from paceline.core.schedules import Table
+from paceline.core.schedules import Schedule, Table
+from paceline.core.schedules.worker import Program
 from paceline.core.server.gates import Gate
 from paceline.core.splits.recipes import SplitRecipe
 
@@ -73,8 +74,7 @@ class Stages:
 
     mesh: Mesh
     micro_batches: int
-    #: Updates of a table; 0 where the pipeline is never flushed.
-    span: int
+    schedule: Schedule
     #: Makes the table of updates of so many micro-batches each.
     table: Callable[[Sequence[int]], Table]
     recipe: SplitRecipe
@@ -84,6 +84,14 @@ class Stages:
     gate: Gate | None
     #: Whether there is more than stages.
     wide: bool
+    #: What a worker does; the second where its replica leases batches from a server.
+    program: Callable[[Any], Program]
+    leasing_program: Callable[[Any], Program]
+
+    @property
+    def span(self) -> int:
+        """Updates of a table; 0 where the pipeline is never flushed."""
+        return self.schedule.span
 
 
 @dataclass(frozen=True)
