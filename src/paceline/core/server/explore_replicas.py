@@ -22,7 +22,7 @@ from paceline.core.server.events import Ask, Finish, Push
 from paceline.core.server.explore import Servers, say
 from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
-from paceline.core.server.replica import AwaitPushes, Count, Assign, Place, TakeUp
+from paceline.core.server.replica import Assign, AwaitPushes, Count, Place, TakeUp
 from paceline.core.server.shard import Shard
 from paceline.narrative import Scene
 

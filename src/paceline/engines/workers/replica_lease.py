@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core.server.actions import Lease, Wait
 from paceline.core.server.events import Ask, Finish, Push
-from paceline.core.server.replica import AwaitPushes, Count, Assign, Place, TakeUp
+from paceline.core.server.replica import Assign, AwaitPushes, Count, Place, TakeUp
 from paceline.engines.servers.stage_shards import open_stage_port, whole_values
 from paceline.engines.workers.arena import DESK_LOCK, Arena
 from paceline.engines.workers.snapshot_file import SnapshotFile
