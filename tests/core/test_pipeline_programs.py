@@ -19,7 +19,7 @@ from paceline.core.schedules.worker import Agree, Compute, Program, Receive, Sen
 from paceline.core.schedules.zero_bubble import ZeroBubble
 from paceline.core.server.events import Finish, Push
 from paceline.core.server.explore_replicas import LeasingClient, explore_replicas
-from paceline.core.server.replica import AwaitPushes, Count, Assign, TakeUp
+from paceline.core.server.replica import Assign, AwaitPushes, Count, TakeUp
 from paceline.plans.methods.pipeline import Pipeline
 
 Effects = Generator[Any, Any, Any]
