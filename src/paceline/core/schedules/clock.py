@@ -94,14 +94,11 @@ class Walk:
         return [(replica, each) for each in range(self.workers)] if isinstance(effect, Agree) else [place]
 
     def _can(self, place: Place, effect: Effect) -> bool:
-        match effect:
-            case Send(channel):
-                return len(self.in_flight[place[0], channel]) < self.slots
-            case Receive(channel):
-                return bool(self.in_flight[place[0], channel])
-            case SumUp() | Agree():
-                return place in self._met or not self.missing(place, effect)
-        return True
+        if isinstance(effect, Send):
+            return len(self.in_flight[place[0], effect.channel]) < self.slots
+        if isinstance(effect, Receive):
+            return bool(self.in_flight[place[0], effect.channel])
+        return not isinstance(effect, SumUp | Agree) or place in self._met or not self.missing(place, effect)
 
     def missing(self, place: Place, effect: Effect) -> list[Place]:
         """Return the workers that have not come to a sum yet."""
@@ -111,20 +108,19 @@ class Walk:
         return [each for each in self.parties(place, effect) if each not in there]
 
     def _answered(self, place: Place, effect: Effect) -> Any:
-        match effect:
-            case Send(channel, _, message):
-                self.in_flight[place[0], channel].append(message)
-                return None
-            case Receive(channel):
-                return self.in_flight[place[0], channel].popleft()
-            case SumUp() | Agree():
-                if place not in self._met:
-                    together = self.parties(place, effect)
-                    self.answer(together, effect)
-                    self._met.update(together)
-                self._met.discard(place)
-                return None
-        return self.answer([place], effect)
+        if isinstance(effect, Send):
+            self.in_flight[place[0], effect.channel].append(effect.message)
+        elif isinstance(effect, Receive):
+            return self.in_flight[place[0], effect.channel].popleft()
+        elif isinstance(effect, SumUp | Agree):
+            if place not in self._met:
+                together = self.parties(place, effect)
+                self.answer(together, effect)
+                self._met.update(together)
+            self._met.discard(place)
+        else:
+            return self.answer([place], effect)
+        return None
 
 
 class Timed(NamedTuple):
@@ -160,23 +156,24 @@ def clocked(
     for place, effect, answer in walk:
         before = start = free[place]
         takes_time, replica = 0.0, place[0]
-        match effect:
-            case Send(channel):
-                put[replica, channel] += 1
-                if put[replica, channel] > walk.slots:
-                    start = max(start, taken[replica, channel].popleft())
-                arrivals[replica, channel].append(start + seconds(place, effect))
-            case Receive(channel):
-                start = max(start, arrivals[replica, channel].popleft())
-                taken[replica, channel].append(start)
-            case SumUp() | Agree():
-                if place not in leaves:
-                    together = walk.parties(place, effect)
-                    arrived = [free[each] for each in together]
-                    leaves.update(zip(together, meet(together, effect, arrived, seconds(place, effect)), strict=True))
-                start = leaves.pop(place)
-            case _:
-                takes_time = seconds(place, effect)
+        if isinstance(effect, Send):
+            way = replica, effect.channel
+            put[way] += 1
+            if put[way] > walk.slots:
+                start = max(start, taken[way].popleft())
+            arrivals[way].append(start + seconds(place, effect))
+        elif isinstance(effect, Receive):
+            way = replica, effect.channel
+            start = max(start, arrivals[way].popleft())
+            taken[way].append(start)
+        elif isinstance(effect, SumUp | Agree):
+            if place not in leaves:
+                together = walk.parties(place, effect)
+                arrived = [free[each] for each in together]
+                leaves.update(zip(together, meet(together, effect, arrived, seconds(place, effect)), strict=True))
+            start = leaves.pop(place)
+        else:
+            takes_time = seconds(place, effect)
         free[place] = start + takes_time
         yield Timed(place, effect, answer, start, free[place], start - before)
 

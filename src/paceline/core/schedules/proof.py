@@ -43,22 +43,27 @@ def prove_table(table: Table) -> Figures:
     """Raise PlanError with the story of the first fault; otherwise return what was counted."""
     checker = _Checker(table)
     walk = Walk.of(table)
-    for done in walk:
-        checker.see(done.place[1], done.effect, done.answer)
+    spans = []
+    for timed in clocked(walk, ticks):
+        checker.see(timed.place[1], timed.effect, timed.answer)
+        spans.append((timed.start, timed.end))
     if walk.blocked:
         raise PlanError(_stuck(table, walk))
     checker.end(walk)
     figures = checker.figures
-    figures.ticks, figures.bubble = ticks_of(table)
+    figures.ticks, figures.bubble = _idle(spans, table.workers)
     return figures
 
 
 def ticks_of(table: Table) -> tuple[int, float]:
     """Return how many ticks the table takes, and the share in which workers idle. Messages and updates take none."""
-    spans = [(timed.start, timed.end) for timed in clocked(Walk.of(table), ticks)]
+    return _idle([(timed.start, timed.end) for timed in clocked(Walk.of(table), ticks)], table.workers)
+
+
+def _idle(spans: list[tuple[float, float]], workers: int) -> tuple[int, float]:
     last = max((end for _, end in spans), default=0.0)
     busy = sum(end - start for start, end in spans)
-    return int(last), 1 - busy / (last * table.workers) if last else 0.0
+    return int(last), 1 - busy / (last * workers) if last else 0.0
 
 
 class _Stage:
@@ -83,30 +88,29 @@ class _Checker:
         self.past: list[Work] = []
 
     def see(self, worker: int, effect: Effect, answer: object) -> None:
-        match effect:
-            case Send():
-                self.figures.messages += 1
-            case Receive(channel, micro):
-                assert isinstance(answer, Work)
-                if answer.micro != micro:
-                    moral = f"it wants micro-batch {micro}, and {answer.micro} is what comes next"
-                    raise self.fault([Send(channel, answer.micro, None), effect], moral)
-            case Agree():
-                self.all_reduce(worker, effect)
-            case Compute(work, message):
-                self.holds(worker, work)
-                self.figures.works += 1
-                check = {FORWARD: self.forward, BACKWARD: self.backward, INPUTS: self.backward, WEIGHTS: self.weights}
-                check[work.what](work, message)
-            case Update(work):
-                self.holds(worker, work)
-                self.figures.works += 1
-                self.update(work)
+        if isinstance(effect, Compute):
+            work = effect.work
+            self.holds(worker, work)
+            check = {FORWARD: self.forward, BACKWARD: self.backward, INPUTS: self.backward, WEIGHTS: self.weights}
+            check[work.what](work, effect.message)
+        elif isinstance(effect, Update):
+            self.holds(worker, effect.work)
+            self.update(effect.work)
+        elif isinstance(effect, Send):
+            self.figures.messages += 1
+        elif isinstance(effect, Agree):
+            self.all_reduce(worker, effect)
+        elif isinstance(effect, Receive):
+            assert isinstance(answer, Work)
+            if answer.micro != effect.micro:
+                moral = f"it wants micro-batch {effect.micro}, and {answer.micro} is what comes next"
+                raise self.fault([Send(effect.channel, answer.micro, None), effect], moral)
 
     def holds(self, worker: int, work: Work) -> None:
         if not 0 <= work.stage < self.table.stages or self.table.stage_to_worker[work.stage] != worker:
             raise self.fault([], f"worker {worker} does {work}, which it does not hold")
         self.past.append(work)
+        self.figures.works += 1
 
     def need(self, work: Work, message: object, neighbour: int) -> None:
         if 0 <= neighbour < self.table.stages and message is None:

@@ -76,7 +76,7 @@ class ServerReplayer:
         found = recorded(setup, rows, apart)
         self.lines, self.end = [deque(line) for line in found.lines], found.end
         #: Pushes that a version is made of.
-        self.needed = self.agenda.shares if setup.plan.traits.gathers else 1
+        self.needed, self.gathers = self.agenda.shares if setup.plan.traits.gathers else 1, setup.plan.traits.gathers
         steps = [step for line in self.lines for step in line]
         #: How many workers have still to pull a version of a shard.
         self.pulls = Counter((step.shard, step.before) for step in steps if step.what == "pull")
@@ -133,7 +133,8 @@ class ServerReplayer:
         if step.what == "pull":
             return there
         reached = self.stop is not None and self.done >= self.stop
-        return there and not reached and not self.pulls[step.shard, step.before]
+        # A version that gathers is not made before all that pull the one before have pushed, some of them twice.
+        return there and not reached and (self.gathers or not self.pulls[step.shard, step.before])
 
     def _perform(self, step: Step) -> Iterator[ReplayedVersion]:
         worker, shard = step.worker, step.shard

@@ -71,7 +71,7 @@ def _own_rows(rows: Columns, workers: int, gathers: bool) -> list[list[Step]]:
     for worker in range(workers):
         mine = np.flatnonzero((rows["worker"] == worker) & np.isin(rows["kind"], kinds))
         mine = mine[np.argsort(rows["end"][mine], kind="stable")]
-        after = [*rows["kind"][mine][1:].tolist(), Kind.DEATH]
+        after = [*rows["kind"][mine].tolist(), Kind.DEATH][1:]
         line: list[Step] = []
         for at, following in zip(mine.tolist(), after, strict=True):
             row = rows[at]
