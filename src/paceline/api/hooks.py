@@ -19,7 +19,6 @@ from paceline.callbacks import Training, call, hears
 from paceline.engines import checkpoints
 from paceline.engines.outcome import evaluation_of, load_values
 from paceline.engines.setup import Setup
-from paceline.errors import UsageError
 from paceline.runs.progress import Progress, ProgressCallback
 from paceline.runs.record import Evaluation
 from paceline.runs.run import Run
@@ -36,11 +35,6 @@ class ProgressFunction:
     """The function of `progress=` as a callback."""
 
     def __init__(self, function: ProgressCallback) -> None:
-        if not callable(function):
-            raise UsageError(
-                f"progress={function!r} is not a function that takes a Progress; for a bar give "
-                "callbacks=[paceline.ProgressBar()]"
-            )
         self.function = function
 
     def on_update_end(self, training: Training, progress: Progress) -> None:

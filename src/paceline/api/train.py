@@ -99,7 +99,7 @@ def train(
     """
     arguments = locals()
     _check_together(engine, address, keys, epochs, resume, world)
-    _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)
+    _check(engine, folder, timeout, checkpoint_every is not None or resume is not None, progress)
     max_updates, workers = whole("max_updates", max_updates, 1), whole("workers", workers, 1)
     backups, epochs = whole("backups", backups, 0), whole("epochs", epochs, 1)
     check_arguments(train, arguments)
@@ -191,7 +191,13 @@ def _check_together(
         raise UsageError("epochs= is for a run to resume (resume=); a job has its own: Job(epochs=)")
 
 
-def _check(engine: str, folder: str | Path | None, timeout: float, checkpoints_wanted: bool) -> None:
+def _check(engine: str, folder: str | Path | None, timeout: float, checkpoints_wanted: bool, progress: object) -> None:
+    """Raise for words and numbers that no run can have."""
+    if progress is not None and not callable(progress):
+        raise UsageError(
+            f"progress={progress!r} is not a function that takes a Progress; for a bar give "
+            "callbacks=[paceline.ProgressBar()]"
+        )
     if engine not in ENGINES:
         raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
     if not is_positive(timeout):
