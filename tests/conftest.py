@@ -7,6 +7,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.util import Finalize
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import torch._dynamo  # which every optimizer's step imports
 from hypothesis import HealthCheck, settings
 
+from paceline.engines.workers.forkserver import PRELOAD
 from paceline.gradients import choice
 from paceline.testing.leaks import nothing_left_behind
 
@@ -34,6 +36,19 @@ def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
     # multiprocessing removes its own folder in there when the interpreter exits, so this one goes after it.
     Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compiler_imported_for_all_workers() -> Iterator[None]:
+    """The steps of optimizers that users write import the compiler of PyTorch: 1.5 s in every worker and script."""
+    preload = forkserver.set_forkserver_preload
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            forkserver,
+            "set_forkserver_preload",
+            lambda modules: preload([*(["torch._dynamo"] if PRELOAD[0] in modules else []), *modules]),
+        )
+        yield
 
 
 @pytest.fixture(autouse=True)
