@@ -327,9 +327,7 @@ def test_sigusr1_has_one_written_and_the_run_goes_on(plan: str, job_file: Path, 
 def test_by_seconds(job_file: Path, tmp_path: Path) -> None:
     with slowly(job_file, later=0.02):
         pl.train(job_of(job_file), "ring", 2, folder=tmp_path, checkpoint_every="0.1s")
-    assert any(
-        0 < int(path.name) < UPDATES for path in tmp_path.glob("*/checkpoints/*")
-    )  # one of the end is always kept
+    assert any(0 < int(path.name) < UPDATES for path in tmp_path.glob("*/checkpoints/*"))  # one of the end is kept
 
 
 # --- what is kept ------------------------------------------------------------------------------------------------
