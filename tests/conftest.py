@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import shutil
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from paceline.engines.workers.forkserver import PRELOAD
 from paceline.gradients import choice
+from paceline.jobs import built_ins
 from paceline.testing.leaks import nothing_left_behind
 
 # The same examples in every run, however long a busy machine takes for one.
@@ -48,6 +50,14 @@ def _compiler_imported_for_all_workers() -> Iterator[None]:
             "set_forkserver_preload",
             lambda modules: preload([*(["torch._dynamo"] if PRELOAD[0] in modules else []), *modules]),
         )
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _digits_drawn_once() -> Iterator[None]:
+    """The job `digits` shifts its images anew whenever it is made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(built_ins, "digits", functools.cache(built_ins.digits))
         yield
 
 
