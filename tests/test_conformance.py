@@ -121,8 +121,8 @@ def test_same_numbers_of_deep_models_on_real_processes(job: str, schedule: str, 
     same_numbers(DEEP_JOBS[job](), make(schedule, workers=workers, micro_batches=MICRO_BATCHES[workers]), "local")
 
 
-#: Methods whose program is performed on real processes by others: `tests/api/test_parallel.py` compares the bits of each
-#: on two processes with those of `train`, and `tests/engines/test_explorer.py` walks every interleaving of each.
+#: Methods whose program others perform on real processes: `tests/api/test_parallel.py` compares the bits of each on two
+#: processes with those of `train`, and `tests/engines/test_explorer.py` walks every interleaving of each.
 PERFORMED = {"tree", "halving_doubling", "hierarchical", "central", "parallel_sgd", "easgd", "diloco:every=3"}
 #: Of each other plan, on the largest number of workers.
 MOST = {str(member.plans()[-1]) for member in PLANS if member.plan.removesuffix(":every=2") not in PERFORMED}
