@@ -1,4 +1,4 @@
-"""Who may import whom. The rules are docs/design.md's; a broken one is shown with the line and its nearest legal
+"""Who may import whom. The rules are docs/internals/design.md's; a broken one is shown with the line and its nearest legal
 home.
 """
 

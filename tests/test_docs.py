@@ -31,7 +31,7 @@ from tests.test_architecture import RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
-METHODS = (ROOT / "docs" / "methods.md").read_text()
+METHODS = (ROOT / "docs" / "reference" / "plans.md").read_text()
 
 
 def blocks_of(page: Path) -> list[str]:
@@ -65,7 +65,7 @@ def run_here(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_new_method_works_and_prints_what_the_page_shows(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "new-method.md"
+    page = ROOT / "docs" / "internals" / "new-method.md"
     printed = run_blocks(page, tmp_path)
     (shown,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
     assert shown in printed
@@ -98,18 +98,18 @@ def test_a_picture_is_what_drawing_gives_now(plan: str, picture: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_plan_is_explained_with_a_picture_and_all_its_options(name: str) -> None:
     section = re.search(rf"^### {name}\n(.*?)(?=^##|\Z)", METHODS, re.S | re.M)
-    assert section, f"docs/methods.md has no section {name}"
+    assert section, f"docs/reference/plans.md has no section {name}"
     assert f"<!-- draw: {name}" in section[1]
     own = set(RECIPES[name].options) - {"workers", "threads"}
     options = section[1].partition("\nOptions: ")[2]
     assert {option for option in own if f"`{option}`" not in options} == set()
     row = re.search(rf"^\| `{name}` \|.*$", METHODS, re.M)
-    assert row, f"docs/methods.md has no row for plan {name}"
+    assert row, f"docs/reference/plans.md has no row for plan {name}"
     assert {option for option in RECIPES[name].options if f"`{option}`" not in row[0]} == set()
 
 
 def test_the_import_rules_of_the_design_are_those_of_the_architecture_test() -> None:
-    table = (ROOT / "docs" / "design.md").read_text().partition("may import of paceline")[2].partition("\n\n")[0]
+    table = (ROOT / "docs" / "internals" / "design.md").read_text().partition("may import of paceline")[2].partition("\n\n")[0]
     rows = {
         name: set(filter(None, allowed.replace("nothing", "").split(", ")))
         for names, allowed in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", table, re.M)
@@ -156,7 +156,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_promise_of_the_contract_names_its_tests() -> None:
-    promises = re.findall(r"\*\*\(([a-f])\)(.*?)(?=\n\*\*\(|\n## )", (ROOT / "docs" / "contract.md").read_text(), re.S)
+    promises = re.findall(r"\*\*\(([a-f])\)(.*?)(?=\n\*\*\(|\n## )", (ROOT / "docs" / "internals" / "contract.md").read_text(), re.S)
     assert "".join(letter for letter, _ in promises) == "abcdef"
     for letter, promise in promises:
         assert "](../tests/" in promise, f"({letter}) names no test"
@@ -195,7 +195,7 @@ def test_every_environment_variable_is_documented() -> None:
     # Set by `compare --script` and by `watch` for the processes that they start.
     private = {"PACELINE_STAND_IN", "PACELINE_STEPS", "PACELINE_STACKS"}
     used = {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r"PACELINE_[A-Z_]+", path.read_text())}
-    documented = set(re.findall(r"^\| `(PACELINE_\w+)`", (ROOT / "docs" / "environment.md").read_text(), re.M))
+    documented = set(re.findall(r"^\| `(PACELINE_\w+)`", (ROOT / "docs" / "reference" / "commands.md").read_text(), re.M))
     assert documented == used - private == set(VARIABLES)
 
 

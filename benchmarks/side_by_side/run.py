@@ -50,7 +50,7 @@ SINGLE = ("one process, 1 thread", "one process, 2 threads")
 #: The pages that show the rows, between these lines; and which rows they show.
 PAGES: dict[Path, tuple[str, ...]] = {
     HERE / "README.md": tuple(name for name in ROWS if name not in SINGLE),
-    HERE.parents[1] / "docs" / "side-by-side.md": tuple(name for name in ROWS if name not in SINGLE),
+    HERE.parents[1] / "docs" / "reproductions" / "side-by-side.md": tuple(name for name in ROWS if name not in SINGLE),
     HERE.parents[1] / "README.md": FEW,
 }
 START, END = "<!-- rows -->\n", "<!-- end of rows -->"

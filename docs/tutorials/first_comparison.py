@@ -32,4 +32,4 @@ print(found.answer.kind)
 
 # %% [markdown]
 # On the command line the same is `paceline compare digits --plans sequential,ring,downpour --workers 2`; it also writes
-# an HTML page. [Five minutes to a first comparison](../first-comparison.md) explains the table column by column.
+# an HTML page. [Five minutes to a first comparison](first-comparison.md) explains the table column by column.

@@ -43,4 +43,4 @@ for batch_size in (8, 512):
 # as they are on a busy machine: time it longer, with `seconds=60`.
 #
 # If one process wins, there is still something to gain: a larger batch, fewer exchanges (`local_sgd`), no waiting
-# (`downpour`), or [compiled kernels](../kernels.md) for a small network.
+# (`downpour`), or [compiled kernels](../internals/kernels.md) for a small network.

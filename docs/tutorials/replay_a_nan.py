@@ -44,4 +44,4 @@ assert bad == [1234]
 
 # %% [markdown]
 # On the command line the same is `paceline replay RUN --until nan`, and `--save FILE` keeps the model and the batch for
-# your debugger. [Replay](../replay.md) explains what is recorded and which plans cannot be replayed.
+# your debugger. [Replay](../internals/replay.md) explains what is recorded and which plans cannot be replayed.

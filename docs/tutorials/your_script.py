@@ -54,5 +54,5 @@ for plan in ("ring", "downpour"):
 
 # %% [markdown]
 # Is it worth it? `paceline compare --script 'train.py'` times a script that uses `torch.distributed` with gloo and with
-# Paceline's [backend](../backend.md), and with one process beside them.
-# [A loop of your own](../own-loop.md) lists what is guaranteed inside and after the block.
+# Paceline's [backend](../internals/backend.md), and with one process beside them.
+# [A loop of your own](../internals/own-loop.md) lists what is guaranteed inside and after the block.

@@ -50,8 +50,8 @@ def test_the_folder_of_a_family_holds_rules_alone_which_take_nothing_from_each_o
 
 
 def test_the_page_is_the_one_that_the_rules_make() -> None:
-    made = (ROOT / "docs" / "checker-rules.md").read_text()
-    assert made == page(), "run `python -m paceline.check.reporting.page > docs/checker-rules.md`"
+    made = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    assert made == page(), "run `python -m paceline.check.reporting.page > docs/reference/errors.md`"
 
 
 def test_a_deadlock_reads_as_everywhere_else() -> None:

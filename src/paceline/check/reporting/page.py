@@ -1,6 +1,6 @@
 """Generates the documentation of the rules from the rules themselves:
 
-python -m paceline.check.reporting.page > docs/checker-rules.md
+python -m paceline.check.reporting.page > docs/reference/errors.md
 """
 
 from __future__ import annotations
