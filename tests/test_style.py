@@ -15,7 +15,7 @@ STYLE = ROOT / "docs" / "internals" / "style.md"
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \|$", re.M)
 LAPSES = {words: right for words, right in ROW.findall(STYLE.read_text()) if words not in ("instead of", "---")}
 PAGES = sorted(
-    {*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("README.md")}
+    {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("README.md")}
     - {STYLE, ROOT / "CHANGELOG.md"}
 )
 CODE = re.compile(r"`[^`]*`")
