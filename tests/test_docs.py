@@ -1,4 +1,4 @@
-"""The pages: their programs and commands run and print what is shown, pictures and tables are current, links lead on."""
+"""The pages: programs and commands print what is shown, pictures and tables are current, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 #: What a user reads; internals and reproductions may be long.
-USER = sorted(page for kind in ("tutorials", "how-to", "reference", "explanation") for page in (DOCS / kind).glob("*.md"))
+KINDS = ("tutorials", "how-to", "reference", "explanation")
+USER = sorted(page for kind in KINDS for page in (DOCS / kind).glob("*.md"))
 METHODS = (DOCS / "reference" / "plans.md").read_text()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 
@@ -258,8 +259,8 @@ def test_the_navigation_has_every_user_page_and_llms_txt_describes_it(monkeypatc
     index = site_module("llms", monkeypatch)["index"]
     assert callable(index)
     texts = {page.relative_to(DOCS).as_posix(): page.read_text() for page in DOCS.rglob("*.md")}
-    texts |= {"benchmarks/index.md": (ROOT / "benchmarks" / "README.md").read_text()}
-    texts |= {"contributing.md": (ROOT / "CONTRIBUTING.md").read_text(), "changes.md": (ROOT / "CHANGELOG.md").read_text()}
+    others = {"benchmarks/index.md": "benchmarks/README.md", "contributing.md": "CONTRIBUTING.md", "changes.md": "CHANGELOG.md"}
+    texts |= {place: (ROOT / source).read_text() for place, source in others.items()}
     lines = index("Paceline", "about", sections, texts).splitlines()
     assert sum(line.startswith("- [") for line in lines) == len(places)
     assert [line for line in lines if line.startswith("- [") and len(line.partition("): ")[2]) < 20] == []
@@ -282,7 +283,8 @@ def test_the_readmes_figures_are_those_of_the_benchmark(monkeypatch: pytest.Monk
 
 
 def test_every_promise_of_the_contract_names_its_tests() -> None:
-    promises = re.findall(r"\*\*\(([a-f])\)(.*?)(?=\n\*\*\(|\n## )", (DOCS / "internals" / "contract.md").read_text(), re.S)
+    contract = (DOCS / "internals" / "contract.md").read_text()
+    promises = re.findall(r"\*\*\(([a-f])\)(.*?)(?=\n\*\*\(|\n## )", contract, re.S)
     assert "".join(letter for letter, _ in promises) == "abcdef"
     for letter, promise in promises:
         assert "](../tests/" in promise, f"({letter}) names no test"

@@ -1,4 +1,4 @@
-"""The README's figures, from the rounds of benchmarks/local_speed: python docs/_site/figures.py rewrites picture and table."""
+"""Rewrite the README's picture and table from the rounds of benchmarks/local_speed: python docs/_site/figures.py"""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ README = ROOT / "README.md"
 START, END = "<!-- speed -->\n", "<!-- end of speed -->"
 SINGLE = ("one process, 1 thread", "one process, 2 threads")
 SIZES = {"55 thousand": "55 thousand parameters", "1 million": "961 thousand", "11 million": "11 million"}
-PLANS = {"ddp": "PyTorch DDP over gloo", "ring": "Paceline, `ring` (synchronous)", "downpour": "Paceline, `downpour` (asynchronous)"}
+PLANS = {
+    "ddp": "PyTorch DDP over gloo",
+    "ring": "Paceline, `ring` (synchronous)",
+    "downpour": "Paceline, `downpour` (asynchronous)",
+}
 
 
 class Speed(NamedTuple):
@@ -68,6 +72,7 @@ STYLE = """<style>
   }
 </style>"""
 LEFT, UNIT, BASE, BAR, STEP = 60, 80, 215, 34, 44
+CAPTION = "samples per second, relative to the best single PyTorch process (dashed)"
 
 
 def picture() -> str:
@@ -79,7 +84,7 @@ def picture() -> str:
         STYLE,
         f'<line class="one" x1="{LEFT}" y1="{BASE - UNIT}" x2="630" y2="{BASE - UNIT}"/>',
         f'<text x="4" y="{BASE - UNIT + 4}">1.00 x</text>',
-        '<text class="small" x="4" y="14">samples per second, relative to the best single PyTorch process (dashed)</text>',
+        f'<text class="small" x="4" y="14">{CAPTION}</text>',
     ]
     for group, (size, plans) in enumerate(speeds().items()):
         left = LEFT + 15 + 190 * group
@@ -94,11 +99,11 @@ def picture() -> str:
 
 
 def _bar(plan: str, speed: Speed, x: float) -> list[str]:
-    top, middle = BASE - UNIT * speed.middle, x + BAR / 2
+    top, middle, high = BASE - UNIT * speed.middle, x + BAR / 2, BASE - UNIT * speed.most
     return [
         f'<rect class="{plan}" x="{x}" y="{top:.1f}" width="{BAR}" height="{UNIT * speed.middle:.1f}"/>',
-        f'<line x1="{middle}" y1="{BASE - UNIT * speed.most:.1f}" x2="{middle}" y2="{BASE - UNIT * speed.least:.1f}"/>',
-        f'<text class="small" x="{middle}" y="{BASE - UNIT * speed.most - 5:.1f}" text-anchor="middle">{speed.middle:.2f}</text>',
+        f'<line x1="{middle}" y1="{high:.1f}" x2="{middle}" y2="{BASE - UNIT * speed.least:.1f}"/>',
+        f'<text class="small" x="{middle}" y="{high - 5:.1f}" text-anchor="middle">{speed.middle:.2f}</text>',
     ]
 
 

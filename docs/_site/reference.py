@@ -10,11 +10,11 @@ import tomllib
 import typer
 
 import paceline
-from paceline import errors as paceline_errors
 from paceline.check.reporting.page import section
 from paceline.check.rules import RULES
 from paceline.cli import app, register
-from paceline.errors import PacelineError
+from paceline.errors.remedies import errors as error_kinds
+from paceline.errors.remedies import remedies
 
 #: The names of `import paceline` by task; every name is in one group.
 GROUPS = {
@@ -86,32 +86,25 @@ def messages() -> str:
     return "\n".join([*lines, ""])
 
 
-#: What to do about each group of errors.
-REMEDIES = {
-    "UsageError": "Nothing was started. The message names the option or the field, what is allowed and what to write.",
-    "RunFailed": "The run has begun and did not finish; its folder says where. `paceline replay RUN --until failure` "
-    "returns there, and `--resume RUN` continues from a checkpoint.",
-    "RunStopped": "A signal asked for it, and a checkpoint was written: continue with `--resume RUN`.",
-    "TrialStopped": "Let the exception through: it ends a trial in the way that the search asked for.",
-    "ReplayDiverged": "The data, the model or the arithmetic differ from those of the record; the message says which.",
-    "ProtocolError": "This is a bug in Paceline: report it with the message and the run's folder.",
-}
+KINDS = error_kinds()
+#: The groups of errors, in this order; each error is in the table of one.
+GROUPED = ("UsageError", "RunFailed", "RunStopped", "TrialStopped", "ReplayDiverged", "ProtocolError")
 
 
 def errors() -> str:
     """Every exception and warning, in its group, with what to do."""
-    found = {name: each for name, each in vars(paceline_errors).items() if isinstance(each, type)}
-    kinds = {name: each for name, each in found.items() if issubclass(each, PacelineError | Warning)}
     lines: list[str] = []
-    for group in (kinds[name] for name in REMEDIES):
-        members = [each for each in kinds.values() if issubclass(each, group)]
-        lines += [f"### {group.__name__}", "", REMEDIES[group.__name__], "", *_table_of(members)]
-    return "\n".join([*lines, "### Warnings", "", *_table_of([k for k in kinds.values() if issubclass(k, Warning)])])
+    for group in (KINDS[name] for name in GROUPED):
+        lines += [f"### {group.__name__}", "", *_table_of([k for k in KINDS.values() if issubclass(k, group)])]
+    return "\n".join([*lines, "### Warnings", "", *_table_of([k for k in KINDS.values() if issubclass(k, Warning)])])
 
 
-def _table_of(members: list[type]) -> list[str]:
-    rows = [f"| `{each.__name__}` | {(inspect.getdoc(each) or '').splitlines()[0]} |" for each in members]
-    return ["| class | meaning |", "|---|---|", *rows, ""]
+def _table_of(members: list[type[BaseException]]) -> list[str]:
+    rows = [
+        f"| `{each.__name__}` | {(inspect.getdoc(each) or '').splitlines()[0]} | {' '.join(remedies(each))} |"
+        for each in members
+    ]
+    return ["| class | meaning | what to do |", "|---|---|---|", *rows, ""]
 
 
 def rules() -> str:
