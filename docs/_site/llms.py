@@ -23,6 +23,6 @@ def index(
 def summary(markdown: str) -> str:
     """Return the first sentence of a page's first paragraph."""
     blocks = re.split(r"\n\s*\n", re.sub(r"<!--.*?-->", "", markdown, flags=re.S).strip())
-    paragraph = next(each.strip() for each in blocks if re.match(r"[\w*`\[\"]", each.strip()))
+    paragraph = next(each.strip() for each in blocks if re.match(r"(?!```)[\w*`\[\"]", each.strip()))
     text = LINK.sub(r"\1", " ".join(paragraph.split()))
-    return re.split(r"(?<=[.?!:])\s", text)[0].rstrip(":")
+    return re.split(r"(?<=[.?!])\s", text)[0].rstrip(":")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-NAME_HELP = "A rule of `paceline check` (PC404, lock-order), or an error, by the name before its message (WorkerFailed)."
+NAME_HELP = "A rule of `paceline check`, as PC404 or lock-order; or an error, by its first word, as WorkerFailed."
 
 
 def explain(name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP)]) -> None:
