@@ -59,4 +59,4 @@ print(f"largest difference between the parameters: {difference:.1e}")
 assert difference < 1e-4
 
 # %% [markdown]
-# [Pipelines](../docs/internals/pipelines.md) has the other schedules, where to cut by hand, and how much memory each stage needs.
+# docs/internals/pipelines.md has the other schedules, cuts by hand, and the memory of each stage.

@@ -58,7 +58,7 @@ def test_no_lapse_comes_back() -> None:
     any_lapse = pattern(", ".join(LAPSES))
     found = [line for line in all_lines() if any_lapse.search(line.text)]
     shown = [
-        f"{line.file.relative_to(ROOT)}:{line.number}: {line.text.strip()}\n    write '{right}' (docs/internals/style.md)"
+        f"{line.file.relative_to(ROOT)}:{line.number}: {line.text.strip()}\n    write '{right}' ({STYLE.name})"
         for words, right in LAPSES.items()
         for line in found
         if pattern(words).search(line.text)

@@ -1,4 +1,4 @@
-"""Put the blocks of recorded programs into docs/reproductions/reported-hangs.md: `python quote.py FOLDER`, without their advice."""
+"""Put the blocks of recorded programs into the page of reported hangs, without their advice: `python quote.py DIR`."""
 
 from __future__ import annotations
 

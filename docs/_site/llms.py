@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+LENGTH = 200
 
 
 def index(
@@ -21,8 +22,13 @@ def index(
 
 
 def summary(markdown: str) -> str:
-    """Return the first sentence of a page's first paragraph."""
+    """Return the first sentences of a page's first paragraph, about two lines of them."""
     blocks = re.split(r"\n\s*\n", re.sub(r"<!--.*?-->", "", markdown, flags=re.S).strip())
     paragraph = next(each.strip() for each in blocks if re.match(r"(?!```)[\w*`\[\"]", each.strip()))
     text = LINK.sub(r"\1", " ".join(paragraph.split()))
-    return re.split(r"(?<=[.?!])\s", text)[0].rstrip(":")
+    first, *others = re.split(r"(?<=[.?!])\s", text)
+    for sentence in others:
+        if len(first) + len(sentence) > LENGTH:
+            break
+        first += f" {sentence}"
+    return first.rstrip(":")

@@ -26,7 +26,7 @@ def test_what_the_page_shows_is_what_is_written(command: Command, words: str, sh
     assert (done.code, done.err) == (0, "")
     place = 0
     for part in shown.split("...\n"):
-        assert part in done.out[place:], f"docs/internals/schedulers.md shows another text than `paceline emit {words}` writes:\n{part}"
+        assert part in done.out[place:], f"schedulers.md is not what `paceline emit {words}` writes:\n{part}"
         place = done.out.index(part, place) + len(part)
 
 

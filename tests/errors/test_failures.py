@@ -1,4 +1,4 @@
-"""Every failure of docs/reproductions/failures.md, with real processes: what is said, the exit code, and that nothing is left."""
+"""Every failure of the page of failures, with real processes: what is said, the exit code, and that nothing is left."""
 
 from __future__ import annotations
 

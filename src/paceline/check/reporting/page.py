@@ -1,4 +1,4 @@
-"""The documentation of the checker's rules, from the rules themselves: `paceline check --explain` and the site's pages."""
+"""The documentation of the checker's rules, from the rules themselves: `paceline explain` and the site's pages."""
 
 from __future__ import annotations
 
