@@ -13,14 +13,13 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import Any
 
-import tomllib
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 
 from llms import index  # noqa: E402
-from reference import PARTS, rule_pages  # noqa: E402
+from reference import PARTS, rule_pages, tomllib  # noqa: E402
 
 PICTURE = re.compile(r"(?<=\]\()docs/(pictures/[^)\s]+)")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
-import tomllib
 import typer
 
 import paceline
@@ -15,6 +15,11 @@ from paceline.check.rules import RULES
 from paceline.cli import app, register
 from paceline.errors.remedies import errors as error_kinds
 from paceline.errors.remedies import remedies
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 #: The names of `import paceline` by task; every name is in one group.
 GROUPS = {

@@ -125,7 +125,7 @@ def explain_error(name: str) -> str:
     known = {each.lower(): each for each in errors()}
     found = known.get(name.strip().lower())
     if found is None:
-        raise usage.UsageError(f"there is no error {name!r}: {suggest(name.strip(), errors())}")
+        raise base.UsageError(f"there is no error {name!r}: {suggest(name.strip(), errors())}")
     kind = errors()[found]
     meaning = (inspect.getdoc(kind) or "").splitlines()[0]
     steps = "".join(f"\n{number}. {step}" for number, step in enumerate(remedies(kind), 1))
