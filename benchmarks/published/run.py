@@ -24,7 +24,7 @@ from paceline.core.splits.recipes.tensor import Tensor
 from paceline.planner.divisions import ModelDivision
 from paceline.planner.programs import division_of
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.split_layers import SplitLayers
+from paceline.plans.methods.views import Parts
 from paceline.plans.plan import make
 
 FOLDER = Path(__file__).parent
@@ -133,9 +133,9 @@ def _division(
     first = nodes[0].takes[0]
     needs = {node.name for node in nodes} | {PARAMETER + held.name for node in nodes for held in node.held}
     program = derive(nodes, {first: shape}, [nodes[-1].name], needs, workers, recipe.choose)
-    method = make(plan, workers=workers).method
-    assert isinstance(method, SplitLayers)
-    return division_of(program, method, {}, FLOAT)
+    parts = make(plan, workers=workers).method.picture(workers)
+    assert isinstance(parts, Parts)
+    return division_of(program, parts, {}, FLOAT)
 
 
 # --- DistBelief: one model on several machines, figure 3 of Dean et al., NIPS 2012 ---

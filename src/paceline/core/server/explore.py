@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from paceline.core.exploration import Explored, ProgramExplorer, Walker, breadth_first
 from paceline.core.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
@@ -120,18 +120,27 @@ class _World:
         return replace(self, servers=self.servers.copy(), workers=dict(self.workers), identity=list(self.identity))
 
 
+class _Size(NamedTuple):
+    """How large a small world is, and what may happen in it."""
+
+    workers: int
+    batches: int
+    shards: int
+    gathers: int
+    deaths: int
+    joins: int
+
+
 class _Explorer(ProgramExplorer[_World, int]):
     """The machines of a small world, and its moves and invariants."""
 
     seen = (tuple,)  # every command
 
-    def __init__(
-        self, workers: int, batches: int, shards: int, gathers: int, deaths: int, joins: int, gate: Gate,
-        desk: type[Desk], program: Callable[[Client], Program],
-    ) -> None:  # fmt: skip
-        self.count, self.shards, self.deaths, self.joins, self.program = workers, shards, deaths, joins, program
-        self.desk = desk(workers, batches, gate)
-        self.shard: Shard | Gathering = Gathering(workers, gathers) if gathers else Shard(workers)
+    def __init__(self, size: _Size, gate: Gate, desk: type[Desk], program: Callable[[Client], Program]) -> None:
+        self.count, self.shards, self.deaths, self.joins = size.workers, size.shards, size.deaths, size.joins
+        self.program, self.desk = program, desk(size.workers, size.batches, gate)
+        gathering = Gathering(size.workers, size.gathers) if size.gathers else None
+        self.shard: Shard | Gathering = gathering or Shard(size.workers)
 
     def first(self) -> _World:
         servers: Servers[int] = Servers.of(self.desk, self.shard, self.shards)
@@ -216,8 +225,8 @@ def explore(
 ) -> Explored:
     """Explore every interleaving, and return the shortest story in which an invariant fails, if there is one."""
     program = program or (push_in_rounds if gathers else push_every_batch)
-    explorer = _Explorer(workers, batches, shards, gathers, deaths, joins, gate or Asynchronous(), desk, program)
-    return breadth_first(explorer)
+    size = _Size(workers, batches, shards, gathers, deaths, joins)
+    return breadth_first(_Explorer(size, gate or Asynchronous(), desk, program))
 
 
 def say(thing: Command | Action) -> str:

@@ -27,10 +27,8 @@ from paceline.errors import UsageError
 from paceline.gradients.fused_replica import by_one
 from paceline.gradients.payload import GradientSum
 from paceline.plans.methods import Synchronous
-from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.program import Gradient, all_of, effects
-from paceline.plans.methods.split_layers import SplitLayers
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, program_of
 from paceline.runs.trace import Columns, Kind, Trace
 
 
@@ -225,13 +223,14 @@ def make_replayer(setup: Setup, trace: Trace, lives: list[Life]) -> Replayer:
         return TeamReplayer(setup)
     if setup.pipeline is not None and setup.pipeline.spread.server is None:
         return PipelineReplayer(setup)
-    if isinstance(setup.plan.method, Dataflow):
-        return DataflowReplayer(setup, setup.plan.method, trace.rows)
-    if isinstance(setup.plan.method, SplitLayers):
-        return SynchronousReplayer(setup, setup.plan.method, SplitArithmetic(setup, setup.plan.method))
-    if isinstance(setup.plan.method, Synchronous):
-        numbers = synchronous(setup, setup.plan.method, epochs_of(trace, setup.plan))
-        return SynchronousReplayer(setup, setup.plan.method, numbers)
+    plan = setup.plan
+    if setup.operators is not None:
+        return DataflowReplayer(setup, plan.method, trace.rows)  # type: ignore[arg-type]
+    if setup.split is not None:
+        return SynchronousReplayer(setup, program_of(plan), SplitArithmetic(setup, plan.method))  # type: ignore[arg-type]
+    if plan.method.server is None:
+        method = program_of(plan)
+        return SynchronousReplayer(setup, method, synchronous(setup, method, epochs_of(trace, plan)))
     if len(lives) == 1:
         return ServerReplayer(setup, trace.rows, lives[0].apart)
     setups = [replace(setup, plan=life.plan.fitted(len(setup.layout.shards))) for life in lives]

@@ -21,7 +21,6 @@ import numpy as np
 
 from paceline.core.agenda import Agenda
 from paceline.engines.setup import Setup
-from paceline.plans.methods.server import CentreServer
 from paceline.runs.trace import Columns, Kind
 
 
@@ -60,9 +59,7 @@ def recorded(setup: Setup, rows: Columns, apart: bool) -> Recorded:
         return Recorded(_own_rows(rows, workers, gathers))
     if gathers:
         return _rounds(setup.agenda, rows)
-    return (
-        _exchanges(setup.agenda, rows) if isinstance(setup.plan.method, CentreServer) else _pushes(setup.agenda, rows)
-    )
+    return (_pushes if setup.plan.method.exchange is None else _exchanges)(setup.agenda, rows)
 
 
 def _own_rows(rows: Columns, workers: int, gathers: bool) -> list[list[Step]]:

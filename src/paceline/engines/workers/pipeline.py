@@ -60,7 +60,7 @@ class PipelineWorker(WorkerContext):
         super().__init__(given.number, shared, waiter, given.plan, given.agenda, resume_point, host)
         self.arena = arena
         self.context: WorkerContext = self
-        assert isinstance(given.plan.method, Pipeline)
+        assert isinstance(given.plan.method, Pipeline)  # a typed view: no other plan has such a worker
         self.method = given.plan.method
         assert given.blueprint is not None
         self.blueprint, self.snapshots = given.blueprint, snapshots
