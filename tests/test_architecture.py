@@ -1,5 +1,5 @@
-"""Who may import whom. The rules are docs/design.md's; a broken one is shown with the line and its nearest legal
-home.
+"""Who may import whom. The rules are those of docs/internals/design.md; a broken one is shown with the line and its
+nearest legal home.
 """
 
 from __future__ import annotations

@@ -77,7 +77,10 @@ def prove_cluster(
     )
     limits = "in small clusters connections keep their order, and timers fire when no message is under way"
     return Proved(
-        str(plan), True, [*says, *PROMISES, f"{limits}: docs/contract.md"], {**figures, "histories": HISTORIES}
+        str(plan),
+        True,
+        [*says, *PROMISES, f"{limits} (docs/internals/contract.md)"],
+        {**figures, "histories": HISTORIES},
     )
 
 

@@ -228,7 +228,7 @@ def choose(
     """
     given = locals()
     if prices is not None and cluster is None:
-        raise UsageError("prices= needs cluster=, a file that says which machines are to be paid; see docs/planner.md")
+        raise UsageError("prices= needs cluster=, a file that says which machines are to be paid")
     if link is not None and cluster is not None:
         raise UsageError("give either cluster=, whose file has the network in it, or link=")
     for name, value, allowed in (("goal", goal, GOALS), ("level", level, LEVELS), ("learning", learning, LEARNING)):
