@@ -1,0 +1,49 @@
+"""`time`: a clock that passes only when the scheduler says so, and sleeps that cost nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from paceline.explore.interpose.control import here, step
+
+real_monotonic, real_sleep = time.monotonic, time.sleep
+#: To look at a clock takes this long, so that a loop that polls a clock ends.
+TICK = 0.001
+
+
+def monotonic() -> float:
+    """Return the virtual time in a thread under control, else the real one."""
+    where = here()
+    if where is None:
+        return real_monotonic()
+    run, _ = where
+    run.now += TICK
+    return run.now
+
+
+def _virtual(real: Callable[[], float]) -> Callable[[], float]:
+    return lambda: monotonic() if here() is not None else real()
+
+
+def _virtual_ns(real: Callable[[], int]) -> Callable[[], int]:
+    return lambda: int(monotonic() * 1e9) if here() is not None else real()
+
+
+def sleep(seconds: float) -> None:
+    """Let virtual time pass."""
+    if here() is None:
+        real_sleep(seconds)
+    elif seconds <= 0:
+        step("yields to", "other threads", "clock", mode="read")
+    else:
+        step("sleeps", f"for {seconds:g} s", "clock", ready=lambda: False, timeout=seconds)
+
+
+def install() -> None:
+    """Put the virtual clock in the place of the real one."""
+    time.sleep = sleep
+    for name in ("monotonic", "perf_counter", "time"):
+        setattr(time, name, _virtual(getattr(time, name)))
+    for name in ("monotonic_ns", "perf_counter_ns", "time_ns"):
+        setattr(time, name, _virtual_ns(getattr(time, name)))

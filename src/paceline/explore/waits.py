@@ -1,0 +1,84 @@
+"""Deadlocks: who waits for whom, each at which line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from paceline.explore.finding import Finding
+from paceline.explore.operation import Operation, Place
+
+
+class Waiter(Protocol):
+    """A thread, a task of asyncio, or a rank that is blocked."""
+
+    number: int
+    name: str
+    pending: Operation | None
+    done: bool
+
+
+def circle_of(tasks: Sequence[Waiter], first: Waiter) -> list[Waiter]:
+    """Return the circle of holders that a wait has closed; empty if there is none.
+
+    Only waits without a deadline count, and only for what a known thread holds.
+    """
+    path: list[Waiter] = []
+    each = first
+    while each not in path:
+        operation = each.pending
+        if each.done or operation is None or operation.deadline is not None or operation.ready():
+            return []
+        path.append(each)
+        holder = operation.holder()
+        if holder is None:
+            return []
+        each = tasks[holder]
+    return path if each is first else []
+
+
+def deadlock(circle: Sequence[Waiter], others: Sequence[Waiter]) -> Finding:
+    """Describe threads that wait for each other, or that wait for what no thread will do any more."""
+    if circle:
+        names = [each.name for each in circle]
+        chain = ", which waits for ".join([*names[1:], names[0]])
+        conclusion = f"deadlock: {names[0]} waits for {chain}" if names[1:] else f"{names[0]} waits for itself"
+        message = "threads wait for each other" if names[1:] else "a thread waits for what it holds itself"
+        return Finding("deadlock", message, tuple(map(_scene, circle)), conclusion)
+    blocked = [each for each in others if each.pending is not None and not each.done]
+    lost = next((each for each in blocked if early_signal(each)), None)
+    if lost is not None:
+        signal = early_signal(lost)
+        assert signal is not None and lost.pending is not None
+        return Finding(
+            "lost wake-up",
+            f"{lost.name} waits for {lost.pending.subject}, which was notified before it waited",
+            ((signal[0], f"notifies {lost.pending.subject}, and no thread waits for it", signal[1]), *map(_scene, blocked)),
+            f"{lost.name} waits for ever: test the condition under the lock, in a loop, before each wait",
+        )  # fmt: skip
+    names = ", ".join(each.name for each in blocked)
+    return Finding(
+        "deadlock",
+        "no thread can continue",
+        tuple(map(_scene, blocked)),
+        f"{names} can never continue: no thread is left that could wake {'it' if len(blocked) == 1 else 'them'}",
+    )
+
+
+def early_signal(waiter: Waiter) -> tuple[str, Place] | None:
+    """Return who notified what a thread waits for, and where, when no thread waited yet."""
+    subject = waiter.pending.subject if waiter.pending is not None else None
+    signal: tuple[str, Place] | None = getattr(subject, "early_signal", None)
+    return signal
+
+
+def _scene(waiter: Waiter) -> tuple[str, str, Place]:
+    operation = waiter.pending
+    assert operation is not None
+    verb = {"takes": "waits for", "gets from": "waits for an item of", "puts into": "waits for room in"}
+    return waiter.name, f"{verb.get(operation.verb, operation.verb)} {operation.subject}{_held(operation)}", operation.place
+
+
+def _held(operation: Operation) -> str:
+    """Return who holds what is waited for, and since which line."""
+    return str(getattr(operation.subject, "held", ""))
