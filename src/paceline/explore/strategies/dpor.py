@@ -157,9 +157,9 @@ def _first_of_other_order(run: Sequence[Executed], earlier: int, late: Option, o
     if late in enabled:
         return late
     clock = orders.clock(late.thread)
-    for at in range(earlier + 1, len(run)):
+    for at, number in orders.steps_after(earlier):
         option = run[at].option
-        if option in enabled and orders.number(at) <= clock.get(option.thread, 0) and option.thread != late.thread:
+        if option in enabled and number <= clock.get(option.thread, 0) and option.thread != late.thread:
             return option
     return late
 
@@ -186,9 +186,9 @@ class _Orders:
     def clock(self, thread: int) -> Clock:
         return self._clocks.get(thread, {})
 
-    def number(self, at: int) -> int:
-        """Return the how many-eth step of its thread a step was."""
-        return self._numbers[at]
+    def steps_after(self, earlier: int) -> list[tuple[int, int]]:
+        """Return the steps that were added after one: of the run, and the how many-eth of its thread each was."""
+        return list(enumerate(self._numbers))[earlier + 1 :]
 
     def unordered(self, thread: int, operation: Operation) -> list[int]:
         """Return the last conflicting step of each other thread that could come after this operation as well."""
