@@ -26,9 +26,10 @@ from paceline.explore.waits import circle_of, deadlock
 
 _sleep, _clock = time.sleep, time.monotonic  # the real ones, which the program does not get
 
-START = 1_000_000_000.0  # virtual seconds
+START = 1_000_000.0  # virtual seconds; small enough for the loop of asyncio to add nanoseconds
 #: Steps that a thread makes in a row in the plain order: Python lets the others run after a while too.
 QUANTUM = 2000
+POLLS = 1000  # a program that has let time pass so often, and has not ended, polls for what never comes
 OUTSIDE_PATIENCE = 2.0  # real seconds for an answer from outside the control: a socket, a thread of a library
 
 
@@ -294,8 +295,9 @@ class Run:
 
     def _never_ends(self) -> Finding:
         """Describe a run that has not ended within the bounds."""
-        polls = self.now - START > self._bounds.seconds
-        bound = f"{self._bounds.seconds:,.0f} virtual seconds" if polls else f"{self._bounds.steps:,} steps"
+        waits = sum(each.option.expires for each in self.trace)
+        polls = waits > POLLS or self.now - START > self._bounds.seconds
+        bound = f"{self.steps - 1:,} steps and {self.now - START:,.0f} virtual seconds"
         scenes = [
             (each.name, f"still {each.pending.verb} {each.pending.subject}", each.pending.place)
             for each in self.tasks

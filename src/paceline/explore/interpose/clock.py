@@ -10,6 +10,7 @@ from paceline.explore.interpose.control import here, step
 real_monotonic, real_sleep = time.monotonic, time.sleep
 #: To look at a clock takes this long, so that a loop that polls a clock ends.
 TICK = 0.001
+EPOCH = 1_700_000_000.0  # the virtual time of day at the virtual second 0
 
 
 def monotonic() -> float:
@@ -22,12 +23,12 @@ def monotonic() -> float:
     return run.now
 
 
-def _virtual(real: Callable[[], float]) -> Callable[[], float]:
-    return lambda: monotonic() if here() is not None else real()
+def _virtual(real: Callable[[], float], epoch: float) -> Callable[[], float]:
+    return lambda: monotonic() + epoch if here() is not None else real()
 
 
-def _virtual_ns(real: Callable[[], int]) -> Callable[[], int]:
-    return lambda: int(monotonic() * 1e9) if here() is not None else real()
+def _virtual_ns(real: Callable[[], int], epoch: float) -> Callable[[], int]:
+    return lambda: int((monotonic() + epoch) * 1e9) if here() is not None else real()
 
 
 def sleep(seconds: float) -> None:
@@ -43,7 +44,6 @@ def sleep(seconds: float) -> None:
 def install() -> None:
     """Put the virtual clock in the place of the real one."""
     time.sleep = sleep
-    for name in ("monotonic", "perf_counter", "time"):
-        setattr(time, name, _virtual(getattr(time, name)))
-    for name in ("monotonic_ns", "perf_counter_ns", "time_ns"):
-        setattr(time, name, _virtual_ns(getattr(time, name)))
+    for name, epoch in (("monotonic", 0.0), ("perf_counter", 0.0), ("time", EPOCH)):
+        setattr(time, name, _virtual(getattr(time, name), epoch))
+        setattr(time, f"{name}_ns", _virtual_ns(getattr(time, f"{name}_ns"), epoch))

@@ -57,13 +57,12 @@ class Loop(RealLoop):
         """Wait until a callback is ready; or let time pass to the next timer, which may be earlier than necessary."""
         while not self._has_work():
             due = self._next_timer()
-            timeout = None if due is None else due - self.time()
-            step("waits in", Waiting(self), id(self), ready=self._has_work, timeout=timeout, acquires=True)
+            step("waits in", Waiting(self), id(self), ready=self._has_work, deadline=due, acquires=True)
             if due is not None and due <= self.time():
                 return
         due = self._next_timer()
         if due is not None:
-            step("runs", "callbacks of the loop", id(self), timeout=due - self.time(), acquires=True)
+            step("runs", "callbacks of the loop", id(self), deadline=due, acquires=True)
 
     def _has_work(self) -> bool:
         if self._ready or self._stopping:  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from paceline.explore.ranks.meetings import Call, Group, Meeting, Message, Post,
 BACKEND = "explored"
 _groups: dict[str, Group] = {}
 _post = Post()
+_made: dict[tuple[int, tuple[int, ...]], int] = {}
 Tensors = list[torch.Tensor]
 
 
@@ -290,11 +291,8 @@ def _together(works: list[Work], result: Any) -> Work:
 
 def _operator(opts: Any) -> str:
     operator = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-    return str(operator).rpartition(".")[2].lower() if "." in str(operator) else _names().get(operator, "sum")
-
-
-def _names() -> dict[Any, str]:
-    return {getattr(dist.ReduceOp, name): name.lower() for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")}
+    names = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+    return next((name.lower() for name in names if operator == getattr(dist.ReduceOp, name)), "sum")
 
 
 _REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -327,8 +325,12 @@ def _shapes(tensors: Tensors) -> str:
 def _create(options: Any, _: Any) -> ExploredGroup:
     """Make the group of one rank; all of its ranks must come to make it."""
     members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    group = ExploredGroup(options.group_id, options.group_rank, members)
-    group._collective("new_group" if options.global_ranks_in_group else "init_process_group", "", None, lambda _: None).wait()
+    # PyTorch counts the groups of this process, and so of all ranks; each rank counts its own groups of these members.
+    me = members[options.group_rank], members
+    number = _made[me] = _made.get(me, 0) + 1
+    group = ExploredGroup(f"{members} {number}", options.group_rank, members)
+    name = "new_group" if options.global_ranks_in_group else "init_process_group"
+    group._collective(name, "", None, lambda all_: None).wait()
     return group
 
 
