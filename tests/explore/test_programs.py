@@ -5,11 +5,12 @@ The programs in `unseen` were written before the explorer ran, and were not look
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from paceline.explore.session import explore
+from paceline.explore.session import Session
 from paceline.explore.settings import Settings, Target
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -17,16 +18,28 @@ FILES = sorted(PROGRAMS.glob("*/*.py"))
 
 
 def settings(file: Path, schedules: int) -> Settings:
-    return Settings(seconds=20, schedules=schedules, ranks=2 if file.stem.startswith("ranks") else 0)
+    return Settings(seconds=120, schedules=schedules, ranks=2 if file.stem.startswith("ranks") else 0)
+
+
+@pytest.fixture(scope="module")
+def sessions() -> Iterator[dict[bool, Session]]:
+    """One exploring process for programs of ranks, since a process that holds PyTorch forks slowly, and one for others."""
+    with Session() as threads, Session() as ranks:
+        yield {False: threads, True: ranks}
+
+
+@pytest.fixture
+def session(sessions: dict[bool, Session], file: Path) -> Session:
+    return sessions[file.stem.startswith("ranks")]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_the_bug_is_found(file: Path) -> None:
-    answer = explore(Target(str(file)), settings(file, 400))
+def test_the_bug_is_found(session: Session, file: Path) -> None:
+    answer = session.explore(Target(str(file)), settings(file, 400))
     assert answer.report["verdict"] == "found", answer.text
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_the_repaired_twin_is_silent(file: Path) -> None:
-    answer = explore(Target(str(file), arguments=("repaired",)), settings(file, 60))
+def test_the_repaired_twin_is_silent(session: Session, file: Path) -> None:
+    answer = session.explore(Target(str(file), arguments=("repaired",)), settings(file, 60))
     assert answer.report["verdict"] in ("not found", "dismissed within bounds"), answer.text

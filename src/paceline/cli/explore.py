@@ -32,21 +32,21 @@ def explore(
     when nothing was found, 1 when something was, 2 when the program could not be explored.
     """
     from paceline.explore.scheduler import Bounds
-    from paceline.explore.session import drills_of
-    from paceline.explore.session import explore as explore_target
+    from paceline.explore.session import Session, drills_of
     from paceline.explore.settings import Settings, parse_target
 
     settings = Settings(
         seconds=seconds, schedules=schedules, strategy=strategy.value, seed=seed, races=races, same=same, ranks=ranks,
         bounds=Bounds(steps=steps),
     )  # fmt: skip
-    answer = explore_target(
-        parse_target(target, tuple(arguments or ())),
-        settings,
-        replay=replay,
-        drills=drills_of(drill or (), ranks),
-        scope=scope or (),
-    )
+    with Session() as session:
+        answer = session.explore(
+            parse_target(target, tuple(arguments or ())),
+            settings,
+            replay=replay,
+            drills=drills_of(drill or (), ranks),
+            scope=scope or (),
+        )
     if json:
         print_json(answer.report)
     else:

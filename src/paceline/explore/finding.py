@@ -26,7 +26,7 @@ class Finding:
     @property
     def where(self) -> Place | None:
         """The line that a finding is about."""
-        return self.place or next((place for _, _, place in self.story if place is not None), None)
+        return self.place or next((place for _, _, place in self.story if place is not None and place.line), None)
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -56,7 +56,7 @@ class Finding:
 
 def at(place: Place | None) -> str:
     """Return a place as the end of a clause."""
-    return f" at {shown(place)}" if place else ""
+    return f" at {shown(place)}" if place and place.line else ""
 
 
 def shown(place: Place) -> str:

@@ -291,7 +291,7 @@ class Run:
         blocked = [each for each in self.tasks if not each.done]
         if any(each.outside for each in blocked):
             return None  # which is not known to be a deadlock; `outside` says where
-        return deadlock([], blocked)
+        return deadlock([], self.tasks)
 
     def _never_ends(self) -> Finding:
         """Describe a run that has not ended within the bounds."""

@@ -30,7 +30,7 @@ SHRINK_SECONDS = 10.0
 #: early time-outs out.
 AFTER_PROOF = 300
 #: Modules that are imported once for all runs: to import them starts no thread and reads nothing of the program.
-COMMON = {*sys.stdlib_module_names, "numpy"} - {"antigravity", "this", "idlelib"}
+COMMON = {*sys.stdlib_module_names, "numpy", "torch"} - {"antigravity", "this", "idlelib"}
 
 
 class Explorer:
@@ -175,6 +175,8 @@ def _searches(settings: Settings) -> list[Search]:
     every: dict[str, Search] = {
         "dpor": Dpor(), "pos": Pos(seed * 1_000_003), "pct": Pct(seed * 1_000_003), "random": RandomWalks(seed * 1_000_003)
     }  # fmt: skip
+    if settings.ranks and settings.strategy == "auto":
+        return [every["dpor"]]  # ranks only wait for each other, so there is little to choose
     return list(every.values()) if settings.strategy == "auto" else [every[settings.strategy]]
 
 

@@ -1,4 +1,4 @@
-"""Explores a target in a process of its own; what the command line, the plugin of pytest and programs call."""
+"""Explores targets in a process of its own: what the command line, the plugin of pytest and tests call."""
 
 from __future__ import annotations
 
@@ -25,40 +25,59 @@ class Answer:
     report: dict[str, Any]
 
 
-def explore(
-    target: Target,
-    settings: Settings = Settings(),  # noqa: B008  # frozen
-    *,
-    replay: str = "",
-    drills: Sequence[str] = (),
-    scope: Sequence[Path] = (),
-) -> Answer:
-    """Explore a target.
+class Session:
+    """The exploring process, for one target after the other."""
 
-    Args:
-        target: A script or a function.
-        settings: Limits, strategy and oracles.
-        replay: A token: run this schedule instead of searching.
-        drills: Faults to be tried on ranks.
-        scope: Further folders whose files are the program's; the target's own and the current one always are.
-    """
-    _check(target, settings, replay)
-    request = {
-        "target": asdict(target), "settings": asdict(settings), "replay": replay, "drills": list(drills),
-        "scope": [str(each) for each in scope],
-    }  # fmt: skip
-    # The program's own output would mix with the answer, so every run writes into a file of its own.
-    ended = subprocess.run(
-        [sys.executable, "-m", "paceline.explore.worker"],
-        input=json.dumps(request).encode() + b"\n",
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONHASHSEED": "0"},  # so that sets have one order in every run
-        check=False,
-    )
-    if ended.returncode or not ended.stdout:
-        raise UsageError(f"{target}: the exploration ended with code {ended.returncode}; its last words are above")
-    answer = json.loads(ended.stdout)
-    return Answer(answer["text"], answer["code"], answer["report"])
+    def __init__(self) -> None:
+        # Every run writes its output into a file of its own, so that it does not mix with the answers.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "paceline.explore.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": "0"},  # so that sets have one order in every run
+            text=True,
+        )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def explore(
+        self,
+        target: Target,
+        settings: Settings = Settings(),  # noqa: B008  # frozen
+        *,
+        replay: str = "",
+        drills: Sequence[str] = (),
+        scope: Sequence[Path] = (),
+    ) -> Answer:
+        """Explore a target.
+
+        Args:
+            target: A script or a function.
+            settings: Limits, strategy and oracles.
+            replay: A token: run this schedule instead of searching.
+            drills: Faults to be tried on ranks.
+            scope: Further folders whose files are the program's; the target's own and the current one always are.
+        """
+        _check(target, settings, replay)
+        request = {
+            "target": asdict(target), "settings": asdict(settings), "replay": replay, "drills": list(drills),
+            "scope": [str(each) for each in scope],
+        }  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise UsageError(f"{target}: the exploring process has ended; its last words are above")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise UsageError(answer["error"])
+        return Answer(answer["text"], answer["code"], answer["report"])
 
 
 def drills_of(names: Sequence[str], ranks: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from paceline.explore.finding import Finding
@@ -17,50 +18,35 @@ class Stretch(NamedTuple):
     """Consecutive steps of one thread."""
 
     thread: int
-    first: Operation
-    last: Operation
-    before: Operation | None  # what it would have done next when another thread was chosen in its place
+    following: Operation | None  # what it would have done next; None at its end
+    interrupted: bool  # it could have done it, but another thread was chosen
 
 
 def story_of(finding: Finding, run: Run) -> Finding:
     """Return a finding whose story begins with the schedule that led to it."""
     if not run.switches:
         return finding
-    scenes = [(run.tasks[each.thread].name, _what(each), each.last.place) for each in stretches(run)]
+    scenes = [_scene(run.tasks[each.thread].name, each) for each in stretches(run)]
     if len(scenes) > LONGEST:
         left_out = len(scenes) - LONGEST
-        scenes = [("", f"({left_out} earlier stretches are left out)", Place("", 0, "")), *scenes[-LONGEST:]]
-    shown = [(who, what, place if place.file else None) for who, what, place in scenes]
-    where = finding.where
-    return replace(finding, story=(*shown, *finding.story), place=where)
+        scenes = [("", f"({left_out} earlier stretches are left out)", None), *scenes[-LONGEST:]]
+    return replace(finding, story=(*scenes, *finding.story), place=finding.where)
 
 
 def stretches(run: Run) -> Iterator[Stretch]:
-    """Yield the stretches of a run."""
-    begun: Operation | None = None
-    for at, step in enumerate(run.trace):
-        begun = begun or step.operation
-        following = run.trace[at + 1] if at + 1 < len(run.trace) else None
-        if following is not None and following.option.thread == step.option.thread:
-            continue
+    """Yield the stretches of a run but for the last one, which ends with the finding."""
+    for step, following in pairwise(run.trace):
         thread = step.option.thread
-        before = following.pending.get(thread) if following is not None else None
-        if before is not None and following is not None:
+        if following.option.thread != thread:
             could = any(each.thread == thread and not each.expires for each in following.options)
-            before = before if could else None
-        yield Stretch(thread, begun, step.operation, before)
-        begun = None
+            yield Stretch(thread, following.pending.get(thread), could)
 
 
-def _what(stretch: Stretch) -> str:
-    text = _did(stretch.first)
-    if stretch.last is not stretch.first:
-        text += f", and so on until it {_did(stretch.last)}"
-    if stretch.before is not None:
-        text += f"; is interrupted before it {_did(stretch.before)}"
-    return text
-
-
-def _did(operation: Operation) -> str:
-    verb = {"waits for": "has waited for", "sleeps": "has slept"}.get(operation.verb, operation.verb)
-    return f"{verb} {operation.subject}"
+def _scene(who: str, stretch: Stretch) -> tuple[str, str, Place | None]:
+    operation = stretch.following
+    if operation is None:
+        return who, "runs to its end", None
+    what = f"{operation.verb} {operation.subject}"
+    if stretch.interrupted:
+        return who, f"is interrupted before it {what}", operation.place
+    return who, f"runs until it {what}", operation.place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from paceline.explore.finding import Finding
+from paceline.explore.finding import Finding, at
 from paceline.explore.operation import Operation, Place
 
 
@@ -46,6 +46,10 @@ def deadlock(circle: Sequence[Waiter], others: Sequence[Waiter]) -> Finding:
         message = "threads wait for each other" if names[1:] else "a thread waits for what it holds itself"
         return Finding("deadlock", message, tuple(map(_scene, circle)), conclusion)
     blocked = [each for each in others if each.pending is not None and not each.done]
+    ranks = [each for each in blocked if each.pending is not None and each.pending.verb == "calls"]
+    if ranks:
+        return _hung_ranks(ranks, [each.name for each in others if each.done and each.name.startswith("rank ")])
+    blocked.sort(key=_only_joins)  # that a thread waits for the end of another one explains nothing
     lost = next((each for each in blocked if early_signal(each)), None)
     if lost is not None:
         signal = early_signal(lost)
@@ -63,6 +67,19 @@ def deadlock(circle: Sequence[Waiter], others: Sequence[Waiter]) -> Finding:
         tuple(map(_scene, blocked)),
         f"{names} can never continue: no thread is left that could wake {'it' if len(blocked) == 1 else 'them'}",
     )
+
+
+def _only_joins(waiter: Waiter) -> bool:
+    return waiter.pending is not None and isinstance(waiter.pending.touches[0].location, tuple)
+
+
+def _hung_ranks(ranks: Sequence[Waiter], ended: Sequence[str]) -> Finding:
+    """Describe ranks that wait in collectives which others do not call."""
+    calls = [f"{each.name} calls {each.pending.subject}{at(each.pending.place)}" for each in ranks if each.pending]
+    if ended:
+        calls.append(f"{' and '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended")
+    advice = "let every rank call the same collectives, in the same order and equally often"
+    return Finding("deadlock", ", ".join(calls), tuple(map(_scene, ranks)), advice)
 
 
 def early_signal(waiter: Waiter) -> tuple[str, Place] | None:

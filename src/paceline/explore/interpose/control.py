@@ -91,10 +91,13 @@ def step(
         return wait_outside(ready, timeout)
     current, task = where
     operation = Operation(verb, subject, (Touch(location, mode),), place(), **rest)
+    if timeout is not None and timeout <= 0:  # it looks once, and does not wait
+        current.perform(task, operation)
+        return ready is None or ready()
     if ready is not None:
         operation.ready = ready
     if timeout is not None:
-        operation.deadline = current.now + max(0.0, timeout)
+        operation.deadline = current.now + timeout
     return current.perform(task, operation)
 
 

@@ -12,7 +12,10 @@ A rank runs until its next collective. So a hang is known at once, without a tim
 
 from __future__ import annotations
 
+from functools import cache
 
+
+@cache
 def install() -> None:
     """Put the modelled backend and launchers in place; this imports PyTorch."""
     from paceline.explore.ranks import launch, process_group, replicas

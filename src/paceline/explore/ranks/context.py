@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 from paceline.explore.interpose.control import MARK
@@ -15,13 +16,12 @@ class Context:
 
     def __init__(self, rank: int | None, environment: dict[str, str]) -> None:
         import torch
-        from torch.distributed.distributed_c10d import _World
 
         self.rank = rank
         self.handlers: dict[int, Any] = {}  # of signals
         self._environment = environment
         self._modules: dict[str, Any] = {}
-        self._world = _World()
+        self._world = _empty_world()
         # Each process would draw its own seed at its start; runs must repeat themselves, so it is the rank's number.
         self._torch = torch.Generator().manual_seed(1_000 + (rank or 0)).get_state()
         self._python = random.Random(1_000 + (rank or 0)).getstate()
@@ -58,6 +58,16 @@ class Context:
             sys.modules["numpy"].random.set_state(self._numpy)
         elif "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(1_000 + (self.rank or 0))
+
+
+def _empty_world() -> SimpleNamespace:
+    """Return what PyTorch keeps of the process groups of a process, before it has any; all its own worlds share one."""
+    from torch.distributed.distributed_c10d import _World
+
+    world = _World()
+    names = [name for name, kind in vars(_World).items() if isinstance(kind, property) and name != "pg_config_info"]
+    values = {name: getattr(world, name) for name in names}  # the one left out is computed from these
+    return SimpleNamespace(**{name: value if value is None else type(value)() for name, value in values.items()})
 
 
 def torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
