@@ -165,7 +165,7 @@ class _Child:
             tuple(run.outside),
             story_of(race, run) if race else None,
             os.pread(self._output, 1 << 20, 0),
-            trace.encode(run.trace) if self._traced else b"",
+            trace.encode(run.trace, run.pending()) if self._traced else b"",
             tuple(importing.compiled),
             tuple(set(sys.modules) - self._modules),
             drill=None if self._fault is None else sys.modules[f"{RANKS}.drills"].outcome(self._fault, finding),

@@ -229,7 +229,7 @@ class Run:
         """Return the task that makes the next step."""
         self._count()
         options = self.options() or self._wait_outside()
-        pending = {each.number: each.pending for each in self.tasks if each.pending is not None and not each.done}
+        pending = self.pending()
         plain = self._plain(task, options)
         chosen = self._strategy.pick(Decision(self.steps, task.number, task.steps, options, pending, plain))
         if chosen is None:
@@ -250,6 +250,10 @@ class Run:
         self._in_a_row += 1
         if self.steps > self._bounds.steps or self.now - START > self._bounds.seconds:
             self.finish(self._never_ends())
+
+    def pending(self) -> dict[int, Operation]:
+        """Return what each thread would do next."""
+        return {each.number: each.pending for each in self.tasks if each.pending is not None and not each.done}
 
     def options(self) -> list[Option]:
         """Return the possible next steps; those for which time must pass come last, the earliest deadline first."""

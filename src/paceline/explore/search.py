@@ -111,7 +111,7 @@ class Explorer:
             if self._shared != before and dpor is not None:
                 dpor.begin_again()  # its runs did not stop at the data that threads are now known to share
             elif not outcome.lost:
-                search.learn(trace.decode(outcome.trace))
+                search.learn(*trace.decode(outcome.trace))
 
     def _judge(self, outcome: Outcome, search: Search) -> bool:
         """Whether a run ends the search: it has gone wrong, and does so again."""

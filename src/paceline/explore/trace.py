@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.explore.operation import Operation, Option, Place, Touch
 from paceline.explore.strategies import Executed
@@ -11,7 +11,7 @@ from paceline.explore.strategies import Executed
 NOWHERE = Place("", 0, "")
 
 
-def encode(steps: Sequence[Executed]) -> bytes:
+def encode(steps: Sequence[Executed], left: Mapping[int, Operation]) -> bytes:
     """Return steps as bytes. Locations become numbers: only their equality counts."""
     locations: dict[object, int] = {}
     operations: dict[int, int] = {}  # by identity
@@ -33,17 +33,18 @@ def encode(steps: Sequence[Executed]) -> bytes:
         )
         for step in steps
     ]
-    return marshal.dumps((table, rows))
+    last = {thread: number(operation) for thread, operation in left.items()}
+    return marshal.dumps((table, rows, last))
 
 
-def decode(data: bytes) -> list[Executed]:
-    """Return the steps that bytes hold."""
-    table, rows = marshal.loads(data) if data else ([], [])
+def decode(data: bytes) -> tuple[list[Executed], dict[int, Operation]]:
+    """Return the steps that bytes hold, and what was left to do."""
+    table, rows, left = marshal.loads(data) if data else ([], [], {})
     operations = [
         Operation(verb, "", tuple(Touch(location, mode) for location, mode in touches), NOWHERE)
         for verb, touches in table
     ]
-    return [
+    steps = [
         Executed(
             Option(*option),
             operations[operation],
@@ -52,3 +53,4 @@ def decode(data: bytes) -> list[Executed]:
         )
         for option, operation, options, pending in rows
     ]
+    return steps, {thread: operations[each] for thread, each in left.items()}

@@ -1,13 +1,15 @@
-"""DPOR, dynamic partial order reduction, with sleep sets: a search that ends.
+"""DPOR, dynamic partial order reduction, with source sets and sleep sets: a search that ends.
 
-Flanagan and Godefroid, "Dynamic partial-order reduction for model checking software", POPL 2005; sleep sets: Godefroid,
-"Partial-order methods for the verification of concurrent systems", 1996.
+Abdulla, Aronis, Jonsson and Sagonas, "Optimal dynamic partial order reduction", POPL 2014 (there: source-DPOR), after
+Flanagan and Godefroid, POPL 2005; sleep sets: Godefroid, "Partial-order methods for the verification of concurrent
+systems", 1996. Persistent sets, as of 2005, miss orders when they are combined with sleep sets.
 
 Two runs in which conflicting operations come in the same order are equivalent. The search is a depth-first walk over
-the runs, from the start each time. After a run it looks, for each operation, for the last earlier operation of another
-thread that conflicts with it and did not have to come before it; at that point the other order is still to be tried
-(`todo`). A thread whose step was explored at a node sleeps there, and until an operation conflicts with its own: a run
-in which only sleeping threads could continue repeats an earlier one and is cut short.
+the runs, from the start each time. After a run it looks for *races*: an operation and an earlier one of another thread
+that conflict, and that nothing between them orders. The other order begins, before the earlier one, with a step that
+depends on nothing but what came before: one of those *initials* is put on the list of what is still to be tried there
+(`todo`), unless one is on it already. A thread whose step was explored at a node sleeps there, and until an operation
+conflicts with its own: a run in which only sleeping threads could continue repeats an earlier one and is cut short.
 
 When nothing is left to do, every order of conflicting operations was executed. Time passes only where no thread can
 continue: early time-outs are no part of the proof, and the verdict says so.
@@ -98,7 +100,7 @@ class Dpor:
         """Forget what was explored."""
         self._nodes, self._begun, self.runs, self.ended = [], False, 0, False
 
-    def learn(self, run: Sequence[Executed]) -> None:
+    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
         sleep = self._nodes[-1].sleep | self._nodes[-1].done if self._nodes else set()
         since = max(0, len(self._nodes) - 1)
         for at, step in enumerate(run[since:], since):
@@ -106,10 +108,11 @@ class Dpor:
                 self._nodes.append(Node(usable(step.options), step.option, sleep, todo={step.option}))
             sleep = asleep_after(sleep, step.option, step.operation, step.pending)
         self.has_timeouts |= any(len(usable(step.options)) < len(step.options) for step in run)
-        for at, option in races(run, since):
+        for at, initials in races(run, left, since):
             node = self._nodes[at]
-            enabled = set(node.options)
-            node.todo |= {option} if option in enabled else enabled
+            if not initials & node.todo:
+                possible = sorted(initials.intersection(node.options))
+                node.todo.update(possible[:1] or node.options)
 
 
 def asleep_after(
@@ -129,39 +132,25 @@ def usable(options: Sequence[Option]) -> tuple[Option, ...]:
     return on or tuple(options[:1])
 
 
-def races(run: Sequence[Executed], since: int = 0) -> list[tuple[int, Option]]:
-    """Return where the other order is to be tried: the step before which, and the option that would begin it.
+def races(run: Sequence[Executed], left: Mapping[int, Operation], since: int) -> list[tuple[int, set[Option]]]:
+    """Return where the other order of a race is to be tried: before which step, and the options that could begin it.
 
-    Those of the steps before `since` are known from earlier runs.
+    The races of the steps before `since` are known from earlier runs. What threads would have done next is `left`: a
+    blocked thread races with the one that blocks it.
     """
-    orders, result = _Orders(), list[tuple[int, Option]]()
+    orders, result = _Orders(), list[tuple[int, set[Option]]]()
 
     def compare(late: Option, operation: Operation) -> None:
         for earlier in orders.unordered(late.thread, operation):
-            result.append((earlier, _first_of_other_order(run, earlier, late, orders)))
+            result.append((earlier, orders.initials(run, earlier, late, operation)))
 
     for at, step in enumerate(run):
         if at >= since:
             compare(step.option, step.operation)
         orders.add(at, step.option.thread, step.operation)
-    if run:  # what the other threads would have done next conflicts too
-        for thread, operation in run[-1].pending.items():
-            if thread != run[-1].option.thread:
-                compare(Option(thread, False), operation)
+    for thread, operation in left.items():
+        compare(Option(thread, False), operation)
     return result
-
-
-def _first_of_other_order(run: Sequence[Executed], earlier: int, late: Option, orders: _Orders) -> Option:
-    """Return the step with which the other order begins: the late thread's, or one that it depends on."""
-    enabled = usable(run[earlier].options)
-    if late in enabled:
-        return late
-    clock = orders.clock(late.thread)
-    for at, number in orders.steps_after(earlier):
-        option = run[at].option
-        if option in enabled and number <= clock.get(option.thread, 0) and option.thread != late.thread:
-            return option
-    return late
 
 
 class _Past(NamedTuple):
@@ -181,18 +170,31 @@ class _Orders:
     def __init__(self) -> None:
         self._clocks: dict[int, Clock] = {}
         self._past: dict[Hashable, list[_Past]] = {}  # of each location
-        self._numbers: list[int] = []
+        self._steps: list[tuple[int, int, Clock]] = []  # thread, the how many-eth of its steps, clock
 
-    def clock(self, thread: int) -> Clock:
-        return self._clocks.get(thread, {})
+    def initials(self, run: Sequence[Executed], earlier: int, late: Option, operation: Operation) -> set[Option]:
+        """Return the steps that could come first if the late operation came before the earlier one.
 
-    def steps_after(self, earlier: int) -> list[tuple[int, int]]:
-        """Return the steps that were added after one: of the run, and the how many-eth of its thread each was."""
-        return list(enumerate(self._numbers))[earlier + 1 :]
+        Those are among the steps that do not happen after the earlier one, and the late operation itself.
+        """
+        thread, number, _ = self._steps[earlier]
+        free = [
+            (run[at].option, *step)
+            for at, step in enumerate(self._steps[earlier + 1 :], earlier + 1)
+            if step[2].get(thread, 0) < number
+        ]
+        free.append((late, late.thread, -1, self._clock_after(late.thread, operation)))
+        first: set[Option] = set()
+        before: list[tuple[int, int]] = []
+        for option, each, its_number, clock in free:
+            if not any(n <= clock.get(other, 0) for other, n in before):  # its own earlier steps included
+                first.add(option)
+            before.append((each, its_number))
+        return first
 
     def unordered(self, thread: int, operation: Operation) -> list[int]:
-        """Return the last conflicting step of each other thread that could come after this operation as well."""
-        clock, last = self.clock(thread), dict[int, int]()
+        """Return the conflicting steps of other threads that could come after this operation as well."""
+        clock, steps = self._clocks.get(thread, {}), set[int]()
         for touch in operation.touches:
             for past in reversed(self._past.get(touch.location, [])):
                 ordered = past.number <= clock.get(past.thread, 0)
@@ -200,11 +202,19 @@ class _Orders:
                     break  # which everything earlier came before
                 if past.mode in CONFLICTING[touch.mode] and not ordered and past.thread != thread:
                     if not never_together(past.operation, operation):
-                        last[past.thread] = max(last.get(past.thread, -1), past.at)
-        return sorted(last.values())
+                        steps.add(past.at)
+        return sorted(steps)
 
     def add(self, at: int, thread: int, operation: Operation) -> None:
-        clock = dict(self.clock(thread))
+        clock = self._clocks[thread] = self._clock_after(thread, operation)
+        number = clock[thread]
+        self._steps.append((thread, number, clock))
+        for touch in operation.touches:
+            self._past.setdefault(touch.location, []).append(_Past(at, thread, number, clock, operation, touch.mode))
+
+    def _clock_after(self, thread: int, operation: Operation) -> Clock:
+        """Return what a thread knows after an operation: all that the conflicting steps before it knew."""
+        clock = dict(self._clocks.get(thread, {}))
         for touch in operation.touches:
             for past in reversed(self._past.get(touch.location, [])):
                 if past.mode in CONFLICTING[touch.mode]:
@@ -212,11 +222,8 @@ class _Orders:
                         clock[each] = max(clock.get(each, 0), number)
                 if past.mode == "write":
                     break
-        clock[thread] = number = clock.get(thread, 0) + 1
-        self._clocks[thread] = clock
-        self._numbers.append(number)
-        for touch in operation.touches:
-            self._past.setdefault(touch.location, []).append(_Past(at, thread, number, clock, operation, touch.mode))
+        clock[thread] = clock.get(thread, 0) + 1
+        return clock
 
 
 def never_together(before: Operation, operation: Operation) -> bool:

@@ -11,7 +11,7 @@ A thread that polls would keep its priority for ever, so a thread that has made 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.explore.operation import Operation, Option
 from paceline.explore.strategies import Decision, Executed
@@ -61,5 +61,5 @@ class Pct:
         self._seed += 1
         return PctRun(self._seed, self._steps)
 
-    def learn(self, run: Sequence[Executed]) -> None:
+    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
         self._steps = max(20, len(run))

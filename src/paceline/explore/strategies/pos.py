@@ -8,7 +8,7 @@ that the order of each conflicting pair is as good as independent of the others.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.explore.operation import Operation, Option
 from paceline.explore.strategies import Decision, Executed
@@ -53,5 +53,5 @@ class Pos:
         self._seed += 1
         return PosRun(self._seed)
 
-    def learn(self, run: Sequence[Executed]) -> None:
+    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
         pass

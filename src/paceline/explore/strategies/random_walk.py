@@ -7,7 +7,7 @@ Few switches find most bugs, so most runs draw a small probability. Also called 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.explore.operation import Operation, Option
 from paceline.explore.strategies import Decision, Executed
@@ -47,7 +47,7 @@ class RandomWalks:
         self._seed += 1
         return RandomWalk(self._seed)
 
-    def learn(self, run: Sequence[Executed]) -> None:
+    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
         pass
 
 
