@@ -17,7 +17,8 @@ ExploreArguments = Annotated[
     list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="What the script gets in sys.argv, after `--`.")
 ]
 ExploreRanks = Annotated[
-    int, typer.Option("--ranks", min=0, metavar="N", help="Run the script on N ranks, as torchrun would, in one process.")
+    int,
+    typer.Option("--ranks", min=0, metavar="N", help="Run the script on N ranks, as torchrun would, in one process."),
 ]
 ExploreDrills = Annotated[
     list[str] | None,
@@ -35,8 +36,12 @@ Strategy = Annotated[
 ]
 ExploreSeed = Annotated[int, typer.Option("--seed", help="Of the random strategies.")]
 ExploreRaces = Annotated[bool, typer.Option("--races", help="Also report data races that did no harm in the run.")]
-ExploreSame = Annotated[bool, typer.Option("--same", help="Also report schedules in which the program prints otherwise.")]
-ExploreReplay = Annotated[str, typer.Option("--replay", metavar="TOKEN", help="Run the one schedule of a finding again.")]
+ExploreSame = Annotated[
+    bool, typer.Option("--same", help="Also report schedules in which the program prints otherwise.")
+]
+ExploreReplay = Annotated[
+    str, typer.Option("--replay", metavar="TOKEN", help="Run the one schedule of a finding again.")
+]
 ExploreScope = Annotated[
     list[Path] | None,
     typer.Option("--scope", metavar="DIR", help="A further folder whose files are the program's. May be repeated."),

@@ -36,7 +36,9 @@ class Finding:
     def text(self) -> str:
         """Return the finding as lines, in the form of `check` and `prove`."""
         head = f"{shown(self.where)}: {self.kind}: {self.message}" if self.where else f"{self.kind}: {self.message}"
-        scenes = [Scene(who, f"{shown(place)}: {what}" if place and place.line else what) for who, what, place in self.story]
+        scenes = [
+            Scene(who, f"{shown(place)}: {what}" if place and place.line else what) for who, what, place in self.story
+        ]
         return format_story(head, scenes, self.conclusion or self.message)
 
     def to_dict(self) -> dict[str, Any]:

@@ -82,7 +82,9 @@ class Explorer:
         if report.finding is None and not report.reason:
             for fault in faults:
                 outcome = run_once(self._target, replace(self._settings, drill=fault), Plain(), self._shared)
-                report.drills.append(outcome.drill or {"drill": fault, "outcome": "no verdict", "message": outcome.lost})
+                report.drills.append(
+                    outcome.drill or {"drill": fault, "outcome": "no verdict", "message": outcome.lost}
+                )
                 report.count(outcome.steps, outcome.outside, time.monotonic() - self._start)
         return report
 

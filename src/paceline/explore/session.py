@@ -89,7 +89,9 @@ def drills_of(names: Sequence[str], ranks: int) -> list[str]:
         kind, *numbers = each.split(":")
         if kind not in DRILLS or len(numbers) > 2 or not all(number.isdigit() for number in numbers):
             kinds = ", ".join(DRILLS)
-            raise UsageError(f"--drill {each}: not a drill; write {kinds} or all, each as KIND, KIND:STEP or KIND:STEP:RANK")
+            raise UsageError(
+                f"--drill {each}: not a drill; write {kinds} or all, each as KIND, KIND:STEP or KIND:STEP:RANK"
+            )
     return drills
 
 

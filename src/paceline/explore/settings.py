@@ -54,5 +54,7 @@ def parse_target(text: str, arguments: tuple[str, ...] = ()) -> Target:
     if name.endswith(".py"):
         return Target(file=name, function=function, arguments=arguments)
     if not function:
-        raise UsageError(f"{text!r} is neither a script nor a function; write FILE.py, FILE.py:FUNCTION or MODULE:FUNCTION")
+        raise UsageError(
+            f"{text!r} is neither a script nor a function; write FILE.py, FILE.py:FUNCTION or MODULE:FUNCTION"
+        )
     return Target(module=name, function=function, arguments=arguments)

@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from paceline.explore.strategies.replay import Switch
 
 
-def shrink(
-    switches: Sequence[Switch], fails: Callable[[Sequence[Switch]], bool], seconds: float
-) -> list[Switch]:
+def shrink(switches: Sequence[Switch], fails: Callable[[Sequence[Switch]], bool], seconds: float) -> list[Switch]:
     """Return a shorter list that still fails: no single switch of it can be left out, unless time ran out."""
     short, end = list(switches), time.monotonic() + seconds
     size = max(1, len(short) // 2)

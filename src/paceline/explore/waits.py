@@ -93,7 +93,11 @@ def _scene(waiter: Waiter) -> tuple[str, str, Place]:
     operation = waiter.pending
     assert operation is not None
     verb = {"takes": "waits for", "gets from": "waits for an item of", "puts into": "waits for room in"}
-    return waiter.name, f"{verb.get(operation.verb, operation.verb)} {operation.subject}{_held(operation)}", operation.place
+    return (
+        waiter.name,
+        f"{verb.get(operation.verb, operation.verb)} {operation.subject}{_held(operation)}",
+        operation.place,
+    )
 
 
 def _held(operation: Operation) -> str:

@@ -134,9 +134,7 @@ class Condition:
         ticket = self.model.wait()
         depth = self.lock._release_save()
         try:
-            return step(
-                "waits for", self, id(self), ready=lambda: ticket.notified, timeout=timeout, acquires=True
-            )
+            return step("waits for", self, id(self), ready=lambda: ticket.notified, timeout=timeout, acquires=True)
         finally:
             self.model.leave(ticket)
             self.lock._acquire_restore(depth)

@@ -41,9 +41,7 @@ class Semaphore:
             step("tries", self, id(self), acquires=True)
             if self.model.value <= 0:
                 return False
-        elif not step(
-            "waits for", self, id(self), ready=lambda: self.model.value > 0, timeout=timeout, acquires=True
-        ):
+        elif not step("waits for", self, id(self), ready=lambda: self.model.value > 0, timeout=timeout, acquires=True):
             return False
         self.model.take()
         return True

@@ -337,7 +337,9 @@ def _create(options: Any, _: Any) -> ExploredGroup:
 _init, _new_group = dist.init_process_group, dist.new_group
 
 
-def _init_process_group(backend: Any = None, init_method: Any = None, timeout: Any = None, *args: Any, **rest: Any) -> None:
+def _init_process_group(
+    backend: Any = None, init_method: Any = None, timeout: Any = None, *args: Any, **rest: Any
+) -> None:
     import os
 
     world = rest.pop("world_size", -1)

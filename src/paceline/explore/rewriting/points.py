@@ -145,9 +145,7 @@ class Points:
         else:
             self._perform(subject, touches, line, "reads" if mode == "read" else "writes", is_access)
 
-    def _perform(
-        self, subject: str, touches: tuple[Touch, ...], line: int, verb: str, is_access: bool = True
-    ) -> None:
+    def _perform(self, subject: str, touches: tuple[Touch, ...], line: int, verb: str, is_access: bool = True) -> None:
         where = control.here()
         if where is not None:
             run, task = where
