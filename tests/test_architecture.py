@@ -131,6 +131,9 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("adapters", {"api", "plans", "errors"}, set()),
     ("check", {"check", "narrative", "errors", "user_cache"}, {"torch", "numpy", "importlib.util", "runpy", "pkgutil"}),
     ("watcher", {"watcher", "check", "narrative", "runs.live", "runs.events", "errors"}, {"torch", "numpy"}),
+    ("explore.ranks", {"explore", "errors"}, {"numpy"}),
+    *((f"explore.{name}", {"explore"}, PURE_NEVER - {"random"} | {"torch", "numpy"}) for name in ("models", "strategies")),
+    ("explore", {"explore", "narrative", "errors"}, {"torch", "numpy"}),
     ("testing", {"testing", "api", "engines", "core", "jobs", "plans", "runs", "tuner"}, set()),
 ]  # fmt: skip
 HOMES = (

@@ -176,7 +176,7 @@ class _Child:
         os._exit(0)
 
     def _watch(self) -> None:
-        """Let others continue when a thread waits where it cannot be scheduled: for a real lock, a socket, a process."""
+        """Let others continue when a thread waits where it cannot be scheduled: for a real lock or a process."""
         run, steps, used, since = self._run, -1, 0.0, _clock()
         while True:
             _sleep(STALL / 5)

@@ -9,7 +9,6 @@ from typing import Any
 from paceline.explore.operation import Place
 from paceline.narrative import Scene, format_story
 
-
 Scenes = tuple[tuple[str, str, Place | None], ...]  # who does what, at which line
 
 

@@ -65,9 +65,8 @@ class Report:
         lines += [f"  outside the control, so that it was not explored: {each}" for each in self.outside]
         lines += [f"  {count} times: {reason}" for reason, count in self.lost.items()]
         if self.unstable:
-            lines.append(
-                f"  {self.unstable} findings did not come again in a replay: the program depends on more than its schedule"
-            )
+            why = "the program depends on more than its schedule"
+            lines.append(f"  {self.unstable} findings did not come again in a replay: {why}")
         return "\n".join(lines)
 
     def _head(self) -> str:

@@ -1,8 +1,8 @@
 """One thread runs at a time, and who is next is chosen at every operation.
 
 A thread announces its operation to `Run.perform` and stops. It continues when it is chosen, and then it is the only one
-that runs, until its next operation. The thread that stops makes the choice itself and opens the *gate* of the chosen one,
-so that no further thread is needed and a step costs microseconds. Nothing here knows of locks or queues: an operation
+that runs, until its next operation. The thread that stops makes the choice itself and opens the *gate* of the chosen
+one, so that no further thread is needed and a step costs microseconds. Nothing here knows of locks or queues: an operation
 says by itself whether it is ready.
 
 Time is virtual. It passes only when an option is chosen that *expires*: then it is the deadline of that thread.
@@ -283,13 +283,17 @@ class Run:
 
     def _wait_outside(self) -> list[Option]:
         """Wait for an answer from outside the control, for a while; there is a deadlock if none comes."""
-        if any(each.outside for each in self.tasks) or _thread._count() > sum(not each.done for each in self.tasks):
-            end = _clock() + OUTSIDE_PATIENCE
-            while _clock() < end:
-                _sleep(0.002)
-                if options := self.options():
-                    return options
-        self.finish(self._stuck())
+        end = _clock() + OUTSIDE_PATIENCE
+        while self._has_outside() and _clock() < end:
+            _sleep(0.002)
+            if options := self.options():
+                return options
+        return self.finish(self._stuck())
+
+    def _has_outside(self) -> bool:
+        """Whether a thread that is not under control could still change something; the watchdog is one that cannot."""
+        under_control = sum(not each.done for each in self.tasks)
+        return any(each.outside for each in self.tasks) or _thread._count() > under_control
 
     def _stuck(self) -> Finding | None:
         blocked = [each for each in self.tasks if not each.done]

@@ -1,4 +1,4 @@
-"""The search: one run after the other, until something goes wrong, nothing is left to try, or the limits are reached."""
+"""The search: one run after the other, until something goes wrong, nothing is left, or the limits are reached."""
 
 from __future__ import annotations
 
@@ -173,10 +173,8 @@ class Explorer:
 
 
 def _searches(settings: Settings) -> list[Search]:
-    seed = settings.seed
-    every: dict[str, Search] = {
-        "dpor": Dpor(), "pos": Pos(seed * 1_000_003), "pct": Pct(seed * 1_000_003), "random": RandomWalks(seed * 1_000_003)
-    }  # fmt: skip
+    seed = settings.seed * 1_000_003  # so that two seeds have no run in common
+    every: dict[str, Search] = {"dpor": Dpor(), "pos": Pos(seed), "pct": Pct(seed), "random": RandomWalks(seed)}
     if settings.ranks and settings.strategy == "auto":
         return [every["dpor"]]  # ranks only wait for each other, so there is little to choose
     return list(every.values()) if settings.strategy == "auto" else [every[settings.strategy]]

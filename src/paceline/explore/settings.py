@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.errors import UsageError
 from paceline.explore.scheduler import Bounds
@@ -36,7 +36,7 @@ class Settings:
     same: bool = False
     ranks: int = 0
     drill: str = ""  # one fault on one rank
-    bounds: Bounds = Bounds()
+    bounds: Bounds = field(default_factory=Bounds)
     run_seconds: float = 30.0  # real ones, for a single run
 
 

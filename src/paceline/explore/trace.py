@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Mapping, Sequence
 
-from paceline.explore.operation import Operation, Option, Place, Touch
+from paceline.explore.operation import Mode, Operation, Option, Place, Touch
 from paceline.explore.strategies import Executed
 
 NOWHERE = Place("", 0, "")
@@ -15,7 +15,7 @@ def encode(steps: Sequence[Executed], left: Mapping[int, Operation]) -> bytes:
     """Return steps as bytes. Locations become numbers: only their equality counts."""
     locations: dict[object, int] = {}
     operations: dict[int, int] = {}  # by identity
-    table: list[tuple[str, list[tuple[int, str]]]] = []
+    table: list[tuple[str, list[tuple[int, Mode]]]] = []
 
     def number(operation: Operation) -> int:
         if id(operation) not in operations:

@@ -53,19 +53,20 @@ def deadlock(circle: Sequence[Waiter], others: Sequence[Waiter]) -> Finding:
     lost = next((each for each in blocked if early_signal(each)), None)
     if lost is not None:
         signal = early_signal(lost)
-        assert signal is not None and lost.pending is not None
+        assert signal is not None
+        assert lost.pending is not None
         return Finding(
             "lost wake-up",
             f"{lost.name} waits for {lost.pending.subject}, which was notified before it waited",
             ((signal[0], f"notifies {lost.pending.subject}, and no thread waits for it", signal[1]), *map(_scene, blocked)),
             f"{lost.name} waits for ever: test the condition under the lock, in a loop, before each wait",
         )  # fmt: skip
-    names = ", ".join(each.name for each in blocked)
+    everyone = ", ".join(each.name for each in blocked)
     return Finding(
         "deadlock",
         "no thread can continue",
         tuple(map(_scene, blocked)),
-        f"{names} can never continue: no thread is left that could wake {'it' if len(blocked) == 1 else 'them'}",
+        f"{everyone} can never continue: no thread is left that could wake {'it' if len(blocked) == 1 else 'them'}",
     )
 
 

@@ -31,7 +31,7 @@ def _virtual_ns(real: Callable[[], int], epoch: float) -> Callable[[], int]:
     return lambda: int((monotonic() + epoch) * 1e9) if here() is not None else real()
 
 
-def sleep(seconds: float) -> None:
+def sleep(seconds: float, /) -> None:
     """Let virtual time pass."""
     if here() is None:
         real_sleep(seconds)
@@ -43,7 +43,7 @@ def sleep(seconds: float) -> None:
 
 def install() -> None:
     """Put the virtual clock in the place of the real one."""
-    time.sleep = sleep
+    time.sleep = sleep  # type: ignore[assignment]
     for name, epoch in (("monotonic", 0.0), ("perf_counter", 0.0), ("time", EPOCH)):
         setattr(time, name, _virtual(getattr(time, name), epoch))
         setattr(time, f"{name}_ns", _virtual_ns(getattr(time, f"{name}_ns"), epoch))

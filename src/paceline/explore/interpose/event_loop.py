@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-import time
 from asyncio import events
 from typing import Any
 
 from paceline.explore.failures import exception_in
 from paceline.explore.finding import Finding
 from paceline.explore.interpose import control
-from paceline.explore.interpose.clock import monotonic, real_monotonic
+from paceline.explore.interpose.clock import real_monotonic
 from paceline.explore.interpose.control import here, step
 from paceline.explore.operation import Place
 
@@ -41,7 +40,7 @@ class Loop(RealLoop):
             unread.append(exception_in(who, error, "unread exception", f" ({context.get('message', '')})"))
         super().call_exception_handler(context)
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         step("calls into", "the loop", id(self), releases=True)
         return super().call_soon_threadsafe(callback, *args, context=context)
 
@@ -134,11 +133,6 @@ def new_loop() -> Loop:
 def install() -> None:
     """Make every new loop a controlled one."""
     events.new_event_loop = asyncio.new_event_loop = new_loop
-    for module in ("runners", "base_events"):
-        names = getattr(asyncio, module).__dict__
-        if "new_event_loop" in names:
-            names["new_event_loop"] = new_loop
-    asyncio.SelectorEventLoop = Loop  # type: ignore[misc, assignment]
-    asyncio.Lock.acquire = _acquire_and_note  # type: ignore[method-assign, assignment]
+    asyncio.SelectorEventLoop = Loop
+    asyncio.Lock.acquire = _acquire_and_note  # type: ignore[method-assign]
     asyncio.Lock.release = _release_and_note  # type: ignore[method-assign]
-    assert monotonic and time  # the loop's clock is the scheduler's

@@ -62,7 +62,7 @@ def begin() -> None:
     lock = object.__new__(Lock)
     lock.__init__()  # type: ignore[misc]
     lock.name = "the lock of concurrent.futures"
-    pool._global_shutdown_lock = lock  # type: ignore[attr-defined]
+    pool._global_shutdown_lock = lock  # type: ignore[assignment]
 
 
 def end() -> None:

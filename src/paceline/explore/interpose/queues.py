@@ -44,7 +44,7 @@ def _get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
     return self._get()
 
 
-def _try_or_wait(self: Any, verb: str, ready: Any, block: bool, timeout: float | None, **order: bool) -> bool:
+def _try_or_wait(self: Any, verb: str, ready: Any, block: bool, timeout: float | None, **order: Any) -> bool:
     """Wait until an item can be put or got; without blocking, look once."""
     if block:
         if timeout is not None and timeout < 0:
@@ -90,11 +90,11 @@ def _qsize(self: Any) -> int:
 
 
 def _empty(self: Any) -> bool:
-    return _qsize(self) == 0
+    return bool(_qsize(self) == 0)
 
 
 def _full(self: Any) -> bool:
-    return 0 < self.maxsize <= _qsize(self)
+    return bool(0 < self.maxsize <= _qsize(self))
 
 
 class SimpleQueue(Real):  # type: ignore[type-arg]

@@ -32,7 +32,7 @@ def start_rank(rank: int, body: Callable[[], Any], environment: dict[str, str]) 
     """Start one rank."""
     where = control.here()
     assert where is not None
-    run, launcher = where
+    launcher = where[1]
     launcher.context = launcher.context or Context(None, dict(os.environ))
 
     def rank_body() -> None:
@@ -68,7 +68,7 @@ class _Spawned:
         self._tasks = tasks
 
     def join(self, timeout: float | None = None) -> bool:
-        return all([threads.wait_for_end(task, timeout) for task in self._tasks])
+        return all(threads.wait_for_end(task, timeout) for task in self._tasks)
 
 
 def _afresh(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +117,7 @@ def _loader_without_processes(self: Any, *args: Any, **settings: Any) -> None:
 
 def install() -> None:
     """Put the launchers in place."""
-    torch.multiprocessing.spawn = torch.multiprocessing.spawn.__class__ and _spawn
+    torch.multiprocessing.spawn = _spawn
     sys.modules["torch.multiprocessing.spawn"].spawn = _spawn  # type: ignore[attr-defined]
     signal.signal, signal.getsignal = _rank_signal, _rank_getsignal  # type: ignore[assignment]
     DataLoader.__init__ = _loader_without_processes  # type: ignore[method-assign]

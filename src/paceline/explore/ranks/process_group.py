@@ -1,7 +1,7 @@
 """The backend of `torch.distributed` that takes the place of gloo, NCCL and MPI.
 
-It is registered as PyTorch provides for, so that DDP, FSDP, device meshes, object collectives and functional collectives
-work on it as on any backend. A call announces itself, and waits until all ranks of the group have brought theirs; then
+It is registered as PyTorch provides for, so that DDP, device meshes, object collectives and functional collectives work
+on it as on any backend. A call announces itself, and waits until all ranks of the group have brought theirs; then
 each rank computes its own result from what all have brought.
 """
 
@@ -38,7 +38,7 @@ class Missing:
         return str(self._call)
 
 
-class Work(dist._Work):
+class Work(dist._Work):  # type: ignore[misc, name-defined]
     """A collective or message that was begun."""
 
     def __init__(self, finish: Callable[[], Any]) -> None:
@@ -70,7 +70,10 @@ class Work(dist._Work):
         return future
 
 
-class ExploredGroup(dist.ProcessGroup):
+_ProcessGroup: Any = dist.ProcessGroup  # whose methods PyTorch declares with several signatures each
+
+
+class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group as one rank has it."""
 
     def __init__(self, name: str, rank: int, members: tuple[int, ...]) -> None:
@@ -269,15 +272,14 @@ def _name_of_call(name: str) -> str:
 def _different(meeting: Meeting, first: int, second: int) -> Finding:
     calls = meeting.calls
     same_name = calls[first].name == calls[second].name
-    scenes = tuple(
-        (f"rank {rank}", f"calls {calls[rank].name}({calls[rank].detail})", calls[rank].place)
-        for rank in (first, second)
-    )
-    words = [f"rank {rank} calls {what}{at(calls[rank].place)}" for rank, what in (
-        (rank, f"{calls[rank].name}({calls[rank].detail})" if same_name else calls[rank].name) for rank in (second, first)
-    )]  # fmt: skip
+
+    def words(rank: int, full: bool) -> str:
+        return f"calls {calls[rank].name}{f'({calls[rank].detail})' if full else ''}"
+
+    scenes = tuple((f"rank {rank}", words(rank, True), calls[rank].place) for rank in (first, second))
+    message = ", ".join(f"rank {rank} {words(rank, same_name)}{at(calls[rank].place)}" for rank in (second, first))
     advice = "let every rank call the same collectives in the same order"
-    return Finding("collectives differ", ", ".join(words), scenes, advice, calls[second].place)
+    return Finding("collectives differ", message, scenes, advice, calls[second].place)
 
 
 def _together(works: list[Work], result: Any) -> Work:

@@ -42,7 +42,7 @@ def diverged() -> Finding | None:
     return Finding(
         "ranks diverge",
         "the ranks had the same parameters at their first step, and have different ones at the end",
-        conclusion="no rank notices: let every rank apply the same gradients in every step, and the same number of steps",
+        conclusion="no rank notices: let every rank apply the same gradients, in the same number of steps",
     )
 
 

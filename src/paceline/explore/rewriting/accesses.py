@@ -21,15 +21,15 @@ from paceline.explore.rewriting.shared_names import Scope, SharedNames
 MARK = "__explore__"
 #: Built-in functions that read all elements of their first argument.
 READERS = {
-    "len", "list", "tuple", "set", "frozenset", "dict", "sorted", "sum", "min", "max", "any", "all", "iter", "enumerate",
-    "reversed", "map", "filter", "zip", "str", "repr", "bool",
+    "len", "list", "tuple", "set", "frozenset", "dict", "sorted", "sum", "min", "max", "any", "all", "iter",
+    "enumerate", "reversed", "map", "filter", "zip", "str", "repr", "bool",
 }  # fmt: skip
 
 
 def rewritten(source: str | bytes, file: str) -> ast.Module:
     """Return the rewritten syntax tree of a module."""
     tree = ast.parse(source, file)
-    tree = _Accesses(SharedNames(tree)).visit(tree)
+    _Accesses(SharedNames(tree)).visit(tree)
     return ast.fix_missing_locations(tree)
 
 
@@ -179,8 +179,8 @@ class _Accesses(ast.NodeTransformer):
             before = ast.Expr(self._call("name", node, target.id, owner, node.lineno, "read"))
             node.value = self._stored(target, node.value)
             return [ast.copy_location(before, node), node]
-        node.target = self.visit(target)
-        call = node.target.value if isinstance(target, ast.Attribute) else getattr(node.target, "slice", None)
+        self.visit(target)
+        call = target.value if isinstance(target, ast.Attribute) else target.slice
         if isinstance(call, ast.Call) and isinstance(call.args[-1], ast.Constant):  # not a slice
             call.args[-1].value = "both"
             if isinstance(target, ast.Attribute):

@@ -37,7 +37,8 @@ class Scope:
         own = Path(__file__).parents[1]
         self._others = [f"{Path(each).resolve()}/" for each in (*installed, own)]
 
-    def __contains__(self, file: str) -> bool:
+    def has(self, file: str) -> bool:
+        """Whether a file is the program's."""
         path = str(Path(file).resolve())
         inside = path.startswith(tuple(self._folders)) and not path.startswith(tuple(self._others))
         return inside and "/site-packages/" not in path
@@ -72,7 +73,7 @@ class Finder(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.origin is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             return None
-        if spec.origin not in self._scope:
+        if not self._scope.has(spec.origin):
             return None
         spec.loader = _Loader(name, spec.origin)
         return spec

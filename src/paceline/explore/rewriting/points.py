@@ -1,4 +1,4 @@
-"""What rewritten code calls before an access: it announces the access as an operation, unless no thread could see it."""
+"""What rewritten code calls before an access: it announces the access, unless no other thread could see it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.explore.interpose import control
 from paceline.explore.operation import Mode, Operation, Place, Touch
 
 CONTAINERS = (list, dict, set, collections.deque, bytearray)
-VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 READING = {
     "get", "keys", "values", "items", "copy", "count", "index", "union", "intersection", "difference", "issubset",
     "issuperset", "isdisjoint", "most_common", "elements",

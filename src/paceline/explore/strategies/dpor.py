@@ -200,9 +200,9 @@ class _Orders:
                 ordered = past.number <= clock.get(past.thread, 0)
                 if ordered and past.mode == "write":
                     break  # which everything earlier came before
-                if past.mode in CONFLICTING[touch.mode] and not ordered and past.thread != thread:
-                    if not never_together(past.operation, operation):
-                        steps.add(past.at)
+                conflicts = past.mode in CONFLICTING[touch.mode] and not never_together(past.operation, operation)
+                if conflicts and not ordered and past.thread != thread:
+                    steps.add(past.at)
         return sorted(steps)
 
     def add(self, at: int, thread: int, operation: Operation) -> None:

@@ -1,9 +1,9 @@
 """PCT, probabilistic concurrency testing.
 
 Burckhardt, Kothari, Musuvathi and Nagarakatte, "A randomized scheduler with probabilistic guarantees of finding bugs",
-ASPLOS 2010. Every thread has a random priority, and the one with the highest runs. At d - 1 random steps the priority of
-the running thread falls below all others. A bug that needs d orderings among n threads and k steps is found by a run
-with a probability of at least 1 / (n * k ** (d - 1)).
+ASPLOS 2010. Every thread has a random priority, and the one with the highest runs. At d - 1 random steps the priority
+of the running thread falls below all others. A bug that needs d orderings among n threads and k steps is found by a
+run with a probability of at least 1 / (n * k ** (d - 1)).
 
 A thread that polls would keep its priority for ever, so a thread that has made many steps in a row falls too.
 """
