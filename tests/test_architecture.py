@@ -132,7 +132,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("check", {"check", "narrative", "errors", "user_cache"}, {"torch", "numpy", "importlib.util", "runpy", "pkgutil"}),
     ("watcher", {"watcher", "check", "narrative", "runs.live", "runs.events", "errors"}, {"torch", "numpy"}),
     ("explore.ranks", {"explore", "errors"}, {"numpy"}),
-    *((f"explore.{name}", {"explore"}, PURE_NEVER - {"random"} | {"torch", "numpy"}) for name in ("models", "strategies")),
+    ("explore.models", {"explore"}, PURE_NEVER | {"torch", "numpy"}),
+    ("explore.strategies", {"explore"}, PURE_NEVER - {"random"} | {"torch", "numpy"}),
     ("explore", {"explore", "narrative", "errors"}, {"torch", "numpy"}),
     ("testing", {"testing", "api", "engines", "core", "jobs", "plans", "runs", "tuner"}, set()),
 ]  # fmt: skip

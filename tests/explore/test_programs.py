@@ -23,7 +23,7 @@ def settings(file: Path, schedules: int) -> Settings:
 
 @pytest.fixture(scope="module")
 def sessions() -> Iterator[dict[bool, Session]]:
-    """One exploring process for programs of ranks, since a process that holds PyTorch forks slowly, and one for others."""
+    """One process for programs of ranks, since one that holds PyTorch forks slowly, and one for all others."""
     with Session() as threads, Session() as ranks:
         yield {False: threads, True: ranks}
 

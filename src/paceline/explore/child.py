@@ -21,7 +21,7 @@ from paceline.explore.failures import exception_in
 from paceline.explore.finding import Finding
 from paceline.explore.interpose import control, event_loop, futures, threads
 from paceline.explore.rewriting import importing
-from paceline.explore.scheduler import Run, Task, _clock, _sleep
+from paceline.explore.scheduler import Run, Task, real_monotonic, real_sleep
 from paceline.explore.settings import Settings, Target
 from paceline.explore.story import story_of
 from paceline.explore.strategies import Strategy
@@ -151,7 +151,7 @@ class _Child:
     def finish(self, finding: Finding | None) -> NoReturn:
         """Report, and end the process, from whatever thread."""
         if not self._ended.acquire(False):
-            _sleep(3600)  # another thread reports
+            real_sleep(3600)  # another thread reports
         run = self._run
         if finding is not None:
             finding = story_of(finding, run)
@@ -177,13 +177,13 @@ class _Child:
 
     def _watch(self) -> None:
         """Let others continue when a thread waits where it cannot be scheduled: for a real lock or a process."""
-        run, steps, used, since = self._run, -1, 0.0, _clock()
+        run, steps, used, since = self._run, -1, 0.0, real_monotonic()
         while True:
-            _sleep(STALL / 5)
+            real_sleep(STALL / 5)
             if run.steps != steps or time.process_time() - used > STALL / 10:
-                steps, used, since = run.steps, time.process_time(), _clock()
-            elif _clock() - since > STALL:
-                since = _clock()
+                steps, used, since = run.steps, time.process_time(), real_monotonic()
+            elif real_monotonic() - since > STALL:
+                since = real_monotonic()
                 where = run.running_line()
                 if where:
                     run.outside[where] = None

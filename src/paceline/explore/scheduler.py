@@ -1,9 +1,9 @@
 """One thread runs at a time, and who is next is chosen at every operation.
 
 A thread announces its operation to `Run.perform` and stops. It continues when it is chosen, and then it is the only one
-that runs, until its next operation. The thread that stops makes the choice itself and opens the *gate* of the chosen
-one, so that no further thread is needed and a step costs microseconds. Nothing here knows of locks or queues: an operation
-says by itself whether it is ready.
+that runs, until its next operation. The thread that stops makes the choice itself and opens the *gate* of the one that
+it has chosen, so that no further thread is needed and a step costs microseconds. Nothing here knows of locks or queues:
+an operation says by itself whether it is ready.
 
 Time is virtual. It passes only when an option is chosen that *expires*: then it is the deadline of that thread.
 """
@@ -24,7 +24,7 @@ from paceline.explore.strategies import Decision, Executed, Strategy
 from paceline.explore.strategies.replay import Switch
 from paceline.explore.waits import circle_of, deadlock
 
-_sleep, _clock = time.sleep, time.monotonic  # the real ones, which the program does not get
+real_sleep, real_monotonic = time.sleep, time.monotonic  # the real ones, which the program does not get
 
 START = 1_000_000.0  # virtual seconds; small enough for the loop of asyncio to add nanoseconds
 #: Steps that a thread makes in a row in the plain order: Python lets the others run after a while too.
@@ -180,7 +180,7 @@ class Run:
         self._finish(finding)
 
     def _come_back(self, task: Task) -> None:
-        """Take a place in the queue again, after a wait that nobody could schedule."""
+        """Take a place in the queue again, after a wait that could not be scheduled."""
         task.outside = False
         if self._running is None:
             self._hand_over(task)
@@ -283,9 +283,9 @@ class Run:
 
     def _wait_outside(self) -> list[Option]:
         """Wait for an answer from outside the control, for a while; there is a deadlock if none comes."""
-        end = _clock() + OUTSIDE_PATIENCE
-        while self._has_outside() and _clock() < end:
-            _sleep(0.002)
+        end = real_monotonic() + OUTSIDE_PATIENCE
+        while self._has_outside() and real_monotonic() < end:
+            real_sleep(0.002)
             if options := self.options():
                 return options
         return self.finish(self._stuck())

@@ -33,5 +33,5 @@ def read_token(token: str) -> list[Switch]:
         return [Switch(int(thread), int(step), int(to), bool(expires)) for thread, step, to, expires in rows]
     except (ValueError, zlib.error):
         raise UsageError(
-            f"--replay {token}: not a token of a schedule; paste the word that begins with {PREFIX!r}, as a finding shows it"
+            f"--replay {token}: not a token of a schedule; paste the word of a finding, which begins with {PREFIX!r}"
         ) from None

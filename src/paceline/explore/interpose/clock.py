@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from paceline.explore.interpose.control import here, step
+from paceline.explore.scheduler import real_monotonic, real_sleep
 
-real_monotonic, real_sleep = time.monotonic, time.sleep
 #: To look at a clock takes this long, so that a loop that polls a clock ends.
 TICK = 0.001
 EPOCH = 1_700_000_000.0  # the virtual time of day at the virtual second 0

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from paceline.explore.operation import Mode, Operation, Place, Touch
-from paceline.explore.scheduler import Run, Task
+from paceline.explore.scheduler import Run, Task, real_monotonic, real_sleep
 
 MARK = "__explore__"  # the name that a rewritten module has
 #: Modules of the standard library that create threads and locks on behalf of the program.
@@ -103,8 +103,6 @@ def step(
 
 def wait_outside(ready: Callable[[], bool] | None, timeout: float | None) -> bool:
     """Wait in a thread that is not under control, by polling: the interpreter lock keeps each look consistent."""
-    from paceline.explore.interpose.clock import real_monotonic, real_sleep
-
     end = None if timeout is None else real_monotonic() + timeout
     while ready is not None and not ready():
         if end is not None and real_monotonic() >= end:

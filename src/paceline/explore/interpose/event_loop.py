@@ -15,9 +15,9 @@ from typing import Any
 from paceline.explore.failures import exception_in
 from paceline.explore.finding import Finding
 from paceline.explore.interpose import control
-from paceline.explore.interpose.clock import real_monotonic
 from paceline.explore.interpose.control import here, step
 from paceline.explore.operation import Place
+from paceline.explore.scheduler import real_monotonic
 
 RealLoop = asyncio.SelectorEventLoop
 _acquire, _release = asyncio.Lock.acquire, asyncio.Lock.release

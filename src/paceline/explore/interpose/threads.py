@@ -6,6 +6,7 @@ until the scheduler chooses it, and its end is an operation like any other.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +19,23 @@ from paceline.explore.operation import Operation, Touch
 from paceline.explore.scheduler import Task
 
 RealThread = threading.Thread
+_orders = itertools.count()
 
 
 class Thread(RealThread):
     """A thread that runs when it is chosen."""
 
     task: Task | None = None
+    order: int
+
+    def __new__(cls, *_: Any, **__: Any) -> Thread:
+        thread = super().__new__(cls)
+        thread.order = next(_orders)
+        return thread
+
+    def __hash__(self) -> int:
+        # A pool joins the threads of a set; by their addresses their order would differ from run to run.
+        return self.order
 
     def start(self) -> None:
         where = here()

@@ -47,7 +47,7 @@ class DporRun:
     """Follows the steps up to a node, takes the step that is to be tried there, and continues in the plain order."""
 
     def __init__(self, path: Sequence[Option], sleep: set[Option]) -> None:
-        self._path, self._at, self._sleep = path, 0, sleep
+        self._path, self._at, self.real_sleep = path, 0, sleep
         self._pending: Mapping[int, Operation] = {}
 
     def pick(self, decision: Decision) -> Option | None:
@@ -56,7 +56,7 @@ class DporRun:
             chosen = self._path[self._at]
             # A program that draws a random number may not repeat itself: then the run is of no use.
             return chosen if chosen in decision.options else None
-        awake = [each for each in usable(decision.options) if each not in self._sleep]
+        awake = [each for each in usable(decision.options) if each not in self.real_sleep]
         if not awake:
             return None
         return decision.plain if decision.plain in awake else awake[0]
@@ -64,7 +64,7 @@ class DporRun:
     def executed(self, option: Option, operation: Operation) -> None:
         self._at += 1
         if self._at >= len(self._path):
-            self._sleep = asleep_after(self._sleep, option, operation, self._pending)
+            self.real_sleep = asleep_after(self.real_sleep, option, operation, self._pending)
 
 
 class Dpor:

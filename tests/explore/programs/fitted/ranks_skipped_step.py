@@ -4,7 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 REPAIRED = "repaired" in sys.argv
 
@@ -12,7 +12,7 @@ REPAIRED = "repaired" in sys.argv
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model = DDP(torch.nn.Linear(4, 2))
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(4):
         loss = model(torch.randn(3, 4)).square().mean()
