@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-ExploreStrategy = Enum("ExploreStrategy", {name: name for name in ("auto", "random", "pct", "pos", "dpor")})  # type: ignore[misc]
+
+class ExploreStrategy(str, Enum):
+    """How schedules are chosen."""
+
+    auto = "auto"
+    random = "random"
+    pct = "pct"
+    pos = "pos"
+    dpor = "dpor"
+
 
 ExploreTarget = Annotated[
     str, typer.Argument(metavar="TARGET", help="A script with its own main, FILE.py:FUNCTION or MODULE:FUNCTION.")

@@ -27,9 +27,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
     if mark is None:
         return None
     if pyfuncitem.cls is not None or pyfuncitem.funcargs:
-        pytest.fail(
-            "a test with the mark explore is a function without fixtures and parameters; make what it needs inside"
-        )
+        pytest.fail("a test with the mark explore is a function without fixtures: make what it needs inside")
     with Session() as session:
         answer = session.explore(Target(str(pyfuncitem.path), function=pyfuncitem.name), Settings(**mark.kwargs))
     if answer.code:

@@ -21,7 +21,7 @@ class Context:
         self.handlers: dict[int, Any] = {}  # of signals
         self._environment = environment
         self._modules: dict[str, Any] = {}
-        self._world = _empty_world()
+        self._world: Any = _empty_world()
         # Each process would draw its own seed at its start; runs must repeat themselves, so it is the rank's number.
         self._torch = torch.Generator().manual_seed(1_000 + (rank or 0)).get_state()
         self._python = random.Random(1_000 + (rank or 0)).getstate()

@@ -117,8 +117,9 @@ def _loader_without_processes(self: Any, *args: Any, **settings: Any) -> None:
 
 def install() -> None:
     """Put the launchers in place."""
-    torch.multiprocessing.spawn = _spawn
-    sys.modules["torch.multiprocessing.spawn"].spawn = _spawn  # type: ignore[attr-defined]
+    modules: tuple[Any, ...] = (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"])
+    for module in modules:
+        module.spawn = _spawn
     signal.signal, signal.getsignal = _rank_signal, _rank_getsignal  # type: ignore[assignment]
     DataLoader.__init__ = _loader_without_processes  # type: ignore[method-assign]
     torch.set_num_threads(1)

@@ -26,6 +26,7 @@ _groups: dict[str, Group] = {}
 _post = Post()
 _made: dict[tuple[int, tuple[int, ...]], int] = {}
 Tensors = list[torch.Tensor]
+native: Any = torch._C._distributed_c10d
 
 
 class Missing:
@@ -350,7 +351,7 @@ def _init_process_group(
         world, rank = args[0], args[1] if len(args) > 1 else rank
     world = int(os.environ["WORLD_SIZE"]) if world < 0 else world
     rank = int(os.environ["RANK"]) if rank < 0 else rank
-    _init(BACKEND, store=dist.HashStore(), world_size=world, rank=rank)
+    _init(BACKEND, store=native.HashStore(), world_size=world, rank=rank)
 
 
 def _new_group_explored(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **rest: Any) -> Any:
@@ -360,8 +361,9 @@ def _new_group_explored(ranks: Any = None, timeout: Any = None, backend: Any = N
 def install() -> None:
     """Register the backend, and let it take the place of every other one."""
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
-    for module in (dist, distributed_c10d):
+    modules: tuple[Any, ...] = (dist, distributed_c10d)
+    for module in modules:
         module.init_process_group = _init_process_group
         module.new_group = _new_group_explored
         module.monitored_barrier = lambda group=None, *_, **__: dist.barrier(group)
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    native._set_thread_isolation_mode(True)  # groups are found by their names, which are the same on all ranks

@@ -34,8 +34,8 @@ class Scope:
         self._folders = [f"{folder.resolve()}/" for folder in folders]
         paths = sysconfig.get_paths()
         installed = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
-        own = Path(__file__).parents[1]
-        self._others = [f"{Path(each).resolve()}/" for each in (*installed, own)]
+        installed.add(str(Path(__file__).parents[1]))  # this package itself
+        self._others = [f"{Path(each).resolve()}/" for each in installed]
 
     def has(self, file: str) -> bool:
         """Whether a file is the program's."""
