@@ -3,8 +3,8 @@
 Text for people goes to standard error; JSON objects, drawings, the findings of `check` and what `emit` writes go to
 standard output.
 
-Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed, `check` or `explore` found something or `watch` a hang;
-2 wrong use; 3 `check` failed in a file; 130 interrupted; 143 stopped by SIGTERM.
+Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed, `check` or `explore` found something or `watch` a
+hang; 2 wrong use; 3 `check` failed in a file; 130 interrupted; 143 stopped by SIGTERM.
 """
 
 from __future__ import annotations
