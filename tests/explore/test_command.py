@@ -175,3 +175,9 @@ def test_json_is_one_object(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert json.loads(done.stdout)["verdict"] == "dismissed within bounds"
     assert done.returncode == 0
+
+
+def test_modelled_collectives_compute_what_real_ones_do() -> None:
+    with Session() as session:
+        answer = session.explore(Target(str(Path(__file__).parent / "collectives.py")), Settings(ranks=3, schedules=1))
+    assert answer.report["verdict"] == "not found", answer.text

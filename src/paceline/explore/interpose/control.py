@@ -45,9 +45,9 @@ def is_controlled(depth: int = 2) -> bool:
 
 
 def frame_of_program() -> FrameType | None:
-    """Return the innermost frame of the program's own code."""
+    """Return the innermost frame of the program's own code, leaving out what it generates, as data classes do."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and MARK not in frame.f_globals:
+    while frame is not None and (MARK not in frame.f_globals or frame.f_code.co_filename.startswith("<")):
         frame = frame.f_back
     return frame
 

@@ -6,6 +6,7 @@ An exception that a task puts into a Future is lost if no one reads the Future.
 from __future__ import annotations
 
 import concurrent.futures.thread as pool
+import itertools
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -15,6 +16,8 @@ from paceline.explore.finding import Finding
 from paceline.explore.interpose import control
 from paceline.explore.interpose.locks import Lock
 
+_orders = itertools.count()
+_init = Future.__init__
 _set_exception, _result, _exception = Future.set_exception, Future.result, Future.exception
 _add_callback = Future.add_done_callback
 
@@ -57,6 +60,16 @@ def _read_by_callback(self: Future[Any], fn: Any) -> None:
     _add_callback(self, fn)
 
 
+def _numbered_init(self: Future[Any]) -> None:
+    _init(self)
+    self.explored_order = next(_orders)  # type: ignore[attr-defined]
+
+
+def _hash(self: Future[Any]) -> int:
+    """Keep the order of a set of futures the same in every run, which by their addresses it would not be."""
+    return int(self.explored_order)  # type: ignore[attr-defined]
+
+
 def begin() -> None:
     """Give the module a lock under control in the place of the one that it made when it was imported."""
     lock = object.__new__(Lock)
@@ -73,6 +86,8 @@ def end() -> None:
 
 def install() -> None:
     """Follow the futures."""
+    Future.__init__ = _numbered_init  # type: ignore[method-assign]
+    Future.__hash__ = _hash  # type: ignore[method-assign, assignment]
     Future.set_exception = _note_exception  # type: ignore[method-assign]
     Future.result = _read_result  # type: ignore[method-assign]
     Future.exception = _read_exception  # type: ignore[method-assign]

@@ -72,32 +72,49 @@ def different(meeting: Meeting) -> tuple[int, int] | None:
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """What one rank sends to another."""
+    """What one rank sends to another; it is received as soon as the other has asked for it."""
 
+    sender: int
     data: Any
     received: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class Request:
+    """What one rank has asked for, of one sender or of any."""
+
+    sender: int | None
+    message: Message | None = None
+
+    def accepts(self, message: Message) -> bool:
+        return self.sender in (None, message.sender)
+
+
 @dataclass(slots=True)
 class Post:
-    """The messages on their way: by group, sender, receiver and tag, in the order in which they were sent."""
+    """Messages and requests that have not met: by group, receiver and tag, the oldest first."""
 
-    messages: dict[tuple[str, int, int, int], list[Message]] = field(default_factory=dict)
+    messages: dict[tuple[str, int, int], list[Message]] = field(default_factory=dict)
+    requests: dict[tuple[str, int, int], list[Request]] = field(default_factory=dict)
 
     def send(self, group: str, sender: int, receiver: int, tag: int, data: Any) -> Message:
-        message = Message(data)
-        self.messages.setdefault((group, sender, receiver, tag), []).append(message)
+        """Bring a message to the oldest request for it, or let it wait for one."""
+        message, requests = Message(sender, data), self.requests.setdefault((group, receiver, tag), [])
+        request = next((each for each in requests if each.accepts(message)), None)
+        if request is None:
+            self.messages.setdefault((group, receiver, tag), []).append(message)
+        else:
+            requests.remove(request)
+            request.message, message.received = message, True
         return message
 
-    def senders(self, group: str, receiver: int, tag: int, sender: int | None) -> list[int]:
-        """Return the ranks that have sent something to a receiver, or the one that is asked for if it has."""
-        return [
-            key[1]
-            for key, messages in self.messages.items()
-            if messages and (key[0], key[2], key[3]) == (group, receiver, tag) and sender in (None, key[1])
-        ]
-
-    def receive(self, group: str, sender: int, receiver: int, tag: int) -> Message:
-        message = self.messages[group, sender, receiver, tag].pop(0)
-        message.received = True
-        return message
+    def request(self, group: str, sender: int | None, receiver: int, tag: int) -> Request:
+        """Ask for a message, of any sender if it is None."""
+        request, messages = Request(sender), self.messages.setdefault((group, receiver, tag), [])
+        message = next((each for each in messages if request.accepts(each)), None)
+        if message is None:
+            self.requests.setdefault((group, receiver, tag), []).append(request)
+        else:
+            messages.remove(message)
+            request.message, message.received = message, True
+        return request

@@ -215,23 +215,25 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _wait_for_receiver(self, message: Message, text: str) -> None:
         # A real backend may keep a small message until it is received, but a large one only waits.
-        step("calls", text, ("post", self._name), mode="read", ready=lambda: message.received)
+        step("calls", text, id(message), mode="read", ready=lambda: message.received)
 
     def recv(self, tensors: Tensors, sender: int, tag: int) -> Work:
-        return Work(lambda: self._receive(tensors, sender, tag))
+        return self._receive(tensors, sender, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
-        return Work(lambda: self._receive(tensors, None, tag))
+        return self._receive(tensors, None, tag)
 
-    def _receive(self, tensors: Tensors, sender: int | None, tag: int) -> Tensors:
-        def senders() -> list[int]:
-            return _post.senders(self._name, self._position, tag, sender)
-
+    def _receive(self, tensors: Tensors, sender: int | None, tag: int) -> Work:
+        request = _post.request(self._name, sender, self._position, tag)
         source = "any rank" if sender is None else f"rank {self._members[sender]}"
-        step("calls", f"recv from {source}", ("post", self._name), ready=lambda: bool(senders()))
-        message = _post.receive(self._name, senders()[0], self._position, tag)
-        tensors[0].copy_(message.data)
-        return tensors
+
+        def finish() -> Tensors:
+            step("calls", f"recv from {source}", id(request), mode="read", ready=lambda: request.message is not None)
+            assert request.message is not None
+            tensors[0].copy_(request.message.data)
+            return tensors
+
+        return Work(finish)
 
     # ---- what PyTorch asks of a group
 
