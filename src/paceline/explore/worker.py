@@ -48,7 +48,7 @@ def _explore(request: dict[str, Any]) -> Report:
         from paceline.explore.ranks import install as install_ranks
 
         install_ranks()
-    if "multiprocessing" in source and "spawn(" in source:
+    if "multiprocessing" in source and ("spawn(" in source or "Process(" in source):
         settings = replace(settings, ranks=0)  # the script starts its ranks itself
     finder = Finder(Scope(folders))
     sys.meta_path.insert(0, finder)

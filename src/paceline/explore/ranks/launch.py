@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable
+from multiprocessing import context
 from typing import Any
 
 import torch
@@ -71,6 +73,34 @@ class _Spawned:
         return all(threads.wait_for_end(task, timeout) for task in self._tasks)
 
 
+class Process:
+    """`multiprocessing.Process`, as a rank: the n-th that a program starts is rank n."""
+
+    _started = 0
+
+    def __init__(
+        self, group: None = None, target: Any = None, name: Any = None, args: Any = (), kwargs: Any = None,
+        *, daemon: Any = None,
+    ) -> None:  # fmt: skip
+        self.name, self.daemon, self._task = name, daemon, None
+        self._body = lambda: _afresh(target)(*args, **(kwargs or {}))
+
+    def start(self) -> None:
+        self._task: Task | None = start_rank(Process._started, self._body, dict(os.environ))
+        Process._started += 1
+
+    def join(self, timeout: float | None = None) -> None:
+        if self._task is not None:
+            threads.wait_for_end(self._task, timeout)
+
+    def is_alive(self) -> bool:
+        return self._task is not None and not self._task.done
+
+    @property
+    def exitcode(self) -> int | None:
+        return 0 if self._task is not None and self._task.done else None
+
+
 def _afresh(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function as this rank's own module has it."""
     names = fn.__globals__
@@ -120,6 +150,9 @@ def install() -> None:
     modules: tuple[Any, ...] = (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"])
     for module in modules:
         module.spawn = _spawn
+    contexts: tuple[Any, ...] = (context.SpawnContext, context.ForkContext, context.ForkServerContext)
+    for owner in (torch.multiprocessing, multiprocessing, *contexts):
+        owner.Process = Process  # type: ignore[attr-defined, misc]
     signal.signal, signal.getsignal = _rank_signal, _rank_getsignal  # type: ignore[assignment]
     DataLoader.__init__ = _loader_without_processes  # type: ignore[method-assign]
     torch.set_num_threads(1)

@@ -58,7 +58,9 @@ def _note(optimizer: Any, *_: Any) -> None:
 
 
 def _parameters(used: list[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    return [each.detach() for optimizer in used for group in optimizer.param_groups for each in group["params"]]
+    """Return what this rank holds: of a DTensor its own part, to compute nothing that would be a collective."""
+    every = [each.detach() for optimizer in used for group in optimizer.param_groups for each in group["params"]]
+    return [getattr(each, "to_local", lambda each=each: each)() for each in every]
 
 
 def _digest(used: list[torch.optim.Optimizer]) -> str:
