@@ -86,7 +86,7 @@ def end() -> None:
 
 def install() -> None:
     """Follow the futures."""
-    Future.__init__ = _numbered_init  # type: ignore[method-assign]
+    Future.__init__ = _numbered_init  # type: ignore[method-assign, assignment]
     Future.__hash__ = _hash  # type: ignore[method-assign, assignment]
     Future.set_exception = _note_exception  # type: ignore[method-assign]
     Future.result = _read_result  # type: ignore[method-assign]

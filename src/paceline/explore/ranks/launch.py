@@ -82,11 +82,12 @@ class Process:
         self, group: None = None, target: Any = None, name: Any = None, args: Any = (), kwargs: Any = None,
         *, daemon: Any = None,
     ) -> None:  # fmt: skip
-        self.name, self.daemon, self._task = name, daemon, None
+        self.name, self.daemon = name, daemon
+        self._task: Task | None = None
         self._body = lambda: _afresh(target)(*args, **(kwargs or {}))
 
     def start(self) -> None:
-        self._task: Task | None = start_rank(Process._started, self._body, dict(os.environ))
+        self._task = start_rank(Process._started, self._body, dict(os.environ))
         Process._started += 1
 
     def join(self, timeout: float | None = None) -> None:
@@ -152,7 +153,7 @@ def install() -> None:
         module.spawn = _spawn
     contexts: tuple[Any, ...] = (context.SpawnContext, context.ForkContext, context.ForkServerContext)
     for owner in (torch.multiprocessing, multiprocessing, *contexts):
-        owner.Process = Process  # type: ignore[attr-defined, misc]
+        owner.Process = Process
     signal.signal, signal.getsignal = _rank_signal, _rank_getsignal  # type: ignore[assignment]
     DataLoader.__init__ = _loader_without_processes  # type: ignore[method-assign]
     torch.set_num_threads(1)
