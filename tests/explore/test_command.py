@@ -16,7 +16,7 @@ from paceline.explore.session import Session, drills_of
 from paceline.explore.settings import Settings, Target, parse_target
 from paceline.explore.token import read_token
 
-PAGE = Path(__file__).parents[2] / "docs" / "explore.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "explorer.md"
 PROGRAMS = Path(__file__).parent / "programs" / "fitted"
 RACE = """
 import threading
