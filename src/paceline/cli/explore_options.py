@@ -23,7 +23,7 @@ ExploreTarget = Annotated[
     str, typer.Argument(metavar="TARGET", help="A script with its own main, FILE.py:FUNCTION or MODULE:FUNCTION.")
 ]
 ExploreArguments = Annotated[
-    list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="What the script gets in sys.argv, after `--`.")
+    list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets in sys.argv, after `--`.")
 ]
 ExploreRanks = Annotated[
     int,
