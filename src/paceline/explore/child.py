@@ -53,7 +53,7 @@ def run_once(
 ) -> Outcome:
     """Run the program once, in a child process."""
     read, write = os.pipe()
-    pid = os.fork()
+    pid = os.fork()  # paceline: ignore  # this process has one thread
     if pid == 0:
         os.close(read)
         try:
@@ -156,7 +156,7 @@ class _Child:
         if finding is not None:
             finding = story_of(finding, run)
         builtins.print(end="", flush=True)
-        race = run.races.finding([each.name for each in run.tasks])
+        race = run.races.finding([each.name for each in run.tasks])  # paceline: ignore[PC404]  # one thread runs
         outcome = Outcome(
             finding,
             tuple(run.switches),
