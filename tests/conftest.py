@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import shutil
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.util import Finalize
 
 import pytest
@@ -14,7 +16,9 @@ import torch
 import torch._dynamo  # which every optimizer's step imports
 from hypothesis import HealthCheck, settings
 
+from paceline.engines.workers.forkserver import PRELOAD
 from paceline.gradients import choice
+from paceline.jobs import built_ins
 from paceline.testing.leaks import nothing_left_behind
 
 # The same examples in every run, however long a busy machine takes for one.
@@ -34,6 +38,27 @@ def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
     # multiprocessing removes its own folder in there when the interpreter exits, so this one goes after it.
     Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compiler_imported_for_all_workers() -> Iterator[None]:
+    """The steps of optimizers that users write import the compiler of PyTorch: 1.5 s in every worker and script."""
+    preload = forkserver.set_forkserver_preload
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            forkserver,
+            "set_forkserver_preload",
+            lambda modules: preload([*(["torch._dynamo"] if PRELOAD[0] in modules else []), *modules]),
+        )
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _digits_drawn_once() -> Iterator[None]:
+    """The job `digits` shifts its images anew whenever it is made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(built_ins, "digits", functools.cache(built_ins.digits))
+        yield
 
 
 @pytest.fixture(autouse=True)

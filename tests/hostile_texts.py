@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
+from itertools import groupby
 from typing import Any
 
 SCRIPT = "</title></script></style><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -55,3 +58,27 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         return [path]
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [place for key, each in items for place in leaves(each, (*path, key))]
+
+
+def spoiled(value: Any, refused: Callable[[Any], bool]) -> Iterator[Any]:
+    """Yield copies of JSON in which every text is `NASTY` once, but for those that are refused alone.
+
+    The texts under one key are spoiled together, unless that is refused: then by halves.
+    """
+    for _, places in groupby(leaves(value), lambda place: place[0]):
+        yield from _spoiled(value, list(places), refused)
+
+
+def _spoiled(value: Any, places: list[tuple[Any, ...]], refused: Callable[[Any], bool]) -> Iterator[Any]:
+    spoiled = copy.deepcopy(value)
+    for *path, last in places:
+        inner = spoiled
+        for key in path:
+            inner = inner[key]
+        inner[last] = NASTY
+    if not refused(spoiled):
+        yield spoiled
+    elif len(places) > 1:
+        middle = len(places) // 2
+        yield from _spoiled(value, places[:middle], refused)
+        yield from _spoiled(value, places[middle:], refused)

@@ -74,7 +74,7 @@ class _Forkserver:
         """Let this process start its workers there."""
         server = forkserver._forkserver  # type: ignore[attr-defined]
         server._forkserver_address = f"/proc/self/fd/{self.descriptor}"
-        server.ensure_running = lambda: None
+        server.ensure_running = forkserver.ensure_running = lambda: None  # which is bound to the method as it was
 
 
 def start(script: Path, *arguments: object, name: str = "script", **environment: str) -> Running:

@@ -17,6 +17,7 @@ from paceline.planner.candidates import Candidate
 from paceline.planner.costs import Calibrated
 from paceline.planner.model_cost import cost_of
 from paceline.plans.methods.coordinated import Coordinated
+from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.plan import RECIPES, Plan, make
 from tests.planner.cards import CARD
@@ -55,7 +56,7 @@ def _every() -> list[str]:
     found = [
         f"{name}:workers={4 if name in NEEDS_FOUR else 2}{BY_COUNT * ('balance' in RECIPES[name].options)}"
         for name in RECIPES
-        if name not in (*NOT_COUNTED, ONCE) and not isinstance(make(name).method, Coordinated | NativeDdp)
+        if name not in (*NOT_COUNTED, ONCE) and not isinstance(make(name).method, Coordinated | Dataflow | NativeDdp)
     ]
     more = ("easgd:workers=2,mode=asynchronous", "gossip:workers=2,mode=asynchronous", "downpour:workers=2,shards=2")
     return [*found, *more, "zero:workers=2,stage=2", "gossip:workers=4", "diloco:workers=2,mode=asynchronous"]

@@ -20,7 +20,8 @@ from paceline.engines.workers.forkserver import PRELOAD
 
 SECONDS = 60.0
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload([*PRELOAD, "paceline.backend.group", "tests.backend.scenes"])  # for other tests, too
+# For other tests, too.
+context.set_forkserver_preload(["torch._dynamo", *PRELOAD, "paceline.backend.group", "tests.backend.scenes"])
 
 # Of PyTorch, about itself.
 NOISE = (

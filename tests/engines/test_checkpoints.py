@@ -65,11 +65,12 @@ def net():
     return nn.Sequential(Pause(), nn.Linear(12, 24), nn.Tanh(), nn.BatchNorm1d(24), nn.Dropout(0.1), nn.Linear(24, 4))
 
 job = pl.Job(
-    model=net, data=(x, y), test=(x[:100], y[:100]), loss=nn.CrossEntropyLoss(), batch_size=12, epochs=6, seed=3,
-    optimizer=partial(torch.optim.Adam, lr=0.005), evaluate_every=60,
+    model=net, data=(x, y), test=(x[:100], y[:100]), loss=nn.CrossEntropyLoss(), batch_size=12, epochs=3, seed=3,
+    optimizer=partial(torch.optim.Adam, lr=0.005), evaluate_every=40,
     lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995),
 )
-"""  # 300 updates
+"""
+UPDATES = 150
 EVERY = 20
 
 
@@ -233,7 +234,7 @@ def test_a_plan_with_a_server_ends_with_a_valid_history(
 def test_hogwild_goes_on_without_losing_or_doubling_a_batch(job_file: Path, tmp_path: Path) -> None:
     run = interrupted_and_resumed(job_file, tmp_path, "hogwild", (2, 3))
     applied = sorted(run.trace.of_kind(Kind.APPLY)["update"].tolist())
-    assert applied == list(range(300))
+    assert applied == list(range(UPDATES))
     each_sample_once(run)
 
 
@@ -319,14 +320,14 @@ def test_sigusr1_has_one_written_and_the_run_goes_on(plan: str, job_file: Path, 
     with slowly(job_file, later=0.02):
         pl.train(job_of(job_file), plan, 2, folder=tmp_path, checkpoint_every=0, progress=ask)
     kept = {int(path.name) for path in tmp_path.glob("*/checkpoints/*")}
-    assert 300 in kept  # every run that keeps checkpoints has one of its end
-    assert any(0 < updates < 300 for updates in kept)
+    assert UPDATES in kept  # every run that keeps checkpoints has one of its end
+    assert any(0 < updates < UPDATES for updates in kept)
 
 
 def test_by_seconds(job_file: Path, tmp_path: Path) -> None:
     with slowly(job_file, later=0.02):
         pl.train(job_of(job_file), "ring", 2, folder=tmp_path, checkpoint_every="0.1s")
-    assert any(0 < int(path.name) < 300 for path in tmp_path.glob("*/checkpoints/*"))  # one of the end is always kept
+    assert any(0 < int(path.name) < UPDATES for path in tmp_path.glob("*/checkpoints/*"))  # one of the end is kept
 
 
 # --- what is kept ------------------------------------------------------------------------------------------------
@@ -537,7 +538,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(job_file: Pat
             raise Interrupted
 
     with slowly(job_file), pytest.raises(Interrupted):
-        pl.train(job_of(job_file), "ring", 2, folder=tmp_path, checkpoint_every=250, progress=stop)
+        pl.train(job_of(job_file), "ring", 2, folder=tmp_path, checkpoint_every=140, progress=stop)
     (folder,) = tmp_path.iterdir()
     with pytest.warns(CheckpointWarning, match="begins again"):
         run = pl.train(resume=folder)

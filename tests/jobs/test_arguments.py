@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from paceline.errors import JobError
 from paceline.gradients.pickling import pack_program, unpack_program
 from paceline.jobs.loading import load_job
 from paceline.runs.record import read_record
+from tests.scripts import finish, typed
 
 PARSES = """
 import argparse, sys
@@ -39,27 +39,21 @@ job = paceline.Job(
 """
 
 
-def _paceline(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "paceline", *words], cwd=folder, capture_output=True, text=True, timeout=120
-    )
+def _paceline(*words: str, folder: Path) -> None:
+    (done,) = finish([typed(folder, *words)])
+    assert done.code == 0, done.err
 
 
 def test_a_file_beside_the_job_parses_the_arguments_of_the_job(tmp_path: Path) -> None:
     """In the workers of a run, its replay, and where it is resumed; before, each had those of Paceline."""
     (tmp_path / "beside_that_parses.py").write_text(PARSES)
     (tmp_path / "job.py").write_text(JOB)
-    run = _paceline(
-        "train", "job.py", "--plan", "ring", "--workers", "2", "--job-args", "--width 7", "-q", folder=tmp_path
-    )
-    assert run.returncode == 0, run.stderr
+    _paceline("train", "job.py", "--plan", "ring", "--workers", "2", "--job-args", "--width 7", "-q", folder=tmp_path)
     (path,) = (tmp_path / "runs").iterdir()
     assert read_record(path).job.arguments == ("--width", "7")
     assert read_record(path).job.parameters == 3 * 7 + 7 + 7 * 2 + 2
-    again = _paceline("replay", str(path), folder=tmp_path)
-    assert again.returncode == 0, again.stderr
-    longer = _paceline("train", "job.py", "--resume", str(path), "--epochs", "2", "-q", folder=tmp_path)
-    assert longer.returncode == 0, longer.stderr
+    _paceline("replay", str(path), folder=tmp_path)
+    _paceline("train", "job.py", "--resume", str(path), "--epochs", "2", "-q", folder=tmp_path)
 
 
 def test_the_callers_own_arguments_are_back_after_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ pl.train(job, sys.argv[1], workers=2, folder=pathlib.Path(sys.argv[2], "runs"), 
 """
 
 
-@pytest.mark.parametrize("plan", ["ring", "downpour"])
+@pytest.mark.parametrize("plan", [pytest.param("ring", marks=pytest.mark.soak), "downpour"])
 def test_a_killed_run_leaves_what_each_worker_was_at(plan: str, tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", SCRIPT, plan, str(tmp_path)])
     try:

@@ -84,15 +84,20 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_a_process_is_seen_to_wait_for_what_it_waits_for(kind: str) -> None:
+    """While a descriptor is on its way between two processes of the machine, whichever they are, its receiver is named
+    as well, until it has received it.
+    """
     started = subprocess.Popen([sys.executable, "-c", PROGRAMS[kind]])
+    by = {"child": lambda: tuple(set(proc.tree([started.pid])) - {started.pid})} | dict.fromkeys(
+        ("pipe", "lock", "socket", "shared lock"), lambda: (started.pid,)
+    )
+
+    def waits() -> bool:
+        main, wanted = proc.snapshot([started.pid]).processes[0].main, kind.removesuffix(" of its own server")
+        return main.kind == wanted and (wanted not in by or main.by == by[wanted]())
+
     try:
-        wanted = kind.removesuffix(" of its own server")
-        until(lambda: proc.snapshot([started.pid]).processes[0].main.kind == wanted)
-        main = proc.snapshot([started.pid]).processes[0].main
-        if wanted in ("pipe", "lock", "socket", "shared lock"):
-            assert main.by == (started.pid,)
-        if kind == "child":
-            assert set(main.by) == set(proc.tree([started.pid])) - {started.pid}
+        until(waits)
     finally:
         for pid in reversed(proc.tree([started.pid])):
             os.kill(pid, 9)

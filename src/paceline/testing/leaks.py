@@ -8,9 +8,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 PATIENCE = 30.0  # seconds in which what is about to end may end, on a busy machine
 
@@ -41,18 +43,30 @@ def _children() -> set[int]:
     """Worker processes: descendants of this one. The forkserver and multiprocessing's resource tracker stay, so that
     the next run starts quickly; they end with this process.
     """
-    import psutil
-
     found = set()
-    for child in psutil.Process().children(recursive=True):
+    for pid in _descendants(this := os.getpid()):
         try:
+            child = psutil.Process(pid)
             command = " ".join(child.cmdline())
-            helper = child.ppid() == os.getpid() and ("forkserver" in command or "resource_tracker" in command)
+            helper = child.ppid() == this and ("forkserver" in command or "resource_tracker" in command)
             if not helper and child.status() != psutil.STATUS_ZOMBIE:
-                found.add(child.pid)
+                found.add(pid)
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the children of a process, theirs, and so on; psutil reads all processes of the machine for that."""
+    if not Path(f"/proc/{pid}/task/{pid}/children").exists():  # a kernel without it, or the process has ended
+        with suppress(psutil.NoSuchProcess):
+            yield from (child.pid for child in psutil.Process(pid).children(recursive=True))
+        return
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the process or the thread has ended
+            for child in map(int, file.read_text(encoding="utf-8").split()):
+                yield child
+                yield from _descendants(child)
 
 
 def _newest() -> str:

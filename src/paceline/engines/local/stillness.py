@@ -8,9 +8,6 @@ from pathlib import Path
 
 #: Seconds that count of those between two looks: the parent itself may have been stopped, as by Ctrl-Z.
 MOST_BETWEEN = 1.0
-#: Share of the deadline after which a worker is given up where the others go on without it. A worker that waits for it,
-#: as for its lock, would fail the run at the deadline.
-EARLY = 0.9
 #: How many deadlines a worker may be stopped where the others do not go on; who waits for it names it at the first.
 LATE = 1.5
 
@@ -32,7 +29,7 @@ class Stillness:
         passed, self._looked = min(MOST_BETWEEN, now - self._looked), now
         stopped = [pid for pid in pids if pid is not None and self._stopped(pid)]
         self._seconds = {pid: self._seconds.get(pid, -passed) + passed for pid in stopped}
-        most = self._deadline * (EARLY if goes_on else LATE)
+        most = self._deadline * (1.0 if goes_on else LATE)
         return [pid for pid, seconds in self._seconds.items() if seconds > most]
 
 

@@ -65,6 +65,9 @@ CONTROL = 4
 ABORT, GO = 0, 1
 CHECKPOINTS = 2  # the first of the integers of checkpoints: REQUESTED, TAKEN
 DESK_LOCK = 0  # shard s has lock s + 1
+#: Seconds beyond the deadline for which a worker waits where the others go on without one that is stopped. The parent
+#: ends that one at the deadline: a worker that waits for it, as for its lock, must not fail the run before.
+GRACE = 5.0
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,7 @@ class Arena:
         """Return how a worker waits, which computes with so many threads."""
         crowded = self.shape.workers * threads > len(os.sched_getaffinity(0))
         doorbell, doing = self.doorbells[number], self.doing
+        deadline += GRACE if self.desk is not None else 0.0
         return Waiter(number, doorbell, cancelled, deadline, lambda: f"in update {doing[number]}", crowded)
 
     def lock(self, number: int, waiter: Waiter, what: str, shared: bool = False) -> RecordLock:
