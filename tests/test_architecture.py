@@ -131,6 +131,10 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("adapters", {"api", "plans", "errors"}, set()),
     ("check", {"check", "narrative", "errors", "user_cache"}, {"torch", "numpy", "importlib.util", "runpy", "pkgutil"}),
     ("watcher", {"watcher", "check", "narrative", "runs.live", "runs.events", "errors"}, {"torch", "numpy"}),
+    ("explore.ranks", {"explore", "errors"}, {"numpy"}),
+    ("explore.models", {"explore"}, PURE_NEVER | {"torch", "numpy"}),
+    ("explore.strategies", {"explore"}, PURE_NEVER - {"random"} | {"torch", "numpy"}),
+    ("explore", {"explore", "narrative", "errors"}, {"torch", "numpy"}),
     ("testing", {"testing", "api", "engines", "core", "jobs", "plans", "runs", "tuner"}, set()),
 ]  # fmt: skip
 HOMES = (

@@ -3,8 +3,8 @@
 Text for people goes to standard error; JSON objects, drawings, the findings of `check` and what `emit` writes go to
 standard output.
 
-Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed, `check` found something or `watch` a hang;
-2 wrong use; 3 `check` failed in a file; 130 interrupted; 143 stopped by SIGTERM.
+Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed, `check` or `explore` found something or `watch` a
+hang; 2 wrong use; 3 `check` failed in a file; 130 interrupted; 143 stopped by SIGTERM.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMMANDS = {
     "Train": ("train", "compare", "replay", "report"),
     "Choose a plan and a configuration": ("plans", "choose", "calibrate", "validate", "simulate", "tune"),
     "Data": ("prepare", "ingest", "data"),
-    "Find what is wrong with a program": ("check", "watch", "explain"),
+    "Find what is wrong with a program": ("check", "watch", "explore", "explain"),
     "Deploy": ("compress", "emit", "keys"),
     "Look inside": ("draw", "prove", "bench"),
 }
