@@ -177,7 +177,7 @@ class Roots:
     def _pools(self) -> list[ast.Call]:
         return [c for fn in self.module.functions for c in fn.calls if short_name(c.func) == "ThreadPoolExecutor"]
 
-    def _is_repeated(self, call: ast.Call, fn: Function, value: ast.expr, started: Function) -> bool:
+    def _is_repeated(self, call: ast.Call, fn: Function, value: ast.expr | None, started: Function) -> bool:
         """Whether a start happens more than once: in a loop, or in a function that is called for it repeatedly."""
         if in_loop(call, fn):
             return True

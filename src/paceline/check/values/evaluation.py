@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.check.syntax.declarations import Class, Declarations, Function
 from paceline.check.syntax.names import dotted, keyword, model_in, short_name
@@ -323,9 +323,8 @@ class Evaluation:
         """What calling a value returns."""
         if value.kind == "class":
             return [Value("object", value.what)]
-        if value.kind == "container":  # a weak reference
-            called = short_name(value.what.func) if isinstance(value.what, ast.Call) else ""
-            return self._read(("element", value, None)) if called in sources.REFERENCES else []
+        if value.kind == "container":
+            return self._read(("element", value, None)) if self._is_reference(value) else []
         found: list[Value] = []
         for fn, owner in self.runs(value):
             if fn.decorated(*_MANAGERS):
@@ -350,15 +349,17 @@ class Evaluation:
         if isinstance(what, Function):
             return [(what, value.of)] if value.kind in CALLABLE else []
         if not isinstance(what, Class):
-            found = self._read(("element", value, None)) if value.kind == "container" else ()
-            return [each for v in found if self._is_reference(value) for each in self.runs(v)]
+            found = self._read(("element", value, None)) if self._is_reference(value) else ()
+            return [each for v in found if v.kind != "container" for each in self.runs(v)]
         if value.kind == "class":
             made = what.method("__init__")
             return [] if made is None else [(made, what)]
         called = what.method("__call__") or (what.method("forward") if what.is_model else None)
         return [(called, what)] if called is not None and value.kind == "object" else []
 
-    def _is_reference(self, value: Value) -> bool:
+    @staticmethod
+    def _is_reference(value: Value) -> bool:
+        """Whether a container stands for a weak reference, whose call gives what it refers to."""
         return isinstance(value.what, ast.Call) and short_name(value.what.func) in sources.REFERENCES
 
     def _annotated(self, annotation: ast.expr | None) -> list[Value]:
@@ -370,7 +371,7 @@ class Evaluation:
 
 
 #: Kind of expression -> the rule for its values.
-_EXPRESSIONS: dict[type[ast.AST], Callable[[Evaluation, ast.expr, Function], Iterable[Value]]] = {
+_EXPRESSIONS: dict[type[ast.AST], Callable[[Evaluation, Any, Function], Iterable[Value]]] = {
     ast.Name: Evaluation._name,
     ast.Attribute: Evaluation._attribute,
     ast.Subscript: Evaluation._subscript,
@@ -383,4 +384,4 @@ _EXPRESSIONS: dict[type[ast.AST], Callable[[Evaluation, ast.expr, Function], Ite
         (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp),
         Evaluation._container,
     ),
-}  # type: ignore[dict-item]
+}

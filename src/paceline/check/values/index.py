@@ -94,8 +94,8 @@ class Index:
                         found.setdefault(part.attr, []).append((part.value, Source("item", value, fn, number)))
             for call in fn.calls:
                 if isinstance(call.func, ast.Name) and call.func.id == "setattr" and len(call.args) == 3:
-                    value = Source("is", call.args[2], fn)
-                    found.setdefault(str(slot_of(call.args[1])), []).append((call.args[0], value))
+                    name = str(slot_of(call.args[1]))
+                    found.setdefault(name, []).append((call.args[0], Source("is", call.args[2], fn)))
         return found
 
     @staticmethod
