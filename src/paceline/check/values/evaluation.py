@@ -138,17 +138,22 @@ class Evaluation:
         return [] if method is None else list(method(self, node, fn))
 
     def _name(self, node: ast.Name, fn: Function) -> Iterable[Value]:
-        if fn.cls is not None and node.id in (fn.self_name, "cls") and not fn.decorated("staticmethod"):
-            own = fn.decorated("classmethod") or node.id == "cls"
-            return [Value("class" if own else "object", fn.cls)]
-        return self._read(("variable", self._index.scope(node.id, fn), node.id))
+        own = self.own(node, fn)
+        return [own] if own is not None else self._read(("variable", self._index.scope(node.id, fn), node.id))
+
+    @staticmethod
+    def own(node: ast.Name, fn: Function) -> Value | None:
+        """The own object or class of a method."""
+        if fn.cls is None or node.id not in (fn.self_name, "cls") or fn.decorated("staticmethod"):
+            return None
+        return Value("class" if node.id == "cls" or fn.decorated("classmethod") else "object", fn.cls)
 
     def _attribute(self, node: ast.Attribute, fn: Function) -> Iterator[Value]:
         own = isinstance(node.value, ast.Name) and node.value.id == fn.self_name
         owners = self.evaluate(node.value, fn)
         for value in owners:
             yield from self._member(value, node.attr, own)
-        if all(value.kind == "made" for value in owners):
+        if self._index.assigned(node.attr) and all(value.kind == "made" for value in owners):
             yield from self._read(("foreign", node.attr))
 
     def _of_foreign(self, name: str) -> Iterator[Value]:

@@ -66,12 +66,15 @@ def constructor(node: ast.expr, fn: Function, module: Module) -> ast.Call | None
 
 
 def _origin(node: ast.expr, fn: Function, module: Module, depth: int) -> Origin:
+    """What is known of an object; of a result of the program's own function, by what that makes."""
     if depth > DEPTH:
         return UNKNOWN
+    return module.objects.once("origin", node, fn, lambda: _found(node, fn, module, depth))
+
+
+def _found(node: ast.expr, fn: Function, module: Module, depth: int) -> Origin:
     if isinstance(node, ast.Await):
         return _origin(node.value, fn, module, depth + 1)
-    if isinstance(node, ast.Call):
-        return _made_by(node, fn, module, depth)
     annotation = _annotation(node, fn, module)
     if annotation is not None and (name := _annotated(annotation, module)):
         return Origin(name)
@@ -89,11 +92,7 @@ def _annotation(node: ast.expr, fn: Function, module: Module) -> ast.expr | None
 
 
 def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> Origin:
-    """What a call returns: an object of its own class, of what a library says, or what a function of the file gives."""
-    callee = module.callee(call, fn)
-    if callee is not None and callee.name != "__init__":
-        origins = (_origin(r.value, callee, module, depth + 1) for r in callee.returns if r.value is not None)
-        return next((origin for origin in origins if origin.type), UNKNOWN)
+    """What a call of a library returns: an object of its own class, or of what its data say."""
     if not isinstance(call.func, ast.Name | ast.Attribute):
         return UNKNOWN
     if _is_imported(call.func, module):

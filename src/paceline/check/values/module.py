@@ -30,10 +30,19 @@ class Module(Declarations):
     """The declarations of a file, with names resolved."""
 
     def __init__(self, tree: ast.Module) -> None:
+        self._names: dict[int, tuple[ast.AST, str]] = {}
         super().__init__(tree)
+        self._names.clear()  # not all imports were known
         self.objects = Objects(self)
         adopt(self.functions, self.type_of)
         self.objects.guess = lambda fn, name: self._by_use.of(fn, name)
+
+    def canonical(self, node: ast.AST) -> str:
+        """The dotted name of an expression with its imports resolved; empty when it is not a name."""
+        known = self._names.get(id(node))
+        if known is None:
+            known = self._names[id(node)] = node, super().canonical(node)
+        return known[1]
 
     @cached_property
     def _by_use(self) -> ByUse:
@@ -253,6 +262,10 @@ class Module(Declarations):
 
     def type_of(self, node: ast.expr, fn: Function) -> Class | None:
         """The class, of this file, whose instance an expression is."""
+        return self.objects.once("type", node, fn, lambda: self._type_of(node, fn))
+
+    def _type_of(self, node: ast.expr, fn: Function) -> Class | None:
+        """The unremembered part of `type_of`."""
         found = self.objects.classes(node, fn)
         if found:
             return found[0]
@@ -272,6 +285,10 @@ class Module(Declarations):
 
     def function_named(self, node: ast.expr, fn: Function) -> Function | None:
         """The one function of this file that an expression stands for, through aliases, `partial` and `super()`."""
+        return self.objects.once("function", node, fn, lambda: self._function_named(node, fn))
+
+    def _function_named(self, node: ast.expr, fn: Function) -> Function | None:
+        """The unremembered part of `function_named`."""
         if isinstance(node, ast.Call) and node.args and short_name(node.func) in WRAPPING:
             return self.function_named(node.args[0], fn)
         found = self.objects.functions(node, fn)

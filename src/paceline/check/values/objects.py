@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from paceline.check.syntax.declarations import Class, Declarations, Function
 from paceline.check.values.bindings import Argument, Binding, bindings, fields
@@ -19,6 +20,8 @@ from paceline.check.values.guesses import ByName
 from paceline.check.values.index import Index
 from paceline.check.values.sources import Slot, Source
 from paceline.check.values.table import Key, Table
+
+T = TypeVar("T")
 
 
 class Objects:
@@ -36,6 +39,7 @@ class Objects:
         #: Container -> the keys of the table for its elements.
         self._elements: dict[Value, set[Key]] = {}
         self._arguments: dict[tuple[Function, str], dict[int, Argument]] = {}
+        self._answers: dict[Key, tuple[int, Any]] = {}
         self._calls_are_read = self._fills_are_read = False
         #: The class for which a variable may be taken of which nothing is known.
         self.guess: Callable[[Function, str], Class | None] | None = None
@@ -45,9 +49,28 @@ class Objects:
 
     def of(self, node: ast.expr, fn: Function) -> tuple[Value, ...]:
         """What an expression of a function may be."""
+        if isinstance(node, ast.Name):
+            own = self._rules.own(node, fn)
+            return (own,) if own is not None else self._get(("variable", self.index.scope(node.id, fn), node.id))
+        return self._get(self._key(node, fn))
+
+    def _key(self, node: ast.expr, fn: Function) -> Key:
+        """The key of the table for an expression."""
         key: Key = ("expression", id(node), fn)
-        self._nodes.setdefault(key, (node, fn))  # which also keeps its identity from being used again
-        return self._get(key)
+        if key not in self._nodes:
+            self._nodes[key] = (node, fn)  # which also keeps its identity from being used again
+        return key
+
+    def once(self, what: str, node: ast.expr, fn: Function, answer: Callable[[], T]) -> T:
+        """The answer to a question about an expression, asked anew only where some object has become known."""
+        key: Key = (what, id(node), fn)
+        known = self._answers.get(key)
+        if known is not None and known[0] == self._table.version:
+            return known[1]  # type: ignore[no-any-return]
+        self._nodes.setdefault(key, (node, fn))
+        found = answer()
+        self._answers[key] = self._table.version, found
+        return found
 
     def _get(self, key: Key) -> tuple[Value, ...]:
         """The values of a key, once nothing that it depends on changes, and all guesses for it are made."""
@@ -182,18 +205,24 @@ class Objects:
         if isinstance(call, Function):
             self._decorate(call, caller)
             return
+        if not call.args and not call.keywords:
+            return
         for each in bindings(call, caller, lambda node: self._runs(node, caller)):
             self._pass(each, call, caller)
-        for value in self._rules.evaluate(call.func, caller):
+        for value in self._read(call.func, caller):
             if value.kind == "class" and isinstance(value.what, Class) and value.what.method("__init__") is None:
                 for owner, name, source in fields(call, value.what, caller):
                     self._give(("attribute", owner, name), source)
+
+    def _read(self, node: ast.expr, fn: Function) -> Iterable[Value]:
+        """The values of an expression as far as they are known, for what is derived from them."""
+        return self._rules.evaluate(node, fn) if isinstance(node, ast.Name) else self._table.read(self._key(node, fn))
 
     def _runs(self, node: ast.expr, caller: Function) -> list[tuple[Function, bool]]:
         """The functions that an expression may run, each with whether an object is bound to it."""
         found = [
             (fn, owner is not None)
-            for value in self._rules.evaluate(node, caller)
+            for value in self._read(node, caller)
             for fn, owner in (self._rules.runs(value) if value.kind != "partial" else ())
         ]
         if not found and (named := self.only_method(node, caller)) is not None:

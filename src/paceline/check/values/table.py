@@ -28,11 +28,15 @@ class Table(Generic[V]):
         self._queue: deque[Key] = deque()
         self._queued: set[Key] = set()
         self._deriving: list[Key] = []
+        self._derived: set[Key] = set()
+        #: How often a key has grown that was derived before: what was read of it may be out of date.
+        self.version = 0
 
     def get(self, key: Key) -> tuple[V, ...]:
         """The values of a key, once nothing that it depends on changes any more."""
-        if not self._queue and key in self._values:
-            return self._values[key]
+        known = self._values.get(key)
+        if known is not None and not self._queue:
+            return known
         self.read(key)
         while self._queue and not self._deriving:
             following = self._queue.popleft()
@@ -71,5 +75,7 @@ class Table(Generic[V]):
             self._deriving.pop()
         if len(after) != len(before):
             self._values[key] = after
+            self.version += key in self._derived
             for reader in self._readers.get(key, ()):
                 self.derive_again(reader)
+        self._derived.add(key)
