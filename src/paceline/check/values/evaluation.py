@@ -149,6 +149,8 @@ class Evaluation:
         return Value("class" if node.id == "cls" or fn.decorated("classmethod") else "object", fn.cls)
 
     def _attribute(self, node: ast.Attribute, fn: Function) -> Iterator[Value]:
+        if node.attr not in self._index.members:
+            return
         own = isinstance(node.value, ast.Name) and node.value.id == fn.self_name
         owners = self.evaluate(node.value, fn)
         for value in owners:

@@ -20,9 +20,17 @@ class Index:
         self._module = module
         self._variables: dict[Function, dict[str, list[Source]]] = {}
         self._locals: dict[Function, frozenset[str]] = {}
+        self._scopes: dict[tuple[Function, str], Function] = {}
 
     def scope(self, name: str, fn: Function) -> Function:
         """The function in which a name that another one uses is bound; the top level of the file for all others."""
+        known = self._scopes.get((fn, name))
+        if known is None:
+            known = self._scopes[fn, name] = self._scope(name, fn)
+        return known
+
+    def _scope(self, name: str, fn: Function) -> Function:
+        """The unremembered part of `scope`."""
         shared = fn.globals
         for scope in fn.scopes():
             if name in shared or scope is self._module.top:
@@ -74,6 +82,14 @@ class Index:
         for cls in self._module.classes.values():
             for base in cls.ancestry[1:]:
                 found.setdefault(base, []).append(cls)
+        return found
+
+    @cached_property
+    def members(self) -> set[str]:
+        """The names of all methods and attributes of the program's classes, and of what it assigns to others."""
+        found = set(self._assigned)
+        for cls in self._module.classes.values():
+            found |= {*cls.methods, *cls.values, *cls.annotations}
         return found
 
     # -- what is assigned and filled elsewhere
