@@ -52,6 +52,8 @@ class Objects:
         if isinstance(node, ast.Name):
             own = self._rules.own(node, fn)
             return (own,) if own is not None else self._get(("variable", self.index.scope(node.id, fn), node.id))
+        if isinstance(node, ast.Attribute) and node.attr not in self.index.members:
+            return ()
         return self._get(self._key(node, fn))
 
     def _key(self, node: ast.expr, fn: Function) -> Key:
@@ -91,7 +93,8 @@ class Objects:
 
     def functions(self, node: ast.expr, fn: Function) -> list[Function]:
         """The functions that run when an expression is called; of a class, its constructor."""
-        return list(dict.fromkeys(each for value in self.of(node, fn) for each, _ in self._rules.runs(value)))
+        values = self.of(node, fn)
+        return list(dict.fromkeys(each for v in values for each, _ in self._rules.runs(v))) if values else []
 
     def run_by(self, node: ast.expr, fn: Function, names: tuple[str, ...]) -> list[Function]:
         """What runs of an object by these methods, or of a generator: when a block enters it, or a loop iterates."""
@@ -216,6 +219,8 @@ class Objects:
 
     def _read(self, node: ast.expr, fn: Function) -> Iterable[Value]:
         """The values of an expression as far as they are known, for what is derived from them."""
+        if isinstance(node, ast.Attribute) and node.attr not in self.index.members:
+            return ()
         return self._rules.evaluate(node, fn) if isinstance(node, ast.Name) else self._table.read(self._key(node, fn))
 
     def _runs(self, node: ast.expr, caller: Function) -> list[tuple[Function, bool]]:

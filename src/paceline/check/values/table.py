@@ -68,9 +68,9 @@ class Table(Generic[V]):
     def _update(self, key: Key) -> None:
         self._deriving.append(key)
         try:
-            derived = self._derive(key)
+            derived = list(self._derive(key))
             before = self._values.get(key, ())
-            after = tuple(dict.fromkeys((*before, *derived)))[:MOST]
+            after = tuple(dict.fromkeys((*before, *derived)))[:MOST] if derived else before
         finally:
             self._deriving.pop()
         if len(after) != len(before):
