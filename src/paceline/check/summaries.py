@@ -281,7 +281,7 @@ class Facts:
 
 
 def is_single(lock: Resource) -> bool:
-    """Whether there is one such lock in the program, whoever takes it: a global one."""
+    """Whether there is one such lock in the program: a global one."""
     return "." not in lock.id and not lock.one_of_several and lock.formal is None
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from paceline.check.syntax.declarations import Class, Declarations, Function
 from paceline.check.syntax.names import dotted, keyword, model_in, short_name
+from paceline.check.syntax.tree import parent
 from paceline.check.values import sources
 from paceline.check.values.annotations import annotated, class_named
 from paceline.check.values.index import Index
@@ -32,9 +33,7 @@ class Value(NamedTuple):
     fn: Function | None = None
 
 
-CALLABLE = {"function", "partial"}
 _HOLDS = {"container", "made"}
-_MANAGERS = ("contextmanager", "asynccontextmanager")
 #: Functions that return an argument -> its position.
 _PASS = {"iter": 0, "aiter": 0, "cast": 1, "proxy": 0, "deepcopy": 0, "wraps": 0, "shield": 0, "enter_context": 0,
          "enter_async_context": 0}  # fmt: skip
@@ -52,6 +51,7 @@ class Evaluation:
     ) -> None:
         """`read` gives the values of a key so far, `given` what calls, decorators and fills elsewhere add to it."""
         self._module, self._index, self._read, self._given = module, index, read, given
+        self._made: dict[int, ast.Call] = {}
 
     def derive(self, key: Key) -> Iterable[Value]:
         """The values of a key: `(variable, scope, name)`, `(attribute, class, name)` and their like."""
@@ -193,9 +193,8 @@ class Evaluation:
                 yield value
             elif value.kind in _HOLDS:
                 yield from self._read(("element", value, sources.slot_of(node.slice)))
-            elif value.kind == "object":
-                for got in self._member(value, "__getitem__"):
-                    yield from self._result(got)
+            for got in self._member(value, "__getitem__") if value.kind == "object" else ():
+                yield from self._result(got)
 
     def _call(self, call: ast.Call, fn: Function) -> Iterator[Value]:
         """What a call returns: of the program's own functions, of containers, or of a library."""
@@ -248,15 +247,14 @@ class Evaluation:
         named = class_named(call.func, self._module)
         return [Value("object", named) if named is not None else Value("made", call, fn=fn)]
 
-    def _either(self, node: ast.IfExp | ast.BoolOp | ast.BinOp, fn: Function) -> Iterator[Value]:
-        if isinstance(node, ast.BinOp):  # two lists; a long sum is none
-            parts = (
-                [] if isinstance(node.left, ast.BinOp) or not isinstance(node.op, ast.Add) else [node.left, node.right]
-            )
-        else:
-            parts = node.values if isinstance(node, ast.BoolOp) else [node.body, node.orelse]
-        for part in parts:
+    def _either(self, node: ast.IfExp | ast.BoolOp, fn: Function) -> Iterator[Value]:
+        for part in node.values if isinstance(node, ast.BoolOp) else (node.body, node.orelse):
             yield from self.evaluate(part, fn)
+
+    def _sum(self, node: ast.BinOp, fn: Function) -> list[Value]:
+        """Two lists; a long sum is none."""
+        long = isinstance(node.left, ast.BinOp) or not isinstance(node.op, ast.Add)
+        return [] if long else [*self.evaluate(node.left, fn), *self.evaluate(node.right, fn)]
 
     def _inner(self, node: ast.NamedExpr | ast.Starred, fn: Function) -> list[Value]:
         return self.evaluate(node.value, fn)
@@ -285,12 +283,21 @@ class Evaluation:
         if source.take == "result":
             if isinstance(source.node, ast.Name) and source.node.id in sources.EMPTY:
                 return [Value("container", source.node, fn=source.fn)]
-            return [v for each in found for v in self._result(each)]
+            known = [v for each in found for v in self._result(each)]
+            library = not found and isinstance(source.node, ast.Name | ast.Attribute)
+            return [Value("made", self._call_of(source.node), fn=source.fn)] if library else known
         if source.take in ("element", "part"):
             found = list(self._elements(found))
         if source.take in ("item", "part"):
             return [v for each in found for v in self._item(each, source.slot)]
         return self._entered(found) if source.take == "enter" else found
+
+    def _call_of(self, node: ast.expr) -> ast.Call:
+        """The call that something else makes of a function of a library, as in `defaultdict(Lock)`."""
+        if id(node) not in self._made:
+            call = self._made[id(node)] = ast.copy_location(ast.Call(node, [], []), node)
+            call.up = parent(node)  # type: ignore[attr-defined]
+        return self._made[id(node)]
 
     def _item(self, value: Value, slot: Slot) -> Iterable[Value]:
         """An item of what is taken apart; of several results of a library, the first is known by its call."""
@@ -334,7 +341,7 @@ class Evaluation:
             return self._read(("element", value, None)) if self._is_reference(value) else []
         found: list[Value] = []
         for fn, owner in self.runs(value):
-            if fn.decorated(*_MANAGERS):
+            if fn.decorated("contextmanager", "asynccontextmanager"):
                 found.append(Value("manager", fn))
             elif fn.generator:
                 found.append(Value("generator", fn))
@@ -354,7 +361,7 @@ class Evaluation:
         """The functions that run when a value is called, each with the class of the object that it is bound to."""
         what = value.what
         if isinstance(what, Function):
-            return [(what, value.of)] if value.kind in CALLABLE else []
+            return [(what, value.of)] if value.kind in ("function", "partial") else []
         if not isinstance(what, Class):
             found = self._read(("element", value, None)) if self._is_reference(value) else ()
             return [each for v in found if v.kind != "container" for each in self.runs(v)]
@@ -371,8 +378,6 @@ class Evaluation:
 
     def _annotated(self, annotation: ast.expr | None) -> list[Value]:
         """An object of the class that an annotation names."""
-        if annotation is None:
-            return []
         found = annotated(annotation, self._module)
         return [] if found is None else [Value("object", found)]
 
@@ -384,7 +389,8 @@ _EXPRESSIONS: dict[type[ast.AST], Callable[[Evaluation, Any, Function], Iterable
     ast.Subscript: Evaluation._subscript,
     ast.Call: Evaluation._call,
     ast.Lambda: Evaluation._lambda,
-    **dict.fromkeys((ast.IfExp, ast.BoolOp, ast.BinOp), Evaluation._either),
+    ast.BinOp: Evaluation._sum,
+    **dict.fromkeys((ast.IfExp, ast.BoolOp), Evaluation._either),
     ast.Await: Evaluation._awaited,
     **dict.fromkeys((ast.NamedExpr, ast.Starred), Evaluation._inner),
     **dict.fromkeys(

@@ -1,6 +1,6 @@
 """What the syntax of a program says about variables, classes and containers, looked up by name.
 
-Everything here is read off the declarations once, when somebody first asks; nothing is followed.
+Everything here is read off the declarations once, when it is first needed; nothing is followed.
 """
 
 from __future__ import annotations

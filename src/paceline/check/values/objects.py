@@ -1,4 +1,4 @@
-"""Which objects an expression may be: the one answer of the checker to who somebody is, and who calls whom.
+"""Which objects an expression may be: which object is meant, and which function a call runs.
 
 Objects are followed through variables, attributes, containers, arguments, results, closures and decorators, wherever in
 the program they come from, as an inclusion-based points-to analysis does (Andersen): sets of values, one per variable,

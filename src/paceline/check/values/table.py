@@ -2,7 +2,7 @@
 
 `derive` says what a key means in terms of other keys, which it reads. A key that grows is derived again for all that
 have read it, so circles end at their least fixed point and the order of the questions makes no difference. Only what
-somebody asks for is derived.
+is needed for an answer is derived.
 """
 
 from __future__ import annotations

@@ -88,7 +88,9 @@ def _made(value: ast.expr, fn: Function, facts: Facts, depth: int) -> Iterator[t
             yield run, made
     elif isinstance(value, ast.Name | ast.Attribute):
         elements = facts.module.objects.elements(value, fn)
-        values = [(v.what, v.fn) for v in elements if isinstance(v.what, ast.Call) and v.fn is not None]
+        values: list[tuple[ast.expr, Function]] = [
+            (v.what, v.fn) for v in elements if isinstance(v.what, ast.Call) and v.fn is not None
+        ]
         if isinstance(value, ast.Name) and value.id in fn.bound:
             values.append((fn.bound[value.id], fn))
         elif isinstance(value, ast.Attribute):
