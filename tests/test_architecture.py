@@ -1,5 +1,5 @@
-"""Who may import whom. The rules are docs/design.md's; a broken one is shown with the line and its nearest legal
-home.
+"""Who may import whom. The rules are those of docs/internals/design.md; a broken one is shown with the line and its
+nearest legal home.
 """
 
 from __future__ import annotations
@@ -254,6 +254,77 @@ def _reachable(graph: dict[str, set[str]], name: str) -> set[str]:
             seen.add(target)
             ahead.append(target)
     return seen
+
+
+#: Questions after the class of a plan's method, outside the folder of methods; each has a comment beside it.
+MOST_QUESTIONS = 5
+
+
+def _method_classes() -> set[str]:
+    """The names of the classes of methods, and of what they derive from."""
+    classes = {
+        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for name, tree in _trees().items()
+        if name.startswith("plans.methods")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {"Method"}
+    while more := {name for name, bases in classes.items() if bases & found} - found:
+        found |= more
+    return found
+
+
+def _questions(tree: ast.Module, methods: set[str]) -> Iterator[int]:
+    """Yield the lines that ask a method for its class: isinstance, a pattern, a key of a table, its type."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{OURS}plans.methods")
+        for alias in node.names
+        if alias.name in methods
+    }
+
+    def named(node: ast.AST) -> bool:
+        return any(isinstance(part, ast.Name) and part.id in imported for part in ast.walk(node))
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            asks = node.func.id in ("isinstance", "issubclass") and named(node.args[1])
+            if asks or (node.func.id == "type" and ast.unparse(node.args[0]).split(".")[-1] == "method"):
+                yield node.lineno
+        elif (isinstance(node, ast.MatchClass) and named(node.cls)) or (
+            isinstance(node, ast.Dict) and any(key is not None and named(key) for key in node.keys)
+        ):
+            yield node.lineno
+
+
+def test_methods_are_not_asked_for_their_class() -> None:
+    """What acts on a plan asks its method's traits, or calls it: so a new method is a file in the folder of methods."""
+    methods = _method_classes()
+    assert {"AllReduce", "ParameterServer", "Pipeline"} <= methods
+    asking = [
+        (name, line)
+        for name, tree in _trees().items()
+        if not name.startswith("plans.methods")
+        for line in _questions(tree, methods)
+    ]
+    assert len(asking) <= MOST_QUESTIONS, asking
+    for name, line in asking:
+        lines = FILES[name].read_text().splitlines()
+        assert "#" in lines[line - 1] or lines[line - 2].strip().startswith("#"), f"{name}:{line} has no comment"
+
+
+def test_the_count_of_questions_sees_every_kind() -> None:
+    tree = ast.parse(
+        "from paceline.plans.methods.alone import Alone\n"
+        "a = isinstance(plan.method, Alone | int)\n"
+        "b = {Alone: 1}\n"
+        "c = type(plan.method).__name__\n"
+        "match plan.method:\n    case Alone():\n        pass\n"
+        "d = isinstance(plan.method.rule, int), Alone()\n"
+    )
+    assert sorted(_questions(tree, {"Alone"})) == [2, 3, 4, 6]
 
 
 def test_only_the_roster_ray_imports_ray() -> None:

@@ -1,10 +1,11 @@
-"""The README's program and the examples run; pictures are what `paceline draw` prints; links and tables are valid."""
+"""The pages: programs and commands print what is shown, pictures and tables are current, links lead somewhere."""
 
 from __future__ import annotations
 
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import yaml
 from typer.main import get_command
 
 import paceline
+from paceline.check.rules import RULES as CHECKED
 from paceline.cli import app, register
 from paceline.cli.environment import VARIABLES
 from paceline.core.collectives import Collective
@@ -30,8 +33,13 @@ from tests.scripts import finish, start, world
 from tests.test_architecture import RULES
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
-METHODS = (ROOT / "docs" / "methods.md").read_text()
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+#: What a user reads; internals and reproductions may be long.
+KINDS = ("tutorials", "how-to", "reference", "explanation")
+USER = sorted(page for kind in KINDS for page in (DOCS / kind).glob("*.md"))
+METHODS = (DOCS / "reference" / "plans.md").read_text()
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 
 
 def blocks_of(page: Path) -> list[str]:
@@ -65,28 +73,86 @@ def run_here(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_new_method_works_and_prints_what_the_page_shows(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "new-method.md"
+    page = DOCS / "internals" / "new-method.md"
     printed = run_blocks(page, tmp_path)
     (shown,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
     assert shown in printed
 
 
-@pytest.mark.parametrize("page", ["first-comparison", "from-torch", "kernels", "callbacks", "tuning", "compress"])
-def test_a_pages_program_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_here(ROOT / "docs" / f"{page}.md", tmp_path, monkeypatch)
+PROGRAMS = (
+    "tutorials/first-comparison", "tutorials/coming-from", "tutorials/replay-a-nan", "how-to/data", "how-to/runs",
+    "how-to/tune", "how-to/export", "internals/kernels",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_pages_program_runs_and_prints_what_is_shown(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = DOCS / f"{name}.md"
+    run_here(page, tmp_path, monkeypatch)
+    printed = capfd.readouterr().out
+    for shown in re.findall(r"<!-- prints -->\n```text\n(.*?)```", page.read_text(), re.S):
+        assert shown in printed
+
+
+def commands_with_output(page: Path) -> list[tuple[str, str]]:
+    """Return the commands that a page shows with all of their output, and the output."""
+    return re.findall(r"<!-- run: (.*?) -->\n```\w*\n(.*?)```", page.read_text(), re.S)
+
+
+def tidy(printed: str) -> str:
+    """Leave out what is another number in another process, and where lines are broken."""
+    printed = re.sub(r"pid \d+", "pid N", re.sub(r"since \d\d:\d\d:\d\d \(\d+ s\)", "since T", printed))
+    return " ".join(printed.split())
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether the parts of what a page shows, between dots, are in what was printed, in this order."""
+    pattern = ".*".join(re.escape(tidy(part)) for part in re.split(r"\.\.\.\n", shown))
+    return re.search(pattern, tidy(printed), re.S) is not None
+
+
+SHOWN = [
+    pytest.param(page, command, shown, id=f"{page.stem}: {command}")
+    for page in (ROOT / "README.md", *USER)
+    for command, shown in commands_with_output(page)
+]
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), SHOWN)
+def test_a_command_prints_what_its_page_shows(page: Path, command: str, shown: str, tmp_path: Path) -> None:
+    for name, text in re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", page.read_text(), re.S):
+        (tmp_path / name).write_text(text)
+    words = [sys.executable if word == "python" else word for word in shlex.split(command)]
+    assert words[0] == "paceline"
+    wide = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=wide
+    )
+    assert matches(shown, done.stdout + done.stderr), done.stdout + done.stderr
+
+
+def test_dots_stand_for_anything_and_a_missing_part_is_noticed() -> None:
+    assert matches("pid 12 waits\n...\ndone\n", "pid 4711  waits\nfor ever\ndone\n")
+    assert not matches("pid 12 waits\n...\ndone\n", "pid 4711 waits\n")
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
-    quiet = {**os.environ, "EXECUTE_TUTORIALS": "false", "NO_MKDOCS_2_WARNING": "1"}  # the theme's note on its future
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # the theme's note on its future
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, env=quiet)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     reference = (tmp_path / "site" / "reference" / "python" / "index.html").read_text()
     assert (tmp_path / "site" / "search" / "search_index.json").is_file(), "the search needs no network"
     assert all(f"paceline.{name}" in reference for name in paceline._FACE)
+    assert (tmp_path / "site" / "reference" / "rules" / "PC404" / "index.html").is_file()
+    listed = re.findall(r"^- \[.*?\]\((.*?)\): \S", (tmp_path / "site" / "llms.txt").read_text(), re.M)
+    assert len(listed) >= len(USER)
+    assert all((tmp_path / "site" / place).is_file() for place in listed), "every page has a Markdown twin"
 
 
-DRAWN = METHODS + "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("how-it-works", "pipelines"))
+DRAWN = "".join(page.read_text() for page in DOCS.rglob("*.md"))
 PICTURES = re.findall(r"<!-- draw: (.*?) -->\n```text\n(.*?)```", DRAWN, re.S)
 
 
@@ -98,18 +164,18 @@ def test_a_picture_is_what_drawing_gives_now(plan: str, picture: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_plan_is_explained_with_a_picture_and_all_its_options(name: str) -> None:
     section = re.search(rf"^### {name}\n(.*?)(?=^##|\Z)", METHODS, re.S | re.M)
-    assert section, f"docs/methods.md has no section {name}"
+    assert section, f"docs/reference/plans.md has no section {name}"
     assert f"<!-- draw: {name}" in section[1]
     own = set(RECIPES[name].options) - {"workers", "threads"}
     options = section[1].partition("\nOptions: ")[2]
     assert {option for option in own if f"`{option}`" not in options} == set()
     row = re.search(rf"^\| `{name}` \|.*$", METHODS, re.M)
-    assert row, f"docs/methods.md has no row for plan {name}"
+    assert row, f"docs/reference/plans.md has no row for plan {name}"
     assert {option for option in RECIPES[name].options if f"`{option}`" not in row[0]} == set()
 
 
 def test_the_import_rules_of_the_design_are_those_of_the_architecture_test() -> None:
-    table = (ROOT / "docs" / "design.md").read_text().partition("may import of paceline")[2].partition("\n\n")[0]
+    table = (DOCS / "internals" / "design.md").read_text().partition("may import of paceline")[2].partition("\n\n")[0]
     rows = {
         name: set(filter(None, allowed.replace("nothing", "").split(", ")))
         for names, allowed in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", table, re.M)
@@ -118,19 +184,6 @@ def test_the_import_rules_of_the_design_are_those_of_the_architecture_test() -> 
     assert {name: allowed for name, allowed in rows.items() if allowed != {"everything"}} == {
         name: allowed for name, allowed, _ in RULES
     }
-
-
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
-LONG = ("first_comparison", "one_process_wins", "your_script")  # tutorials that time plans or start ranks
-
-
-@pytest.mark.parametrize(
-    "tutorial",
-    [pytest.param(each, marks=[pytest.mark.soak] * (each.stem in LONG), id=each.stem) for each in TUTORIALS],
-)
-def test_tutorials_run(tutorial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(tutorial), run_name="__main__")
 
 
 EXAMPLES = sorted(each for each in (ROOT / "examples").glob("*.py") if each.stem not in ADAPTED)
@@ -148,18 +201,94 @@ def test_examples_run(example: Path, tmp_path: Path) -> None:
     assert "2 processes, " in first.out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+LINKED = sorted({*PAGES, *(ROOT / "benchmarks").rglob("README.md")})
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.M)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", each).replace("`", "").lower() for each in headings)
+    return {re.sub(r"[^\w\- ]", "", each).strip().replace(" ", "-") for each in plain}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", FENCE.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        other = page.parent / target if target else page
+        assert other.exists(), f"{page.name} links to {target}"
+        if anchor and other.suffix == ".md":
+            assert anchor in anchors(other), f"{page.name} links to {target}#{anchor}"
+
+
+def test_the_readme_fits_a_few_screens_and_every_user_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    assert len(USER) <= 20
+    long = {page.name: size for page in USER if (size := len(page.read_text())) > 12_000}
+    assert long.keys() <= {"plans.md"}, long  # a reference: a section with a drawn picture for each plan
+
+
+@pytest.mark.parametrize("page", USER, ids=lambda p: p.stem)
+def test_a_page_begins_with_what_one_gets_and_a_command(page: Path) -> None:
+    text = page.read_text()
+    first = text.find("```")
+    assert 0 < first < 900, "the first command comes late"
+    assert len(text[:first].split("\n", 2)[2].split()) >= 10, "nothing says what the page gives"
+
+
+def test_no_page_has_a_user_pin_packages() -> None:
+    assert not [page.name for page in (ROOT / "README.md", *USER) if "constraints.txt" in page.read_text()]
+
+
+def navigation() -> list[tuple[str, list[tuple[str, str]]]]:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    sections = [item for entry in nav for item in entry.items() if isinstance(item[1], list)]
+    return [(name, [pair for page in pages for pair in page.items()]) for name, pages in sections]
+
+
+def site_module(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    monkeypatch.syspath_prepend(str(DOCS / "_site"))
+    return runpy.run_path(str(DOCS / "_site" / f"{name}.py"))
+
+
+def test_the_navigation_has_every_user_page_and_llms_txt_describes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sections = navigation()
+    places = {place for _, entries in sections for _, place in entries}
+    assert {page.relative_to(DOCS).as_posix() for page in USER} <= places
+    index = site_module("llms", monkeypatch)["index"]
+    assert callable(index)
+    texts = {page.relative_to(DOCS).as_posix(): page.read_text() for page in DOCS.rglob("*.md")}
+    others = {"contributing.md": "CONTRIBUTING.md", "changes.md": "CHANGELOG.md"}
+    others |= {"benchmarks/index.md": "benchmarks/README.md"}
+    texts |= {place: (ROOT / source).read_text() for place, source in others.items()}
+    lines = index("Paceline", "about", sections, texts).splitlines()
+    assert sum(line.startswith("- [") for line in lines) == len(places)
+    assert [line for line in lines if line.startswith("- [") and len(line.partition("): ")[2]) < 20] == []
+
+
+def test_the_site_has_a_page_for_each_rule_of_the_checker(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = site_module("reference", monkeypatch)["rule_pages"]
+    assert callable(pages)
+    assert {Path(place).stem for place in pages()} == set(CHECKED)
+    assert all(text.startswith("# PC") and "Not reported:" in text for text in pages().values())
+
+
+def test_the_readmes_figures_are_those_of_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = site_module("figures", monkeypatch)
+    picture, readme = figures["picture"], figures["readme"]
+    assert callable(picture)
+    assert callable(readme)
+    assert picture() == (DOCS / "pictures" / "speed.svg").read_text(), "run `python docs/_site/figures.py`"
+    assert readme() == (ROOT / "README.md").read_text(), "run `python docs/_site/figures.py`"
 
 
 def test_every_promise_of_the_contract_names_its_tests() -> None:
-    promises = re.findall(r"\*\*\(([a-f])\)(.*?)(?=\n\*\*\(|\n## )", (ROOT / "docs" / "contract.md").read_text(), re.S)
+    contract = (DOCS / "internals" / "contract.md").read_text()
+    promises = re.findall(r"\*\*\(([a-f])\)(.*?)(?=\n\*\*\(|\n## )", contract, re.S)
     assert "".join(letter for letter, _ in promises) == "abcdef"
     for letter, promise in promises:
-        assert "](../tests/" in promise, f"({letter}) names no test"
+        assert "](../../tests/" in promise, f"({letter}) names no test"
 
 
 def commands_of(page: Path) -> Iterator[list[str]]:
@@ -173,7 +302,7 @@ def commands_of(page: Path) -> Iterator[list[str]]:
 def test_every_command_that_a_page_shows_exists_with_its_options_and_plans() -> None:
     register()
     known, shown, wrong = get_command(app), 0, []
-    for page in (*PAGES, *TUTORIALS, *(ROOT / "benchmarks").rglob("README.md")):
+    for page in (*PAGES, *(ROOT / "benchmarks").rglob("README.md")):
         for words in commands_of(page):
             command, rest = known, words
             while rest and rest[0] in getattr(command, "commands", {}):
@@ -195,7 +324,7 @@ def test_every_environment_variable_is_documented() -> None:
     # Set by `compare --script` and by `watch` for the processes that they start.
     private = {"PACELINE_STAND_IN", "PACELINE_STEPS", "PACELINE_STACKS"}
     used = {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r"PACELINE_[A-Z_]+", path.read_text())}
-    documented = set(re.findall(r"^\| `(PACELINE_\w+)`", (ROOT / "docs" / "environment.md").read_text(), re.M))
+    documented = set(re.findall(r"^\| `(PACELINE_\w+)`", (DOCS / "reference" / "commands.md").read_text(), re.M))
     assert documented == used - private == set(VARIABLES)
 
 

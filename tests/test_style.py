@@ -1,4 +1,4 @@
-"""The lapses that docs/style.md lists do not come back: in pages, docstrings, messages and help texts."""
+"""The lapses that docs/internals/style.md lists do not come back: in pages, docstrings, messages and help texts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STYLE = ROOT / "docs" / "style.md"
+STYLE = ROOT / "docs" / "internals" / "style.md"
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \|$", re.M)
 LAPSES = {words: right for words, right in ROW.findall(STYLE.read_text()) if words not in ("instead of", "---")}
 PAGES = sorted(
-    {*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("README.md")}
+    {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("README.md")}
     - {STYLE, ROOT / "CHANGELOG.md"}
 )
 CODE = re.compile(r"`[^`]*`")
@@ -58,7 +58,7 @@ def test_no_lapse_comes_back() -> None:
     any_lapse = pattern(", ".join(LAPSES))
     found = [line for line in all_lines() if any_lapse.search(line.text)]
     shown = [
-        f"{line.file.relative_to(ROOT)}:{line.number}: {line.text.strip()}\n    write '{right}' (docs/style.md)"
+        f"{line.file.relative_to(ROOT)}:{line.number}: {line.text.strip()}\n    write '{right}' ({STYLE.name})"
         for words, right in LAPSES.items()
         for line in found
         if pattern(words).search(line.text)

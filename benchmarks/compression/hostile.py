@@ -24,6 +24,7 @@ import torch
 
 from paceline.core.cluster.messages import Process, Propose, Push, Pushed, Role, pack
 from paceline.core.cluster.outputs import TIMING
+from paceline.core.cluster.shard import ShardMachine
 from paceline.core.codecs.catalogue import CODECS
 from paceline.engines.cluster.servers.shard_process import ShardProcess
 from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
@@ -53,7 +54,7 @@ def serve(desk: Address, codec: str, told: str) -> None:
     port = listen(Address("127.0.0.1", 0), LOOPBACK)
     Path(told).write_text(str(port.getsockname()[1]))
     ShardProcess(
-        0, 0, TIMING,
+        ShardMachine(0, TIMING, 0),
         lambda place: Hub(Identity(peer_of(SERVER), RUN, JOB), LOOPBACK, port, place=place, tell=lambda text: None),
         desk, "127.0.0.1", maker(small_job(*SIZE), codec), 1,
     ).run()  # fmt: skip

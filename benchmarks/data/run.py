@@ -1,4 +1,4 @@
-"""Measures what docs/data.md claims, and writes result.json; each measure by itself.
+"""Measures what docs/internals/data.md claims, and writes result.json; each measure by itself.
 
 python benchmarks/data/run.py [dirty] [bits] [peers] [memory] [reading] [kills] [deaths] [faults]
     [--peers PYTHON] [--only NAME ...] [--images FOLDER] [--rounds N] [--kills N]

@@ -30,12 +30,12 @@ from paceline.planner.choosing import PAYS
 from paceline.planner.costs import Calibrated, Costs
 from paceline.planner.divisions import ModelDivision
 from paceline.planner.facts import Facts
-from paceline.planner.methods import NotMeasured, predict
+from paceline.planner.methods import predict
 from paceline.planner.model_cost import cost_of
-from paceline.planner.pipelines import CannotCut
 from paceline.planner.prediction import Prediction
 from paceline.planner.profiled import Profile, Profiled, mean_without_outliers
 from paceline.planner.validating import kendall
+from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -104,7 +104,7 @@ def rows(card: Card, found: Mapping[str, Any]) -> Iterator[Row]:
                 continue  # a profile measures generated code with as many workers, and this record does not have it
             try:
                 predicted = predict(plan, ways[way], divided, way)
-            except (PacelineError, NotMeasured, CannotCut):
+            except (PacelineError, NotPredicted):
                 continue
             yield Row(
                 name, "fitted" if name in FITTED else "unseen", level, text, predicted,
@@ -121,7 +121,7 @@ def profile(base: Calibrated, facts: Facts, found: Mapping[str, Any], way: str) 
         plan = Plan.parse(each["plan"])
         if each["way"] == way and plan.name in ANCHORS and plan.workers in (2, 4):
             divided = replace(facts, division=_division(found, each["plan"]))
-            with contextlib.suppress(PacelineError, NotMeasured, CannotCut):
+            with contextlib.suppress(PacelineError, NotPredicted):
                 learn(costs, plan, divided, each["seconds"], each["memory"])
     return costs
 

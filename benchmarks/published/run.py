@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.core.collectives.ring import Ring
-from paceline.core.schedules import BACKWARD, FORWARD, UPDATE, Work
-from paceline.core.schedules.clock import clocked, sends, takes
+from paceline.core.schedules import BACKWARD, FORWARD
+from paceline.core.schedules.clock import Place, Walk, clocked
+from paceline.core.schedules.worker import Compute, Effect
 from paceline.core.splits.derivation import PARAMETER, derive
 from paceline.core.splits.nodes import Held, Node
 from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
@@ -23,7 +24,7 @@ from paceline.core.splits.recipes.tensor import Tensor
 from paceline.planner.divisions import ModelDivision
 from paceline.planner.programs import division_of
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.split_layers import SplitLayers
+from paceline.plans.methods.views import Parts
 from paceline.plans.plan import make
 
 FOLDER = Path(__file__).parent
@@ -74,10 +75,10 @@ def _gpipe_seconds(workers: int, micro: int) -> float:
     piece = 1.0 / workers / micro
     parts = {FORWARD: piece, BACKWARD: 3 * piece}  # twice a forward, and the forward again
 
-    def lasts(worker: int, work: Work) -> float:
-        return 0.0 if sends(work) or takes(work) or work.what == UPDATE else parts.get(work.what, 0.0)
+    def lasts(place: Place, effect: Effect) -> float:
+        return parts.get(effect.work.what, 0.0) if isinstance(effect, Compute) else 0.0
 
-    return max(end for _, _, _, end, _ in clocked(method.table(workers, [micro]), lasts))
+    return max(timed.end for timed in clocked(Walk.of(method.table(workers, [micro])), lasts))
 
 
 # --- one weird trick: hours of 90 epochs, table 1 of Krizhevsky, 2014 ---
@@ -132,9 +133,9 @@ def _division(
     first = nodes[0].takes[0]
     needs = {node.name for node in nodes} | {PARAMETER + held.name for node in nodes for held in node.held}
     program = derive(nodes, {first: shape}, [nodes[-1].name], needs, workers, recipe.choose)
-    method = make(plan, workers=workers).method
-    assert isinstance(method, SplitLayers)
-    return division_of(program, method, {}, FLOAT)
+    parts = make(plan, workers=workers).method.picture(workers)
+    assert isinstance(parts, Parts)
+    return division_of(program, parts, {}, FLOAT)
 
 
 # --- DistBelief: one model on several machines, figure 3 of Dean et al., NIPS 2012 ---

@@ -45,13 +45,11 @@ ROWS: dict[str, tuple[str, tuple[str, ...], dict[str, str], int]] = {
 }
 UPDATES = {64: 1500, 2960: 30}  # of each size: seconds of training for every row
 PARAMETERS = {64: "55 thousand parameters", 2960: "11 million"}
-FEW = ("PyTorch DDP", "Paceline, `ring`", "Paceline, `downpour`", CEILING)  # what the first page shows
 SINGLE = ("one process, 1 thread", "one process, 2 threads")
 #: The pages that show the rows, between these lines; and which rows they show.
 PAGES: dict[Path, tuple[str, ...]] = {
     HERE / "README.md": tuple(name for name in ROWS if name not in SINGLE),
-    HERE.parents[1] / "docs" / "side-by-side.md": tuple(name for name in ROWS if name not in SINGLE),
-    HERE.parents[1] / "README.md": FEW,
+    HERE.parents[1] / "docs" / "reproductions" / "side-by-side.md": tuple(name for name in ROWS if name not in SINGLE),
 }
 START, END = "<!-- rows -->\n", "<!-- end of rows -->"
 PEERS = ("torch", "accelerate", "lightning", "ray")

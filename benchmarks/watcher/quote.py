@@ -1,4 +1,4 @@
-"""Put the blocks of recorded programs into docs/reported-hangs.md: `python quote.py FOLDER`, without their advice."""
+"""Put the blocks of recorded programs into the page of reported hangs, without their advice: `python quote.py DIR`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traces import HERE, load
 
-PAGE = HERE.parents[1] / "docs" / "reported-hangs.md"
+PAGE = HERE.parents[1] / "docs" / "reproductions" / "reported-hangs.md"
 _SECTION = re.compile(r"(## (\S+)#(\d+)\n.*?```text\n)(.*?)(```)", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Rewrite the pictures of plans in docs/*.md as `paceline draw` prints them now: python docs/_site/pictures.py"""
+"""Rewrite the pictures of plans in docs as `paceline draw` prints them now: python docs/_site/pictures.py"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.plans.plan import Plan
 
 PICTURE = re.compile(r"(<!-- draw: (.*?) -->\n```text\n).*?```", re.S)
 
-for page in Path(__file__).parents[1].glob("*.md"):
+for page in Path(__file__).parents[1].rglob("*.md"):
     before = page.read_text()
     after = PICTURE.sub(lambda found: f"{found[1]}{draw(Plan.parse(found[2]))}\n```", before)
     if after != before:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
-import tomllib
 import typer
 
 import paceline
-from paceline import errors as paceline_errors
+from paceline.check.reporting.page import section
+from paceline.check.rules import RULES
 from paceline.cli import app, register
-from paceline.errors import PacelineError
-from paceline.plans.plan import RECIPES
+from paceline.errors.remedies import errors as error_kinds
+from paceline.errors.remedies import remedies
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 #: The names of `import paceline` by task; every name is in one group.
 GROUPS = {
@@ -34,7 +40,7 @@ GROUPS = {
 
 def python() -> str:
     """The names of `import paceline`; mkdocstrings fills in signatures and docstrings."""
-    lines = ["# Python", "", "`import paceline` does not import PyTorch until something that needs it is used.", ""]
+    lines: list[str] = []
     grouped = [name for names in GROUPS.values() for name in names]
     assert sorted(grouped) == sorted(paceline._FACE), set(grouped) ^ set(paceline._FACE)
     for group, names in GROUPS.items():
@@ -48,14 +54,7 @@ def commands() -> str:
     """Every command with its arguments and options."""
     register()
     group: Any = typer.main.get_command(app)
-    lines = [
-        "# Commands",
-        "",
-        group.help or "",
-        "",
-        "[The command line](../command-line.md#exit-codes) lists the exit codes.",
-        "",
-    ]
+    lines: list[str] = []
     for name, command in sorted(_commands(group)):
         lines += [f"## paceline {name}", "", inspect.cleandoc(command.help or ""), "", "| | | |", "|---|---|---|"]
         for parameter in command.params:
@@ -82,15 +81,7 @@ def _commands(group: Any, before: str = "") -> list[tuple[str, Any]]:
 def messages() -> str:
     """What people type by mistake, with the exit code and the message."""
     table = tomllib.loads((Path(__file__).parents[2] / "tests" / "cli" / "wrong_inputs.toml").read_text())
-    lines = [
-        "# Messages after wrong input",
-        "",
-        "Each row is typed by the tests. [Exit code](../command-line.md#exit-codes) 2 means that nothing was started.",
-        "What goes wrong in a run that has started is in [what goes wrong](../failures.md).",
-        "",
-        "| typed | exit code | message |",
-        "|---|---|---|",
-    ]
+    lines = ["| typed | exit code | message |", "|---|---|---|"]
     for row in table["input"]:
         name = row["typed"].split()[-1].removesuffix(".py")
         typed = f"`{row['typed']}`" + (f" with `{line}`" if (line := table["mistakes"].get(name)) else "")
@@ -100,57 +91,36 @@ def messages() -> str:
     return "\n".join([*lines, ""])
 
 
-#: What to do about each group of errors.
-REMEDIES = {
-    "UsageError": "Nothing was started. The message names the option or the field, what is allowed and what to write.",
-    "RunFailed": "The run has begun and did not finish; its folder says where. `paceline replay RUN --until failure` "
-    "returns there, and `--resume RUN` continues from a checkpoint.",
-    "RunStopped": "A signal asked for it, and a checkpoint was written: continue with `--resume RUN`.",
-    "TrialStopped": "Let the exception through: it ends a trial in the way that the search asked for.",
-    "ReplayDiverged": "The data, the model or the arithmetic differ from those of the record; the message says which.",
-    "ProtocolError": "This is a bug in Paceline: report it with the message and the run's folder.",
-}
+KINDS = error_kinds()
+#: The groups of errors, in this order; each error is in the table of one.
+GROUPED = ("UsageError", "RunFailed", "RunStopped", "TrialStopped", "ReplayDiverged", "ProtocolError")
 
 
 def errors() -> str:
     """Every exception and warning, in its group, with what to do."""
-    found = {name: each for name, each in vars(paceline_errors).items() if isinstance(each, type)}
-    kinds = {name: each for name, each in found.items() if issubclass(each, PacelineError | Warning)}
-    lines = [
-        "# Errors and warnings",
-        "",
-        "All exceptions that Paceline raises on purpose derive from `paceline.errors.PacelineError`. The groups are",
-        "also names of `paceline`. [What goes wrong](../failures.md) shows the messages of failures, and",
-        "[messages after wrong input](messages.md) those of mistakes.",
-        "",
+    lines: list[str] = []
+    for group in (KINDS[name] for name in GROUPED):
+        lines += [f"### {group.__name__}", "", *_table_of([k for k in KINDS.values() if issubclass(k, group)])]
+    return "\n".join([*lines, "### Warnings", "", *_table_of([k for k in KINDS.values() if issubclass(k, Warning)])])
+
+
+def _table_of(members: list[type[BaseException]]) -> list[str]:
+    rows = [
+        f"| `{each.__name__}` | {(inspect.getdoc(each) or '').splitlines()[0]} | {' '.join(remedies(each))} |"
+        for each in members
     ]
-    for group in (kinds[name] for name in REMEDIES):
-        members = [each for each in kinds.values() if issubclass(each, group)]
-        lines += [f"## {group.__name__}", "", REMEDIES[group.__name__], "", *_table_of(members)]
-    return "\n".join([*lines, "## Warnings", "", *_table_of([k for k in kinds.values() if issubclass(k, Warning)])])
+    return ["| class | meaning | what to do |", "|---|---|---|", *rows, ""]
 
 
-def _table_of(members: list[type]) -> list[str]:
-    rows = [f"| `{each.__name__}` | {(inspect.getdoc(each) or '').splitlines()[0]} |" for each in members]
-    return ["| class | meaning |", "|---|---|", *rows, ""]
+def rules() -> str:
+    """A table of the checker's rules; each has a page."""
+    rows = [f"| [{rule.code}](rules/{rule.code}.md) | {rule.name} | {rule.summary} |" for rule in RULES.values()]
+    return "\n".join(["| rule | name | finds |", "|---|---|---|", *rows])
 
 
-def plans() -> str:
-    """Every plan with its options."""
-    lines = [
-        "# Plans",
-        "",
-        "`name:option=value,option=value`, as in `downpour:workers=4,shards=2`. What each is good for:",
-        "[which method when](../methods.md).",
-        "",
-        "| plan | options and their defaults | |",
-        "|---|---|---|",
-    ]
-    for name, recipe in RECIPES.items():
-        options = ", ".join(f"`{key}={told(kind)}`" for key, kind in recipe.options.items())
-        lines.append(f"| `{name}` | {options} | {recipe.about} |")
-    return "\n".join([*lines, ""])
+def rule_pages() -> dict[str, str]:
+    """A page for each rule of the checker, as `paceline check --explain` prints it."""
+    return {f"reference/rules/{code}.md": section(rule)[2:] for code, rule in RULES.items()}
 
 
-def told(kind: Any) -> str:
-    return "the method's own" if kind.default is None else str(kind.default)
+PARTS = {"python": python, "commands": commands, "errors": errors, "messages": messages, "rules": rules}

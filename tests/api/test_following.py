@@ -59,3 +59,15 @@ def test_another_length_batch_or_way_of_computing_is_another_choice(
     for each in (job(), job(**changes), job()):
         following.follow(each)
     assert len(timed) == 2
+
+
+@pytest.mark.parametrize(("one", "two", "plan"), [(4.0, 2.0, "sequential:threads=2"), (4.0, 3.9, "sequential")])
+def test_a_second_thread_trains_what_lasts_some_seconds_if_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch, one: float, two: float, plan: str
+) -> None:
+    whole = {"sequential": one, "sequential:threads=2": two}
+    monkeypatch.setattr(following, "measure", lambda _, plan, __: SimpleNamespace(seconds=whole[str(plan)] / 6))
+    monkeypatch.setattr(following.os, "sched_getaffinity", lambda _: {0, 1})
+    followed = following.follow(job())
+    assert followed.plan == plan
+    assert f"{two:.1f} s" in followed.why

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Command
 
-PAGE = (Path(__file__).parents[2] / "docs" / "emit.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "internals" / "schedulers.md").read_text()
 SHOWN = re.findall(r"<!-- emit: (.*?) -->\n```\w+\n(.*?)```", PAGE, re.S)
 
 
@@ -26,7 +26,7 @@ def test_what_the_page_shows_is_what_is_written(command: Command, words: str, sh
     assert (done.code, done.err) == (0, "")
     place = 0
     for part in shown.split("...\n"):
-        assert part in done.out[place:], f"docs/emit.md shows another text than `paceline emit {words}` writes:\n{part}"
+        assert part in done.out[place:], f"schedulers.md is not what `paceline emit {words}` writes:\n{part}"
         place = done.out.index(part, place) + len(part)
 
 

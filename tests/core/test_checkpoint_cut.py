@@ -17,7 +17,8 @@ from paceline.core.server.events import Ask, Command, Compute, Death, Finish, Pu
 from paceline.core.server.gates.backup import Backup
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
 from paceline.core.server.worker import Client
-from paceline.plans.methods.server import GatheringServer, ParameterServer, Server
+from paceline.plans.methods import Server
+from paceline.plans.methods.server import GatheringServer, ParameterServer
 
 
 class Part:
@@ -84,7 +85,7 @@ WORLDS: list[tuple[Server, int]] = [
 @pytest.mark.parametrize(("server", "shards"), WORLDS, ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("seed", range(40))
 def test_every_batch_is_taken_once_however_often_the_run_is_cut(server: Server, shards: int, seed: int) -> None:
-    chance, batches, least = random.Random(seed), 24, getattr(server, "gathers", 1)
+    chance, batches, least = random.Random(seed), 24, server.gathers or 1
     applied: list[Counter[int]] = [Counter() for _ in range(shards)]
     cut: Cut | None = None
     for _ in range(5):

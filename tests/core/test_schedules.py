@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
 
-from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Schedule, Table, Work, table_of
-from paceline.core.schedules.clock import Walk, sends, takes, ticked
+from paceline.core.schedules import BACKWARD, FORWARD, UPDATE, WEIGHTS, Schedule, Table, Work, table_of
+from paceline.core.schedules.clock import Place, Walk, ticked
 from paceline.core.schedules.gpipe import Gpipe
 from paceline.core.schedules.interleaved import Interleaved
 from paceline.core.schedules.layers import Layers
@@ -19,6 +19,7 @@ from paceline.core.schedules.one_f_one_b import OneFOneB
 from paceline.core.schedules.pipedream import Pipedream
 from paceline.core.schedules.proof import prove_table
 from paceline.core.schedules.spectrain import Spectrain
+from paceline.core.schedules.worker import Compute, Effect, Update, follow
 from paceline.core.schedules.zero_bubble import ZeroBubble
 from paceline.core.splits.by_depth import balanced
 from paceline.errors import PlanError
@@ -133,57 +134,56 @@ class Numbers:
         self.table = table
         self.rings = [[0] * keeps for keeps in table.versions]  # the version that lies in each slot
         self.newest = [0] * table.stages
-        self.inside: dict[tuple[str, int, int], tuple[object, ...]] = {}
-        self.lying: dict[tuple[int, int], list[tuple[object, ...]]] = {}
+        self.halves: dict[tuple[int, int], tuple[int, int]] = {}
         self.read: dict[tuple[int, int], int] = {}
-        self.sums: list[list[tuple[object, ...]]] = [[] for _ in table.stage_to_worker]
-        self.made: list[list[tuple[tuple[object, ...], ...]]] = [[] for _ in table.stage_to_worker]
+        self.sums: list[list[tuple[int, int]]] = [[] for _ in table.stage_to_worker]
+        self.made: list[list[tuple[tuple[int, int], ...]]] = [[] for _ in table.stage_to_worker]
 
-    def run(self) -> list[list[tuple[tuple[object, ...], ...]]]:
-        walk = Walk(self.table)
-        for _, work in walk:
-            try:
-                self.do(work)
-            except (KeyError, IndexError) as error:
-                raise Broken(str(work)) from error
-        if walk.blocked or any(self.lying.values()) or self.inside or any(self.sums):
+    def run(self) -> list[list[tuple[tuple[int, int], ...]]]:
+        programs = [follow(line, self.table.stage_to_worker) for line in self.table.lines]
+        walk = Walk([programs], self.table.slots, self.answer)
+        try:
+            for _ in walk:
+                pass
+        except (KeyError, IndexError) as error:
+            raise Broken from error
+        if walk.blocked or any(walk.in_flight.values()) or self.halves or any(self.sums):
             raise Broken("stuck, or something is left")
         return self.made
 
-    def do(self, work: Work) -> None:
-        stage, micro = work.stage, work.micro
-        if sends(work):
-            step, way = (1, "on") if work.what == "S>" else (-1, "back")
-            value = self.inside.pop((way, stage + step, micro))
-            self.lying.setdefault((stage, stage + step), []).append(value)
-        elif takes(work):
-            step, way = (-1, "on") if work.what == "T>" else (1, "back")
-            self.inside[way, stage, micro] = self.lying[stage + step, stage].pop(0)
-        elif work.what == FORWARD:
-            came = self.inside.pop(("on", stage, micro)) if stage else ("input", micro)
-            self.read[stage, micro] = self.version(work)
-            if stage + 1 < self.table.stages:
-                self.inside["on", stage + 1, micro] = ("out", came)
-        elif work.what in (BACKWARD, INPUTS):
-            last = stage + 1 == self.table.stages
-            came = ("loss", micro) if last else self.inside.pop(("back", stage, micro))
-            read = self.read.pop((stage, micro))
-            if self.version(work) != (self.newest[stage] if self.table.predicts else read):
-                raise Broken("another version than the forward")
-            if stage:
-                self.inside["back", stage - 1, micro] = ("back", came)
-            if work.what == BACKWARD:
-                self.sums[stage].append((micro, read))
-            else:
-                self.inside["half", stage, micro] = (micro, read)
-        elif work.what == WEIGHTS:
-            self.version(work)
-            self.sums[stage].append(self.inside.pop(("half", stage, micro)))
-        else:
+    def answer(self, places: Sequence[Place], effect: Effect) -> object:
+        if isinstance(effect, Update):
+            stage = effect.work.stage
             self.newest[stage] += 1
             self.rings[stage][self.newest[stage] % len(self.rings[stage])] = self.newest[stage]
-            self.made[stage].append(tuple(sorted(self.sums[stage], key=str)))
+            self.made[stage].append(tuple(sorted(self.sums[stage])))
             self.sums[stage] = []
+        return self.compute(effect.work, effect.message) if isinstance(effect, Compute) else None
+
+    def compute(self, work: Work, message: object) -> object:
+        """Compute: a message tells the stage, the micro-batch and the way that it comes from."""
+        stage, micro, what, _ = work
+        if self.table.lines[self.table.stage_to_worker[stage]].count(work) != 1:
+            raise Broken("another worker has it, or it is done twice")
+        if what == FORWARD:
+            if stage and message != (stage - 1, micro, FORWARD):
+                raise Broken(f"no activations of {micro}: {message}")
+            self.read[stage, micro] = self.version(work)
+            return stage, micro, FORWARD
+        if what == WEIGHTS:
+            self.version(work)
+            self.sums[stage].append(self.halves.pop((stage, micro)))
+            return None
+        if stage + 1 < self.table.stages and message != (stage + 1, micro, BACKWARD):
+            raise Broken(f"no gradients of {micro}: {message}")
+        read = self.read.pop((stage, micro))
+        if self.version(work) != (self.newest[stage] if self.table.predicts else read):
+            raise Broken("another version than the forward")
+        if what == BACKWARD:
+            self.sums[stage].append((micro, read))
+        else:
+            self.halves[stage, micro] = micro, read
+        return stage, micro, BACKWARD
 
     def version(self, work: Work) -> int:
         ring = self.rings[work.stage]
@@ -247,9 +247,10 @@ MUTATIONS: list[Callable[[Table, random.Random], Table]] = [
 
 def some_table(draw: random.Random) -> Table:
     workers, micro = draw.randint(1, 5), draw.randint(1, 7)
-    schedule: Schedule = draw.choice(
-        [Gpipe(), OneFOneB(), ZeroBubble(), Interleaved(2), Layers(), Pipedream(), Spectrain()]
-    )
+    schedules: list[Schedule] = [
+        Gpipe(), OneFOneB(), ZeroBubble(), Interleaved(2), Layers(), Pipedream(), Spectrain()
+    ]  # fmt: skip
+    schedule = draw.choice(schedules)
     counts = [micro] if schedule.span else [1] * (micro + 2)
     return table_of(schedule, workers, counts)
 
@@ -262,7 +263,7 @@ def runs(table: Table) -> bool:
         made = Numbers(table).run()
     except Broken:
         return False
-    micros = [[sorted(micro for micro, _ in update) for update in stage] for stage in made]  # type: ignore[type-var]
+    micros = [[sorted(micro for micro, _ in update) for update in stage] for stage in made]
     each = sorted(micro for update in micros[0] for micro in update) if micros else []
     return all(stage == micros[0] and all(stage) for stage in micros) and each == list(range(table.micro_batches))
 

@@ -10,7 +10,7 @@ import paceline as pl
 from paceline.core.cluster.outputs import Apply
 from paceline.core.codecs.catalogue import CODECS, parse
 from paceline.core.rules.plain import Plain
-from paceline.engines.cluster.servers.shard_state import CodedVector, ShardState
+from paceline.engines.cluster.servers.shard_state import CodedVector, Pushes, ShardState
 from paceline.errors import FrameError, PlanError
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.message import MessageShape
@@ -90,7 +90,7 @@ def test_a_server_answers_the_same_as_its_backup_and_whole_where_it_has_to() -> 
     job = small_job(40, 30)
     layout, codec, pull = layout_of(job), parse("half"), parse("int8")
     assert codec is not None
-    primary, backup = (ShardState(job, layout, 0, Plain(), codec, 0, pull, 2) for _ in range(2))
+    primary, backup = (ShardState(job, layout, 0, Pushes(Plain(), codec, pull, ranks=2)) for _ in range(2))
     encoder = GradientEncoder(codec, layout, [[0, 1]], 0)
 
     def push(worker: int, version: int, whole: float) -> list[bytes]:

@@ -4,6 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from paceline.parameters.layout import sha256
 from paceline.plans.plan import Plan
 from paceline.runs.events import Event, EventKind, EventLog
 from paceline.runs.record import LifeRecord, RunRecord
+from paceline.runs.trace import Kind
 from paceline.testing.jobs import JOBS
 
 G = torch.Generator().manual_seed(0)
@@ -217,3 +219,17 @@ def test_a_rank_that_was_given_a_sum_has_applied_it(plan: str) -> None:
         values = [replica.store.memory[0].get("shared", replica.store.values[0]) for replica in numbers.replicas[:2]]
         taken.append([value.clone() for value in values])
     assert torch.equal(*taken[4 if "overlap" in plan else 3])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    "plan", ["downpour:workers=3,shards=2", "easgd:mode=asynchronous,workers=3", "backup:workers=4"]
+)
+def test_pushes_tell_all_that_rows_of_workers_tell(plan: str, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a worker that has no rows, and of two that push twice for a version, since the others have died."""
+    world = pl.World(speeds=(1.0, 0.01, 0.01)) if plan.startswith("easgd") else pl.World(deaths={2: 1e-3, 3: 1e-3})
+    run = pl.train(JOBS["mlp"](), plan, engine="virtual", folder=None, world=world)
+    made = run.trace.of_kind(Kind.APPLY)
+    assert (len(np.unique(made[["worker", "shard", "version"]])) < len(made)) is plan.startswith("backup")
+    monkeypatch.setattr("paceline.engines.replay.replay.servers_apart", lambda life, record: apart)
+    assert pl.replay(run).matches

@@ -1,4 +1,4 @@
-"""Writes docs/failures.md: every case, as it happens on this machine.
+"""Writes docs/reproductions/failures.md: every case, as it happens on this machine.
 
 python -m tests.errors
 """

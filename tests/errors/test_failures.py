@@ -1,4 +1,4 @@
-"""Every failure of docs/failures.md, with real processes: what is said, the exit code, and that nothing is left."""
+"""Every failure of the page of failures, with real processes: what is said, the exit code, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.errors.cases import CASES, Case
 from tests.errors.happening import GroupRefused, happen
 
 ALL = [case for cases in CASES.values() for case in cases]
-PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reproductions" / "failures.md"
 
 
 def even(text: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.planner.choosing import choose, flips
-from paceline.planner.prediction import Prediction, Terms
+from paceline.planner.prediction import Prediction
+from paceline.plans.methods.prediction import Terms
 from paceline.plans.plan import Plan
 
 

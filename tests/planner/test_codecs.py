@@ -12,7 +12,8 @@ from paceline.gradients.message import MessageShape
 from paceline.parameters.layout import lay_out
 from paceline.planner.candidates import candidates, same_learning
 from paceline.planner.cluster import links_of
-from paceline.planner.facts import Coding, Facts, coding_of, reads
+from paceline.planner.facts import Facts, coding_of, reads
+from paceline.plans.methods.prediction import Coding
 from paceline.plans.plan import Plan
 
 FACTS = Facts(100, 40_000, 40_000, {"int8": Coding(10_000, 0.001, 0.002)})

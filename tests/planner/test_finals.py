@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.planner.finals import DOUBT, MEASURED, corrected, finalists, measured_as
-from paceline.planner.prediction import Prediction, Terms
+from paceline.planner.prediction import Prediction
+from paceline.plans.methods.prediction import Terms
 from paceline.plans.plan import Plan
 
 

@@ -12,9 +12,9 @@ from paceline.planner.candidates import candidates, numbers_of_workers, same_lea
 from paceline.planner.costs import meeting
 from paceline.planner.divisions import ModelDivision
 from paceline.planner.facts import Facts
-from paceline.planner.methods import PREDICT, NotMeasured, known, predict
+from paceline.planner.methods import predict
 from paceline.planner.pipelines import cut
-from paceline.planner.queueing import queued
+from paceline.plans.methods.prediction import NotPredicted, queued
 from paceline.plans.plan import RECIPES, Plan, make
 from paceline.runs.trace import Kind
 from tests.planner.cards import costs
@@ -66,9 +66,15 @@ def test_the_queue_agrees_with_the_virtual_engine() -> None:
 
 
 def test_every_plan_is_predicted_or_said_not_to_be() -> None:
-    unknown = {name for name, recipe in RECIPES.items() if name != "table" and not known(make(name))}
+    plans = [make(name) for name in RECIPES if name != "table"]
+    unknown, facts = set(), replace(FACTS, division=ModelDivision(1000.0, held=0.5))
+    for plan in plans:
+        try:
+            predict(plan, costs(), facts)
+        except NotPredicted:
+            unknown.add(plan.name)
+    unknown -= {plan.name for plan in plans if plan.traits.holds == "stages"}  # this model has too few layers for them
     assert unknown == {"sandblaster", "ampnet"}
-    assert len(PREDICT) == 12
 
 
 def test_split_layers_share_what_is_split() -> None:
@@ -80,7 +86,7 @@ def test_split_layers_share_what_is_split() -> None:
     assert found.terms.exchange == pytest.approx(4 * 1e-5 + 1000 / 1e9)
     assert found.bytes == 1000
     assert found.memory < whole.memory
-    with pytest.raises(NotMeasured, match="on the machine"):
+    with pytest.raises(NotPredicted, match="on the machine"):
         predict(plan, costs(), FACTS)
 
 

@@ -12,7 +12,7 @@ from paceline.core.splits.derivation import PARAMETER, Program
 from paceline.core.splits.nodes import Held, Node
 from paceline.planner.programs import division_of
 from paceline.planner.split_search import Graph, by_programming, by_proposals, exhaustive, search
-from paceline.plans.methods.split_layers import SplitLayers
+from paceline.plans.methods.views import Parts
 from paceline.plans.plan import make
 
 SAMPLES = 8
@@ -44,11 +44,11 @@ def _judge(seed: int, graph: Graph) -> Callable[[Program], float]:
     draw = random.Random(seed)
     layers = {layer: 10 ** draw.uniform(-5, -2) for layer in graph.layers}
     latency, byte = 10 ** draw.uniform(-6, -3), 10 ** draw.uniform(-10, -6)
-    method = make("tensor", workers=graph.workers).method
-    assert isinstance(method, SplitLayers)
+    parts = make("tensor", workers=graph.workers).method.picture(graph.workers)
+    assert isinstance(parts, Parts)
 
     def judge(program: Program) -> float:
-        found = division_of(program, method, {}, 4)
+        found = division_of(program, parts, {}, 4)
         compute = sum(value * found.share(layer) for layer, value in layers.items())
         return compute + latency * (found.messages + found.segments) + byte * found.bytes
 
@@ -89,17 +89,17 @@ def test_proposals_find_the_best_of_a_small_model_that_is_no_chain(seed: int) ->
 
 def test_layers_stay_whole_where_messages_cost_more_than_computing() -> None:
     graph = _graph((16, 16, 16), 2)
-    found = search(graph, lambda program: 1.0 * division_of(program, _method(), {}, 4).messages)
+    found = search(graph, lambda program: 1.0 * division_of(program, _parts(), {}, 4).messages)
     assert found.text == ""
 
 
 def test_layers_are_split_where_messages_cost_nothing() -> None:
     graph = _graph((16, 16, 16), 2)
-    found = search(graph, lambda program: sum(division_of(program, _method(), {}, 4).computed.values()))
+    found = search(graph, lambda program: sum(division_of(program, _parts(), {}, 4).computed.values()))
     assert {way for _, way in found.table}.isdisjoint({"whole"})
 
 
-def _method() -> SplitLayers:
-    method = make("tensor", workers=2).method
-    assert isinstance(method, SplitLayers)
-    return method
+def _parts() -> Parts:
+    parts = make("tensor", workers=2).method.picture(2)
+    assert isinstance(parts, Parts)
+    return parts

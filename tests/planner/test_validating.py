@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from paceline.planner import history
-from paceline.planner.prediction import Prediction, Terms
+from paceline.planner.prediction import Prediction
 from paceline.planner.validating import check, kendall, validation
+from paceline.plans.methods.prediction import Terms
 from paceline.plans.plan import Plan
 from tests.planner.cards import CARD
 

@@ -154,7 +154,7 @@ def test_a_key_that_is_not_known_is_ignored() -> None:
     assert from_dict(RunRecord, RunRecord().as_dict() | {"colour": "red"}) == RunRecord()
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "internals" / "run-folder.md").read_text()
 RECORDS = (RunRecord, JobRecord, LayerRecord, LifeRecord, Summary, FailureRecord, LiveRecord, WorkerLive, ProcessRecord)
 
 

@@ -3,5 +3,5 @@
     lightning     a strategy for Lightning's Trainer
     accelerate    an Accelerator whose `prepare` takes a plan
 
-What these libraries do over torch.distributed needs only the backend's name: see docs/adapters.md.
+What these libraries do over torch.distributed needs only the backend's name: see docs/tutorials/coming-from.md.
 """

@@ -6,14 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.engines.checkpoints import CheckpointRequest
+from paceline.engines.life import Life
 from paceline.engines.outcome import Outcome
-from paceline.engines.setup import Setup
-from paceline.runs.folder import RunFolder
-from paceline.runs.live import Heartbeat, Phase
-from paceline.runs.progress import ProgressCallback
+from paceline.jobs.job import Job
+from paceline.plans.plan import Plan
+from paceline.runs.live import Phase
+from paceline.runs.record import CheckpointInterval
 
 if TYPE_CHECKING:
     from paceline.engines.cluster import Roster
@@ -21,15 +22,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The arguments of `train` that concern the engine."""
+class Request:
+    """What `train` was asked for, checked and with its words read."""
 
+    job: Job | None
+    plan: str | Plan | None
+    workers: int | None
     #: A name of `ENGINES`.
     engine: str
-    progress: ProgressCallback | None
+    #: Where the run's folder is created; None writes nothing to disk.
+    folder: Path | None
+    max_updates: int | None
     timeout: float
-    world: World | None
-    callbacks: Sequence[Any]
+    #: When checkpoints are taken; None: never.
+    interval: CheckpointInterval | None
+    world: World | None = None
+    #: The folder of a run to resume, and the epochs that it is to have in all.
+    resume: Path | None = None
+    epochs: int | None = None
+    callbacks: Sequence[Any] = ()
+    #: Whether some of these may stop the run.
+    stoppable: bool = False
     #: This process's place among the nodes of a launcher; None under other engines.
     node: Roster | None = None
     backups: int = 1
@@ -37,17 +50,10 @@ class Settings:
     address: str | None = None
     trusted_network: bool = False
 
-
-@dataclass(frozen=True)
-class Life:
-    """A run from its start, or from a checkpoint, on."""
-
-    setup: Setup
-    place: RunFolder
-    #: The checkpoints to write, and the one to begin with; None where the run keeps none.
-    request: CheckpointRequest | None
-    settings: Settings
-    heartbeat: Heartbeat
+    @property
+    def leads(self) -> bool:
+        """Whether no other node leads the run."""
+        return self.node is None or self.node.leads
 
 
 @dataclass(frozen=True)
@@ -55,53 +61,41 @@ class Engine:
     """What runs a plan."""
 
     #: Trains; the outcome may read memory that is released at the end of the block.
-    train: Callable[[Life], AbstractContextManager[Outcome]]
+    train: Callable[[Life, Request], AbstractContextManager[Outcome]]
     #: Whether it keeps checkpoints.
     keeps: bool = False
 
 
-def _local(life: Life) -> AbstractContextManager[Outcome]:
+def _local(life: Life, request: Request) -> AbstractContextManager[Outcome]:
     from paceline.engines.local import worker_pool
 
-    settings = life.settings
-    return worker_pool.train(
-        life.setup, life.place.path, life.heartbeat, settings.progress, settings.timeout, life.request
-    )
+    return worker_pool.train(life)
 
 
-def _cluster(life: Life) -> AbstractContextManager[Outcome]:
+def _cluster(life: Life, request: Request) -> AbstractContextManager[Outcome]:
     from paceline.engines.cluster import engine
 
-    settings = life.settings
-    assert settings.node is not None
-    return engine.train(
-        life.setup, settings.node, life.place.path, life.heartbeat, settings.progress, settings.timeout, life.request,
-        settings.backups,
-    )  # fmt: skip
+    assert request.node is not None
+    return engine.train(life, request.node, request.backups)
 
 
-def _ray(life: Life) -> AbstractContextManager[Outcome]:
+def _ray(life: Life, request: Request) -> AbstractContextManager[Outcome]:
     from paceline.engines.cluster import ray_nodes
     from paceline.engines.cluster.ray_session import RayOptions
 
-    settings = life.settings
-    ray = RayOptions(settings.address, settings.trusted_network)
-    return ray_nodes.train(
-        life.setup, ray, life.place.path, life.heartbeat, settings.progress, settings.timeout, life.request,
-        settings.backups,
-    )  # fmt: skip
+    return ray_nodes.train(life, RayOptions(request.address, request.trusted_network), request.backups)
 
 
-def _mpi(life: Life) -> AbstractContextManager[Outcome]:
+def _mpi(life: Life, request: Request) -> AbstractContextManager[Outcome]:
     from paceline.engines import mpi
 
     return _in_this_process(life, lambda: mpi.train(life.setup))
 
 
-def _virtual(life: Life) -> AbstractContextManager[Outcome]:
+def _virtual(life: Life, request: Request) -> AbstractContextManager[Outcome]:
     from paceline.engines import virtual
 
-    return _in_this_process(life, lambda: virtual.train(life.setup, life.settings.world or virtual.World()))
+    return _in_this_process(life, lambda: virtual.train(life.setup, request.world or virtual.World()))
 
 
 @contextlib.contextmanager

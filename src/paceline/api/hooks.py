@@ -19,6 +19,7 @@ from paceline.callbacks import Training, call, hears
 from paceline.engines import checkpoints
 from paceline.engines.outcome import evaluation_of, load_values
 from paceline.engines.setup import Setup
+from paceline.errors import UsageError
 from paceline.runs.progress import Progress, ProgressCallback
 from paceline.runs.record import Evaluation
 from paceline.runs.run import Run
@@ -31,14 +32,28 @@ def _share(callbacks: Sequence[Any]) -> float | None:
     return None if None in shares or not shares else max(share for share in shares if share is not None)
 
 
+class ProgressFunction:
+    """The function of `progress=` as a callback."""
+
+    def __init__(self, function: ProgressCallback) -> None:
+        if not callable(function):
+            raise UsageError(
+                f"progress={function!r} is not a function that takes a Progress; for a bar give "
+                "callbacks=[paceline.ProgressBar()]"
+            )
+        self.function = function
+
+    def on_update_end(self, training: Training, progress: Progress) -> None:
+        self.function(progress)
+
+
 class Hooks:
-    """The callbacks of one run. It is the engine's progress callback, and hears of evaluations."""
+    """The callbacks of one run, of which there may be none. It follows the run, and its evaluations."""
 
     def __init__(
-        self, callbacks: Sequence[Any], setup: Setup, folder: Path | None, progress: ProgressCallback | None,
-        earlier: Sequence[Evaluation] = (),
-    ) -> None:  # fmt: skip
-        self.callbacks, self.setup, self.progress = callbacks, setup, progress
+        self, callbacks: Sequence[Any], setup: Setup, folder: Path | None, earlier: Sequence[Evaluation] = ()
+    ) -> None:
+        self.callbacks, self.setup = callbacks, setup
         self.training = Training(
             setup.job.name, str(setup.plan), folder, setup.agenda.updates, setup.figures,
             setup.agenda.updates_per_epoch, tuple(setup.job.metrics),
@@ -61,8 +76,6 @@ class Hooks:
         self._snapshot = snapshot if hears(self.callbacks, "on_evaluation_end") else None
 
     def __call__(self, report: Progress) -> None:
-        if self.progress is not None:
-            self.progress(report)
         call(self.callbacks, "on_update_end", self.training, report)
         self._evaluate(report)
         self.tell_of_checkpoints()

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from paceline.api.parallel_world import meet, plan_here, refuse
 from paceline.engines.workers.arena import Arena, ArenaShape
-from paceline.engines.workers.loop_worker import LoopWorker, copy_values, statistics, tables
+from paceline.engines.workers.loop_worker import LoopWorker, copy_values, endless, statistics, tables
 from paceline.engines.workers.process import tune_for_speed
 from paceline.errors import UsageError, is_positive
 from paceline.errors.arguments import check_arguments
@@ -42,7 +42,6 @@ from paceline.links.memory import Memory, SharedTensors
 from paceline.links.rendezvous import Rendezvous
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import lay_out, trainable
-from paceline.plans.methods.server import CentreServer
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, emptied, new_folder
 from paceline.runs.machine import this_machine
@@ -53,8 +52,6 @@ from paceline.runs.trace import Kind, Trace
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-FOREVER = 1 << 40  # updates: the user's loop decides when to end
 
 
 @accepts_old_names(RENAMED_ARGUMENTS["parallel"])
@@ -130,7 +127,7 @@ def _methods_of(block: _Block) -> dict[str, Callable[..., Any]]:
     methods: dict[str, Callable[..., Any]] = {"step": _step_of(block), "add_param_group": add_param_group}
     if traits.optimizer_at_server:
         methods["state_dict"] = state_dict
-    if traits.optimizer_at_server or isinstance(block.plan.method, CentreServer):
+    if traits.optimizer_at_server or block.plan.method.exchange is not None:
         methods["load_state_dict"] = load_state_dict
     return methods
 
@@ -198,17 +195,17 @@ class _Block:
         job = Job(
             model, (), step=_no_rank, optimizer=lambda _: optimizer, lr_scheduler=followers.append, name=_script()
         )
-        agenda = plan.agenda(plan.parts, plan.parts, FOREVER)
-        shape = ArenaShape.of(plan, layout, agenda.leases, trainable(model), optimizer, sparse)
+        shape = ArenaShape.of(plan, layout, endless(plan).leases, trainable(model), optimizer, sparse)
         rendezvous = Rendezvous(store, rank, plan.workers, timeout, "the beginning of `parallel`")
         self.arena, self.terms, self.pids = self._share(shape, rendezvous, folder)
         self._start_alike()
         self.own = [tensor.data for tensor in self._tensors()]
         learner = Learner(Replica(job, model, moving))
         self.worker = LoopWorker(
-            self.arena, plan, agenda, learner, optimizer, followers, LocalProcesses(rank, self.pids), timeout
+            self.arena, plan, learner, optimizer, followers, LocalProcesses(rank, self.pids), timeout
         )
-        if isinstance(plan.method, CentreServer):  # the optimizers that step in its place share its state
+        learner.observe = self.worker.runner.measure
+        if plan.method.exchange is not None:  # the optimizers that step in its place share its state
             for follower in followers:
                 follower.state = optimizer.state
         self.run_folder: RunFolder | None = None

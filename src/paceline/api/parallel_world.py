@@ -15,7 +15,6 @@ from paceline.errors import PlanError, UsageError
 from paceline.jobs.closures import refuse_closures
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.codecs import refuse_tables
-from paceline.plans.methods.native import NativeDdp
 from paceline.plans.plan import Plan
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def refuse(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> No
     refuse_closures(optimizer)
     if why := plan.traits.needs_train:
         remedy = "use `paceline.train` for it"
-        if isinstance(plan.method, NativeDdp):
+        if not plan.traits.traced:  # PyTorch's own code
             remedy = "leave out `paceline.parallel`, or name another plan, such as ring"
         raise PlanError(f"plan {plan.name} {why}; {remedy}")
     if plan.sizes or plan.chunks > 1:

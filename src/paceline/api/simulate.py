@@ -21,8 +21,6 @@ from paceline.planner.cluster import Cluster, Node
 from paceline.planner.costs import Calibrated
 from paceline.planner.model_cost import cost_of
 from paceline.planner.simulating import run, spread_of
-from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.run import Run
 from paceline.runs.trace import Kind
@@ -112,7 +110,7 @@ def simulate(
     chosen = Plan.parse(plan, workers)
     if chosen.traits.local_only:
         raise UsageError(f"plan {chosen.name!r} {chosen.traits.local_only}, and cannot be simulated")
-    if isinstance(chosen.method, Pipeline | SplitLayers) and not arithmetic:
+    if chosen.traits.divided and not arithmetic:
         raise UsageError(
             f"plan {chosen.name!r} is timed by how it divides the model: see `paceline choose`, or give --arithmetic"
         )

@@ -10,15 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.api.engines import ENGINES, KEEPING, Life, Settings
-from paceline.api.hooks import Hooks
+from paceline.api.engines import ENGINES, KEEPING, Request
+from paceline.api.hooks import Hooks, ProgressFunction
 from paceline.api.stopped import stopped_run
 from paceline.callbacks import check
 from paceline.callbacks.loggers import named
 from paceline.engines import checkpoints, cluster, mpi
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.job_file import save_job_file
-from paceline.engines.outcome import Earlier, Hearer, finish
+from paceline.engines.life import Life
+from paceline.engines.outcome import finish
 from paceline.engines.record import first_record, life_record
 from paceline.engines.resuming import check_end, check_same, for_plan, next_plan, open_run
 from paceline.engines.setup import Setup, set_up
@@ -96,28 +97,33 @@ def train(
         backups: Servers on other nodes that hold a copy of each shard, on a cluster and under plans with servers.
         address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run.
     """
-    given = locals()
+    arguments = locals()
     _check_together(engine, address, keys, epochs, resume, world)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)
-    if progress is not None and not callable(progress):
-        raise UsageError(
-            f"progress={progress!r} is not a function that takes a Progress; for a bar give "
-            "callbacks=[paceline.ProgressBar()]"
-        )
     max_updates, workers = whole("max_updates", max_updates, 1), whole("workers", workers, 1)
     backups, epochs = whole("backups", backups, 0), whole("epochs", epochs, 1)
-    check_arguments(train, given)
+    check_arguments(train, arguments)
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
-    hooks = _callbacks(callbacks, loggers, node)
-    settings = Settings(engine, progress, timeout, world, hooks, node, backups, address, trusted_network)
-    interval = _interval(checkpoint_every)
-    if resume is not None:
-        return _resume(_path(resume), job, plan, workers, max_updates, epochs, interval, settings)
+    called = _callbacks(callbacks, loggers, node)
+    request = Request(
+        job, plan, workers, engine, Path(folder) if folder is not None else None, max_updates, timeout,
+        _interval(checkpoint_every), world, _path(resume) if resume is not None else None, epochs,
+        [*([] if progress is None else [ProgressFunction(progress)]), *called], bool(called), node, backups, address,
+        trusted_network,
+    )  # fmt: skip
+    if request.resume is not None:
+        return _resume(request, request.resume)
     if job is None:
         raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
     checked(job).refuse_unused()
-    job, plan, workers = _settled(job, plan, workers, engine, compute, max_updates)
-    return _begin(job, plan, workers, folder, max_updates, interval, settings)
+    return _begin(*_chosen(request, job if compute is None else job.with_(compute=compute)))
+
+
+def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | None) -> list[Any]:
+    """Return the callbacks with the loggers; of several ranks, only the first has any."""
+    called = [*callbacks, *named(loggers)]
+    check(called)
+    return [] if mpi.rank() or (node is not None and not node.leads) else called
 
 
 def _ranks(engine: str) -> contextlib.AbstractContextManager[None]:
@@ -129,43 +135,38 @@ def _ranks(engine: str) -> contextlib.AbstractContextManager[None]:
     return one_for_all(PacelineError)
 
 
-def _settled(
-    job: Job, plan: str | Plan | None, workers: int | None, engine: str, compute: str | None, updates: int | None
-) -> tuple[Job, str | Plan | None, int | None]:
-    """Return the job with its way of computing gradients, the plan and its workers; the planner chooses `auto`."""
-    job = job if compute is None else job.with_(compute=compute)
-    if engine == "mpi" and job.compute == "auto":
+def _chosen(request: Request, job: Job) -> tuple[Request, Job]:
+    """Return the job with its way of computing gradients; the planner chooses the plan `auto`."""
+    if request.engine == "mpi" and job.compute == "auto":
         job = job.with_(compute="fused")  # there is no other way for its ranks
-    if plan != AUTO:
-        return job, plan, workers
-    if engine != "local":
-        raise UsageError(f"plan 'auto' chooses for the processes of this machine, and not for engine={engine!r}")
+    if request.plan != AUTO:
+        return request, job
+    if request.engine != "local":
+        raise UsageError(
+            f"plan 'auto' chooses for the processes of this machine, and not for engine={request.engine!r}"
+        )
     from paceline.api.planning.following import follow
 
-    plan, chosen, why = follow(job, workers, updates)
+    plan, compute, why = follow(job, request.workers, request.max_updates)
     warnings.warn(f"plan auto: {plan}. {why}", PlanWarning, stacklevel=3)
-    return job.with_(compute=chosen), plan, None
+    return replace(request, plan=plan, workers=None), job.with_(compute=compute)
 
 
-def _begin(
-    job: Job, plan: str | Plan | None, workers: int | None, folder: str | Path | None, updates: int | None,
-    interval: CheckpointInterval | None, settings: Settings,
-) -> Run:  # fmt: skip
+def _begin(request: Request, job: Job) -> Run:
     """Begin a run in a folder of its own."""
-    engine, node = settings.engine, settings.node
-    chosen = plan_of(plan, workers or (node.nodes if node else None), engine)
-    stoppable = bool(settings.callbacks) and engine in KEEPING and folder is not None
-    interval = _possible(interval, chosen, stoppable)
-    leads = not _follows(job, chosen, engine, node)
-    folder = folder if leads else None
-    with _notes_of_rank_0(engine, node), _ranks(engine):
-        setup = set_up(job, chosen, engine, updates, tested=leads, bounded=True)
+    engine, node = request.engine, request.node
+    plan = plan_of(request.plan, request.workers or (node.nodes if node else None), engine)
+    interval = _possible(request, plan)
+    leads = not _follows(job, plan, engine, node)
+    folder = request.folder if leads else None
+    with _notes_of_rank_0(request), _ranks(engine):
+        setup = set_up(job, plan, engine, request.max_updates, tested=leads, bounded=True)
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
-    path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
-    request = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
+    path = new_folder(folder, f"{job.name}-{plan.name}") if folder is not None else None
+    checkpoint = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
     with unless_begun(path), RunFolder(path) as place:
         save_job_file(place, job, resumable=interval is not None)
-        return _run(setup, place, record, request, settings)
+        return _run(request, setup, place, record, checkpoint)
 
 
 def _check_together(
@@ -214,25 +215,19 @@ def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
 
 
 @contextlib.contextmanager
-def _notes_of_rank_0(engine: str, node: Roster | None) -> Iterator[None]:
+def _notes_of_rank_0(request: Request) -> Iterator[None]:
     """Let rank 0 alone warn of the job within the block."""
     with warnings.catch_warnings():
-        if node is not None and not node.leads:
+        if not request.leads:
             warnings.simplefilter("ignore", JobWarning)
         yield
 
 
-def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | None) -> list[Any]:
-    """Return the callbacks with the loggers; of several ranks, only the first has any."""
-    found = [*callbacks, *named(loggers)]
-    check(found)
-    return [] if mpi.rank() or (node is not None and not node.leads) else found
-
-
-def _possible(interval: CheckpointInterval | None, plan: Plan, stoppable: bool) -> CheckpointInterval | None:
-    """Return when checkpoints are taken under this plan; a `stoppable` run takes one where a callback stops it."""
-    why = plan.traits.no_checkpoints
+def _possible(request: Request, plan: Plan) -> CheckpointInterval | None:
+    """Return when checkpoints are taken under this plan; a run that can be stopped takes one where it is."""
+    why, interval = plan.traits.no_checkpoints, request.interval
     if not why:
+        stoppable = request.stoppable and request.engine in KEEPING and request.folder is not None
         return CheckpointInterval(0, 0.0) if interval is None and stoppable else interval
     if interval is not None and any(interval):
         raise PlanError(f"plan {plan.name} keeps no checkpoints: {why}")
@@ -243,8 +238,8 @@ def plan_of(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
     """Return the plan that is named, one process if none is; PlanError for one that the engine does not run."""
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
     if workers not in (None, chosen.workers):
-        own = f"has {chosen.workers}; leave out one of the two"
-        says = own if "workers" in chosen.options else "is one process; plans of several are ring, downpour, ..."
+        has = f"has {chosen.workers}; leave out one of the two"
+        says = has if "workers" in chosen.options else "is one process; plans of several are ring, downpour, ..."
         what = f"{workers} workers were asked for, and plan {chosen} {says}"
         warnings.warn(what, JobWarning, stacklevel=3)
     if chosen.traits.local_only and engine not in ("local", "cluster", "ray"):
@@ -252,34 +247,33 @@ def plan_of(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
     return chosen
 
 
-def _resume(
-    path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None,
-    epochs: int | None, interval: CheckpointInterval | None, settings: Settings,
-) -> Run:  # fmt: skip
+def _resume(request: Request, path: Path) -> Run:
     """Begin the next life of a run, in the same folder."""
-    if settings.node is not None and not settings.node.leads:
-        return _resume_elsewhere(path, job, plan, workers, updates, epochs, settings, settings.node)
+    if not request.leads:
+        return _resume_elsewhere(request, path)
     with RunFolder(path) as place:
-        job, chosen, before = open_run(path, job, plan, workers, updates, epochs)
-        if settings.node is not None:
-            chosen = _on_nodes(chosen, workers, settings.node)
-            cluster.check(chosen, settings.node, resumed=True)
+        job, plan, before = open_run(
+            path, request.job, request.plan, request.workers, request.max_updates, request.epochs
+        )
+        if request.node is not None:
+            plan = _on_nodes(plan, request.workers, request.node)
+            cluster.check(plan, request.node, resumed=True)
         begin = checkpoints.newest(path)
-        setup = set_up(job, chosen, settings.engine, before.limit, bounded=True)
-        check_same(setup, before, epochs)
+        setup = set_up(job, plan, request.engine, before.limit, bounded=True)
+        check_same(setup, before, request.epochs)
         begin = for_plan(begin, before, job, setup)
-        if epochs is not None:
+        if request.epochs is not None:
             check_end(setup, begin.updates if begin else 0, before.job.epochs or 0)
             save_job_file(place, job, resumable=True)
         if begin is None:
             warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)
-        interval = interval or before.checkpoint_every
+        interval = request.interval or before.checkpoint_every
         assert interval is not None, "open_run refuses a run without checkpoints"
         lives = (*begin.lives, life_record(setup, begin.updates)) if begin else (life_record(setup, 0),)
         record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
         record = record.with_(files={**record.files, **before.files})  # as they were where the run began
         earlier = [each for each in before.history if begin is not None and each.updates <= begin.updates]
-        return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), settings, earlier)
+        return _run(request, setup, place, record, CheckpointRequest(path, interval, lives, begin), earlier)
 
 
 def _on_nodes(plan: Plan, workers: int | None, node: Roster) -> Plan:
@@ -287,44 +281,41 @@ def _on_nodes(plan: Plan, workers: int | None, node: Roster) -> Plan:
     return plan if workers is not None or plan.traits.keeps_step else next_plan(plan, None, node.nodes)
 
 
-def _resume_elsewhere(
-    path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None,
-    epochs: int | None, settings: Settings, node: Roster,
-) -> Run:  # fmt: skip
+def _resume_elsewhere(request: Request, path: Path) -> Run:
     """Take part in the next life of a run whose folder belongs to another node, and may lie there alone."""
+    job, updates, node = request.job, request.max_updates, request.node
+    assert node is not None
     if (path / "run.json").is_file():
-        job, chosen, before = open_run(path, job, plan, workers, updates, epochs)
+        job, plan, before = open_run(path, job, request.plan, request.workers, updates, request.epochs)
         updates = before.limit
-    elif job is None or plan is None:
+    elif job is None or request.plan is None:
         raise UsageError(
             f"rank {node.rank} finds no run in {path}: give a folder that all nodes share, or JOB and --plan as well"
         )
     else:
-        chosen = plan_of(plan, workers, "cluster")
-    chosen = _on_nodes(chosen, workers, node)
-    cluster.check(chosen, node, resumed=True)
-    with _notes_of_rank_0("cluster", node):
-        setup = set_up(job, chosen, "cluster", updates, tested=False, bounded=True)
-    return _run(setup, RunFolder(None), first_record(setup, kept=False), None, settings)
+        plan = plan_of(request.plan, request.workers, "cluster")
+    plan = _on_nodes(plan, request.workers, node)
+    cluster.check(plan, node, resumed=True)
+    with _notes_of_rank_0(request):
+        setup = set_up(job, plan, "cluster", updates, tested=False, bounded=True)
+    return _run(request, setup, RunFolder(None), first_record(setup, kept=False), None)
 
 
 def _run(
-    setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, settings: Settings,
+    request: Request, setup: Setup, place: RunFolder, record: RunRecord, checkpoint: CheckpointRequest | None,
     earlier: Sequence[Evaluation] = (),
 ) -> Run:  # fmt: skip
     """Train on the engine of the setup. The folder says how it ended, also when it raises."""
     place.write(record)
-    hooks = Hooks(settings.callbacks, setup, place.path, settings.progress, earlier) if settings.callbacks else None
-    hearer: Hearer = hooks or Earlier({each.updates: each for each in earlier})
-    settings = replace(settings, progress=hooks) if hooks else settings
+    hooks = Hooks(request.callbacks, setup, place.path, earlier)
     with Heartbeat(place.path, setup.agenda.updates) as heartbeat:
-        life = Life(setup.anew(), place, request, settings, heartbeat)
+        follower = hooks if request.callbacks else None
+        life = Life(setup.anew(), heartbeat, place, request.timeout, follower, checkpoint)
         try:
-            if hooks is None:
-                return _train(life, record, hearer)
             hooks.begin()
             try:
-                run = _train(life, record, hooks)
+                with ENGINES[request.engine].train(life, request) as outcome:
+                    run = finish(life.setup, outcome, place, record, hooks)
             except RunStopped as stopped:
                 if hooks.training.stopping is None or place.path is None or stopped.why:
                     raise
@@ -333,14 +324,8 @@ def _run(
         except BaseException as error:
             with contextlib.suppress(RunFailed):  # which would hide the reason
                 place.write(_failed(setup, place, record, error))
-            if hooks is not None:
-                hooks.failed(error)
+            hooks.failed(error)
             raise
-
-
-def _train(life: Life, record: RunRecord, hearer: Hearer) -> Run:
-    with ENGINES[life.settings.engine].train(life) as outcome:
-        return finish(life.setup, outcome, life.place, record, hearer)
 
 
 def _failed(setup: Setup, place: RunFolder, record: RunRecord, error: BaseException) -> RunRecord:
@@ -363,12 +348,12 @@ def _path(run: str | Path | Run) -> Path:
     return path
 
 
-def _interval(given: int | str | None) -> CheckpointInterval | None:
+def _interval(text: int | str | None) -> CheckpointInterval | None:
     """Parse `checkpoint_every`; None means no checkpoints at all."""
-    if given is None:
+    if text is None:
         return None
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)s", str(given)):
-        return CheckpointInterval(0, float(found[1]))
-    if not str(given).isdecimal():
-        raise UsageError(f"checkpoint_every={given!r} is neither a number of updates nor of seconds, as in '30s'")
-    return CheckpointInterval(int(given), 0.0)
+    if seconds := re.fullmatch(r"(\d+(?:\.\d+)?)s", str(text)):
+        return CheckpointInterval(0, float(seconds[1]))
+    if not str(text).isdecimal():
+        raise UsageError(f"checkpoint_every={text!r} is neither a number of updates nor of seconds, as in '30s'")
+    return CheckpointInterval(int(text), 0.0)

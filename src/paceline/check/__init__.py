@@ -1,4 +1,4 @@
-"""The checker: finds deadlocks and races in Python programs before they run. See docs/checker.md.
+"""The checker: finds deadlocks and races in Python programs before they run. See docs/internals/checker.md.
 
     text ─► syntax tree ─► module: what is declared, and which of it are locks, queues, threads
                               │

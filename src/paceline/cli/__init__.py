@@ -42,7 +42,7 @@ COMMANDS = {
     "Train": ("train", "compare", "replay", "report"),
     "Choose a plan and a configuration": ("plans", "choose", "calibrate", "validate", "simulate", "tune"),
     "Data": ("prepare", "ingest", "data"),
-    "Find what is wrong with a program": ("check", "watch"),
+    "Find what is wrong with a program": ("check", "watch", "explain"),
     "Deploy": ("compress", "emit", "keys"),
     "Look inside": ("draw", "prove", "bench"),
 }

@@ -46,12 +46,11 @@ def draw(
 def memory_for(job: Job, plan: Plan) -> str:
     from paceline.engines.memory_line import memory_line
     from paceline.engines.setup import set_up
-    from paceline.plans.methods.pipeline import Pipeline
-    from paceline.plans.methods.split_layers import SplitLayers
 
-    if not isinstance(plan.method, Pipeline | SplitLayers):
+    if not plan.traits.divided:
         raise UsageError(
             f"--job reports the memory of workers with parts of a model, and under plan {plan.name} each has all of it"
         )
-    line = memory_line(set_up(job, plan, "virtual"))
-    return f"The layers are those of an example network. {line}" if isinstance(plan.method, SplitLayers) else line
+    setup = set_up(job, plan, "virtual")
+    line = memory_line(setup)
+    return f"The layers are those of an example network. {line}" if setup.split is not None else line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 
-#: Variables for users; docs/environment.md says what each sets.
+#: Variables for users; docs/reference/commands.md says what each sets.
 VARIABLES = (
     "PACELINE_PLAN", "PACELINE_WORKERS", "PACELINE_ENGINE", "PACELINE_DEVICE", "PACELINE_TIMEOUT", "PACELINE_RUNS",
     "PACELINE_DATA", "PACELINE_CACHE", "PACELINE_NODES", "PACELINE_RANK", "PACELINE_HEAD", "PACELINE_RUN",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -79,6 +79,102 @@ class Walker(Generic[E]):
 
     def key(self) -> tuple[Any, ...]:
         return type(self.effect), self._answers
+
+
+P = TypeVar("P")
+
+
+class Workers(World, Protocol[P]):
+    """A small world of workers that run programs; `P` tells them apart."""
+
+    workers: dict[P, Walker[Any]]
+    dead: frozenset[P]
+    #: What has gone wrong in it; None where nothing has.
+    fault: str | None
+
+
+V = TypeVar("V", bound=Workers[Any])
+
+
+class ProgramExplorer(Generic[V, P]):
+    """The moves of workers that run programs: each makes its next effect, or dies before it.
+
+    A world is at its end when no worker can go on. There every worker has ended; or it waits, directly or through
+    others, for one that has died.
+    """
+
+    #: Effects that other workers see. In whatever order the others between them are answered, no worker can tell.
+    seen: tuple[type, ...]
+    #: The most workers that die.
+    deaths: int
+
+    def name(self, place: P) -> str:
+        return f"worker {place}"
+
+    def say(self, effect: Any) -> str:
+        """Return an effect in words."""
+        raise NotImplementedError
+
+    def missing(self, world: V, place: P) -> Collection[P]:
+        """Return the workers that one waits for at its effect; none where it can go on."""
+        raise NotImplementedError
+
+    def arrive(self, world: V, place: P) -> None:
+        """Let the others have what a worker contributes to the effect that it has come to."""
+        raise NotImplementedError
+
+    def go_on(self, world: V, place: P, effect: Any) -> str:
+        """Answer an effect, so that the worker goes on to its next one; tell it."""
+        raise NotImplementedError
+
+    def moves(self, world: V) -> Iterator[tuple[str, P]]:
+        for place, worker in world.workers.items():
+            if place in world.dead or worker.effect is None:
+                continue
+            if not self.missing(world, place):
+                yield "goes on", place
+            if len(world.dead) < self.deaths:
+                yield "dies", place
+
+    def ended(self, moves: Sequence[tuple[str, P]]) -> bool:
+        return all(kind == "dies" for kind, _ in moves)
+
+    def make(self, world: V, move: tuple[str, P]) -> Scene:
+        kind, place = move
+        if kind == "dies":
+            world.dead |= {place}
+            return Scene(self.name(place), "dies")
+        worker, words = world.workers[place].copy(), list[str]()
+        world.workers[place] = worker
+        while (effect := worker.effect) is not None:
+            if words and (world.fault or isinstance(effect, self.seen) or self.missing(world, place)):
+                break
+            words.append(self.go_on(world, place, effect))
+        self.arrive(world, place)
+        return Scene(self.name(place), ", ".join(words))
+
+    def fault(self, world: V) -> str | None:
+        return world.fault
+
+    def stuck(self, world: V) -> str | None:
+        """Describe a worker that waits for ever, and for none that has died."""
+        for place, worker in world.workers.items():
+            if place in world.dead or worker.effect is None or self._waits_for_dead(world, place):
+                continue
+            others = ", ".join(map(self.name, sorted(self.missing(world, place))))  # type: ignore[type-var]
+            return f"{self.name(place)} waits for ever at {self.say(worker.effect)}: it needs {others}"
+        return None
+
+    def _waits_for_dead(self, world: V, place: P) -> bool:
+        known, behind = {place}, [place]
+        while behind:
+            for other in self.missing(world, behind.pop()):
+                if other in world.dead:
+                    return True
+                if other not in known:
+                    known.add(other)
+                    behind.append(other)
+        return False
 
 
 @dataclass

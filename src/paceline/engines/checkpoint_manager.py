@@ -26,7 +26,6 @@ from paceline.errors import CheckpointWarning, RunFailed, RunFolderError, RunSto
 from paceline.parameters.layout import trainable
 from paceline.parameters.replicas import mean_of
 from paceline.parameters.worker_state import WorkerState
-from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.splits.slicing import assembled
 
 NICE = 10  # of the thread that writes: workers are to keep their cores, and a checkpoint can wait
@@ -229,9 +228,9 @@ def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:
 
 
 def _result(setup: Setup, mine: WorkerState) -> list[Tensor]:
-    values, method = mine.many("values"), setup.plan.method
-    if not isinstance(method, LocalSteps | Gossip):
+    values, averaging = mine.many("values"), setup.plan.method.averaging
+    if averaging is None:
         return values
     count = len(trainable(setup.module))
     memories = mine.remembered("rule", count)
-    return [*(method.averaging.result(v, m) for v, m in zip(values, memories, strict=False)), *values[count:]]
+    return [*(averaging.result(v, m) for v, m in zip(values, memories, strict=False)), *values[count:]]

@@ -17,13 +17,12 @@ gradient together, with parts of layers, the movements are proved instead, by `c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from paceline.core.exploration import Explored, Walker, breadth_first
-from paceline.narrative import Scene
+from paceline.core.exploration import Explored, ProgramExplorer, Walker, breadth_first
 from paceline.plans.methods import Synchronous
 from paceline.plans.methods.program import (
     BeginExchange,
@@ -46,11 +45,6 @@ from paceline.plans.methods.program import (
 )
 
 Symbol = Hashable
-Move = tuple[str, int]  # ("goes on" or "dies", worker)
-
-
-#: Effects that other workers see. In whatever order the others between them are answered, no worker can tell.
-SEEN = (Offer, BeginExchange, EndExchange, Exchange, Sum, Product, Gather)
 
 
 class Gradients(NamedTuple):
@@ -86,25 +80,26 @@ class Client:
 class _World:
     """The state of a small world."""
 
-    programs: list[Walker[Effect]]
-    alive: list[bool]
+    workers: dict[int, Walker[Effect]]
     #: Of each worker: its parameters, one symbol for each fragment, and how many steps have made them.
     parameters: list[tuple[Symbol, ...]]
     steps: list[int]
     #: What each worker has contributed to each meeting that it has come to, and the one that it is at.
     offers: list[dict[Meeting, Symbol]]
     at: list[Meeting | None]
+    dead: frozenset[int] = frozenset()
     fault: str | None = None
 
     def copy(self) -> _World:
-        programs, offers = [each.copy() for each in self.programs], [dict(each) for each in self.offers]
-        return _World(programs, list(self.alive), list(self.parameters), list(self.steps), offers, list(self.at))
+        offers, parameters = [dict(each) for each in self.offers], list(self.parameters)
+        return _World(dict(self.workers), parameters, list(self.steps), offers, list(self.at), self.dead)
 
 
 @dataclass
-class _Explorer:
+class _Explorer(ProgramExplorer[_World, int]):
     """The moves and the invariants of the workers of one method."""
 
+    seen = (Offer, BeginExchange, EndExchange, Exchange, Sum, Product, Gather)
     method: Synchronous
     workers: int
     updates: int
@@ -117,11 +112,11 @@ class _Explorer:
 
     def first(self) -> _World:
         count = self.workers
-        programs = [Walker(partial(self.program, Client(rank, count, self.updates))) for rank in range(count)]
+        programs = {rank: Walker(partial(self.program, Client(rank, count, self.updates))) for rank in range(count)}
         parameters: list[tuple[Symbol, ...]] = [(0,) * self.fragments] * count
-        world = _World(programs, [True] * count, parameters, [0] * count, [{} for _ in range(count)], [None] * count)
+        world = _World(programs, parameters, [0] * count, [{} for _ in range(count)], [None] * count)
         for worker in range(count):
-            self._arrive(world, worker)
+            self.arrive(world, worker)
         return world
 
     @property
@@ -130,46 +125,23 @@ class _Explorer:
 
     def key(self, world: _World) -> Hashable:
         offers = tuple(tuple(each.items()) for each in world.offers)
-        return tuple(program.key() for program in world.programs), tuple(world.alive), tuple(world.parameters), offers
+        keys = tuple(worker.key() for worker in world.workers.values())
+        return keys, world.dead, tuple(world.parameters), offers
 
-    def moves(self, world: _World) -> Iterator[Move]:
-        for worker, program in enumerate(world.programs):
-            if not world.alive[worker] or program.effect is None:
-                continue
-            if self._missing(world, worker) is None:
-                yield "goes on", worker
-            if world.alive.count(False) < self.deaths:
-                yield "dies", worker
+    def say(self, effect: Effect) -> str:
+        return say(effect)
 
-    def ended(self, moves: Sequence[Move]) -> bool:
-        return not any(kind == "goes on" for kind, _ in moves)
-
-    def make(self, world: _World, move: Move) -> Scene:
-        kind, worker = move
-        if kind == "dies":
-            world.alive[worker] = False
-            return Scene(f"worker {worker}", "dies")
-        program, words = world.programs[worker], list[str]()
-        while (effect := program.effect) is not None and not (words and (world.fault or isinstance(effect, SEEN))):
-            words.append(say(effect))
-            program.send(self._answer(world, worker, effect))
-        self._arrive(world, worker)
-        return Scene(f"worker {worker}", ", ".join(words))
-
-    def fault(self, world: _World) -> str | None:
-        return world.fault
+    def go_on(self, world: _World, worker: int, effect: Effect) -> str:
+        world.workers[worker].send(self._answer(world, worker, effect))
+        return say(effect)
 
     def fault_at_end(self, world: _World) -> str | None:
-        for worker, program in enumerate(world.programs):
-            if not world.alive[worker]:
-                continue
-            if program.effect is not None:
-                if not self._waits_for_dead(world, worker):
-                    others = ", ".join(map(str, sorted(self._missing(world, worker) or ())))
-                    return f"worker {worker} waits for ever at {say(program.effect)}: it needs worker {others}"
-            elif world.steps[worker] != (due := len(list(self._updates(worker)))):
+        if fault := self.stuck(world):
+            return fault
+        for worker, program in world.workers.items():
+            if program.effect is None and world.steps[worker] != (due := len(list(self._updates(worker)))):
                 return f"worker {worker} has finished after {world.steps[worker]} of {due} updates"
-        return self._apart(world) if all(world.alive) else None
+        return None if world.dead else self._apart(world)
 
     def _apart(self, world: _World) -> str | None:
         """Describe replicas that differ at the end, where they should not."""
@@ -191,23 +163,10 @@ class _Explorer:
         steps = self.method.collective.steps(worker, self.workers)
         return {step.receive.other for step in steps if step.receive is not None} | {worker}
 
-    def _missing(self, world: _World, worker: int) -> set[int] | None:
-        """Return the workers that this one waits for; None where it can go on."""
+    def missing(self, world: _World, worker: int) -> set[int]:
         if (meeting := world.at[worker]) is None:
-            return None
-        return {other for other in self._parties(worker) if meeting not in world.offers[other]} or None
-
-    def _waits_for_dead(self, world: _World, worker: int) -> bool:
-        """Whether a worker waits for one that has died, perhaps through others."""
-        known, behind = {worker}, [worker]
-        while behind:
-            for other in self._missing(world, behind.pop()) or ():
-                if not world.alive[other]:
-                    return True
-                if other not in known:
-                    known.add(other)
-                    behind.append(other)
-        return False
+            return set()
+        return {other for other in self._parties(worker) if meeting not in world.offers[other]}
 
     # ── what it is answered ──
 
@@ -215,9 +174,8 @@ class _Explorer:
         """Return the number of what is made of these parts."""
         return self.symbols.setdefault(parts, len(self.symbols) + 1)
 
-    def _arrive(self, world: _World, worker: int) -> None:
-        """Come to the exchange that a worker's program is at, if it is at one, and contribute to it."""
-        effect, offers, mine = world.programs[worker].effect, world.offers[worker], world.parameters[worker]
+    def arrive(self, world: _World, worker: int) -> None:
+        effect, offers, mine = world.workers[worker].effect, world.offers[worker], world.parameters[worker]
         match effect:
             case Sum(update, gradient):
                 world.at[worker] = self._offer(offers, "sum", update, gradient)

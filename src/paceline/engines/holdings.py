@@ -8,7 +8,7 @@ from typing import NamedTuple
 from paceline.engines.setup import Setup
 from paceline.parameters.layout import not_trained, trainable
 from paceline.plans.methods.pipeline import LAYERS
-from paceline.plans.methods.split_layers import INSIDE, SplitLayers
+from paceline.plans.methods.split_layers import INSIDE
 from paceline.splits.slicing import Stored, stored_part
 from paceline.stages.blueprint import held
 
@@ -47,7 +47,7 @@ def pieces(setup: Setup) -> Iterator[Piece]:
                 if blueprint.stage_to_worker[stage] == mesh.coordinate(worker, LAYERS):
                     mine = [name for name in names if name in named], [name for name in moving if name in names]
                     yield Piece(worker, mesh.coordinate(worker, INSIDE), *mine, stage)
-    elif isinstance(setup.plan.method, SplitLayers):
+    elif setup.split is not None:
         mesh = setup.plan.method.mesh(workers)
         yield from (Piece(worker, mesh.coordinate(worker, INSIDE), named, moving) for worker in range(workers))
     else:
@@ -56,24 +56,24 @@ def pieces(setup: Setup) -> Iterator[Piece]:
 
 def stored_in(setup: Setup, name: str) -> Stored | None:
     """Return how a parameter or buffer lies with the workers that share its layer; None where each has all of it."""
-    made = setup.blueprint or setup.split
-    return made.stored.get(name) if made is not None else None
+    divided = setup.blueprint or setup.split
+    return divided.stored.get(name) if divided is not None else None
 
 
 def bytes_held(setup: Setup) -> dict[str, tuple[int, ...]]:
     """Return, for each parameter and moving buffer, its bytes at each worker; nothing where each holds all of them."""
     module, workers = setup.module, setup.plan.workers
     tensors = {**trainable(module), **{n: b for n, b in not_trained(module).items() if n in setup.probe.moving}}
-    found = {name: [0] * workers for name in tensors}
+    sizes = {name: [0] * workers for name in tensors}
     if setup.operators is not None:
         for operator, worker in setup.operators.holders.items():
             for name, tensor in tensors.items():
                 if name.startswith(f"{setup.operators.names[operator]}."):
-                    found[name][worker] = tensor.nbytes
+                    sizes[name][worker] = tensor.nbytes
     elif setup.blueprint is not None or setup.split is not None:
         for piece in pieces(setup):
             for name in (*piece.parameters, *piece.moving):
-                found[name][piece.worker] = stored_part(tensors[name], stored_in(setup, name), piece.place).nbytes
+                sizes[name][piece.worker] = stored_part(tensors[name], stored_in(setup, name), piece.place).nbytes
     else:
         return {}
-    return {name: tuple(mine) for name, mine in found.items()}
+    return {name: tuple(mine) for name, mine in sizes.items()}

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.engines.checkpoints import Checkpoint, history
-from paceline.engines.setup import Setup
-from paceline.runs.live import Heartbeat, Phase, ProcessRecord, WorkerLive, WorkerStatus
-from paceline.runs.progress import Progress, ProgressCallback
+from paceline.engines.checkpoints import history
+from paceline.engines.life import Life
+from paceline.runs.live import Phase, ProcessRecord, WorkerLive, WorkerStatus
+from paceline.runs.progress import Progress
 from paceline.runs.trace import DTYPE, Columns, Kind, Row, Trace, TraceWriter, weighted_losses
 
 
@@ -39,13 +39,10 @@ class Observer:
     `finished` and `dead` are the parent's own sets of workers, which it keeps up to date.
     """
 
-    def __init__(
-        self, setup: Setup, workers: Watched, start: Checkpoint | None, finished: Collection[int],
-        dead: Collection[int], heartbeat: Heartbeat, progress: ProgressCallback | None,
-    ) -> None:  # fmt: skip
-        self.setup, self.workers, self.start = setup, workers, start
+    def __init__(self, life: Life, workers: Watched, finished: Collection[int], dead: Collection[int]) -> None:
+        self.setup, self.workers, self.start = life.setup, workers, life.begin
         self.finished, self.dead = finished, dead
-        self.heartbeat, self.progress = heartbeat, progress
+        self.heartbeat, self.follower = life.heartbeat, life.follower
         self.processes: list[ProcessRecord] = []
         self.started_at = 0  # nanoseconds of the monotonic clock; 0 before the workers begin to train
         self.writer: TraceWriter | None = None
@@ -89,8 +86,8 @@ class Observer:
         """Drain the traces and report; called several times a second, and whenever a worker sends a message."""
         rows = self._drain()
         self.heartbeat.beat(Phase.TRAINING, self._updates, self._lines)
-        if self.progress is not None:
-            self.progress(self._report(rows, stopping))
+        if self.follower is not None:
+            self.follower(self._report(rows, stopping))
 
     def close(self) -> Trace:
         """Drain what is left and return the whole trace."""

@@ -15,7 +15,6 @@ from paceline.engines.setup import Setup
 from paceline.errors import CrowdedWarning, RunFailed
 from paceline.gradients.evaluate import evaluate
 from paceline.parameters.layout import not_trained, sha256, trainable
-from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.plan import Plan
 from paceline.plans.sizes import sizes_by
 from paceline.runs.folder import RunFolder, writing
@@ -75,18 +74,8 @@ class Hearer(Protocol):
         """Hear of an evaluation that was made after the training."""
 
 
-@dataclass
-class Earlier:
-    """The evaluations that earlier lives of a resumed run made, where no callback hears of new ones."""
-
-    known: dict[int, Evaluation]
-
-    def evaluated(self, evaluation: Evaluation, module: nn.Module) -> None:
-        """Hear of an evaluation, which the record has anyway."""
-
-
 def finish(
-    setup: Setup, outcome: Outcome, folder: RunFolder, record: RunRecord, hearer: Hearer | None = None,
+    setup: Setup, outcome: Outcome, folder: RunFolder, record: RunRecord, hearer: Hearer,
     status: Status = Status.DONE, error: str = "",
 ) -> Run:  # fmt: skip
     """Save the model, evaluate the snapshots, which is not timed, write run.json and return the run."""
@@ -122,11 +111,11 @@ def evaluation_of(setup: Setup, module: nn.Module, updates: int, seconds: float)
     return Evaluation(updates, seconds, evaluate(setup.job, module, setup.test, setup.placement.devices[0]))
 
 
-def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module, hearer: Hearer | None) -> Iterator[Evaluation]:
+def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module, hearer: Hearer) -> Iterator[Evaluation]:
     """Evaluate every snapshot and the result on the test data, if there are any, and were not evaluated before."""
     if setup.test is None:
         return
-    known = hearer.known if hearer is not None else {}
+    known = hearer.known
     kept = {snapshot.updates for snapshot in outcome.snapshots} | {setup.agenda.updates}
     ends = [Snapshot(each.updates, each.seconds, list) for each in known.values() if each.updates not in kept]
     # Workers copy them side by side: a later one may be done first. At the end of an earlier life there is none.
@@ -141,8 +130,7 @@ def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module, hearer: Hearer 
             found = evaluation_of(setup, made, point.updates, point.seconds)
         except RunFailed as error:
             raise RunFailed(f"the training is done, but {error}") from error.__cause__
-        if hearer is not None:
-            hearer.evaluated(found, made)
+        hearer.evaluated(found, made)
         yield found
 
 
@@ -157,7 +145,7 @@ def _summarize(setup: Setup, outcome: Outcome) -> Summary:
         summary = replace(summary, bytes_sent=None, wait_fraction=None)
     if not plan.traits.keeps_step:
         summary = replace(summary, idle=idling(outcome.trace.rows, plan.workers))
-    if summary.stragglers and isinstance(plan.method, AllReduce):  # all wait for it in every update
+    if summary.stragglers and plan.traits.sums_gradients:
         summary = replace(summary, advised_sizes=sizes_by(pace_of(outcome.trace.rows, plan.workers).speed.tolist()))
     return replace(
         summary,

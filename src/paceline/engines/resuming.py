@@ -12,8 +12,6 @@ from paceline.engines.setup import Setup, set_up
 from paceline.engines.whole_state import holds_one_model, translated
 from paceline.errors import JobWarning, PlanError, RunFolderError, UsageError
 from paceline.jobs.job import Job
-from paceline.plans.methods.local_steps import LocalSteps
-from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan, make, make_again
 from paceline.runs.record import RunRecord, Status, read_record
 
@@ -53,12 +51,12 @@ def open_run(
 
 def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Plan:
     """Return the plan that the run had, with another number of workers if the algorithm allows that."""
-    wanted = before if given is None else Plan.parse(given)
-    count = workers or (wanted.workers if given is not None else before.workers)
-    if isinstance(before.method, Pipeline) and before.method.cuts and "cuts" not in wanted.options:
-        wanted = wanted.cut_at(before.method.cuts.split("+"))
-    if (wanted.name, _rest(wanted)) != (before.name, _rest(before)):
-        return _other(before, wanted if workers is None else make_again(wanted, workers))
+    following = before if given is None else Plan.parse(given)
+    count = workers or (following.workers if given is not None else before.workers)
+    if before.method.cuts and "cuts" not in following.options:
+        following = following.cut_at(before.method.cuts.split("+"))
+    if (following.name, _rest(following)) != (before.name, _rest(before)):
+        return _other(before, following if workers is None else make_again(following, workers))
     if count == before.workers:
         return before
     if before.traits.keeps_step:
@@ -118,10 +116,8 @@ def check_end(setup: Setup, updates: int, had: int) -> None:
     method, agenda = setup.plan.method, setup.agenda
     if updates != agenda.updates_per_epoch * had:
         return
-    every, unflushed = agenda.block, isinstance(method, Pipeline) and not method.flushes
-    if isinstance(method, LocalSteps):
-        every, unflushed = method.averaging.every, method.fragments > 1 or method.overlap > 0
-    if agenda.data_parts or unflushed or not every or updates % every:
+    every = method.exchange_every
+    if agenda.data_parts or method.unflushed or not every or updates % every:
         raise UsageError(
             f"the run ended after update {updates}, where plan {setup.plan.name} would have gone on with replicas or "
             "stages that were not brought together yet; train it again with more epochs"
@@ -130,12 +126,12 @@ def check_end(setup: Setup, updates: int, had: int) -> None:
 
 def check_same(setup: Setup, record: RunRecord, epochs: int | None = None) -> None:
     """Raise if the job, its data or the model are not those that the run was begun with; with `epochs` it gets more."""
-    job, kept = setup.job, record.job
+    job, before = setup.job, record.job
     words = ("batch_size", "accumulate_grad_batches", "seed", "precision", *(("epochs",) if epochs is None else ()))
     for word in words:
-        if getattr(job, word) != getattr(kept, word):
+        if getattr(job, word) != getattr(before, word):
             raise UsageError(
-                f"the run was begun with {word}={getattr(kept, word)}; it cannot be resumed with {getattr(job, word)}"
+                f"the run was begun with {word}={getattr(before, word)}; it cannot be resumed with {getattr(job, word)}"
             )
     if job.compute != record.compute:
         raise UsageError(f"the run was begun with compute={record.compute}; it cannot be resumed with {job.compute}")

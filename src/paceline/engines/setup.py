@@ -11,15 +11,12 @@ import torch
 from torch import nn
 
 from paceline.core.agenda import Agenda
-from paceline.core.dataflow.instances import Instances
 from paceline.core.schedules import Table
-from paceline.core.schedules.passes import passes
-from paceline.core.schedules.proof import prove_table
 from paceline.data.opening import open_source
 from paceline.data.order import Order
 from paceline.data.source import Source
 from paceline.engines.devices import Placement, place
-from paceline.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
+from paceline.engines.dividing import Draft, divided
 from paceline.engines.notes import notes_of
 from paceline.engines.refusals import (
     refuse_changes,
@@ -27,7 +24,6 @@ from paceline.engines.refusals import (
     refuse_nested,
     refuse_parts,
     refuse_sparse,
-    refuse_stages,
     refuse_state,
 )
 from paceline.engines.signals import termination
@@ -42,30 +38,17 @@ from paceline.jobs.job import Job
 from paceline.jobs.separate import with_state_of
 from paceline.jobs.threads import threads
 from paceline.links.store_order import require_store_order
-from paceline.operators.planning import OperatorBlueprint, operator_blueprint
+from paceline.operators.planning import OperatorBlueprint
 from paceline.parameters.epoch_schedule import EveryEpoch, follows_loss
 from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.parameters.sparse_tables import check_optimizer
-from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
-from paceline.splits.fused_shares import STAGES as FUSED_STAGES
 from paceline.splits.gradients import SplitBlueprint
-from paceline.splits.optimizers import check_parts
-from paceline.splits.planning import split_blueprint
-from paceline.splits.stage_planning import with_parts
-from paceline.splits.weighing import peaks_of_parts
 from paceline.stages.blueprint import Blueprint
-from paceline.stages.planning import CutRequest, agrees, blueprint
-from paceline.stages.rehearsal import examples_of
 
 #: What a worker takes at least, beside the memory that all workers share.
 PROCESS_BYTES = 30 << 20
-#: Updates of a table without an end that are proved: what follows repeats itself.
-PROVED_UPDATES = 200
-#: Instances of a dataflow whose graphs are recorded before the start.
-RECORDED_INSTANCES = 16
 
 
 @dataclass
@@ -112,6 +95,7 @@ class Setup:
     @property
     def pipeline(self) -> Pipeline | None:
         """The plan's method, where it cuts the model into stages."""
+        # A typed view, so that what works with stages need not ask again.
         return self.plan.method if isinstance(self.plan.method, Pipeline) else None
 
     def order(self) -> Order:
@@ -167,25 +151,22 @@ def set_up(
         job = job.with_(compute=choice.compute)
     elif job.compute == "fused":
         job = fused_if_possible(job, module, source, not plan.traits.traced)
-    found = _probed(job, plan, engine, module, optimizer, source, agenda, placement)
-    for note in found.notes:
+    probed = _probed(job, plan, engine, module, optimizer, source, agenda, placement)
+    for note in probed.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
     refuse_parts(plan, agenda)
     job = _by_epochs(job, plan, optimizer, agenda, engine)
     figures = rehearse(job, module, test, placement.devices[0]) if test is not None and engine != "replay" else ()
-    layout = lay_out(module, plan.shards, found.moving)
+    layout = lay_out(module, plan.shards, probed.moving)
     plan = plan.fitted(len(layout.shards))
     plan.check_fragments(len(trainable(module)))
     plan.method.prove(plan.workers)
-    made = None
-    if isinstance(plan.method, Pipeline):
-        made = _cut(job, plan, plan.method, module, optimizer, source, agenda, found)
-        plan = plan.cut_at(made.names)
-    split = _split(job, plan, module, optimizer, source, agenda, found)
-    operators = _operators(job, plan, module, source, agenda, found)
+    parts = divided(Draft(job, plan, module, optimizer, source, agenda, probed))
+    if parts.blueprint is not None:
+        plan = plan.cut_at(parts.blueprint.names)
     setup = Setup(
-        job, users_job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit,
-        figures, made, split, operators, choice,
+        job, users_job, plan, source, test, module, probed, agenda, layout, placement, sha256(module), engine, limit,
+        figures, *parts, choice,
     )  # fmt: skip
     return setup.anew()
 
@@ -214,69 +195,13 @@ def _probed(
     traits = plan.traits
     with users_code("the first batch", hint=hint):
         by_rows = traits.takes_sparse and traits.optimizer_at_server
-        found = probe(job, module, source, agenda, by_rows, placement.devices[0])
-    refuse_changes(plan, module, found)
-    if found.tables:
-        refuse_sparse(plan, engine, found.tables)
-        check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
-    refuse_state(plan, module, optimizer, found)
-    return replace(found, notes=(*found.notes, *notes_of(job, plan, agenda, engine)))
-
-
-def _split(
-    job: Job,
-    plan: Plan,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    source: Source,
-    agenda: Agenda,
-    found: Probe,
-) -> SplitBlueprint | None:
-    """Derive, prove and rehearse what the workers of a group compute together, if the plan splits layers."""
-    method = plan.method
-    if not isinstance(method, SplitLayers):
-        return None
-    check_parts(optimizer, module)
-    if job.compute != "autograd" and method.stage not in FUSED_STAGES:
-        raise PlanError(
-            f"plan {plan.name} computes parts of layers by PyTorch's autograd, not by {job.compute!r}, which takes a "
-            "whole network; zero:stage=1 and zero:stage=2 have it whole"
-        )
-    examples = examples_of(job, source, agenda)
-    workers = method.mesh(plan.workers).size("inside")
-    with threads(plan.threads):
-        by_autograd = job.with_(compute="autograd")
-        made = split_blueprint(by_autograd, module, examples, found.moving, workers, method.recipe, method.stage)
-        if method.memory:
-            chunks = chunks_each(plan, agenda)
-            check_fit(method.memory, peaks_of_parts(by_autograd, module, made, examples[0], chunks), PARTS)
-        return made
-
-
-def _operators(
-    job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda, found: Probe
-) -> OperatorBlueprint | None:
-    """Place the operators, if the plan's workers hold some."""
-    method = plan.method
-    if not isinstance(method, Dataflow):
-        return None
-    if job.compute != "autograd":
-        raise PlanError(f"plan {plan.name} computes operators by PyTorch's autograd, not by {job.compute!r}")
-    if job.lr_scheduler is not None:
-        raise PlanError(
-            f"plan {plan.name}: each operator counts its own updates, and lr_scheduler= those of the whole model; "
-            "leave it out"
-        )
-    if job.evaluate_every is not None and job.evaluate_every % agenda.updates_per_epoch:
-        raise PlanError(
-            f"plan {plan.name}: messages are under way except at the end of an epoch, of {agenda.updates_per_epoch} "
-            f"updates; evaluate_every={job.evaluate_every} is no multiple of it"
-        )
-    instances, order = Instances(agenda), Order(len(source), job.seed, job.shuffle, agenda.cuts)
-    chunks = [instances.chunk(number) for number in range(min(RECORDED_INSTANCES, instances.passes[0]))]
-    examples = [(chunk, source.batch(order.indices(chunk), chunk.epoch)) for chunk in chunks]
-    with threads(plan.threads):
-        return operator_blueprint(job, module, examples, found.moving, plan.workers, method.on, plan.name)
+        probed = probe(job, module, source, agenda, by_rows, placement.devices[0])
+    refuse_changes(plan, module, probed)
+    if probed.tables:
+        refuse_sparse(plan, engine, probed.tables)
+        check_optimizer(optimizer, module, probed.tables, traits.optimizer_at_server)
+    refuse_state(plan, module, optimizer, probed)
+    return replace(probed, notes=(*probed.notes, *notes_of(job, plan, agenda, engine)))
 
 
 def _refused(plan: Plan, engine: str, placement: Placement) -> str:
@@ -288,54 +213,6 @@ def _refused(plan: Plan, engine: str, placement: Placement) -> str:
     if engine not in ("local", "virtual"):
         return f"nodes of engine {engine} could come to different results; compute='fused' takes it on all of them"
     return ""
-
-
-def _cut(
-    job: Job,
-    plan: Plan,
-    pipeline: Pipeline,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    source: Source,
-    agenda: Agenda,
-    found: Probe,
-) -> Blueprint:
-    """Prove the tables, then cut the model for them."""
-    span, replicas = pipeline.schedule.span, pipeline.together
-    if pipeline.spread.inside > 1:
-        check_parts(optimizer, module)
-    if job.compute != "autograd":
-        raise PlanError(f"plan {plan.name} computes stages by PyTorch's autograd, not by compute={job.compute!r}")
-    stop = min(agenda.updates, agenda.updates_per_epoch * max(1, span))  # what follows repeats itself
-    kinds = {
-        passing.counts[:PROVED_UPDATES]
-        for replica in range(replicas)
-        for passing in passes(span, agenda, 0, stop, replica, replicas)
-    }
-    if any(0 in counts for counts in kinds):
-        raise PlanError(
-            f"the last batch of an epoch has fewer samples than plan {plan.name} has replicas, {replicas}; give a "
-            "batch_size that divides the data, or less data="
-        )
-    for counts in kinds:
-        table = pipeline.table(plan.workers, counts)
-        prove_table(table.agreeing() if agrees(job) else table)
-    examples = examples_of(job, source, agenda)
-    cuts = CutRequest(
-        tuple(pipeline.cuts.split("+") if pipeline.cuts else ()), table.stages, pipeline.balance, found.moving,
-        parameters=pipeline.spread.server is not None,
-    )  # fmt: skip
-    with threads(plan.threads):
-        made = blueprint(
-            job, module, examples, table, cuts, pipeline.recomputing(plan.workers), flushes=pipeline.flushes
-        )
-        spread = pipeline.spread
-        if spread.inside > 1:
-            made = with_parts(job, module, made, examples, spread.recipe, spread.inside)
-        refuse_stages(pipeline, module, optimizer, made)
-        if pipeline.memory:
-            check_fit(pipeline.memory, peaks_of(job, module, source, made, examples[0][0], table), STAGES)
-    return made
 
 
 def _check_loss_rules(job: Job, plan: Plan, engine: str) -> Job:

@@ -75,8 +75,7 @@ class ByAutograd:
     """One update after another, by PyTorch."""
 
     def __init__(self, setup: Setup) -> None:
-        assert isinstance(setup.plan.method, Alone)
-        self.setup, self.shared = setup, SharedParameters(setup, setup.plan.method, Epochs(1))
+        self.setup, self.shared = setup, SharedParameters(setup, Alone(), Epochs(1))
         self.module = self.shared.learner.replica.module
 
     def at_once(self, update: int) -> int:

@@ -15,22 +15,13 @@ from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.holdings import pieces, stored_in
 from paceline.engines.setup import Setup
 from paceline.parameters.worker_state import WorkerState
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.alone import Alone
-from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.splits.slicing import assembled, stored_part
 
 
 def holds_one_model(plan: Plan) -> bool:
     """Whether a plan's workers hold one model and one optimizer's state between them, after every update."""
-    method = plan.method
-    if isinstance(method, Alone):
-        return plan.workers == 1
-    if isinstance(method, Pipeline):
-        return method.flushes and method.spread.server is None
-    return isinstance(method, SplitLayers) or (isinstance(method, AllReduce) and plan.codec is None)
+    return plan.traits.one_model and plan.codec is None and (plan.traits.exchanges or plan.workers == 1)
 
 
 @dataclass
@@ -52,10 +43,10 @@ def translated(checkpoint: Checkpoint, before: Setup, after: Setup) -> Checkpoin
 
 def _gathered(checkpoint: Checkpoint, setup: Setup) -> WholeState:
     """Put the parts of all workers together."""
-    workers, found = checkpoint.workers(), WholeState()
+    workers, whole = checkpoint.workers(), WholeState()
     shapes = {name: tuple(t.shape) for name, t in (*setup.module.named_parameters(), *setup.module.named_buffers())}
     values: dict[str, dict[int, Tensor]] = {}
-    kept: dict[str, dict[str, dict[int, Tensor]]] = {}
+    by_place: dict[str, dict[str, dict[int, Tensor]]] = {}
     for piece in pieces(setup):
         state = workers[piece.worker]
         facts = state.facts if piece.stage < 0 else state.facts[str(piece.stage)]
@@ -65,24 +56,24 @@ def _gathered(checkpoint: Checkpoint, setup: Setup) -> WholeState:
         memories = WorkerState(of_stage).remembered("optimizer", len(piece.parameters))
         for number, (name, memory) in enumerate(zip(piece.parameters, memories, strict=True)):
             for key, tensor in memory.items():
-                kept.setdefault(name, {}).setdefault(key, {}).setdefault(piece.place, tensor)
+                by_place.setdefault(name, {}).setdefault(key, {}).setdefault(piece.place, tensor)
             if numbers := facts["optimizer"].get(str(number)):
-                found.numbers[name] = numbers
-        if not found.common.facts:
-            found.common = WorkerState({k: t for k, t in of_stage.items() if k.startswith("setting.")}, facts)
+                whole.numbers[name] = numbers
+        if not whole.common.facts:
+            whole.common = WorkerState({k: t for k, t in of_stage.items() if k.startswith("setting.")}, facts)
     for name, parts in values.items():
         stored, shape = stored_in(setup, name), shapes[name]
-        found.values[name] = assembled([parts[place] for place in sorted(parts)], stored, shape)
-        for key, mine in kept.get(name, {}).items():
+        whole.values[name] = assembled([parts[place] for place in sorted(parts)], stored, shape)
+        for key, mine in by_place.get(name, {}).items():
             each = [mine[place] for place in sorted(mine)]
             lies_so = all(mine[place].shape == parts[place].shape for place in mine)
-            found.optimizer.setdefault(name, {})[key] = assembled(each, stored, shape) if lies_so else each[0].clone()
-    return found
+            whole.optimizer.setdefault(name, {})[key] = assembled(each, stored, shape) if lies_so else each[0].clone()
+    return whole
 
 
 def _dealt(whole: WholeState, setup: Setup) -> dict[str, WorkerState]:
     """Give each worker its parts."""
-    found = {f"worker.{number}": WorkerState() for number in range(setup.plan.workers)}
+    holders = {f"worker.{number}": WorkerState() for number in range(setup.plan.workers)}
     for piece in pieces(setup):
         tensors: dict[str, Tensor] = {}
         for number, name in enumerate((*piece.parameters, *piece.moving)):
@@ -94,5 +85,7 @@ def _dealt(whole: WholeState, setup: Setup) -> dict[str, WorkerState]:
         tensors |= {f"{piece.start}{key}": tensor for key, tensor in whole.common.tensors.items()}
         numbers = {str(n): whole.numbers[name] for n, name in enumerate(piece.parameters) if name in whole.numbers}
         facts = {**whole.common.facts, "optimizer": numbers, "elsewhere": []}
-        found[f"worker.{piece.worker}"] |= WorkerState(tensors, facts if piece.stage < 0 else {str(piece.stage): facts})
-    return found
+        holders[f"worker.{piece.worker}"] |= WorkerState(
+            tensors, facts if piece.stage < 0 else {str(piece.stage): facts}
+        )
+    return holders

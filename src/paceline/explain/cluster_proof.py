@@ -15,7 +15,6 @@ from paceline.core.cluster.small_cluster import SmallCluster
 from paceline.engines.virtual.network import History, Scenario, first_fault
 from paceline.errors import PlanError
 from paceline.explain.proving import Proved
-from paceline.plans.methods.server import ParameterServer
 from paceline.plans.plan import Plan
 
 HISTORIES = 300
@@ -41,8 +40,8 @@ def prove_cluster(
 
     `say` is called with lines of text about the progress.
     """
-    method = plan.method
-    if not isinstance(method, ParameterServer):
+    server, traits = plan.method.server, plan.traits
+    if server is None or not (traits.optimizer_at_server and traits.whole_model) or traits.gathers:
         raise PlanError(
             f"--machines proves the protocol of plans with shard servers, and {plan} has none; "
             "use downpour, ssp or dc_asgd, or leave --machines out"
@@ -54,7 +53,7 @@ def prove_cluster(
     figures: dict[str, float] = {}
     for what, settings in FAULTS.items():
         say(f"walking every interleaving in which {what} ...")
-        cluster = SmallCluster(gate=method.gate, **settings)
+        cluster = SmallCluster(gate=server.gate, **settings)
         found = explore(cluster, classes)
         worlds, moves = worlds + found.worlds, moves + found.moves
         figures = {"machines": machines, "states": worlds, "moves": moves}
@@ -66,7 +65,7 @@ def prove_cluster(
         if found.story is not None:
             return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
     say(f"drawing {HISTORIES} histories of {machines} machines ...")
-    drawn: dict[str, Any] = {"nodes": machines, "workers": machines, "gate": method.gate}
+    drawn: dict[str, Any] = {"nodes": machines, "workers": machines, "gate": server.gate}
     fault = first_fault(range(HISTORIES), classes, **drawn)
     if fault is not None:
         history = History(Scenario.draw(fault[0], **drawn), classes, tell=True)
@@ -78,7 +77,10 @@ def prove_cluster(
     )
     limits = "in small clusters connections keep their order, and timers fire when no message is under way"
     return Proved(
-        str(plan), True, [*says, *PROMISES, f"{limits}: docs/contract.md"], {**figures, "histories": HISTORIES}
+        str(plan),
+        True,
+        [*says, *PROMISES, f"{limits} (docs/internals/contract.md)"],
+        {**figures, "histories": HISTORIES},
     )
 
 

@@ -24,12 +24,7 @@ from paceline.explain.split_table import draw_split
 from paceline.explain.timeline import draw_timeline
 from paceline.explain.timetable import draw_measured, draw_table, measured, shown_table
 from paceline.explain.timetable_page import page
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.coordinated import Coordinated
-from paceline.plans.methods.dataflow import Dataflow
-from paceline.plans.methods.native import NativeDdp
-from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
+from paceline.plans.methods.views import Commands, Operators, Parts, Stages, Summing, Timeline, Words
 from paceline.plans.plan import RECIPES, Plan
 
 if TYPE_CHECKING:
@@ -50,24 +45,22 @@ def draw(plan: Plan, colours: bool = False, more: Sequence[str] = ()) -> str:
 
 def _body(plan: Plan, colours: bool) -> list[str]:
     """Draw what the method of the plan has to show."""
-    match plan.method:
-        case AllReduce(collective):
+    match plan.method.picture(plan.workers):
+        case Summing(collective):
             return draw_collective(collective, plan.workers)
-        case Coordinated(_, coordinator):
+        case Commands(coordinator):
             return draw_commands(coordinator)
-        case Pipeline() as pipeline:
-            timetable = draw_table(shown_table(pipeline, plan.workers), colours)
-            mesh = pipeline.mesh(plan.workers)
-            return draw_mesh(mesh, timetable, pipeline.spread) if pipeline.spread.wide else timetable
-        case SplitLayers() as split:
-            mesh = split.mesh(plan.workers)
-            return draw_split(example_program(split.recipe, mesh.size(INSIDE), split.stage), mesh.size(DATA))
-        case Dataflow() as dataflow:
-            return draw_messages(plan, dataflow)
-        case NativeDdp():
-            return ["What its workers do is decided inside PyTorch: there is nothing of Paceline's to draw."]
-        case _:
-            return draw_timeline(plan)
+        case Stages() as stages:
+            timetable = draw_table(shown_table(stages), colours)
+            return draw_mesh(stages, timetable) if stages.wide else timetable
+        case Parts() as parts:
+            return draw_split(example_program(parts.recipe, parts.inside, parts.stage), parts.replicas)
+        case Operators() as operators:
+            return draw_messages(plan, operators)
+        case Timeline() as legend:
+            return draw_timeline(plan, legend)
+        case Words(text):
+            return [text]
 
 
 class RecordedRun(NamedTuple):
@@ -97,18 +90,20 @@ def open_run(folder: Path) -> RecordedRun:
 def draw_run(run: RecordedRun, colours: bool = False, more: Sequence[str] = ()) -> str:
     """Draw the plan of a run; for a pipeline, with the measured times of one table."""
     plan, rows = run
-    if not isinstance(plan.method, Pipeline):
+    stages = plan.method.picture(plan.workers)
+    if not isinstance(stages, Stages):
         return draw(plan, colours, more)
-    table = shown_table(plan.method, plan.workers)
+    table = shown_table(stages)
     return "\n".join([draw(plan, colours, more), "", *draw_measured(table, rows, colours)])
 
 
 def draw_page(what: Plan | RecordedRun, more: Sequence[str] = ()) -> str:
     """Draw a pipeline as an HTML page."""
     plan, rows = (what, None) if isinstance(what, Plan) else what
-    if not isinstance(plan.method, Pipeline):
+    stages = plan.method.picture(plan.workers)
+    if not isinstance(stages, Stages):
         raise PlanError(f"plan {plan.name} has no timetable to write as a page; draw it without --page")
-    table = shown_table(plan.method, plan.workers)
+    table = shown_table(stages)
     return page(f"{plan}: {RECIPES[plan.name].about}", table, [] if rows is None else measured(rows, table), more)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from paceline.core.mesh import Mesh
 from paceline.core.splits.example import example_program
 from paceline.explain.split_table import draw_split
-from paceline.plans.methods.pipeline import LAYERS, Spread
+from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import DATA, INSIDE
+from paceline.plans.methods.views import Stages
 
 
-def draw_mesh(mesh: Mesh, timetable: list[str], spread: Spread) -> list[str]:
+def draw_mesh(stages: Stages, timetable: list[str]) -> list[str]:
     """Draw the mesh, then its axes one by one: `layers` as a timetable, `inside` as a table of layers."""
+    mesh = stages.mesh
     lines = [f"A mesh of {mesh}:", "", *_places(mesh), ""]
-    if spread.server is not None:
+    if stages.gate is not None:
         lines += [
             "Replicas do not wait for each other. Each computes a batch that it has leased; each of its workers pushes",
             "to the shard of its place, and pulls from it:",
@@ -22,14 +24,14 @@ def draw_mesh(mesh: Mesh, timetable: list[str], spread: Spread) -> list[str]:
         ]
     elif mesh.size(DATA) > 1:
         lines += [
-            f"Replicas sum the gradients of like parts before an update, by {type(spread.collective).__name__}.",
+            f"Replicas sum the gradients of like parts before an update, by {type(stages.collective).__name__}.",
             "",
         ]
     if mesh.size(LAYERS) > 1:
         lines += ["Along layers, of one replica; its worker n stands for the workers of stage n:", "", *timetable, ""]
     if mesh.size(INSIDE) > 1:
         lines += ["Along inside, as of a stage with all of a small net:", ""]
-        lines += draw_split(example_program(spread.recipe, mesh.size(INSIDE)), 1)
+        lines += draw_split(example_program(stages.recipe, mesh.size(INSIDE)), 1)
     return lines
 
 

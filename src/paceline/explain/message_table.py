@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from paceline.plans.methods.dataflow import Dataflow
+from paceline.plans.methods.views import Operators
 from paceline.plans.plan import Plan
 
 INSTANCES, COMPUTE = 6, 1e-3  # trees that are drawn, and the seconds of one
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def draw_messages(plan: Plan, method: Dataflow) -> list[str]:
+def draw_messages(plan: Plan, operators: Operators) -> list[str]:
     """Draw a few trees on their way through operators: of one shape after another, several at a time."""
     from paceline.core.dataflow.instances import Instances
     from paceline.engines.virtual import World, simulate
     from paceline.runs.trace import Kind
 
-    parts = method.micro_batches
+    parts = operators.micro_batches
     agenda = plan.agenda(INSTANCES, parts, 1)
     world = World(compute=COMPUTE, jitter=0.0, latency=COMPUTE / 100, update=0.0)
     trace, instances = simulate(plan, agenda, world, 0), Instances(agenda)
@@ -36,8 +36,8 @@ def draw_messages(plan: Plan, method: Dataflow) -> list[str]:
         "  A   the same call backward, which takes twice as long here",
         "  .   no message is there",
         "",
-        f"At most {method.active} trees are under way. An operator makes an update when {method.every} "
-        f"tree{'s have' if method.every > 1 else ' has'} brought it all of",
-        f"{'their' if method.every > 1 else 'its'} gradients. Meanwhile the oldest of them had seen "
+        f"At most {operators.active} trees are under way. An operator makes an update when {operators.every} "
+        f"tree{'s have' if operators.every > 1 else ' has'} brought it all of",
+        f"{'their' if operators.every > 1 else 'its'} gradients. Meanwhile the oldest of them had seen "
         f"{stale.mean():.1f} updates on average, at most {stale.max()}.",
     ]

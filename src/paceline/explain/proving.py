@@ -1,7 +1,8 @@
 """Proofs about a plan before it runs, which `paceline prove` prints.
 
 a collective    its table: no worker waits for ever, no segment is read while it is changed, the sum is complete
-a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers
+a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers; and its
+                workers in every interleaving of a small world, with a death at every point
 split layers    their program: movements meet, summands are summed once, gradients come back once
 operators       every order in which the messages of a small world can arrive
 a coordinator   the table by which its workers add vectors up; its commands are rehearsed
@@ -17,30 +18,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.core.collectives.proof import has_its_rounds, prove, prove_mixing, table_seconds
 from paceline.core.coordinators import Coordinator
 from paceline.core.coordinators.rehearsal import rehearse
 from paceline.core.dataflow.example import example_graph
 from paceline.core.dataflow.proof import explore as explore_messages
+from paceline.core.schedules.explore import explore_stages
 from paceline.core.schedules.proof import prove_table
 from paceline.core.server.explore import explore
+from paceline.core.server.explore_replicas import explore_replicas
 from paceline.core.server.gates import Gate
 from paceline.core.splits.example import example_program
 from paceline.core.splits.proof import prove_program
 from paceline.engines.explorer import explore_program
 from paceline.errors import PlanError
-from paceline.plans.methods import Synchronous
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.coordinated import Coordinated
-from paceline.plans.methods.dataflow import Dataflow
-from paceline.plans.methods.local_steps import Gossip, LocalSteps
-from paceline.plans.methods.native import NativeDdp
-from paceline.plans.methods.pipeline import LAYERS, Pipeline
-from paceline.plans.methods.server import Server
-from paceline.plans.methods.split_layers import INSIDE, SplitLayers
-from paceline.plans.plan import Plan, make_again
+from paceline.plans.methods import Server
+from paceline.plans.methods.pipeline import LAYERS
+from paceline.plans.methods.split_layers import DATA, INSIDE
+from paceline.plans.methods.views import Mixing, Operators, Parts, Served, Stages, Summing, Words
+from paceline.plans.plan import Plan, make_again, program_of, server_of
 
 if TYPE_CHECKING:
     from paceline.core.state import State
@@ -50,7 +47,6 @@ NO_CIRCLE = "no waiting circle: every offer has its taker in the same step"
 REHEARSED = 8  # updates
 MOST_PROVED = 128  # workers of a table, which take seconds
 ENDLESS = 50  # updates of a pipeline that is never flushed: what follows repeats itself
-ARITHMETIC = "what becomes of averaged replicas is arithmetic, which tests compare with its equation"
 INSTANCES = 3  # trees of a world whose messages are walked in a second
 MOST_WORKERS, BATCHES, MOST_SHARDS, UPDATES = 3, 3, 2, 3  # of a world that is walked whole in seconds
 
@@ -78,125 +74,143 @@ def prove_plan(plan: Plan) -> Proved:
 
     A fault in a pipeline's table is in the result; a wrong table of a collective raises `PlanError`.
     """
-    if isinstance(plan.method, Server):
-        return _gate(plan, plan.method)
+    claim = plan.method.claim(plan.workers)
+    if isinstance(claim, Served):
+        return _gate(plan)
     if plan.workers > MOST_PROVED:
         raise PlanError(
             f"a table of {plan.workers} workers is not proved: the time grows with the cube of their number. Prove at "
             f"most {MOST_PROVED}, as the table is made in the same way for any number"
         )
-    match plan.method:
-        case AllReduce(collective):
-            return _collective(plan, collective, [])
-        case LocalSteps(collective):
-            return _collective(plan, collective, [ARITHMETIC])
-        case Coordinated(collective, coordinator):
-            return _collective(plan, collective, _rehearsed(coordinator))
-        case Gossip(graph):
+    match claim:
+        case Summing() as summing:
+            return _collective(plan, summing)
+        case Mixing(graph):
             return _mixing(plan, graph)
-        case Pipeline() as pipeline:
-            return _pipeline(plan, pipeline)
-        case SplitLayers() as split:
-            return _split(plan, split)
-        case Dataflow() as dataflow:
-            return _dataflow(plan, dataflow)
-        case NativeDdp():
-            return Proved(str(plan), None, ["Its all-reduce is PyTorch's own code, not a table of Paceline's."])
-        case _:
-            return Proved(str(plan), None, ["Its workers exchange nothing, so no worker waits."])
+        case Stages() as stages:
+            return _pipeline(plan, stages)
+        case Parts() as parts:
+            return _split(plan, parts)
+        case Operators() as operators:
+            return _dataflow(plan, operators)
+        case Words(text):
+            return Proved(str(plan), None, [text])
 
 
-def _pipeline(plan: Plan, pipeline: Pipeline) -> Proved:
+def _pipeline(plan: Plan, stages: Stages) -> Proved:
     """Prove the timetable of a pipeline."""
-    micro_batches = pipeline.micro_batches
-    counts = (micro_batches,) * (pipeline.schedule.span or ENDLESS)
-    table = pipeline.table(plan.workers, counts)
+    micro_batches = stages.micro_batches
+    counts = (micro_batches,) * (stages.span or ENDLESS)
+    table = stages.table(counts)
     try:
-        found = prove_table(table)
+        proof = prove_table(table)
     except PlanError as wrong:
         return Proved(str(plan), False, str(wrong).splitlines())
     updates = f"{len(counts)} updates" if len(counts) > 1 else "an update"
     says = [
-        f"{_many(table.stages, 'stage')} at {_many(table.workers, 'worker')}: {found.works} pieces of work and "
-        f"{_many(found.messages, 'message')} make {updates} of {micro_batches} "
+        f"{_many(table.stages, 'stage')} at {_many(table.workers, 'worker')}: {proof.works} pieces of work and "
+        f"{_many(proof.messages, 'message')} make {updates} of {micro_batches} "
         f"micro-batch{'es' * (micro_batches > 1)}{' each' * (len(counts) > 1)}",
         f"no circle of waits, with {table.slots} slots for messages between two stages each way; none is left unread",
         "every micro-batch goes once forward and once backward through every stage, on what its neighbours made of it",
         "no version of weights is read before it is made or after it is dropped; forward and backward read "
         + ("as the prediction wants: the newest" if table.predicts else "the same one"),
         "every gradient is in exactly one update, and all stages make the same updates",
-        f"in ticks: {found.ticks}, of which {found.bubble:.1%} idle",
-        f"activations kept, in micro-batches per stage: {', '.join(map(str, found.in_flight))}",
-        f"versions of weights held, per stage: {', '.join(map(str, found.versions))}",
-        f"staleness: at most {found.staleness}",
+        f"in ticks: {proof.ticks}, of which {proof.bubble:.1%} idle",
+        f"activations kept, in micro-batches per stage: {', '.join(map(str, proof.in_flight))}",
+        f"versions of weights held, per stage: {', '.join(map(str, proof.versions))}",
+        f"staleness: at most {proof.staleness}",
     ]
-    says += _on_mesh(plan, pipeline)
-    figures = {"workers": plan.workers, "stages": table.stages, "ticks": found.ticks, "messages": found.messages}
-    return Proved(str(plan), True, says, {**figures, "staleness": found.staleness, "bubble": found.bubble})
+    walked = _stages(plan, stages)
+    says += [*walked.says, *_on_mesh(stages)]
+    figures = {"workers": plan.workers, "stages": table.stages, "ticks": proof.ticks, "messages": proof.messages}
+    more = {"staleness": proof.staleness, "bubble": proof.bubble}
+    return Proved(str(plan), walked.holds, says, {**figures, **more, **walked.figures})
 
 
-def _on_mesh(plan: Plan, pipeline: Pipeline) -> list[str]:
+def _stages(plan: Plan, stages: Stages) -> Proved:
+    """Explore the workers of a small pipeline with this schedule; with replicas, if the plan has some."""
+    schedule, workers, data = stages.schedule, stages.mesh.size(LAYERS), stages.mesh.size(DATA)
+    together = 1 if stages.gate is not None else min(2, data)
+    depth = max(2, min(workers, MOST_WORKERS)) if together == 1 else 2
+    counts = (1,) * UPDATES if not schedule.span else (2,) if together > 1 else (2, 2)
+    if {*schedule.layout(depth).stage_to_worker} != {*range(depth)}:  # it says itself who holds what
+        depth, counts = workers, (stages.micro_batches,) * schedule.span
+    if depth > MOST_WORKERS:
+        return Proved(str(plan), True, [f"its {depth} workers are too many to be walked in every interleaving"])
+    if stages.gate is not None:
+        replicas = min(2, data)
+        walk = explore_replicas(stages.leasing_program, schedule, replicas, depth, deaths=replicas - 1, batches=2)
+        world = f"{_many(replicas, 'replica')} of {_many(depth, 'worker')}, 2 batches"
+    else:
+        walk = explore_stages(stages.program, schedule, together, depth, counts)
+        world = f"{_many(together * depth, 'worker')}, {_many(len(counts), 'update')} of {counts[0]} micro-batches"
+    says = [
+        f"its workers in every interleaving of a small world ({world}, a death at any point): {walk.states:,} states"
+    ]
+    if walk.story is not None:
+        says += walk.story.splitlines()
+    else:
+        says.append("no worker waits but for a dead one, and none computes from another message than its own")
+    return Proved(str(plan), walk.good, says, {"states": walk.states})
+
+
+def _on_mesh(stages: Stages) -> list[str]:
     """Prove the other axes of a pipeline's mesh."""
-    spread, mesh = pipeline.spread, pipeline.mesh(plan.workers)
+    mesh = stages.mesh
+    data, inside = mesh.size(DATA), mesh.size(INSIDE)
     says = [f"that table is run by each of {mesh.workers // mesh.size(LAYERS)} lines of a mesh of {mesh}"]
-    if spread.inside > 1:
-        found = prove_program(example_program(spread.recipe, spread.inside))
+    if inside > 1:
+        proof = prove_program(example_program(stages.recipe, inside))
         says += [
-            f"the {spread.inside} workers of a stage have one line of work, so they come to the same movements in the "
-            f"same order: {_many(found.movements, 'movement')} for a small net; a model's are proved before it starts",
+            f"the {inside} workers of a stage have one line of work, so they come to the same movements in the "
+            f"same order: {_many(proof.movements, 'movement')} for a small net; a model's are proved before it starts",
             "no worker chooses what it does next: the walk in which they go forward together is one of all, and ends",
         ]
-    if spread.server is not None:
-        small = min(MOST_WORKERS, spread.data)
-        walked = explore(small, BATCHES, min(MOST_SHARDS, pipeline.shards(plan.workers)), 1, spread.server.gate)
-        if walked.story is not None:
-            raise PlanError(walked.story)
-        says.append(
-            f"a replica is one worker of desk and shards: every interleaving of {_many(small, 'replica')} with a death "
-            f"at any point was walked, {walked.states:,} states; none waits for ever, and no batch is with two at once"
-        )
-    elif spread.data > 1:
-        prove(spread.collective, spread.data)
-        says.append(f"the all-reduce between {spread.data} replicas is proved as {type(spread.collective).__name__}'s")
-    return says if spread.wide else []
+    if stages.gate is not None:
+        says.append("a replica is one worker of desk and shards: no batch is with two at once, or twice in a shard")
+    elif data > 1:
+        prove(stages.collective, data)
+        says.append(f"the all-reduce between {data} replicas is proved as {type(stages.collective).__name__}'s")
+    return says if stages.wide else []
 
 
-def _split(plan: Plan, split: SplitLayers) -> Proved:
+def _split(plan: Plan, parts: Parts) -> Proved:
     """Prove the program of a small net; that of a model is proved before it starts."""
-    split.prove(plan.workers)
-    program = example_program(split.recipe, split.mesh(plan.workers).size(INSIDE), split.stage)
+    plan.method.prove(plan.workers)
+    program = example_program(parts.recipe, parts.inside, parts.stage)
     try:
-        found = prove_program(program)
+        proof = prove_program(program)
     except PlanError as wrong:
         return Proved(str(plan), False, str(wrong).splitlines())
     says = [
         f"a small net of {_many(len({n.layer for n in program.nodes.values() if n.layer}), 'layer')}, over "
         f"{_many(program.workers, 'worker')}: "
-        f"{_many(found.operations, 'operation')}, {_many(found.movements, 'movement')} in "
-        f"{_many(found.exchanges, 'exchange')}",
+        f"{_many(proof.operations, 'operation')}, {_many(proof.movements, 'movement')} in "
+        f"{_many(proof.exchanges, 'exchange')}",
         "no circle of waits: all workers come to the same movements in the same order",
         "no summand is used as if it were the sum, and no part as if it were the whole",
         "every gradient comes back once, to the whole parameter or to its own part",
-        f"numbers that each worker sends for a batch of 64: {', '.join(map(str, found.numbers))}",
+        f"numbers that each worker sends for a batch of 64: {', '.join(map(str, proof.numbers))}",
     ]
-    if split.data > 1:
-        says.append(f"the all-reduce between {split.data} replicas is proved as ring's")
-    figures = {"workers": plan.workers, "movements": found.movements, "exchanges": found.exchanges}
+    if parts.replicas > 1:
+        says.append(f"the all-reduce between {parts.replicas} replicas is proved as ring's")
+    figures = {"workers": plan.workers, "movements": proof.movements, "exchanges": proof.exchanges}
     return Proved(str(plan), True, [*says, "the program of a model itself is proved before it starts"], figures)
 
 
-def _dataflow(plan: Plan, dataflow: Dataflow) -> Proved:
+def _dataflow(plan: Plan, operators: Operators) -> Proved:
     """Explore a small world of operators."""
-    workers, active = min(plan.workers, MOST_WORKERS), min(dataflow.active, INSTANCES - 1)
-    every = min(dataflow.every, INSTANCES - 1)
-    found = explore_messages(example_graph, workers, INSTANCES, active, every)
+    workers, active = min(plan.workers, MOST_WORKERS), min(operators.active, INSTANCES - 1)
+    every = min(operators.every, INSTANCES - 1)
+    walk = explore_messages(example_graph, workers, INSTANCES, active, every)
     says = [
         f"every order in which messages can arrive in a small world ({_many(workers, 'worker')}, {INSTANCES} trees, "
-        f"{active} under way, updates of {_many(every, 'tree')}): {found.states:,} states, {found.moves:,} moves"
+        f"{active} under way, updates of {_many(every, 'tree')}): {walk.states:,} states, {walk.moves:,} moves"
     ]
-    figures = {"workers": workers, "states": found.states, "moves": found.moves}
-    if found.story is not None:
-        return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
+    figures = {"workers": workers, "states": walk.states, "moves": walk.moves}
+    if walk.story is not None:
+        return Proved(str(plan), False, [*says, *walk.story.splitlines()], figures)
     says += [
         "no worker waits for ever, and no message is left: a worker whose messages find no room continues with others",
         f"never more than {active} under way; every call is computed once forward, then once backward",
@@ -209,9 +223,9 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _collective(plan: Plan, collective: Collective, more: list[str]) -> Proved:
+def _collective(plan: Plan, summing: Summing) -> Proved:
     """Prove the table of a collective, its closed form and its rounds."""
-    workers = plan.workers
+    workers, collective = plan.workers, summing.collective
     steps = prove(collective, workers)
     says = [
         f"{type(collective).__name__} of {workers} workers: {steps} steps over {collective.segments(workers)} segments",
@@ -227,24 +241,24 @@ def _collective(plan: Plan, collective: Collective, more: list[str]) -> Proved:
     )
     says.append(f"its closed form {'is' if equal else 'IS NOT'} the table's time, over {len(LINKS)} kinds of link")
     rounds, program = has_its_rounds(collective, workers), _program(plan)
-    says += [_rounds(rounds), *program.says, *more]
+    rehearsed = [] if summing.coordinator is None else _rehearsed(summing.coordinator)
+    says += [_rounds(rounds), *program.says, *rehearsed, *summing.open]
     figures = {"workers": workers, "steps": steps, **program.figures}
     return Proved(str(plan), equal and rounds and bool(program.holds), says, figures)
 
 
 def _program(plan: Plan) -> Proved:
     """Explore the program of workers that keep step."""
-    assert isinstance(plan.method, Synchronous)
-    workers = min(plan.workers, MOST_WORKERS)
-    updates = UPDATES if plan.method.coordinator is None else 1  # which takes many exchanges
-    found = explore_program(plan.method, workers, updates)
+    method, workers = program_of(plan), min(plan.workers, MOST_WORKERS)
+    updates = UPDATES if method.coordinator is None else 1  # which takes many exchanges
+    walk = explore_program(method, workers, updates)
     world = f"{_many(workers, 'worker')}, {_many(updates, 'update')}, a death at any point"
-    says = [f"the program of its workers in every interleaving of a small world ({world}): {found.states:,} states"]
-    if found.story is not None:
-        says += found.story.splitlines()
+    says = [f"the program of its workers in every interleaving of a small world ({world}): {walk.states:,} states"]
+    if walk.story is not None:
+        says += walk.story.splitlines()
     else:
         says.append("no worker waits but for a dead one, and no step is made of half an exchange")
-    return Proved(str(plan), found.good, says, {"states": found.states, "moves": found.moves})
+    return Proved(str(plan), walk.good, says, {"states": walk.states, "moves": walk.moves})
 
 
 def _rounds(equal: bool) -> str:
@@ -291,22 +305,21 @@ class _WatchedGate:
         return answer
 
 
-def _gate(plan: Plan, server: Server) -> Proved:
+def _gate(plan: Plan) -> Proved:
     """Explore a small world under the gate of a server."""
-    gathers = _gathered(plan)
+    server, gathers = server_of(plan), _gathered(plan)
     workers, shards = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS)
     if gathers:  # all the backups, and one more at least
         workers = min(plan.workers, max(MOST_WORKERS, plan.workers - gathers + 1))
         plan = make_again(plan, workers)
-        assert isinstance(plan.method, Server)
-        server, gathers = plan.method, _gathered(plan)
+        server, gathers = server_of(plan), _gathered(plan)
     batches, deaths, watched = 2 * gathers or BATCHES, int(workers > 1), _WatchedGate(server.gate)
-    found = explore(workers, batches, shards, deaths, watched, gathers=gathers)
+    walk = explore(workers, batches, shards, deaths, watched, gathers=gathers)
     world = f"{workers} workers, {batches} batches, {shards} shard{'s' * (shards > 1)}, up to {deaths} death"
-    figures = {"workers": workers, "states": found.states, "moves": found.moves, "closed": watched.closed}
-    says = [f"every interleaving of a small world ({world}): {found.states:,} states, {found.moves:,} moves"]
-    if found.story is not None:
-        return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
+    figures = {"workers": workers, "states": walk.states, "moves": walk.moves, "closed": watched.closed}
+    says = [f"every interleaving of a small world ({world}): {walk.states:,} states, {walk.moves:,} moves"]
+    if walk.story is not None:
+        return Proved(str(plan), False, [*says, *walk.story.splitlines()], figures)
     says += ["no worker waits for ever, whichever dies at any point", "no batch is with two living workers at once"]
     closed = f"was found closed {watched.closed:,} times" if watched.closed else "never closed in so small a world"
     return Proved(str(plan), True, [*says, *_kept_by(server, gathers), f"the gate {closed}"], figures)
@@ -323,6 +336,6 @@ def _kept_by(server: Server, gathers: int) -> list[str]:
         return ["without locks there is no more to prove: the result of two writers at once is not determined"]
     once = "every shard takes every batch exactly once, also that of a worker that died between two pushes"
     if gathers:
-        made = f"every version is made of {_many(gathers, 'gradient')}, computed from the version before"
-        return [made, once]
+        versions = f"every version is made of {_many(gathers, 'gradient')}, computed from the version before"
+        return [versions, once]
     return [once, "the staleness of all pushes sums to what their order says"]

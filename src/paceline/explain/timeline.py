@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.core.collectives.neighbours import Neighbours
-from paceline.plans.methods.local_steps import Gossip, LocalSteps
-from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
+from paceline.plans.methods.views import Timeline
 from paceline.plans.plan import Plan
 
 if TYPE_CHECKING:
@@ -16,99 +13,25 @@ if TYPE_CHECKING:
 
 BATCH = 100  # samples that one worker computes in one piece
 COMPUTE, MOVE = 1e-5, 2e-5  # seconds: for a sample; for a gradient on its way, and for its update
-SHOWN = 10  # local steps between two collectives that fit on a page
 
 
-@dataclass(frozen=True)
-class Legend:
-    """The style and the legend of a method's timeline."""
-
-    #: Updates that are drawn.
-    updates: int
-    #: Lines that explain the signs.
-    signs: tuple[str, ...]
-    #: What the trace shows, in a sentence or two.
-    says: Callable[[Trace], list[str]]
-    #: Workers step their own parameters, rather than a server's.
-    own_steps: bool = True
-    #: A push is drawn as the number of the version that it makes.
-    versions: bool = True
-    #: Local steps are fewer than the plan's own; a note says so.
-    note: str = ""
-
-
-OWN_STEP, BATCHES, WAITS = "  -o  a step of its own parameters", "  -   computes a batch", "  .   waits"
-
-
-def draw_timeline(plan: Plan) -> list[str]:
+def draw_timeline(plan: Plan, legend: Timeline) -> list[str]:
     """Draw the timeline of a plan with its legend."""
-    shown, legend = _legend(plan)
+    shown = replace(plan, method=legend.fitting) if legend.fitting is not None else plan
     slowest, columns = (2, 2) if legend.own_steps else (3, 7)
     trace = _simulated(shown, legend.updates, slowest)
     notes = [legend.note] if legend.note else []
     if plan.workers > 1:
         notes.append(f"In this simulated cluster worker {plan.workers - 1} is {slowest} times slower than worker 0.")
-    return [*_lines(shown, trace, columns, legend), "", *legend.signs, "", *legend.says(trace), *notes]
-
-
-def _legend(plan: Plan) -> tuple[Plan, Legend]:
-    """Return the plan as it is drawn, with fewer local steps if its own do not fit on a page, and its legend."""
-    match plan.method:
-        case LocalSteps(collective, averaging) as method:
-            note, every = _fitting(averaging.every)
-            fits = replace(averaging, every=every) if note else averaging  # type: ignore[type-var]
-            table = type(collective).__name__
-            meets = f"Replicas are averaged by an all-reduce among all workers, by the table of {table}."
-            updates = max(6, 2 * every) if every else SHOWN  # two averages; or one, at the end
-            return replace(plan, method=replace(method, averaging=fits)), Legend(
-                updates, (OWN_STEP, "  M   averages its replica with the others'", WAITS), lambda _: [meets], note=note
-            )
-        case Gossip(graph):
-            mixes = _neighbours_of_0(graph, plan.workers)
-            return plan, Legend(6, (OWN_STEP, "  M   mixes with its neighbours", WAITS), lambda _: [mixes])
-        case CentreServer(exchange) as method if exchange.parts:
-            sign = "  3   has trained on a part of the data, the third that is done; the next begins from the start"
-            mean = "The result is the mean of one model for each part."
-            updates = 3 * exchange.parts * exchange.every
-            return plan, Legend(updates, (OWN_STEP, sign, WAITS), lambda _: [mean])
-        case CentreServer(exchange) as method:
-            note, every = _fitting(exchange.every)
-            fitting = replace(exchange, every=every) if note else exchange  # type: ignore[type-var]
-            sign = "  3   exchanges with the centre, whose version 3 that makes"
-            return replace(plan, method=replace(method, exchange=fitting)), Legend(
-                3 * plan.workers * every, (OWN_STEP, sign, WAITS), _staleness, note=note
-            )
-        case PairwiseGossip():
-            sign = "  3   averages with one of its neighbours and makes its step: the third of all such exchanges"
-            return plan, Legend(5 * plan.workers, (BATCHES, sign, WAITS), _staleness, own_steps=False)
-        case GatheringServer():
-            signs = (
-                "  3   pushes its gradient, which is held for version 3",
-                "  /   arrives too late: computes it again",
-            )
-            return plan, Legend(5, (BATCHES, *signs, WAITS), _staleness, own_steps=False)
-        case ParameterServer(shards=shards):
-            sign = f"  3   pushes its gradient, which makes version 3{' of shard 0' if shards > 1 else ''}"
-            return plan, Legend(5 * plan.workers, (BATCHES, sign, WAITS), _staleness, own_steps=False)
-        case Hogwild():
-            shown = (BATCHES, "  *   pushes", WAITS)
-            return plan, Legend(5 * plan.workers, shown, _staleness, own_steps=False, versions=False)
-        case _:
-            return plan, Legend(SHOWN * plan.workers, (OWN_STEP,), lambda _: [])
-
-
-def _fitting(every: int) -> tuple[str, int]:
-    """Return (a note, local steps that fit on a page); the note is empty if the plan's own do."""
-    if every <= SHOWN:
-        return "", every
-    return f"Drawn with every={SHOWN} instead of {every}, to fit on a page.", SHOWN
-
-
-def _neighbours_of_0(graph: Neighbours, workers: int) -> str:
-    others = sorted(other for other, _ in graph.weights(0, workers)[1:])
-    if not others:
-        return "Worker 0 has no neighbour to mix with."
-    return f"Worker 0 mixes its parameters with those of worker{'s' * (len(others) > 1)} {', '.join(map(str, others))}."
+    return [
+        *_lines(shown, trace, columns, legend),
+        "",
+        *legend.signs,
+        "",
+        *legend.says,
+        *(_staleness(trace) if legend.staleness else []),
+        *notes,
+    ]
 
 
 def _staleness(trace: Trace) -> list[str]:
@@ -146,7 +69,7 @@ class _Line:
         self.text, self.collectives = self.text + "M", self.collectives + 1
 
 
-def _lines(plan: Plan, trace: Trace, columns: int, legend: Legend) -> list[str]:
+def _lines(plan: Plan, trace: Trace, columns: int, legend: Timeline) -> list[str]:
     """Return a line per worker; the fastest one computes a batch in so many columns."""
     from paceline.runs.trace import Kind
 

@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table
 from paceline.core.schedules.clock import Task, ticked
 from paceline.core.schedules.proof import prove_table
-from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.views import Stages
 from paceline.runs.trace import Columns, Kind
 
 WIDTH = 120  # characters of a line
@@ -26,10 +26,9 @@ SIGNS = (
 )
 
 
-def shown_table(pipeline: Pipeline, workers: int) -> Table:
+def shown_table(stages: Stages) -> Table:
     """Return the table of the updates that are drawn."""
-    counts = (pipeline.micro_batches,) * (pipeline.schedule.span or SHOWN + workers)
-    return pipeline.table(workers, counts)
+    return stages.table((stages.micro_batches,) * (stages.span or SHOWN + stages.mesh.workers))
 
 
 def draw_table(table: Table, colours: bool = False) -> list[str]:

@@ -43,7 +43,7 @@ def _loss_in(returned: Any) -> Tensor:
     if isinstance(returned, tuple | list):
         raise JobError(
             f"step= returned {len(returned)} values; return one loss, such as their sum. Where one network is trained "
-            "against another, as in a GAN, detach in each loss the parameters that it is not for (docs/inputs.md)"
+            "against another, as in a GAN, detach in each loss the parameters that it is not for (docs/how-to/data.md)"
         )
     loss: Any = returned.get("loss") if isinstance(returned, Mapping) else returned
     if loss is None and returned is not None:

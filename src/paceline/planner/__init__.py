@@ -5,11 +5,10 @@
     model_cost.py   runs a model in fake mode and records its operations
     fitting.py      makes a card of measurements
     costs.py        seconds of the parts of a step, at three levels of truth
-    methods.py      the seconds of an update under each method, made of these parts
-    queueing.py     how long pushes queue for a server
+    methods.py      the seconds of an update, which its method predicts of these parts
     memory.py       the memory of each worker
     divisions.py    how a plan divides the model into stages or parts of layers; `api.dividing` works it out
-    pipelines.py    the same for pipelines, from their tables
+    pipelines.py    the table of a pipeline on the clock
     candidates.py   the plans that are considered
     cluster.py      cluster.toml: nodes, links, failures; prices.py: dollars
     simulating.py   predictions judged by the virtual engine

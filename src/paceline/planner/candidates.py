@@ -11,11 +11,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.core.collectives.proof import prove
 from paceline.errors import PacelineError
 from paceline.planner.prediction import named
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import RECIPES, Plan, make
 
 #: Options of plans that are tried besides their defaults.
@@ -46,12 +43,7 @@ class Candidate:
 
 def same_learning(plan: Plan) -> bool:
     """Whether every update is the gradient of the whole batch, from the newest parameters."""
-    traits = plan.traits
-    if plan.codec is not None:
-        return False
-    if plan.name in ("sequential", "ddp") or isinstance(plan.method, AllReduce | SplitLayers):
-        return True
-    return traits.devices == "stages" and getattr(plan.method, "flushes", False)
+    return plan.codec is None and plan.traits.whole_batch and (plan.traits.exchanges or plan.workers == 1)
 
 
 def candidates(
@@ -73,7 +65,7 @@ def candidates(
         for plan in _of_recipe(name, workers):
             if learning == "any" or same_learning(plan):
                 yield Candidate(plan)
-                if fused and isinstance(plan.method, AllReduce) and plan.name == "ring":
+                if fused and plan.name == "ring":
                     yield Candidate(plan, "fused")
     if learning == "any":
         for name, codec, count in itertools.product(CODED, codecs, workers):
@@ -89,8 +81,8 @@ def _of_recipe(name: str, workers: Sequence[int]) -> Iterator[Plan]:
         for count in workers:
             try:
                 plan = make(name, workers=count, **options)  # type: ignore[arg-type]
-                if isinstance(plan.method, AllReduce):
-                    prove(plan.method.collective, count)
+                if plan.traits.sums_gradients:
+                    plan.method.prove(count)
             except (PacelineError, ValueError, AssertionError):
                 continue  # this number of workers cannot be divided so
             yield plan

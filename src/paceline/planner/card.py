@@ -74,7 +74,7 @@ class Exchange:
 class Overhead:
     """What plans of one family take besides computing and updating, measured over predicted."""
 
-    #: "meeting", "push", "ddp", "stages", "parts" or "gathers": see `methods.family_of`.
+    #: "meeting", "push", "ddp", "stages", "parts" or "gathers": see `Method.family`.
     family: str
     workers: int
     factor: float

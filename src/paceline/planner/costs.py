@@ -18,17 +18,7 @@ from paceline.planner import fitting
 from paceline.planner.card import Card, Exchange, Overhead
 from paceline.planner.model_cost import ModelCost
 from paceline.planner.operations import BACKWARD, FORWARD, UPDATE, Operation, figures, seconds
-
-#: Of the seconds of a message between more workers than cores that follow each other at once: workers that have
-#: something to compute between two messages wait for less of it.
-CROWDED_MESSAGE = 0.75
-
-
-class Guess(NamedTuple):
-    """Seconds, and half their 90% interval as a logarithm."""
-
-    seconds: float
-    error: float
+from paceline.plans.methods.prediction import Guess
 
 
 class LayerSeconds(NamedTuple):

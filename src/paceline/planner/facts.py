@@ -8,18 +8,8 @@ from dataclasses import dataclass, field
 
 from paceline.core.codecs.sizes import estimate
 from paceline.planner.divisions import ModelDivision
+from paceline.plans.methods.prediction import Coding
 from paceline.plans.plan import Plan
-
-
-@dataclass(frozen=True)
-class Coding:
-    """What a codec does to the gradient of a job."""
-
-    #: Bytes of a message; of codecs whose messages vary, about.
-    bytes: float
-    #: Seconds of one processor core to write a message, and to read one.
-    encode: float
-    decode: float
 
 
 @dataclass(frozen=True)

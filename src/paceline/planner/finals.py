@@ -25,14 +25,14 @@ def finalists(predictions: Sequence[Prediction], most: int) -> list[Prediction]:
     if not usable or most <= 0 or (usable[0].level == MEASURED):
         return []
     kinds = Counter(_kind(p) for p in usable if p.level == MEASURED)
-    found: list[Prediction] = []
+    chosen: list[Prediction] = []
     for each in usable:
-        if each.level == MEASURED or len(found) == most or kinds[_kind(each)] >= ALIKE:
+        if each.level == MEASURED or len(chosen) == most or kinds[_kind(each)] >= ALIKE:
             continue
         if each.low <= usable[0].high or each.plan.workers * each.plan.threads == 1:
             kinds[_kind(each)] += 1
-            found.append(each)
-    return found
+            chosen.append(each)
+    return chosen
 
 
 def measured_as(prediction: Prediction, rounds: Sequence[float]) -> Prediction:
@@ -59,4 +59,4 @@ def corrected(predicted: Sequence[Prediction], found: Sequence[Prediction]) -> l
 
 def _kind(prediction: Prediction) -> tuple[str, str, int, int]:
     plan = prediction.plan
-    return type(plan.method).__name__, prediction.compute, plan.workers, plan.threads
+    return plan.method.name, prediction.compute, plan.workers, plan.threads

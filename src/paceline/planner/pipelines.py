@@ -7,18 +7,17 @@ stages, as the real cut does. Each micro-batch is computed alone, so the figures
 from __future__ import annotations
 
 import itertools
-import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Work
-from paceline.core.schedules.clock import clocked, sends, takes
+from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Table
+from paceline.core.schedules.clock import Place, Walk, clocked
+from paceline.core.schedules.worker import Agree, Compute, Effect, Send, Update
 from paceline.core.splits.by_depth import balanced
-from paceline.planner.costs import CROWDED_MESSAGE, Costs, single
-from paceline.planner.prediction import Terms
-from paceline.plans.methods.pipeline import Pipeline
+from paceline.planner.costs import Costs, single
+from paceline.plans.methods.prediction import CROWDED_MESSAGE, Estimate, NotPredicted, Terms
 from paceline.plans.plan import Plan
 
-FREE_RUNNING = 8  # updates of a table that never flushes that are timed
 ERROR = 0.35  # of a stage's seconds: where the model is cut is not known before it is traced
 
 
@@ -31,25 +30,14 @@ class Stage:
     made: float
 
 
-@dataclass(frozen=True)
-class Timed:
-    """The seconds of an update of a pipeline."""
-
-    terms: Terms
-    error: float
-    bytes: float
-
-
-def pipeline(plan: Plan, method: Pipeline, costs: Costs, batch: int) -> Timed:
-    """Put the pipeline's table on the clock."""
-    workers, micro = plan.workers, method.micro_batches
-    samples = max(1, math.ceil(batch / micro))
-    count = method.stages(workers)
+def on_clock(
+    costs: Costs, plan: Plan, table: Table, samples: int, micro: int, updates: int, again: Collection[int]
+) -> Estimate:
+    """Put so many updates of a table on the clock, each of `micro` micro-batches of so many samples."""
+    workers, count = plan.workers, table.stages
     cores, turns = costs.card.cores, max(1.0, workers * plan.threads / costs.card.cores)
     # Stages that wait leave their cores to others.
     stages = cut(costs, samples, count, min(workers, cores), plan.threads)
-    updates = 1 if method.flushes else FREE_RUNNING
-    table = method.table(workers, [micro] * updates)
     # Without a measurement a message is one step of a meeting, and each piece of work has an update's Python.
     measured = costs.card.exchange("stage", workers)
     piece = measured.latency if measured else costs.between("meeting", workers)
@@ -62,31 +50,32 @@ def pipeline(plan: Plan, method: Pipeline, costs: Costs, batch: int) -> Timed:
             crowd = CROWDED_MESSAGE * max(0.0, many - few)
         message = [crowd + stage.made / measured.bandwidth for stage in stages]
     update = costs.update(min(workers, cores), plan.threads).seconds / count
-    again = set(method.recomputing(workers))
 
-    def lasts(worker: int, work: Work) -> float:
-        stage = stages[work.stage]
-        if sends(work):
-            return message[work.stage if work.what == "S>" else work.stage - 1]
-        if work.what == ALL_REDUCE:
-            return piece
-        if work.what == UPDATE:
-            return update
-        half = stage.backward / 2
-        share = {FORWARD: stage.forward, BACKWARD: stage.backward, INPUTS: half, WEIGHTS: half}
-        more = stage.forward if work.what in (BACKWARD, INPUTS) and work.stage in again else 0.0
-        return share[work.what] + more + piece
+    def lasts(place: Place, effect: Effect) -> float:
+        match effect:
+            case Send(channel):
+                return message[min(channel)]
+            case Agree():
+                return piece
+            case Update():
+                return update
+            case Compute(work):
+                stage = stages[work.stage]
+                half = stage.backward / 2
+                share = {FORWARD: stage.forward, BACKWARD: stage.backward, INPUTS: half, WEIGHTS: half}
+                more = stage.forward if work.what in (BACKWARD, INPUTS) and work.stage in again else 0.0
+                return share[work.what] + more + piece
+        return 0.0
 
     computed, updated, end = 0.0, 0.0, 0.0
-    for _, work, start, stop, _ in clocked(table, lasts):
-        end = max(end, stop)
-        if not sends(work) and not takes(work):
-            updated += (stop - start) * (work.what == UPDATE)
-            computed += (stop - start) * (work.what not in (UPDATE, ALL_REDUCE))
+    for timed in clocked(Walk.of(table), lasts):
+        end = max(end, timed.end)
+        updated += (timed.end - timed.start) * isinstance(timed.effect, Update)
+        computed += (timed.end - timed.start) * isinstance(timed.effect, Compute)
     each, compute = max(end, (computed + updated) / workers * turns) / updates, computed / workers / updates
     wait = max(0.0, each - compute - updated / workers / updates)
     sent = sum(2 * stage.made for stage in stages[:-1]) * micro / workers
-    return Timed(Terms(compute, updated / workers / updates, 0.0, wait), ERROR, sent)
+    return Estimate(Terms(compute, updated / workers / updates, 0.0, wait), ERROR, ERROR, sent)
 
 
 def cut(costs: Costs, samples: int, count: int, workers: int, threads: int) -> list[Stage]:
@@ -96,14 +85,10 @@ def cut(costs: Costs, samples: int, count: int, workers: int, threads: int) -> l
     total = sum(each.forward + each.backward for each in layers) or 1.0
     pieces = [(each.forward * whole / total, each.backward * whole / total, each.made) for each in layers]
     if len(pieces) < count:
-        raise CannotCut(f"the model has {len(pieces)} modules in a row, and the plan wants {count} stages")
+        raise NotPredicted(f"the model has {len(pieces)} modules in a row, and the plan wants {count} stages")
     places = balanced([forward + backward for forward, backward, _ in pieces], count, [0.0] * len(pieces))
     bounds = [0, *places, len(pieces)]
     return [
         Stage(sum(p[0] for p in part), sum(p[1] for p in part), part[-1][2])
         for part in (pieces[low:high] for low, high in itertools.pairwise(bounds))
     ]
-
-
-class CannotCut(Exception):
-    """The model has fewer pieces than the plan has stages."""

@@ -6,41 +6,13 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.plans.methods.prediction import Terms
 from paceline.plans.plan import Plan
 
 
 def named(plan: Plan | str, compute: str) -> str:
     """Return a plan's name in rankings, with the way of computing where it is not PyTorch's."""
     return f"{plan}{' + fused' if compute == 'fused' else ''}"
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The parts of the seconds of an update, averaged over workers."""
-
-    compute: float
-    update: float
-    exchange: float = 0.0
-    #: Waiting for slower workers, for the lock of a shard, or for another stage.
-    wait: float = 0.0
-    #: Python between them.
-    between: float = 0.0
-
-    @property
-    def whole(self) -> float:
-        return self.compute + self.update + self.exchange + self.wait + self.between
-
-    @property
-    def own(self) -> float:
-        """What a worker does that never communicates: computing and updating."""
-        return self.compute + self.update
-
-    @property
-    def rest(self) -> float:
-        return self.exchange + self.wait + self.between
-
-    def scaled(self, factor: float) -> Terms:
-        return Terms(*(value * factor for value in asdict(self).values()))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from paceline.planner import fitting
 from paceline.planner.card import Card, Overhead
-from paceline.planner.costs import Costs, Guess, LayerSeconds
+from paceline.planner.costs import Costs, LayerSeconds
 from paceline.planner.heap import replica_bytes
 from paceline.planner.model_cost import ModelCost
+from paceline.plans.methods.prediction import Guess
 
 PROFILED = 0.15  # error of a part that was measured with this very model
 SCALES = 0.3, 4.0  # of memory measured over predicted; workers of a few KiB are not measured well

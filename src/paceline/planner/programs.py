@@ -15,30 +15,30 @@ from paceline.core.splits.movements import Exchange, Movement, volume
 from paceline.core.splits.nodes import Shape
 from paceline.parameters.layout import ALIGN
 from paceline.planner.divisions import ModelDivision
-from paceline.planner.methods import sent
-from paceline.plans.methods.split_layers import SplitLayers
+from paceline.plans.methods.prediction import sent
+from paceline.plans.methods.views import Parts
 
 TOTALS_BYTES = 8  # of each number in which workers of ZeRO add up losses and weights
 
 
-def division_of(program: Program, method: SplitLayers, moving: Mapping[str, Shape], number: int) -> ModelDivision:
+def division_of(program: Program, parts: Parts, moving: Mapping[str, Shape], number: int) -> ModelDivision:
     """Return what a worker computes, holds and sends; on average over the workers of a group.
 
     moving   the shapes of the buffers that training changes, by their names
     number   bytes of a number
     """
     size = program.workers
-    exchanges = exchanges_of(program, method.stage)
+    exchanges = exchanges_of(program, parts.stage)
     moved = _numbers(exchanges, size) * number / size
-    if method.stage:
+    if parts.stage:
         totals = 2 + sum(map(prod, moving.values()))
         added = Movement(PARTIAL, WHOLE).exchanges((totals,), size)
         moved += _numbers(added, size) * TOTALS_BYTES / size
         exchanges += added
-    if method.data > 1:
-        moved += sent(method.collective, method.data, number * _payload(program, list(moving), number))
+    if parts.replicas > 1:
+        moved += sent(parts.collective, parts.replicas, number * _payload(program, list(moving), number))
     segments = sum(bool(step.nodes) for step in program.steps)
-    computed = {} if method.stage else _computed(program)
+    computed = {} if parts.stage else _computed(program)
     return ModelDivision(moved, 0, len(exchanges) * (size - 1), segments, _held(program), computed)
 
 

@@ -11,11 +11,9 @@ from paceline.errors import WorkerDied
 from paceline.planner.cluster import Cluster
 from paceline.planner.costs import Costs, single
 from paceline.planner.facts import Facts, answer_of, coding_of, reads
-from paceline.planner.methods import exchange_period
 from paceline.planner.prediction import Prediction
 from paceline.planner.waiting import crowded
-from paceline.plans.methods.local_steps import LocalSteps
-from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.local_steps import NEVER
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Trace
 
@@ -27,7 +25,7 @@ INSTANT = 1e18  # bytes per second of what takes no time
 def simulated(found: Prediction, costs: Costs, facts: Facts, cluster: Cluster, updates: int = UPDATES) -> Prediction:
     """Return the prediction with the seconds that the simulator gives; pipelines keep their own."""
     plan = found.plan
-    if plan.workers == 1 or isinstance(plan.method, Pipeline) or plan.traits.local_only:
+    if plan.workers == 1 or plan.traits.holds == "stages" or plan.traits.local_only:
         return found
     count = updates if plan.traits.keeps_step else updates * plan.workers
     try:
@@ -63,9 +61,9 @@ def world_here(plan: Plan, costs: Costs, facts: Facts) -> World:
         push = single(costs, kind, plan.workers, facts.served).seconds * factor
         whole = (compute + between * factor) / samples
         return World(compute=whole, jitter=0.0, update=update + push, latency=0.0, bandwidth=INSTANT)
-    found = costs.card.exchange(kind, plan.workers)
-    latency, bandwidth = found.at(facts.payload / plan.workers) if found else (0.0, INSTANT)
-    steps = exchange_period(plan.method) if isinstance(plan.method, LocalSteps) else 1
+    exchange = costs.card.exchange(kind, plan.workers)
+    latency, bandwidth = exchange.at(facts.payload / plan.workers) if exchange else (0.0, INSTANT)
+    steps = plan.method.exchange_every or NEVER
     compute *= 1.0 + crowded(plan, costs.card.cores, compute * steps)
     return World(
         compute=compute / samples, jitter=0.0, update=update, latency=max(0.0, latency) * factor,

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from paceline.core.codecs import Codec, catalogue
-from paceline.core.collectives.ring import Ring
 from paceline.errors import PlanError
 from paceline.plans.methods import Method
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.server import CentreServer
 
 TAKE = "ring, tree, halving_doubling, hierarchical, central, downpour, ssp, dc_asgd and diloco"
 #: Why a plan takes no codec; what is not named exchanges no gradients.
@@ -30,12 +27,9 @@ def refuse_option(plan: str) -> PlanError:
 def codec_of(plan: str, method: Method, text: str) -> Codec | None:
     """Return the codec of a plan's option; None for dense. Raise `PlanError` if the plan's method cannot use it."""
     codec = catalogue.parse(text)
-    if codec is not None and isinstance(method, CentreServer):
-        raise PlanError(
-            f"plan {plan!r}: its workers exchange whole replicas with the centre, which no codec writes; use "
-            f"mode=synchronous, or leave codec={text} out"
-        )
-    if codec is None or codec.adds or not isinstance(method, AllReduce) or isinstance(method.collective, Ring):
+    if codec is not None and (why := method.traits.no_codec):
+        raise PlanError(f"plan {plan!r}: {why}, or leave codec={text} out")
+    if codec is None or codec.adds or not method.sums_messages:
         return codec
     added = " and ".join(name for name, row in catalogue.CODECS.items() if row.make().adds)
     raise PlanError(
@@ -47,19 +41,19 @@ def codec_of(plan: str, method: Method, text: str) -> Codec | None:
 
 def pull_of(plan: str, codec: Codec | None, text: str) -> Codec | None:
     """Return the codec of what a server answers; None for dense. Raise `PlanError` where gradients are dense."""
-    found = catalogue.parse(text)
-    if found is not None and codec is None:
+    pull = catalogue.parse(text)
+    if pull is not None and codec is None:
         raise PlanError(
             f"plan {plan!r}: pull={text} codes the smaller half of the traffic alone, since answers follow gradients; "
             f"give codec= as well, as in {plan}:codec=onebit,pull={text}"
         )
-    if found is not None and not found.feedback:
+    if pull is not None and not pull.feedback:
         owing = ", ".join(name for name, row in catalogue.CODECS.items() if row.make().feedback)
         raise PlanError(
             f"plan {plan!r}: codec {text} rounds at random, so what a worker has would wander around the newest "
             f"parameters instead of coming nearer; answers are coded by {owing}"
         )
-    return found
+    return pull
 
 
 def refuse_tables(plan: str, codec: object, parameter: str) -> None:

@@ -8,7 +8,7 @@ MEANINGS = {
     "balance": "what stages are balanced by",
     "bound": "updates that a worker may be ahead of the slowest",
     "chunks": "pieces in which a batch is computed, one after another; on a cluster by as many processes of a node",
-    "codec": "how gradients are coded on their way, as docs/compression.md lists",
+    "codec": "how gradients are coded on their way, as docs/internals/codecs.md lists",
     "cuts": "modules at which the model is cut; balanced if empty",
     "data": "replicas of the whole model",
     "each": "stages of every worker",

@@ -54,6 +54,6 @@ def type_of(kind: Kind) -> Any:
 
 
 def __getattr__(name: str) -> Callable[..., Plan]:
-    if (found := constructor_of(name)) is None:
+    if (constructor := constructor_of(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+    return constructor

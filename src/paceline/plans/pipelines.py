@@ -102,9 +102,9 @@ def _distbelief(
     mode: str, schedule: str, data: int, inside: int, ways: str, micro_batches: int, **cutting: Any
 ) -> Pipeline:
     """Make a mesh whose replicas push to a server, or add their gradients up."""
-    made = _mesh(schedule, data, inside, ways, micro_batches, **cutting)
+    mesh = _mesh(schedule, data, inside, ways, micro_batches, **cutting)
     server = ParameterServer() if mode == "asynchronous" else None
-    return replace(made, spread=replace(made.spread, server=server))
+    return replace(mesh, spread=replace(mesh.spread, server=server))
 
 
 PIPELINES: dict[str, Recipe] = {

@@ -14,16 +14,13 @@ from typing import Any
 from paceline.core.agenda import Agenda
 from paceline.core.codecs import Codec
 from paceline.core.codecs.catalogue import DENSE
-from paceline.core.schedules.user_table import UserTable
 from paceline.errors import PlanError, plain, suggest
 from paceline.plans.aliases import ALIASES, NEAREST, canonical
 from paceline.plans.codecs import codec_of, pull_of, refuse_option
 from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
 from paceline.plans.meanings import MEANINGS
-from paceline.plans.methods import Division, Method, Traits
-from paceline.plans.methods.local_steps import LocalSteps
+from paceline.plans.methods import Division, Method, Server, Synchronous, Traits
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import ParameterServer
 from paceline.plans.pipelines import PIPELINES
 from paceline.plans.recipe import Option, Recipe
 from paceline.plans.sizes import count_chunks, sizes_of
@@ -78,12 +75,12 @@ class Plan:
     @property
     def shards(self) -> int:
         """Parts of the parameters that are updated under one lock each."""
-        return self.method.shards if isinstance(self.method, ParameterServer) else 1
+        return self.method.server.shards if self.method.server is not None else 1
 
     @property
     def fragments(self) -> int:
         """Parts of the parameters that replicas exchange one after another."""
-        return self.method.fragments if isinstance(self.method, LocalSteps) else 1
+        return self.method.fragments
 
     def check_fragments(self, parameters: int) -> None:
         """Raise PlanError if there are more fragments than parameters of the model."""
@@ -95,8 +92,9 @@ class Plan:
 
     def fitted(self, shards: int) -> Plan:
         """Return the same plan with this number of shards, since each has at least one parameter."""
-        method = self.method
-        return replace(self, method=method.with_shards(shards)) if isinstance(method, ParameterServer) else self
+        if shards == self.shards:
+            return self
+        return replace(self, method=replace(self.method, shards=shards))  # type: ignore[type-var]
 
     def agenda(
         self, samples: int, batch_size: int, epochs: int = 1, accumulate: int = 1, limit: int | None = None
@@ -110,9 +108,10 @@ class Plan:
     def cut_at(self, names: Sequence[str]) -> Plan:
         """Return the same pipeline with the layers where the model was cut, so that it is cut there again."""
         cuts, method = "+".join(names), self.method
-        if not isinstance(method, Pipeline) or cuts == method.cuts:
+        if method.cuts in (None, cuts):
             return self
-        return replace(self, method=replace(method, cuts=cuts), options={**self.options, "cuts": cuts})
+        method = replace(method, cuts=cuts)  # type: ignore[type-var]
+        return replace(self, method=method, options={**self.options, "cuts": cuts})
 
     @staticmethod
     def parse(text: str | Plan, workers: int | None = None) -> Plan:
@@ -121,8 +120,8 @@ class Plan:
             return text if workers is None or "workers" in text.options else make_again(text, workers)
         if not isinstance(text, str):
             raise PlanError(f"plan={text!r:.60} is neither a plan's name, such as 'ring:workers=2', nor a Plan")
-        given, _, tail = text.strip().partition(":")
-        name, implied = canonical(given)
+        name_or_alias, _, tail = text.strip().partition(":")
+        name, implied = canonical(name_or_alias)
         options = _options(name, implied) | _options(name, tail)
         if workers is not None and "workers" in _recipe(name).options:
             options.setdefault("workers", workers)
@@ -137,8 +136,7 @@ class Plan:
     @property
     def own_table(self) -> str:
         """The text of a user-defined table, which a run keeps besides the plan's name and options."""
-        method = self.method
-        return method.schedule.text if isinstance(method, Pipeline) and isinstance(method.schedule, UserTable) else ""
+        return self.method.own_table
 
     def __repr__(self) -> str:
         return f"Plan({str(self)!r})"
@@ -154,58 +152,54 @@ class Plan:
         return f"{self.name}:{tail}" if tail else self.name
 
 
-def make(name: str, **given: Option) -> Plan:
+def server_of(plan: Plan) -> Server:
+    """Return the server of a plan that has one."""
+    assert plan.method.server is not None, plan
+    return plan.method.server
+
+
+def program_of(plan: Plan) -> Synchronous:
+    """Return the method of a synchronous plan, as what has a program."""
+    # A typed view for what runs, times, replays and explores programs; it is handed no other plan.
+    assert isinstance(plan.method, Synchronous), plan
+    return plan.method
+
+
+def make(name: str, **options: Option) -> Plan:
     """Make the plan called `name`; unknown options and impossible values raise `PlanError`."""
-    return _made(name, given)
+    return _made(name, options)
 
 
-def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan:
+def _made(name: str, stated: Mapping[str, Option], saved_table: str = "") -> Plan:
     """Check the options of a plan and make it."""
     recipe = _recipe(name)
-    given = {key: plain(value) for key, value in given.items()}
-    for key, value in given.items():
+    stated = {key: plain(value) for key, value in stated.items()}
+    for key, value in stated.items():
         if key not in recipe.options:
             if key == "codec":
                 raise refuse_option(name)
             raise PlanError(f"plan {name!r} has no option {key!r}; {suggest(key, recipe.options)}")
         if refusal := recipe.options[key].refusal(value):
             raise PlanError(f"plan {name!r}: {key}={value!r} {refusal}")
-    chosen: dict[str, Any] = {key: kind.default for key, kind in recipe.options.items()} | dict(given)
+    chosen: dict[str, Any] = {key: kind.default for key, kind in recipe.options.items()} | dict(stated)
     sizes = sizes_of(name, chosen.get("sizes", ""))
-    chosen = count_chunks(name, sizes, chosen, given)
+    chosen = count_chunks(name, sizes, chosen, stated)
     method = recipe.method(**_wanted(recipe, {**chosen, "saved_table": saved_table}))
-    workers = chosen.get("workers", 1)
-    if isinstance(method, Pipeline):
-        workers = _in_pipeline(name, method, chosen, "workers" in given)
-        method.check_stages(name, workers)
+    workers = method.count(name, chosen, "workers" in stated)
     codec = codec_of(name, method, chosen.get("codec", DENSE))
     pull = pull_of(name, codec, chosen.get("pull", DENSE))
     chunks, threads = chosen.get("chunks", 1), chosen["threads"]
-    return Plan(name, method, workers, chunks, threads, codec, pull, sizes, options=dict(given))
-
-
-def _in_pipeline(name: str, method: Pipeline, chosen: Mapping[str, Any], counted: bool) -> int:
-    """Return the number of a pipeline's workers: as its table says, or all that a mesh of its axes has."""
-    if isinstance(method.schedule, UserTable):
-        return method.schedule.workers
-    workers: int = chosen["workers"]
-    if layers := chosen.get("layers", 0):
-        mesh: int = method.spread.data * layers * method.spread.inside
-        if counted and mesh != workers:
-            axes = f"data={method.spread.data} x layers={layers} x inside={method.spread.inside}"
-            raise PlanError(f"plan {name!r}: {axes} are {mesh} workers, not {workers}; leave one of them out")
-        return mesh
-    return workers
+    return Plan(name, method, workers, chunks, threads, codec, pull, sizes, options=dict(stated))
 
 
 def _wanted(recipe: Recipe, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a recipe's function names, and the fields of `Pipeline` if it takes any keyword."""
     parameters = inspect.signature(recipe.method).parameters.values()
-    wanted = {p.name: chosen[p.name] for p in parameters if p.kind is not p.VAR_KEYWORD and p.name in chosen}
+    arguments = {p.name: chosen[p.name] for p in parameters if p.kind is not p.VAR_KEYWORD and p.name in chosen}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         fields = inspect.signature(Pipeline).parameters
-        wanted |= {key: value for key, value in chosen.items() if key in fields}
-    return wanted
+        arguments |= {key: value for key, value in chosen.items() if key in fields}
+    return arguments
 
 
 def make_again(plan: Plan, workers: int) -> Plan:

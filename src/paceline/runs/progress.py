@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from paceline.runs.trace import Columns
 
@@ -52,9 +52,11 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
-@runtime_checkable
-class Watcher(Protocol):
-    """A progress callback that also reads snapshots while the run goes on, and may end it."""
+class Follower(Protocol):
+    """What follows a run while it goes on: it is told of progress, reads snapshots, and may end the run."""
+
+    def __call__(self, report: Progress) -> None:
+        """Take a report, about ten times a second; what it raises ends the run."""
 
     def connect(self, snapshot: Callable[[int], Any] | None, stop: Callable[[], None] | None) -> None:
         """Take what reads the snapshot of so many updates, and what ends the run after a checkpoint; or None each."""

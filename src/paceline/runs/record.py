@@ -1,4 +1,4 @@
-"""What run.json holds, as records. docs/run-folder.md has a table of every field."""
+"""What run.json holds, as records. docs/internals/run-folder.md has a table of every field."""
 
 from __future__ import annotations
 

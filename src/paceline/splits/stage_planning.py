@@ -26,7 +26,7 @@ from paceline.splits.slicing import Stored, shapes_of, sliced, stored_by
 from paceline.splits.stages import SplitStages, traced_stage
 from paceline.stages.blueprint import Blueprint
 from paceline.stages.rehearsal import Example, fresh, through
-from paceline.stages.segment import Segment
+from paceline.stages.segment import Message, Segment
 from paceline.stages.tracing import retrace
 
 
@@ -92,8 +92,12 @@ def _rehearse(job: Job, module: nn.Module, made: Blueprint, examples: Sequence[E
             segment.begin(Pass(0, (1,), lambda update, chunk=chunk: [chunk]))  # type: ignore[misc]
         stages = range(len(made.stage_to_worker))
         works = [*(Work(s, 0, FORWARD) for s in stages), *(Work(s, 0, BACKWARD) for s in reversed(stages))]
+        messages: list[Message] = [[] for _ in segments]
         for work in works:
-            run_together([segment.do(work) for segment in segments], made.carries_chance)
+            messages = run_together(
+                [segment.compute(work, message) for segment, message in zip(segments, messages, strict=True)],
+                made.carries_chance,
+            )
         sums = segments[0].stages[stages[-1]].sums
         apart = APART.get(next(iter(trainable(module).values())).dtype, 1e-2)
         compare_losses(module, expected, sums.loss / sums.weight, apart)

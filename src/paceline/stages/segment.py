@@ -1,18 +1,17 @@
 """A segment: the stages of one worker, with the messages between them and its neighbours.
 
-It executes the work of the worker's program (core.schedules). Messages to another worker are fetched from it, and those
-from another worker handed to it. What goes from one of its stages to another stays inside.
+It computes the work that the worker's program asks for (`core.schedules.worker`), from the message that it is handed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from torch import Tensor, nn
 
-from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, SEND_ON, TAKE_ON, UPDATE, WEIGHTS, Work
+from paceline.core.schedules import BACKWARD, FORWARD, WEIGHTS, Work
 from paceline.core.schedules.passes import Pass
 from paceline.data.source import Reader
 from paceline.errors import NotFinite
@@ -70,8 +69,6 @@ class Segment:
         if inside is not None:
             inside.seed_alike()
         self.inside = inside
-        #: Adds a stage's sums up with those of other replicas.
-        self.add_up: Callable[[int, GradientSum], GradientSum] = lambda stage, share: share
         self.names: dict[int, list[str]] = {}  # per stage, of its parameters and moving buffers
         self.stages = {
             code.number: self._stage(code, names, job, module, optimizer, chance)
@@ -80,8 +77,6 @@ class Segment:
         }
         #: The factor of an update's gradients, and whether they are applied, as all workers agreed.
         self.scale, self.good = 1.0, True
-        #: Values between stages, by (whether it is an activation, stage that needs it, micro-batch).
-        self.between: dict[tuple[bool, int, int], Message] = {}
 
     def _stage(
         self, code: Code, names: list[str], job: Job, module: nn.Module, optimizer: Optimizer, chance: Chance
@@ -100,38 +95,29 @@ class Segment:
         """Begin a new table."""
         self.passing = passing
 
-    def do(self, work: Work) -> Moves[GradientSum | None]:
-        """Execute work that is not a message; return the sums of an update's micro-batches.
+    def compute(self, work: Work, message: Message | None) -> Moves[Message]:
+        """Compute a forward, a backward or a half of one; return the message that follows from it.
 
         It asks for the movements between workers that share the stage's layers.
         """
-        stage = self.stages[work.stage]
-        version = self.passing.first + work.version
-        if work.what == UPDATE:
-            self.settle(work.stage)
-            assert stage.summed is not None
-            if stage.code.last and self.job.on_nan == "stop" and not math.isfinite(stage.summed.loss):
-                raise NotFinite(stage.summed.loss, version - 1, self.samples(version - 1))
-            return stage.update(self.scale, self.good)
-        if work.what == ALL_REDUCE:
-            return None
-        if work.what == FORWARD:
-            chunk = self.passing.chunk(work.micro)
-            values = [] if stage.code.first else self._taken(True, work)
+        stage, micro, what, version = self.stages[work.stage], work.micro, work.what, self.passing.first + work.version
+        if what == WEIGHTS:
+            stage.backward_weights(micro)
+            return []
+        if what == FORWARD:
+            chunk, ahead = self.passing.chunk(micro), self.passing.ahead(micro, work.version)
             batch = self.reader.batch(chunk) if self.reads(stage) else None
-            ahead = self.passing.ahead(work.micro, work.version)
-            gives: Message = list((yield from stage.forward(work.micro, chunk, values, batch, version, ahead)))  # type: ignore[arg-type]
-            if not stage.code.last:
-                self.between[True, work.stage + 1, work.micro] = gives
-        elif work.what == WEIGHTS:
-            stage.backward_weights(work.micro)
-        else:
-            gradients = [] if stage.code.last else self._taken(False, work)
-            backward = stage.backward if work.what == BACKWARD else stage.backward_inputs
-            back = yield from backward(work.micro, gradients, version)
-            if not stage.code.first:
-                self.between[False, work.stage - 1, work.micro] = back
-        return None
+            return list((yield from stage.forward(micro, chunk, message or [], batch, version, ahead)))  # type: ignore[arg-type]
+        backward = stage.backward if what == BACKWARD else stage.backward_inputs
+        return (yield from backward(micro, message or [], version))
+
+    def update(self, work: Work) -> GradientSum:
+        """Make the next version of a stage; return the sums of the update's micro-batches."""
+        stage, update = self.stages[work.stage], self.passing.first + work.version - 1
+        assert stage.summed is not None
+        if stage.code.last and self.job.on_nan == "stop" and not math.isfinite(stage.summed.loss):
+            raise NotFinite(stage.summed.loss, update, self.samples(update))
+        return stage.update(self.scale, self.good)
 
     def reads(self, stage: Stage) -> bool:
         """Whether this stage needs the batch itself: its inputs, its targets, or its weight."""
@@ -141,15 +127,8 @@ class Segment:
         chunks = self.passing.chunks(update)
         return [n for chunk in chunks for n in self.reader.order.indices(chunk).tolist()]
 
-    def settle(self, number: int) -> None:
-        """Add the sums of a stage up with those of other replicas, once in an update."""
-        if self.stages[number].summed is None:
-            self.stages[number].settle(self.add_up(number, self.stages[number].share()))
-
     def squares(self) -> float:
-        """Return the squared norm of the worker's gradients, once all of an update's are there."""
-        for number in self.stages:
-            self.settle(number)
+        """Return the squared norm of the worker's gradients, which are summed up."""
         return sum(stage.squares() for stage in self.stages.values())
 
     def agree(self, squares: float) -> None:
@@ -158,18 +137,6 @@ class Segment:
         scale = 1.0 if job.gradient_clip_norm is None else job.gradient_clip_norm / (math.sqrt(squares) + 1e-6)
         self.scale = 1.0 if scale > 1.0 else scale
         self.good = job.on_nan != "skip" or math.isfinite(squares)
-
-    def _taken(self, onward: bool, work: Work) -> Message:
-        return self.between.pop((onward, work.stage, work.micro))
-
-    def fetch(self, work: Work) -> Message:
-        """Return the message to be sent."""
-        onward = work.what == SEND_ON
-        return self.between.pop((onward, work.stage + (1 if onward else -1), work.micro))
-
-    def hand(self, work: Work, message: Message) -> None:
-        """Accept a message."""
-        self.between[work.what == TAKE_ON, work.stage, work.micro] = message
 
     def layout(self, number: int) -> Layout:
         """Return how a stage's gradients lie in the vector that replicas add up."""

@@ -27,10 +27,7 @@ from paceline.core.schedules import FORWARD
 from paceline.core.server.shard import Taken
 from paceline.engines.replay.replay import replay
 from paceline.jobs.job import Job
-from paceline.plans.methods.alone import Alone
-from paceline.plans.methods.dataflow import Dataflow
-from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import Server
+from paceline.plans.methods.views import Stages
 from paceline.plans.plan import Plan, make
 from paceline.runs.run import Run
 from paceline.runs.trace import Kind
@@ -133,23 +130,16 @@ def check_run(run: Run, plan: Plan) -> None:
     """Assert every invariant that the trace of a finished run can show."""
     each_sample_once(run)
     each_loss_recorded(run)
-    server = server_of(plan)
+    server = plan.method.server
     if server is not None and plan.traits.versioned:
         no_update_lost(run)
         staleness_identity(run)
-    if isinstance(plan.method, Pipeline) and server is None:
+    if plan.traits.holds == "stages" and server is None:
         every_version(run)
-    if isinstance(plan.method, Dataflow):
+    if plan.traits.holds == "operators":
         every_gradient(run)
     if plan.replayable:
         replays(run)
-
-
-def server_of(plan: Plan) -> Server | None:
-    """Return the server of a plan that has one, perhaps between replicas of several workers."""
-    if isinstance(plan.method, Pipeline):
-        return plan.method.spread.server
-    return plan.method if isinstance(plan.method, Server) else None
 
 
 def each_sample_once(run: Run) -> None:
@@ -167,7 +157,7 @@ def each_sample_once(run: Run) -> None:
     late = Counter((int(row["update"]), int(row["worker"])) for row in run.trace.of_kind(Kind.DROP))
     for row in run.trace.of_kind(Kind.COMPUTE):
         update, worker = int(row["update"]), int(row["worker"])
-        within = isinstance(_plan(run).method, Dataflow)  # an update of an operator may be of several batches
+        within = _plan(run).traits.holds == "operators"  # an update of an operator may be of several batches
         assert within or agenda.lease(update) in applied or summary["deaths"], (
             f"update {update} was computed and never applied"
         )
@@ -188,7 +178,7 @@ def each_loss_recorded(run: Run) -> None:
     On the virtual engine, workers that never communicate are only timed, except the first.
     """
     rows = run.trace.of_kind(Kind.COMPUTE)
-    if isinstance(_plan(run).method, Alone) and run.record.engine == "virtual":
+    if not _plan(run).traits.exchanges and run.record.engine == "virtual":
         rows = rows[rows["worker"] == 0]
     without = rows[(rows["samples"] > 0) & ~np.isfinite(rows["value"])]
     assert not len(without), f"updates {without['update'].tolist()} were recorded without their loss"
@@ -208,7 +198,7 @@ def no_update_lost(run: Run) -> None:
 def staleness_identity(run: Run) -> None:
     """Assert the staleness identity of every shard."""
     plan = _plan(run)
-    server = server_of(plan)
+    server = plan.method.server
     assert server is not None
     machine = server.machine(plan.workers)
     resumed = run.trace.of_kind(Kind.RESUME)
@@ -224,24 +214,23 @@ def staleness_identity(run: Run) -> None:
 def every_version(run: Run) -> None:
     """Assert that every stage made every version once, from the versions that its table says."""
     plan, updates = _plan(run), _agenda(run).updates
-    pipeline = plan.method
-    assert isinstance(pipeline, Pipeline)
+    stages = plan.method.picture(plan.workers)
+    assert isinstance(stages, Stages)
     counts = tuple(len(_agenda(run).filled(update)) for update in range(updates))
-    span = pipeline.schedule.span or updates
+    span = stages.span or updates
     reads: dict[tuple[int, int], int] = {}  # (stage, update): the version that its first forward reads
     for first in range(0, updates, span):
         table, ends = (
-            pipeline.table(plan.workers, counts[first : first + span]),
+            stages.table(counts[first : first + span]),
             [sum(counts[first : u + 1]) for u in range(first, updates)],
         )
         for work in (work for line in table.lines for work in line if work.what == FORWARD):
             update = first + next(number for number, end in enumerate(ends) if work.micro < end)
             reads.setdefault((work.stage, update), first + work.version)
     rows = run.trace.of_kind(Kind.APPLY)
-    lines = plan.workers // pipeline.depth(plan.workers)
-    for stage in range(pipeline.stages(plan.workers)):
+    for stage in range(table.stages):
         workers = np.unique(rows[rows["shard"] == stage]["worker"])
-        assert len(workers) == lines, f"stage {stage} was updated by workers {workers.tolist()}"
+        assert len(workers) == plan.workers // table.workers, f"stage {stage} was updated by workers {workers.tolist()}"
     for stage, worker in {(int(row["shard"]), int(row["worker"])) for row in rows}:
         mine = rows[(rows["shard"] == stage) & (rows["worker"] == worker)]
         assert mine["version"].tolist() == list(range(1, updates + 1)), f"stage {stage} made {mine['version'].tolist()}"

@@ -14,7 +14,7 @@ from paceline.core.tuning.fifo import Fifo
 from paceline.core.tuning.grid import Grid
 from paceline.core.tuning.hyperband import Hyperband
 from paceline.core.tuning.median_stopping import MedianStopping
-from paceline.core.tuning.pbt import PopulationBasedTraining
+from paceline.core.tuning.pbt import Breeding, PopulationBasedTraining
 from paceline.core.tuning.random import Random
 from paceline.core.tuning.sobol import Sobol
 from paceline.core.tuning.successive_halving import SuccessiveHalving
@@ -61,10 +61,11 @@ def _asha(terms: Terms, grace_period: int = 0, reduction_factor: int = 4) -> Sch
     return form(terms.trials, terms.max_t, grace_period, reduction_factor)
 
 
-def _pbt(terms: Terms, **options: Any) -> Scheduler:
+def _pbt(terms: Terms, perturbation_interval: int = 1, **breeding: float) -> Scheduler:
     if not isinstance(terms.proposals, Drawn):
         raise TuningError("search pbt changes configurations itself; take sampler=random, sobol or grid with it")
-    return PopulationBasedTraining(terms.proposals, terms.trials, terms.max_t, seed=terms.seed, **options)
+    interval, change = perturbation_interval, Breeding(**breeding)
+    return PopulationBasedTraining(terms.proposals, terms.trials, terms.max_t, interval, terms.seed, change)
 
 
 HALVING: dict[str, int | float] = {"grace_period": 1, "reduction_factor": 3}

@@ -233,7 +233,7 @@ def _parameter(name: str, given: Any) -> Parameter:
 def read_space(file: Path) -> Space:
     """Read a space from a file: TOML or JSON with a table for each name, or Python with `space` and `constraints`."""
     if not file.is_file():
-        raise TuningError(f"--space {file}: there is no such file; give a .toml, .json or .py file (docs/tuning.md)")
+        raise TuningError(f"--space {file}: there is no such file; give a .toml, .json or .py file")
     if file.suffix == ".py":
         names: dict[str, Any] = {}
         try:

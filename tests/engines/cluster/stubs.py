@@ -11,10 +11,11 @@ from torch import nn
 
 import paceline as pl
 from paceline.core.cluster.outputs import TIMING
+from paceline.core.cluster.shard import ShardMachine
 from paceline.core.codecs.catalogue import DENSE, parse
 from paceline.core.rules.plain import Plain
 from paceline.engines.cluster.servers.shard_process import ShardProcess
-from paceline.engines.cluster.servers.shard_state import ShardState
+from paceline.engines.cluster.servers.shard_state import Pushes, ShardState
 from paceline.engines.setup import set_up
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.handshake import Peer
@@ -91,9 +92,10 @@ def maker(job: pl.Job | None = None, codec: str = DENSE) -> Callable[[int], Shar
     """Return what makes the state of a shard of a small model."""
     job = job or small_job()
     layout, made = layout_of(job), parse(codec)
-    return lambda shard: ShardState(job, layout, shard, Plain(), made)
+    return lambda shard: ShardState(job, layout, shard, Pushes(Plain(), made))
 
 
 def shard_server(hub: Notes, make: Callable[[int], ShardState] | None = None, shard: int = 0) -> ShardProcess:
     """Return server 0."""
-    return ShardProcess(0, shard, TIMING, lambda place: hub, AT_DESK, "127.0.0.1", make or maker(), 1)  # type: ignore[arg-type,return-value]
+    machine = ShardMachine(0, TIMING, shard)
+    return ShardProcess(machine, lambda place: hub, AT_DESK, "127.0.0.1", make or maker(), 1)  # type: ignore[arg-type,return-value]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.cluster.desk import DeskMachine
+from paceline.core.cluster.leases import DeskDuties
 from paceline.core.cluster.outputs import TIMING
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.engines.cluster.servers import desk_process, loop
@@ -19,7 +20,7 @@ def test_servers_that_start_slowly_are_waited_for_until_the_deadline(monkeypatch
     clock = [1000.0]
     for module in (desk_process, loop):
         monkeypatch.setattr(module, "monotonic", lambda: clock[0])
-    machine = DeskMachine(1, 2, 10, Asynchronous(), 2, TIMING, [(0, 1)], clock[0])
+    machine = DeskMachine(1, DeskDuties(2, 10, Asynchronous(), 2), TIMING, [(0, 1)], clock[0])
     desk = DeskProcess(machine, Notes(), (0, 1), DEADLINE)  # type: ignore[arg-type]
     desk.start()
     while clock[0] < 1000.0 + DEADLINE - 1:

@@ -13,7 +13,7 @@ from paceline.core.cluster.outputs import Apply
 from paceline.core.rules.dc_asgd import DcAsgd
 from paceline.core.rules.plain import Plain
 from paceline.engines.cluster.servers import shard_state
-from paceline.engines.cluster.servers.shard_state import GradientVector, ShardState
+from paceline.engines.cluster.servers.shard_state import GradientVector, Pushes, ShardState
 from tests.engines.cluster.stubs import layout_of, small_job
 
 OPTIMIZERS = [
@@ -31,7 +31,7 @@ def _one_thread() -> None:
 
 def _state(optimizer: Callable[..., Any], **changes: Any) -> ShardState:
     job = small_job(300, 20).with_(optimizer=optimizer, **changes)
-    return ShardState(job, layout_of(job), 0, Plain())
+    return ShardState(job, layout_of(job), 0, Pushes(Plain()))
 
 
 def _trained(state: ShardState) -> bytes:
@@ -58,6 +58,7 @@ def test_one_pass_has_the_bits_of_pytorch(optimizer: Callable[..., Any]) -> None
 def test_pytorch_steps_what_one_pass_cannot_or_makes_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _state(partial(torch.optim.Rprop, lr=0.01)).native is None
     job = small_job()
-    assert ShardState(job, layout_of(job), 0, DcAsgd()).native is None  # it needs what a worker has computed with
+    looking_back = ShardState(job, layout_of(job), 0, Pushes(DcAsgd()))
+    assert looking_back.native is None  # it needs what a worker has computed with
     monkeypatch.setattr(shard_state, "LARGE", 100)
     assert _state(OPTIMIZERS[1]).native is None

@@ -35,8 +35,9 @@ from paceline.errors import PlanError
 from paceline.gradients.payload import Payload
 from paceline.jobs.job import Job
 from paceline.planner.cluster import COPIES, links_of
-from paceline.planner.facts import Coding, reads
+from paceline.planner.facts import reads
 from paceline.plans.clusters import check_method
+from paceline.plans.methods.prediction import Coding
 from paceline.plans.plan import Plan, make
 from paceline.runs.comparison import CodecRow, ComparisonRecord, Row, Timing
 from paceline.runs.held import common_level, seconds_to_hold

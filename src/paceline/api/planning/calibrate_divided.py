@@ -21,7 +21,7 @@ from paceline.planner.costs import Calibrated
 from paceline.planner.facts import Facts
 from paceline.planner.methods import predict
 from paceline.planner.model_cost import cost_of
-from paceline.planner.pipelines import CannotCut
+from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan, make
 
 JOBS = (0, 3, 4, 7)  # of `calibration_job`: two dense ones, attention, convolutions
@@ -54,7 +54,7 @@ def measure_divided(card: Card, workers: int) -> tuple[Exchange, ...]:
             try:
                 division = Divider(job, weighs=False).divide(plan)
                 found = _row(job, plan, costs, replace(facts, division=division), speed, kind)
-            except (PacelineError, CannotCut):
+            except (PacelineError, NotPredicted):
                 continue  # the network has fewer parts than workers
             rows[kind].append(found)
     return tuple(_fitted(kind, workers, found) for kind, found in rows.items() if found)

@@ -33,14 +33,14 @@ from paceline.planner.cluster import Cluster, Node, links_of
 from paceline.planner.costs import Calibrated, Costs
 from paceline.planner.divisions import ModelDivision
 from paceline.planner.facts import Facts, coding_of, reads
-from paceline.planner.methods import NotMeasured, known, predict
+from paceline.planner.methods import predict
 from paceline.planner.model_cost import cost_of, parameter_bytes
-from paceline.planner.pipelines import CannotCut
 from paceline.planner.prediction import Prediction
 from paceline.planner.prices import read as read_prices
 from paceline.planner.simulating import BEST, simulated
 from paceline.planner.split_search import search
 from paceline.plans.clusters import check_method
+from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan, make
 from paceline.runs.machine import this_machine
 
@@ -71,12 +71,12 @@ class Planner:
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Predict a candidate; None where the planner has no model of it."""
         costs = self.costs.get(candidate.compute)
-        if costs is None or not known(candidate.plan):
+        if costs is None:
             return None
         try:
             division = self._divided(candidate.plan)
             return predict(candidate.plan, costs, replace(self.facts, division=division), candidate.compute)
-        except (NotMeasured, CannotCut, PacelineError):
+        except (NotPredicted, PacelineError):
             return None
 
     def layers(self) -> tuple[Layer, ...]:
@@ -126,7 +126,7 @@ class Planner:
 
     def _judged(self, model: Splittable, workers: int, program: Program) -> float:
         """Return the predicted seconds of an update by a program of this model."""
-        plan = make("per_layer", workers=workers, data=model.method.data, ways="*:whole")
+        plan = make("per_layer", workers=workers, data=model.parts.replicas, ways="*:whole")
         facts = replace(self.facts, division=model.division(program))
         return predict(plan, self.costs["autograd"], facts).seconds
 
@@ -228,7 +228,7 @@ def choose(
     """
     given = locals()
     if prices is not None and cluster is None:
-        raise UsageError("prices= needs cluster=, a file that says which machines are to be paid; see docs/planner.md")
+        raise UsageError("prices= needs cluster=, a file that says which machines are to be paid")
     if link is not None and cluster is not None:
         raise UsageError("give either cluster=, whose file has the network in it, or link=")
     for name, value, allowed in (("goal", goal, GOALS), ("level", level, LEVELS), ("learning", learning, LEARNING)):

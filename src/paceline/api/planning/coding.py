@@ -12,7 +12,7 @@ from paceline.core.codecs.sizes import SENT
 from paceline.gradients.encoder import GradientEncoder, PushedMessage
 from paceline.gradients.message import MessageShape
 from paceline.parameters.layout import Layout, lay_out
-from paceline.planner.facts import Coding
+from paceline.plans.methods.prediction import Coding
 
 ENOUGH = 1 << 20  # numbers of a gradient by which codecs are timed; a larger one takes as many times as long
 REPEATS = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 
-from paceline.core.schedules import SEND_ON
-from paceline.core.schedules.clock import sends
+from paceline.core.schedules.clock import Walk
+from paceline.core.schedules.worker import Send
 from paceline.core.splits.derivation import Program
 from paceline.engines.memory_check import peaks_of
 from paceline.engines.setup import Setup, set_up
@@ -14,8 +14,7 @@ from paceline.jobs.job import Job
 from paceline.planner.divisions import ModelDivision
 from paceline.planner.programs import division_of
 from paceline.planner.split_search import Graph
-from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.split_layers import SplitLayers
+from paceline.plans.methods.views import Parts, Stages
 from paceline.plans.plan import Plan, make
 
 PASSES = 8  # updates of a table that never flushes that are counted
@@ -32,16 +31,17 @@ class Divider:
 
     def divide(self, plan: Plan) -> ModelDivision | None:
         """Return how the plan divides the model; None if it does not. Raise PacelineError if it cannot."""
-        if not isinstance(plan.method, Pipeline | SplitLayers):
+        if not plan.traits.divided:
             return None
         if str(plan) not in self._known:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 setup = set_up(self.job.untested(), plan, "local", 1)
-            method = setup.plan.method
-            assert isinstance(method, Pipeline | SplitLayers)
-            found = _stages(setup, method, self.weighs) if isinstance(method, Pipeline) else _parts(setup, method)
-            self._known[str(plan)] = found
+            match setup.plan.method.picture(plan.workers):
+                case Stages() as stages:
+                    self._known[str(plan)] = _stages(setup, stages, self.weighs)
+                case Parts() as parts:
+                    self._known[str(plan)] = _parts(setup, parts)
         return self._known[str(plan)]
 
 
@@ -50,7 +50,7 @@ class Splittable:
     """A job's model as a search of splits takes it."""
 
     graph: Graph
-    method: SplitLayers
+    parts: Parts
     #: The shapes of the buffers that training changes.
     moving: dict[str, tuple[int, ...]]
     #: Bytes of a number.
@@ -58,7 +58,7 @@ class Splittable:
 
     def division(self, program: Program) -> ModelDivision:
         """Return the figures of a program of this model."""
-        return division_of(program, self.method, self.moving, self.number)
+        return division_of(program, self.parts, self.moving, self.number)
 
 
 def splittable(job: Job, workers: int, data: int) -> Splittable:
@@ -68,38 +68,39 @@ def splittable(job: Job, workers: int, data: int) -> Splittable:
         warnings.simplefilter("ignore")
         setup = set_up(job.untested(), plan, "local", 1)
     assert setup.split is not None
-    assert isinstance(plan.method, SplitLayers)
+    parts = plan.method.picture(workers)
+    assert isinstance(parts, Parts)
     whole = setup.split.program
     graph = Graph(tuple(whole.nodes.values()), _inputs(whole), whole.outputs, whole.needs, whole.workers)
     moving = {name: setup.split.shapes[name] for name in setup.split.moving}
-    return Splittable(graph, plan.method, moving, setup.layout.bytes_per_number)
+    return Splittable(graph, parts, moving, setup.layout.bytes_per_number)
 
 
 def _inputs(program: Program) -> dict[str, tuple[int, ...]]:
     return {name: tuple(program.shapes[name]) for name in program.inputs}
 
 
-def _stages(setup: Setup, method: Pipeline, weighs: bool) -> ModelDivision:
+def _stages(setup: Setup, stages: Stages, weighs: bool) -> ModelDivision:
     """Count the messages of a pipeline's table."""
-    made, workers, micro = setup.blueprint, setup.plan.workers, method.micro_batches
-    assert made is not None
-    updates = method.schedule.span or PASSES
+    blueprint, workers, micro = setup.blueprint, setup.plan.workers, stages.micro_batches
+    assert blueprint is not None
+    updates = stages.span or PASSES
     table = setup.table([micro] * updates)
     moved = sum(
-        made.bytes_on[work.stage] if work.what == SEND_ON else made.bytes_back[work.stage - 1]
-        for program in table.programs
-        for work in program
-        if sends(work)
+        blueprint.bytes_on[stage] if stage < other else blueprint.bytes_back[other]
+        for _, effect, _ in Walk.of(table)
+        if isinstance(effect, Send)
+        for stage, other in [effect.channel]
     )
     memory = 0
     if weighs:
         chunk = max(setup.agenda.filled(0), key=lambda chunk: chunk.samples)
-        memory = max(peaks_of(setup.job, setup.module, setup.source, made, chunk, table))
+        memory = max(peaks_of(setup.job, setup.module, setup.source, blueprint, chunk, table))
     return ModelDivision(moved / updates / workers, memory)
 
 
-def _parts(setup: Setup, method: SplitLayers) -> ModelDivision:
+def _parts(setup: Setup, parts: Parts) -> ModelDivision:
     """Return the figures of the program that workers of a group follow."""
     assert setup.split is not None
     moving = {name: setup.split.shapes[name] for name in setup.split.moving}
-    return division_of(setup.split.program, method, moving, setup.layout.bytes_per_number)
+    return division_of(setup.split.program, parts, moving, setup.layout.bytes_per_number)

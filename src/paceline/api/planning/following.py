@@ -1,4 +1,4 @@
-"""The plan that `train(plan="auto")` follows: one process for a training of seconds, otherwise what `choose` chooses.
+"""The plan that `train(plan="auto")` follows: one process where it takes seconds, else what `choose` chooses.
 
 A search measures many plans, which takes longer than the training of a small job. What was chosen is remembered by the
 job's kind, its length and the machine: the same command trains in the same way from then on, and at once.
@@ -19,8 +19,11 @@ from paceline.jobs.job import Job, checked
 from paceline.planner.remembered import Followed, recall, remember
 from paceline.plans.plan import make
 
-UPDATES = 8  # by which a training is timed
+UPDATES = 16  # by which a training is timed
 SEARCH = 30.0  # seconds that a training has to take by one process, from which on a search of about half of that pays
+SECOND = 1.0  # from which on a second thread is timed, too
+PAYS = 1.3  # times as fast as one thread, from which on two are chosen: both are timed only briefly
+TWO = make("sequential", threads=2)
 
 
 def follow(job: Job, workers: int | None = None, limit: int | None = None) -> Followed:
@@ -42,7 +45,18 @@ def _choose(job: Job, updates: int, workers: int | None, limit: int | None) -> F
     alone = settled(job, limit)
     seconds = updates * measure(alone, make("sequential"), UPDATES).seconds
     if seconds < SEARCH:
-        why = f"one process trains in about {seconds:.1f} s, and a search for another plan takes as long"
-        return Followed("sequential", job.compute, why)
+        return _without_a_search(job, alone, updates, seconds)
     choice = choose(job, workers=workers)
     return Followed(str(choice.best.plan), choice.compute, choice.sentences[0])
+
+
+def _without_a_search(job: Job, alone: Job, updates: int, seconds: float) -> Followed:
+    """Return one process with one thread or two; `seconds` are those of one. The same numbers, so nothing is risked."""
+    short = f"one process trains in about {seconds:.1f} s"
+    if seconds < SECOND or len(os.sched_getaffinity(0)) < 2:
+        return Followed("sequential", job.compute, f"{short}, and a search for another plan takes as long")
+    together = updates * measure(alone, TWO, UPDATES).seconds
+    if together * PAYS > seconds:
+        return Followed("sequential", job.compute, f"{short}, and with two threads in about {together:.1f} s")
+    why = f"two threads train in about {together:.1f} s, and one in {seconds:.1f} s"
+    return Followed(str(TWO), job.compute, why)

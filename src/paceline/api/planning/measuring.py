@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paceline.engines.life import Life
 from paceline.engines.local.worker_pool import train
 from paceline.engines.setup import set_up
 from paceline.errors import CrowdedWarning, JobWarning
 from paceline.jobs.job import Job
-from paceline.plans.methods.local_steps import Gossip, LocalSteps
-from paceline.plans.methods.server import CentreServer
 from paceline.plans.plan import Plan
 from paceline.runs.live import Heartbeat
 from paceline.runs.trace import Columns, Kind, Trace
@@ -64,7 +63,7 @@ def measure(job: Job, plan: Plan, updates: int) -> Measured:
         warnings.simplefilter("ignore", CrowdedWarning)
         job = job.untested().with_(epochs=10**6)
         setup = set_up(job if job.on_nan == "skip" else job.with_(on_nan="ignore"), plan, "local", updates)
-        with Heartbeat(None, updates) as heartbeat, train(setup, None, heartbeat, None, DEADLINE) as outcome:
+        with Heartbeat(None, updates) as heartbeat, train(Life(setup, heartbeat, deadline=DEADLINE)) as outcome:
             found = steady(outcome.trace)
             rows = outcome.trace.rows
             samples = setup.agenda.samples_per_update
@@ -90,7 +89,7 @@ def traced(job: Job, plan: Plan, updates: int) -> Trace:
         warnings.simplefilter("ignore", CrowdedWarning)
         job = job.untested().with_(epochs=10**6, on_nan="ignore")
         setup = set_up(job, plan, "local", first + updates)
-        with Heartbeat(None, updates) as heartbeat, train(setup, None, heartbeat, None, DEADLINE) as outcome:
+        with Heartbeat(None, updates) as heartbeat, train(Life(setup, heartbeat, deadline=DEADLINE)) as outcome:
             rows = outcome.trace.rows[outcome.trace.rows["update"] >= first].copy()
     start = rows["start"].min(initial=rows["start"][0] if len(rows) else 0)
     rows["start"] -= start
@@ -100,10 +99,8 @@ def traced(job: Job, plan: Plan, updates: int) -> Trace:
 
 def _period(plan: Plan) -> int:
     """Return after how many updates a plan repeats what it exchanges."""
-    method = plan.method
-    if isinstance(method, LocalSteps | Gossip):
-        return max(1, method.averaging.every)
-    return max(1, method.exchange.every) * plan.workers if isinstance(method, CentreServer) else 1
+    every = max(1, plan.method.exchange_every)
+    return every * plan.workers if plan.method.exchange is not None else every
 
 
 def measure_for(job: Job, plan: Plan, seconds: float, guess: float, measured: bool = True) -> Measured:

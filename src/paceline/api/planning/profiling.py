@@ -16,9 +16,9 @@ from paceline.jobs.job import Job
 from paceline.planner.anchoring import learn
 from paceline.planner.costs import Costs
 from paceline.planner.facts import Facts
-from paceline.planner.methods import NotMeasured, predict
-from paceline.planner.pipelines import CannotCut
+from paceline.planner.methods import predict
 from paceline.planner.profiled import Profile, Profiled, mean_without_outliers
+from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan, make
 
 SECONDS = 0.3  # of each run
@@ -85,6 +85,6 @@ def _anchor(job: Job, costs: Profiled, facts: Facts, divider: Divider, plan: Pla
         predicted = predict(plan, costs, divided)
         runs = [measure_for(job, plan, SECONDS, predicted.seconds, measured=False)]
         runs += [measure_for(job, plan, SECONDS, runs[0].seconds) for _ in range(ROUNDS - 1)]
-    except (PacelineError, NotMeasured, CannotCut):
+    except (PacelineError, NotPredicted):
         return  # this plan cannot train the job; others of its family cannot either
     learn(costs, plan, divided, min(run.seconds for run in runs), max(run.memory for run in runs))

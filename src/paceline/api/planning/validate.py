@@ -26,8 +26,6 @@ from paceline.planner.card import Card
 from paceline.planner.prediction import Prediction
 from paceline.planner.simulating import timeline
 from paceline.planner.validating import Validation, check, validation
-from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Trace
 
@@ -92,7 +90,7 @@ def _timelines(planner: Planner, predictions: Sequence[Prediction]) -> list[tupl
     """Return the predicted and the measured timeline of the fastest plans whose time the simulator can tell."""
     told = [
         p for p in sorted(predictions, key=lambda p: p.seconds)
-        if not p.plan.traits.local_only and not isinstance(p.plan.method, Pipeline | SplitLayers)
+        if not p.plan.traits.local_only and not p.plan.traits.divided
     ]  # fmt: skip
     found = []
     for each in told[:TIMELINES]:

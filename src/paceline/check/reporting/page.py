@@ -1,22 +1,13 @@
-"""Generates the documentation of the rules from the rules themselves:
-
-python -m paceline.check.reporting.page > docs/checker-rules.md
-"""
+"""The documentation of the checker's rules, from the rules themselves: `paceline explain` and the site's pages."""
 
 from __future__ import annotations
 
 import sys
 import textwrap
 
-from paceline.check.rules import FAMILIES, RULES
+from paceline.check.rules import RULES
 from paceline.check.rules.rule import Rule
 from paceline.errors import UsageError, suggest
-
-HEAD = """# The checker's rules
-
-This page is generated from the rules (`python -m paceline.check.reporting.page`). The checker itself is described in
-[The checker](checker.md). `paceline check --explain PC101` prints the section of one rule.
-"""
 
 
 def documentation(rule: Rule) -> str:
@@ -39,18 +30,3 @@ def explain_rule(code: str) -> str:
     if known not in RULES:
         raise UsageError(f"there is no rule {code!r}: {suggest(code.strip().upper(), RULES)}")
     return section(RULES[known])
-
-
-def page() -> str:
-    """The whole page in Markdown."""
-    blocks = [HEAD]
-    table = [f"| [{r.code}](#{r.code.lower()}-{r.name}) | {r.name} | {r.summary} |" for r in RULES.values()]
-    blocks.append("\n".join(["| rule | name | finds |", "|---|---|---|", *table]) + "\n")
-    for family in FAMILIES:
-        blocks.append(f"## {family.TITLE}\n")
-        blocks += [section(rule) for rule in family.RULES]
-    return "\n".join(blocks)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

@@ -19,5 +19,5 @@ A machine is handed messages and the time, and returns outputs:
     outputs = machine.tick(now)
 
 It knows no socket, no clock and no tensor, so that the objects that train over sockets are those that the simulation
-(`engines.virtual.network`) and the exploration break. The contract that they keep is docs/contract.md.
+(`engines.virtual.network`) and the exploration break. The contract that they keep is docs/internals/contract.md.
 """

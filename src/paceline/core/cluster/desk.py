@@ -13,12 +13,12 @@ The epoch fences earlier desks: servers and workers ignore messages of an epoch 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 
 from paceline.core.cluster.applied import common
-from paceline.core.cluster.leases import Leases, Registration
+from paceline.core.cluster.leases import DeskDuties, Leases, Registration
 from paceline.core.cluster.messages import (
     NONE,
     AllDone,
@@ -39,7 +39,6 @@ from paceline.core.cluster.messages import (
 from paceline.core.cluster.outputs import Again, Changed, Finished, Lost, Output, Send, Timing
 from paceline.core.cluster.views import EPOCH_BITS, ShardViews
 from paceline.core.server.actions import Action, Done, Lease
-from paceline.core.server.gates import Gate
 
 
 class Phase(IntEnum):
@@ -52,24 +51,19 @@ class DeskMachine:
     """One desk, of one epoch."""
 
     def __init__(
-        self, epoch: int, slots: int, batches: int, gate: Gate, copies: int, timing: Timing,
-        members: Sequence[tuple[int, ...]], now: float = 0.0, expected: Collection[int] | None = None,
-        node: Callable[[int], int] = lambda server: server, block: int = 1,
+        self, epoch: int, duties: DeskDuties, timing: Timing, members: Sequence[tuple[int, ...]], now: float = 0.0,
+        expected: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
             epoch: 1 for the first desk of a run, and more than any earlier one afterwards.
-            slots: workers that may take part at the same time.
-            copies: servers that should hold each shard: 1 + backups.
             members: for the first desk, the servers that hold each shard at version 0; afterwards as many empty tuples.
             expected: for a later desk, all servers that are believed to be alive, which are to report first; None if
                 that is not known.
-            node: returns the node of a server; no two servers of a shard share one.
-            block: batches that are leased at once. Block b is batches b * block to (b + 1) * block - 1.
         """
-        self.epoch, self.slots, self.timing = epoch, slots, timing
-        self.leases = Leases(slots, batches, gate, block)
-        self.views = [ShardViews(shard, copies, now) for shard in range(len(members))]
+        self.epoch, self.slots, self.timing = epoch, duties.slots, timing
+        self.leases = Leases(duties.slots, duties.batches, duties.gate, duties.block)
+        self.views = [ShardViews(shard, duties.copies, now) for shard in range(len(members))]
         self.phase = Phase.REBUILDING if epoch == 1 else Phase.RECOVERING
         self.registered: dict[Process, Registration] = {}
         #: The last status of every server.
@@ -79,7 +73,7 @@ class DeskMachine:
         self.gone: set[Process] = set()
         self.since = self.rebuilding_since = now
         self.expected = None if expected is None else frozenset(expected)
-        self._node = node
+        self._duties = duties
         self._members, self._made, self._beat, self._finished = members, 0, now, False
         #: Acknowledged pushes may be missing since the leases were made.
         self._lossy = False
@@ -246,12 +240,12 @@ class DeskMachine:
 
     def _spare(self, now: float, view: ShardViews) -> int:
         """Return the spare that a shard is to get, if possible the one that it is getting; NONE if there is none."""
-        nodes = {self._node(member) for member in view.view.members}
+        nodes = {self._duties.node(member) for member in view.view.members}
         taken = {other.feeding for other in self.views if other is not view}
         taken |= {member for other in self.views for member in other.view.members}
         free = [
             s for s, status in self.statuses.items()
-            if s not in taken and self._node(s) not in nodes and self._alive(now, _server(s))
+            if s not in taken and self._duties.node(s) not in nodes and self._alive(now, _server(s))
             and (s == view.feeding or status.shard == NONE)
         ]  # fmt: skip
         return min(free, key=lambda s: (s in view.unreached, s != view.feeding, s), default=NONE)

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.core.cluster.messages import NONE, AllDone, Leased, NextBatch, Process
 from paceline.core.server.actions import Action
 from paceline.core.server.desk import Desk
 from paceline.core.server.events import Ask, Death, Finish, Join
 from paceline.core.server.gates import Gate
+
+
+@dataclass(frozen=True)
+class DeskDuties:
+    """What the desks of a run look after, in every epoch."""
+
+    #: Workers that may take part at the same time.
+    slots: int
+    batches: int
+    gate: Gate
+    #: Servers that should hold each shard: 1 + backups.
+    copies: int
+    #: Batches that are leased at once. Block b is batches b * block to (b + 1) * block - 1.
+    block: int = 1
+    #: Servers n and n + nodes are on one node, and no two servers of a shard share one; 0: each is on its own.
+    nodes: int = 0
+
+    def node(self, server: int) -> int:
+        return server % self.nodes if self.nodes else server
 
 
 class Registration:

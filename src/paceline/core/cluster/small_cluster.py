@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paceline.core.cluster.leases import DeskDuties
 from paceline.core.cluster.machines import Machines
 from paceline.core.cluster.messages import DESK, NONE, NextBatch, Process, Role
 from paceline.core.cluster.outputs import Timing
@@ -126,8 +127,8 @@ class Moves:
 
     def _desk(self, epoch: int, members: list[tuple[int, ...]], now: int, expected: list[int] | None) -> Local:
         cluster, copies = self.cluster, 1 + self.cluster.backups
-        workers, batches, gate = cluster.workers, cluster.batches, cluster.gate
-        return Local(self.machines.desk(epoch, workers, batches, gate, copies, TIMING, members, float(now), expected))
+        duties = DeskDuties(cluster.workers, cluster.batches, cluster.gate, copies)
+        return Local(self.machines.desk(epoch, duties, TIMING, members, float(now), expected))
 
     # What may happen next
 

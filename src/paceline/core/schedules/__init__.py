@@ -11,9 +11,9 @@ The model is cut into stages and a batch into micro-batches. A schedule lists th
     M  all-reduce of one number, for an update that needs one of the whole model (the gradient's norm); only in
        `Table.agreeing`
 
-A schedule knows neither what a stage is made of nor how long it takes: `clocked` is given the seconds. The same table
-is executed by the local engine, timed and executed by the virtual one, drawn as a picture, and proved by
-`core.schedules.proof` before a process starts. One file per published method.
+A schedule knows neither what a stage is made of nor how long it takes: `clocked` is given the seconds. Each line of a
+table is followed by a program (`core.schedules.worker`), with the messages between stages: on processes, on the virtual
+clock, in a replay, and in a proof before a process starts (`core.schedules.proof`). One file per published method.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 FORWARD, BACKWARD, INPUTS, WEIGHTS, UPDATE, ALL_REDUCE = "F", "B", "I", "W", "U", "M"
-SEND_ON, TAKE_ON, SEND_BACK, TAKE_BACK = "S>", "T>", "S<", "T<"  # activations to the next stage; gradients back
 SLOTS = 2  # messages between two stages, each way, that may be ready before the sender has to wait
 
 
 class Work(NamedTuple):
-    """One piece of a worker's work. S> sends to the stage after `stage`, T> takes from the one before it."""
+    """One piece of a worker's work."""
 
     stage: int
     micro: int  # of the table's micro-batches; of an update: the last that is in it
@@ -100,32 +99,6 @@ class Table:
             reduce = [work._replace(what=ALL_REDUCE, version=0) for work in updates[:1]]
             lines.append((*(work for work in line if work.what != UPDATE), *reduce, *updates))
         return replace(self, lines=tuple(lines))
-
-    @property
-    def programs(self) -> list[list[Work]]:
-        """The lines with their messages: a message is taken just before it is needed, and sent as soon as possible."""
-        return [[step for work in line for step in _with_messages(work, self.stage_to_worker)] for line in self.lines]
-
-
-def _with_messages(work: Work, stage_to_worker: Sequence[int]) -> Iterator[Work]:
-    stage, here = work.stage, stage_to_worker[work.stage]
-    before = stage > 0 and stage_to_worker[stage - 1] != here
-    after = stage + 1 < len(stage_to_worker) and stage_to_worker[stage + 1] != here
-    if work.what == FORWARD and before:
-        yield work._replace(what=TAKE_ON)
-    if work.what in (BACKWARD, INPUTS) and after:
-        yield work._replace(what=TAKE_BACK)
-    yield work
-    if work.what == FORWARD and after:
-        yield work._replace(what=SEND_ON)
-    if work.what in (BACKWARD, INPUTS) and before:
-        yield work._replace(what=SEND_BACK)
-
-
-def program_of(schedule: Schedule, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
-    """Yield one worker's line with its messages. It is lazy: a training without a flush may be long."""
-    stage_to_worker = schedule.layout(workers).stage_to_worker
-    return (step for work in schedule.line(worker, workers, counts) for step in _with_messages(work, stage_to_worker))
 
 
 def table_of(schedule: Schedule, workers: int, counts: Sequence[int]) -> Table:

@@ -1,132 +1,181 @@
-"""A table on the clock: when each worker does what, given how long everything takes.
+"""Workers of a pipeline in one process: who can go on, what is on its way, and when everything is done.
 
-`Walk` advances all workers' programs together, each as far as possible. A worker waits only for a message that has not
-been sent, or for a free slot to put one in. What it does next never depends on which worker was first, so one order of
-walking is as good as any: where this one deadlocks, every order does.
+`Walk` runs the programs of all workers together, each as far as possible. A worker waits only for a message that has
+not been sent, for a free slot to put one in, or for the others of a sum. What it does next never depends on which
+worker was first, so one order of walking is as good as any: where this one deadlocks, every order does.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from paceline.core.schedules import ALL_REDUCE, SEND_BACK, SEND_ON, TAKE_BACK, TAKE_ON, UPDATE, Table, Work
+from paceline.core.schedules import UPDATE, Table
+from paceline.core.schedules.worker import (
+    Agree,
+    Channel,
+    Compute,
+    Effect,
+    Program,
+    Receive,
+    Send,
+    SumUp,
+    Update,
+    follow,
+)
 
-Channel = tuple[int, int]  # from which stage to which
-
-
-def channel_of(work: Work) -> Channel:
-    """Return the channel that a message takes."""
-    stage = work.stage
-    return {
-        SEND_ON: (stage, stage + 1),
-        TAKE_ON: (stage - 1, stage),
-        SEND_BACK: (stage, stage - 1),
-        TAKE_BACK: (stage + 1, stage),
-    }[work.what]
-
-
-def sends(work: Work) -> bool:
-    return work.what in (SEND_ON, SEND_BACK)
+Place = tuple[int, int]  # which replica, and which worker of its table
 
 
-def takes(work: Work) -> bool:
-    return work.what in (TAKE_ON, TAKE_BACK)
+class Done(NamedTuple):
+    """An effect that was answered."""
+
+    place: Place
+    effect: Effect
+    answer: Any
+
+
+def no_numbers(places: Sequence[Place], effect: Effect) -> Any:
+    """Answer an effect by the work that it is about, where nothing is computed."""
+    return effect.work if isinstance(effect, Compute) else None
 
 
 class Walk:
-    """Walks all workers' programs together; afterwards `blocked` has the next work of each that did not finish."""
+    """Walks all workers' programs together; afterwards `blocked` has the effect that each waits at which did not end.
 
-    def __init__(self, table: Table) -> None:
-        self.slots, self.programs = table.slots, table.programs
-        #: The position of each worker in its program.
-        self.positions = [0] * table.workers
-        #: Micro-batches of the messages that were sent and not taken.
-        self.in_flight: dict[Channel, deque[int]] = defaultdict(deque)
-        #: All-reduces that each worker has begun, and those that it has finished.
-        self.began, self.finished = [0] * table.workers, [0] * table.workers
+    `answer` answers what is not a message: of all workers that meet in a sum at once, and of each alone else.
+    """
 
-    def __iter__(self) -> Iterator[tuple[int, Work]]:
+    def __init__(
+        self, replicas: Sequence[Sequence[Program]], slots: int,
+        answer: Callable[[Sequence[Place], Effect], Any] = no_numbers,
+    ) -> None:  # fmt: skip
+        self.replicas, self.workers, self.slots, self.answer = len(replicas), len(replicas[0]), slots, answer
+        self.programs = {(r, w): program for r, mine in enumerate(replicas) for w, program in enumerate(mine)}
+        #: The effect that each worker is at, and the one before it.
+        self.at: dict[Place, Effect | None] = {place: next(each, None) for place, each in self.programs.items()}
+        self.last: dict[Place, Effect] = {}
+        #: Messages that were sent and not received, by replica.
+        self.in_flight: dict[tuple[int, Channel], deque[Any]] = defaultdict(deque)
+        #: Workers that have met all others of a sum, and have yet to go on.
+        self._met = set[Place]()
+
+    @staticmethod
+    def of(table: Table) -> Walk:
+        """Walk a table, without anything being computed."""
+        return Walk([[follow(line, table.stage_to_worker) for line in table.lines]], table.slots)
+
+    def __iter__(self) -> Iterator[Done]:
         moved = True
         while moved:
             moved = False
-            for worker, program in enumerate(self.programs):
-                while self.positions[worker] < len(program) and self._can(worker, program[self.positions[worker]]):
-                    work = program[self.positions[worker]]
-                    self.positions[worker] += 1
+            for place, program in self.programs.items():
+                while (effect := self.at[place]) is not None and self._can(place, effect):
                     moved = True
-                    yield worker, work
-                    self._do(worker, work)
+                    answer = self._answered(place, effect)
+                    yield Done(place, effect, answer)
+                    self.last[place] = effect
+                    try:
+                        self.at[place] = program.send(answer)
+                    except StopIteration:
+                        self.at[place] = None
 
     @property
-    def blocked(self) -> dict[int, Work]:
-        return {
-            w: program[at]
-            for w, (program, at) in enumerate(zip(self.programs, self.positions, strict=True))
-            if at < len(program)
-        }
+    def blocked(self) -> dict[Place, Effect]:
+        return {place: effect for place, effect in self.at.items() if effect is not None}
 
-    def _can(self, worker: int, work: Work) -> bool:
-        if work.what == ALL_REDUCE:
-            return self._all_began(worker)
-        if sends(work):
-            return len(self.in_flight[channel_of(work)]) < self.slots
-        return not takes(work) or bool(self.in_flight[channel_of(work)])
+    def parties(self, place: Place, effect: Effect) -> list[Place]:
+        """Return the workers that do this together."""
+        replica, worker = place
+        if isinstance(effect, SumUp):
+            return [(each, worker) for each in range(self.replicas)]
+        return [(replica, each) for each in range(self.workers)] if isinstance(effect, Agree) else [place]
 
-    def _all_began(self, worker: int) -> bool:
-        self.began[worker] = self.finished[worker] + 1
-        return min(self.began) >= self.began[worker]
+    def _can(self, place: Place, effect: Effect) -> bool:
+        if isinstance(effect, Send):
+            return len(self.in_flight[place[0], effect.channel]) < self.slots
+        if isinstance(effect, Receive):
+            return bool(self.in_flight[place[0], effect.channel])
+        return not isinstance(effect, SumUp | Agree) or place in self._met or not self.missing(place, effect)
 
-    def _do(self, worker: int, work: Work) -> None:
-        self.finished[worker] += work.what == ALL_REDUCE
-        if sends(work):
-            self.in_flight[channel_of(work)].append(work.micro)
-        elif takes(work):
-            self.in_flight[channel_of(work)].popleft()
+    def missing(self, place: Place, effect: Effect) -> list[Place]:
+        """Return the workers that have not come to a sum yet."""
+        kind, stage = type(effect), effect.stage if isinstance(effect, SumUp) else None
+        here = [(each, self.at[each]) for each in self.parties(place, effect) if each not in self._met]
+        there = {each for each, at in here if type(at) is kind and (not isinstance(at, SumUp) or at.stage == stage)}
+        return [each for each in self.parties(place, effect) if each not in there]
+
+    def _answered(self, place: Place, effect: Effect) -> Any:
+        if isinstance(effect, Send):
+            self.in_flight[place[0], effect.channel].append(effect.message)
+        elif isinstance(effect, Receive):
+            return self.in_flight[place[0], effect.channel].popleft()
+        elif isinstance(effect, SumUp | Agree):
+            if place not in self._met:
+                together = self.parties(place, effect)
+                self.answer(together, effect)
+                self._met.update(together)
+            self._met.discard(place)
+        else:
+            return self.answer([place], effect)
+        return None
 
 
 class Timed(NamedTuple):
-    """Work with the time when it was done."""
+    """An effect with the time when it was answered."""
 
-    worker: int
-    work: Work
+    place: Place
+    effect: Effect
+    answer: Any
     start: float
     end: float
     waited: float  # before the start
 
 
-def clocked(table: Table, seconds: Callable[[int, Work], float], begins: list[float] | None = None) -> Iterator[Timed]:
-    """Yield all work with its times.
+def after_the_last(places: Sequence[Place], effect: Effect, arrived: Sequence[float], seconds: float) -> list[float]:
+    """Return when workers leave a sum that begins when the last of them has arrived."""
+    return [max(arrived) + seconds] * len(places) if len(places) > 1 else list(arrived)
 
-    `seconds(worker, work)` is how long work takes; of a message that is sent, how long it is on its way. `begins` is
-    when each worker is free, and afterwards when it is free again.
+
+def clocked(
+    walk: Walk, seconds: Callable[[Place, Effect], float],
+    meet: Callable[[Sequence[Place], Effect, Sequence[float], float], Sequence[float]] = after_the_last,
+) -> Iterator[Timed]:  # fmt: skip
+    """Yield all effects with their times.
+
+    `seconds(place, effect)` is how long an effect takes; of a message that is sent, how long it is on its way. `meet`
+    says when workers that arrived at these times leave a sum.
     """
-    free = begins if begins is not None else [0.0] * table.workers
-    arrivals: dict[Channel, deque[float]] = defaultdict(deque)
-    taken: dict[Channel, list[float]] = defaultdict(list)
-    put: dict[Channel, int] = defaultdict(int)
-    walk, reductions = Walk(table), dict[int, float]()
-    for worker, work in walk:
-        before = start = free[worker]
-        takes_time = 0.0
-        if sends(work):
-            channel = channel_of(work)
-            if put[channel] >= table.slots:
-                start = max(start, taken[channel][put[channel] - table.slots])
-            put[channel] += 1
-            arrivals[channel].append(start + seconds(worker, work))
-        elif takes(work):
-            channel = channel_of(work)
-            start = max(start, arrivals[channel].popleft())
-            taken[channel].append(start)
-        elif work.what == ALL_REDUCE:  # begins when the last worker has arrived
-            start = reductions.setdefault(walk.finished[worker], max(free) + seconds(worker, work))
+    free = dict.fromkeys(walk.programs, 0.0)
+    arrivals: dict[tuple[int, Channel], deque[float]] = defaultdict(deque)
+    taken: dict[tuple[int, Channel], deque[float]] = defaultdict(deque)
+    put: dict[tuple[int, Channel], int] = defaultdict(int)
+    leaves = dict[Place, float]()
+    for place, effect, answer in walk:
+        before = start = free[place]
+        takes_time, replica = 0.0, place[0]
+        if isinstance(effect, Send):
+            way = replica, effect.channel
+            put[way] += 1
+            if put[way] > walk.slots:
+                start = max(start, taken[way].popleft())
+            arrivals[way].append(start + seconds(place, effect))
+        elif isinstance(effect, Receive):
+            way = replica, effect.channel
+            start = max(start, arrivals[way].popleft())
+            taken[way].append(start)
+        elif isinstance(effect, SumUp | Agree):
+            if place not in leaves:
+                together = walk.parties(place, effect)
+                arrived = [free[each] for each in together]
+                leaves.update(zip(together, meet(together, effect, arrived, seconds(place, effect)), strict=True))
+            start = leaves.pop(place)
         else:
-            takes_time = seconds(worker, work)
-        free[worker] = start + takes_time
-        yield Timed(worker, work, start, free[worker], start - before)
+            takes_time = seconds(place, effect)
+        free[place] = start + takes_time
+        yield Timed(place, effect, answer, start, free[place], start - before)
 
 
 class Task(NamedTuple):
@@ -139,14 +188,16 @@ class Task(NamedTuple):
     version: int = 0
 
 
+def ticks(place: Place, effect: Effect) -> float:
+    """All work takes a tick; messages and updates take none."""
+    return float(isinstance(effect, Compute))
+
+
 def ticked(table: Table) -> list[Task]:
-    """Return the table in order of ticks: all work takes one, messages none, and an update is in the tick before it."""
-
-    def ticks(worker: int, work: Work) -> float:
-        return 0.0 if work.what in (UPDATE, ALL_REDUCE) or sends(work) else 1.0
-
+    """Return the table in order of ticks; an update is in the tick before it."""
     found = []
-    for _, work, start, _, _ in clocked(replace(table, slots=table.micro_batches + 1), ticks):
-        if not (sends(work) or takes(work)):
-            found.append(Task(int(start) - (work.what == UPDATE), *work))
+    for timed in clocked(Walk.of(replace(table, slots=table.micro_batches + 1)), ticks):
+        if isinstance(timed.effect, Compute | Update):
+            work = timed.effect.work
+            found.append(Task(int(timed.start) - (work.what == UPDATE), *work))
     return sorted(found, key=lambda task: task.tick)

@@ -14,24 +14,11 @@ order of events leads to it. The error is the shortest story of how it comes to 
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from paceline.core.schedules import (
-    ALL_REDUCE,
-    BACKWARD,
-    FORWARD,
-    INPUTS,
-    SEND_BACK,
-    SEND_ON,
-    TAKE_BACK,
-    TAKE_ON,
-    UPDATE,
-    WEIGHTS,
-    Table,
-    Work,
-)
-from paceline.core.schedules.clock import Channel, Walk, channel_of, clocked, sends, takes
+from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Work
+from paceline.core.schedules.clock import Walk, clocked, ticks
+from paceline.core.schedules.worker import Agree, Channel, Compute, Effect, Receive, Send, SumUp, Update
 from paceline.errors import PlanError
 from paceline.narrative import Scene, Wait, format_story, format_waits
 
@@ -55,27 +42,28 @@ class Figures:
 def prove_table(table: Table) -> Figures:
     """Raise PlanError with the story of the first fault; otherwise return what was counted."""
     checker = _Checker(table)
-    walk = Walk(table)
-    for worker, work in walk:
-        checker.see(worker, work)
+    walk = Walk.of(table)
+    spans = []
+    for timed in clocked(walk, ticks):
+        checker.see(timed.place[1], timed.effect, timed.answer)
+        spans.append((timed.start, timed.end))
     if walk.blocked:
         raise PlanError(_stuck(table, walk))
-    checker.end()
+    checker.end(walk)
     figures = checker.figures
-    figures.ticks, figures.bubble = ticks_of(table)
+    figures.ticks, figures.bubble = _idle(spans, table.workers)
     return figures
 
 
 def ticks_of(table: Table) -> tuple[int, float]:
     """Return how many ticks the table takes, and the share in which workers idle. Messages and updates take none."""
+    return _idle([(timed.start, timed.end) for timed in clocked(Walk.of(table), ticks)], table.workers)
 
-    def ticks(worker: int, work: Work) -> float:
-        return 0.0 if work.what in (UPDATE, ALL_REDUCE) or sends(work) else 1.0
 
-    spans = [(timed.start, timed.end) for timed in clocked(table, ticks)]
+def _idle(spans: list[tuple[float, float]], workers: int) -> tuple[int, float]:
     last = max((end for _, end in spans), default=0.0)
     busy = sum(end - start for start, end in spans)
-    return int(last), 1 - busy / (last * table.workers) if last else 0.0
+    return int(last), 1 - busy / (last * workers) if last else 0.0
 
 
 class _Stage:
@@ -92,92 +80,74 @@ class _Stage:
 
 
 class _Checker:
-    """Checks each piece of work as the walk yields it."""
+    """Checks each effect as the walk yields it. A message is the work that has made it."""
 
     def __init__(self, table: Table) -> None:
         self.table, self.figures = table, Figures(versions=list(table.versions))
         self.stages = [_Stage() for _ in table.stage_to_worker]
-        self.in_flight: dict[Channel, deque[int]] = defaultdict(deque)
-        #: What has arrived and was not used yet: (way, stage that needs it, micro-batch).
-        self.arrived: set[tuple[str, int, int]] = set()
-        self.past: list[tuple[int, Work]] = []
+        self.past: list[Work] = []
 
-    def see(self, worker: int, work: Work) -> None:
+    def see(self, worker: int, effect: Effect, answer: object) -> None:
+        if isinstance(effect, Compute):
+            work = effect.work
+            self.holds(worker, work)
+            check = {FORWARD: self.forward, BACKWARD: self.backward, INPUTS: self.backward, WEIGHTS: self.weights}
+            check[work.what](work, effect.message)
+        elif isinstance(effect, Update):
+            self.holds(worker, effect.work)
+            self.update(effect.work)
+        elif isinstance(effect, Send):
+            self.figures.messages += 1
+        elif isinstance(effect, Agree):
+            self.all_reduce(worker, effect)
+        elif isinstance(effect, Receive):
+            assert isinstance(answer, Work)
+            if answer.micro != effect.micro:
+                moral = f"it wants micro-batch {effect.micro}, and {answer.micro} is what comes next"
+                raise self.fault([Send(effect.channel, answer.micro, None), effect], moral)
+
+    def holds(self, worker: int, work: Work) -> None:
         if not 0 <= work.stage < self.table.stages or self.table.stage_to_worker[work.stage] != worker:
             raise self.fault([], f"worker {worker} does {work}, which it does not hold")
-        self.past.append((worker, work))
-        if sends(work):
-            self.send(work)
-        elif takes(work):
-            self.take(work)
-        elif work.what == ALL_REDUCE:
-            self.all_reduce(worker, work)
-        else:
-            self.figures.works += 1
-            {FORWARD: self.forward, BACKWARD: self.backward, INPUTS: self.backward, WEIGHTS: self.weights,
-             UPDATE: self.update}[work.what](work)  # fmt: skip
+        self.past.append(work)
+        self.figures.works += 1
 
-    # --- messages ---------------------------------------------------------------------------------------------------
-
-    def send(self, work: Work) -> None:
-        stage = self.stages[work.stage]
-        made = stage.forwards if work.what == SEND_ON else stage.inputs
-        if work.micro not in made:
-            raise self.fault([], f"{_who(self.table, work)} sends what it has not made: {_message(work)}")
-        self.figures.messages += 1
-        self.in_flight[channel_of(work)].append(work.micro)
-
-    def take(self, work: Work) -> None:
-        found = self.in_flight[channel_of(work)].popleft()
-        if found != work.micro:
-            sent = Work(channel_of(work)[0], found, SEND_ON if work.what == TAKE_ON else SEND_BACK)
-            raise self.fault([sent, work], f"it wants micro-batch {work.micro}, and {found} is what comes next")
-        self.arrive(work.what, work.stage, work.micro)
-
-    def arrive(self, way: str, stage: int, micro: int) -> None:
-        self.arrived.add((way, stage, micro))
-
-    def need(self, way: str, work: Work, neighbour: int) -> None:
-        if not 0 <= neighbour < self.table.stages:
-            return
-        if (way, work.stage, work.micro) not in self.arrived:
-            what = "activations" if way == TAKE_ON else "gradients"
+    def need(self, work: Work, message: object, neighbour: int) -> None:
+        if 0 <= neighbour < self.table.stages and message is None:
+            what = "activations" if work.what == FORWARD else "gradients"
             raise self.fault([work], f"the {what} of micro-batch {work.micro} from stage {neighbour} have not arrived")
-        self.arrived.remove((way, work.stage, work.micro))
 
-    def all_reduce(self, worker: int, work: Work) -> None:
+    def all_reduce(self, worker: int, effect: Agree) -> None:
         for number, stage in enumerate(self.stages):
             if self.table.stage_to_worker[number] == worker and stage.weights != set(stage.forwards):
-                raise self.fault([work], f"not all gradients of stage {number} are made")
+                raise self.fault([effect], f"not all gradients of stage {number} are made")
 
     # --- computing --------------------------------------------------------------------------------------------------
 
-    def forward(self, work: Work) -> None:
+    def forward(self, work: Work, message: object) -> None:
         stage = self.stages[work.stage]
         if work.micro in stage.forwards:
             raise self.fault([work, work], f"micro-batch {work.micro} goes forward through stage {work.stage} twice")
-        self.need(TAKE_ON, work, work.stage - 1)
+        self.need(work, message, work.stage - 1)
         self.read(work)
         stage.forwards[work.micro] = work.version
         stage.most = max(stage.most, len(stage.forwards) - len(stage.weights))
-        self.hand_over(TAKE_ON, work, work.stage + 1)
 
-    def backward(self, work: Work) -> None:
+    def backward(self, work: Work, message: object) -> None:
         stage = self.stages[work.stage]
         if work.micro not in stage.forwards:
             raise self.fault([work], "it goes backward before it has gone forward")
         if work.micro in stage.inputs:
             raise self.fault([work, work], f"micro-batch {work.micro} goes backward through stage {work.stage} twice")
-        self.need(TAKE_BACK, work, work.stage + 1)
+        self.need(work, message, work.stage + 1)
         self.read(work)
         self.same_version(work)
         stage.inputs.add(work.micro)
         if work.what == BACKWARD:
             stage.weights.add(work.micro)
             stage.waiting.append(work.micro)
-        self.hand_over(TAKE_BACK, work, work.stage - 1)
 
-    def weights(self, work: Work) -> None:
+    def weights(self, work: Work, message: object) -> None:
         stage = self.stages[work.stage]
         if work.micro not in stage.inputs:
             raise self.fault([work], "the gradients of inputs, from which those of weights follow, are not made yet")
@@ -200,12 +170,6 @@ class _Checker:
         first = min(stage.forwards[micro] for micro in stage.waiting)
         self.figures.staleness = max(self.figures.staleness, stage.newest - first)
         stage.waiting, stage.newest = [], work.version
-
-    def hand_over(self, way: str, work: Work, neighbour: int) -> None:
-        """Pass a result to a neighbouring stage of the same worker."""
-        stage_to_worker = self.table.stage_to_worker
-        if 0 <= neighbour < len(stage_to_worker) and stage_to_worker[neighbour] == stage_to_worker[work.stage]:
-            self.arrive(way, neighbour, work.micro)
 
     # --- versions ---------------------------------------------------------------------------------------------------
 
@@ -231,15 +195,14 @@ class _Checker:
             raise self.fault([forward, work], f"the backward reads version {work.version}, and {why}")
 
     def made(self, stage: int, version: int) -> list[Work]:
-        return [work for _, work in self.past if (work.what, work.stage, work.version) == (UPDATE, stage, version)]
+        return [work for work in self.past if (work.what, work.stage, work.version) == (UPDATE, stage, version)]
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def end(self) -> None:
-        for (source, target), left in self.in_flight.items():
+    def end(self, walk: Walk) -> None:
+        for (_, channel), left in walk.in_flight.items():
             if left:
-                way = SEND_ON if target > source else SEND_BACK
-                raise self.fault([Work(source, left[0], way)], f"stage {target} never takes it")
+                raise self.fault([Send(channel, left[0].micro, None)], f"stage {channel[1]} never takes it")
         wanted = set(range(self.table.micro_batches))
         for number, stage in enumerate(self.stages):
             for micros, what in ((set(stage.forwards), "forward"), (stage.weights, "backward")):
@@ -259,7 +222,7 @@ class _Checker:
                 raise self.fault([], f"stages 0 and {number} make update {first} of different micro-batches")
         self.figures.in_flight = [stage.most for stage in self.stages]
 
-    def fault(self, scenes: list[Work], moral: str) -> PlanError:
+    def fault(self, scenes: list[Work | Effect], moral: str) -> PlanError:
         steps = [Scene(_who(self.table, work), _does(work)) for work in scenes]
         return PlanError(format_story(f"The table of {self.table.name} is wrong:", steps, moral))
 
@@ -267,41 +230,51 @@ class _Checker:
 def _stuck(table: Table, walk: Walk) -> str:
     """Return the story of a deadlock, where no worker can continue."""
     waits = []
-    for worker, work in walk.blocked.items():
-        at = walk.positions[worker]
-        did = _does(walk.programs[worker][at - 1]) if at else "starts"
-        if work.what == ALL_REDUCE:
-            missing = walk.began.index(min(walk.began))
-            waits.append(Wait(f"worker {worker}", did, "join the all-reduce", f"worker {missing}"))
-            continue
-        source, target = channel_of(work)
-        other = table.stage_to_worker[source if takes(work) else target]
-        wants = (
-            f"send {_message(work)}" if takes(work) else f"take a message: {walk.slots} from stage {source} are ready"
-        )
-        waits.append(Wait(f"worker {worker}", did, wants, f"worker {other}"))
+    for place, effect in walk.blocked.items():
+        did = _does(walk.last[place]) if place in walk.last else "starts"
+        match effect:
+            case Receive(channel, micro):
+                wants, other = f"send {_message(channel, micro)}", table.stage_to_worker[channel[0]]
+            case Send(channel):
+                wants = f"take a message: {walk.slots} from stage {channel[0]} are ready"
+                other = table.stage_to_worker[channel[1]]
+            case _:
+                wants, other = "join the all-reduce", walk.missing(place, effect)[0][1]
+        waits.append(Wait(f"worker {place[1]}", did, wants, f"worker {other}"))
     return format_waits(f"The table of {table.name} gets stuck:", waits)
 
 
-def _who(table: Table, work: Work) -> str:
-    return f"worker {table.stage_to_worker[work.stage]}"
+def _who(table: Table, what: Work | Effect) -> str:
+    match what:
+        case Send((stage, _)) | Receive((_, stage)) | Agree(stage):
+            return f"worker {table.stage_to_worker[stage]}"
+    assert isinstance(what, Work)
+    return f"worker {table.stage_to_worker[what.stage]}"
 
 
-def _message(work: Work) -> str:
-    what = "activations" if work.what in (SEND_ON, TAKE_ON) else "gradients"
-    source = work.stage if sends(work) else channel_of(work)[0]
-    return f"the {what} of micro-batch {work.micro} from stage {source}"
+def _message(channel: Channel, micro: int) -> str:
+    what = "activations" if channel[1] > channel[0] else "gradients"
+    return f"the {what} of micro-batch {micro} from stage {channel[0]}"
 
 
-def _does(work: Work) -> str:
-    if sends(work) or takes(work):
-        return f"{'sends' if sends(work) else 'takes'} {_message(work)}"
-    stage, reading = f"stage {work.stage}", f"for micro-batch {work.micro}, reading version {work.version}"
+def _does(what: Work | Effect) -> str:
+    match what:
+        case Send(channel, micro):
+            return f"sends {_message(channel, micro)}"
+        case Receive(channel, micro):
+            return f"takes {_message(channel, micro)}"
+        case SumUp(number):
+            return f"sums up the gradient of stage {number}"
+        case Agree():
+            return "joins the all-reduce"
+        case Compute(work) | Update(work):
+            return _does(work)
+    assert isinstance(what, Work)
+    stage, reading = f"stage {what.stage}", f"for micro-batch {what.micro}, reading version {what.version}"
     return {
-        FORWARD: f"takes micro-batch {work.micro} forward through {stage}, reading version {work.version}",
-        BACKWARD: f"takes micro-batch {work.micro} backward through {stage}, reading version {work.version}",
+        FORWARD: f"takes micro-batch {what.micro} forward through {stage}, reading version {what.version}",
+        BACKWARD: f"takes micro-batch {what.micro} backward through {stage}, reading version {what.version}",
         INPUTS: f"makes the gradients of {stage}'s inputs {reading}",
         WEIGHTS: f"makes the gradients of {stage}'s weights {reading}",
-        UPDATE: f"updates {stage}: version {work.version}",
-        ALL_REDUCE: "joins the all-reduce",
-    }[work.what]
+        UPDATE: f"updates {stage}: version {what.version}",
+    }[what.what]

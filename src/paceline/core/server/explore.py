@@ -11,12 +11,12 @@ every end each shard has applied each batch exactly once. And there is an end: n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from paceline.core.exploration import Explored, Walker, breadth_first
+from paceline.core.exploration import Explored, ProgramExplorer, Walker, breadth_first
 from paceline.core.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
 from paceline.core.server.desk import Desk
 from paceline.core.server.events import Ask, Command, Compute, Death, Finish, Join, Pull, Push
@@ -27,161 +27,189 @@ from paceline.core.server.shard import Shard, Taken
 from paceline.core.server.worker import Client, Program, push_every_batch, push_in_rounds
 from paceline.narrative import Scene
 
-Move = tuple[str, int]  # ("goes on", "dies" or "joins", worker)
+P = TypeVar("P")
+
+
+@dataclass
+class Servers(Generic[P]):
+    """The desk and the shards of a small world; `P` tells its workers apart."""
+
+    machine: Desk
+    shard: Shard | Gathering
+    desk: list[int]
+    shards: list[list[int]]
+    #: For each shard, the (batch, push) that it applied, in order.
+    applied: list[list[tuple[int, Taken]]]
+    #: Workers that were answered Wait, and the desk has not changed since.
+    waits: frozenset[P] = frozenset()
+
+    @staticmethod
+    def of(machine: Desk, shard: Shard | Gathering, shards: int) -> Servers[P]:
+        desk, states = [0] * machine.ints, [[0] * shard.ints for _ in range(shards)]
+        machine.init(desk)
+        for state in states:
+            shard.init(state)
+        return Servers(machine, shard, desk, states, [[] for _ in states])
+
+    def copy(self) -> Servers[P]:
+        shards, applied = [list(state) for state in self.shards], [list(each) for each in self.applied]
+        return Servers(self.machine, self.shard, list(self.desk), shards, applied, self.waits)
+
+    def key(self) -> tuple[Any, ...]:
+        batches = tuple(tuple(sorted(batch for batch, _ in applied)) for applied in self.applied)
+        return self.machine.key(self.desk), tuple(map(self.shard.key, self.shards)), batches, self.waits
+
+    def ask(self, worker: Walker[Any], place: P, command: Ask | Finish | Join) -> Action:
+        """Let a worker give a command to the desk: it goes on, or waits until the desk has changed."""
+        action = self.machine.handle(self.desk, command)
+        if isinstance(command, Finish) or isinstance(action, Lease):
+            self.waits = frozenset()  # workers that wait may ask again
+        if isinstance(action, Wait):
+            self.waits |= {place}
+            worker.effect = command if isinstance(command, Join) else Ask(command.worker)
+        else:
+            worker.send(None if isinstance(action, Done) else action)
+        return action
+
+    def push(self, push: Push, who: int, joined: bool = False) -> Action:
+        """Push; `who` tells workers apart that had one number one after another."""
+        action: Action = self.shard.handle(self.shards[push.shard], push)
+        if isinstance(action, Apply | Held):
+            self.applied[push.shard].append((push.batch, Taken(who, action.base, joined)))
+        return action
+
+    def died(self, worker: int) -> None:
+        self.machine.handle(self.desk, Death(worker))
+        self.waits = frozenset()
+
+    def fault(self, living: Callable[[int], bool]) -> str | None:
+        """Describe an invariant that fails; None if all hold."""
+        leases = [b for n, b in enumerate(self.machine.leased(self.desk)) if b >= 0 and living(n)]
+        if len(set(leases)) < len(leases):
+            return f"two living workers hold the same batch: leases {leases}"
+        for number, applied in enumerate(self.applied):
+            batches = [batch for batch, _ in applied]
+            if len(set(batches)) < len(batches):
+                return f"shard {number} applied a batch twice: {batches}"
+            if fault := self.shard.fault([push for _, push in applied], self.shards[number][0]):
+                return f"shard {number}: {fault}"
+        return None
+
+    def lacking(self) -> str | None:
+        """Describe what a shard lacks at the end."""
+        for number, applied in enumerate(self.applied):
+            if missing := set(range(self.machine.batches)) - {batch for batch, _ in applied}:
+                return f"every worker has finished, but shard {number} never got batches {sorted(missing)}"
+        return None
 
 
 @dataclass
 class _World:
     """The state of a small world."""
 
-    desk_state: list[int]
-    shard_states: list[list[int]]
-    workers: list[Walker[Command]]
-    alive: list[bool]
-    #: Whether each worker was answered Wait and the desk has not changed since.
-    waits: list[bool]
-    #: For each shard, the (batch, push) that it applied, in order.
-    applied: list[list[tuple[int, Taken]]] = field(default_factory=list)
+    servers: Servers[int]
+    workers: dict[int, Walker[Command]]
+    #: For each worker's number, a number that tells the workers that had it one after another apart.
+    identity: list[int]
+    dead: frozenset[int] = frozenset()
     #: The number of workers that joined late.
     joined: int = 0
-    #: For each worker's number, a number that tells the workers that had it one after another apart.
-    identity: list[int] = field(default_factory=list)
+    fault: str | None = None
 
     def copy(self) -> _World:
-        return _World(
-            list(self.desk_state),
-            [list(s) for s in self.shard_states],
-            [worker.copy() for worker in self.workers],
-            list(self.alive),
-            list(self.waits),
-            [list(a) for a in self.applied],
-            self.joined,
-            list(self.identity),
-        )
+        return replace(self, servers=self.servers.copy(), workers=dict(self.workers), identity=list(self.identity))
 
 
-class _Explorer:
+class _Size(NamedTuple):
+    """How large a small world is, and what may happen in it."""
+
+    workers: int
+    batches: int
+    shards: int
+    gathers: int
+    deaths: int
+    joins: int
+
+
+class _Explorer(ProgramExplorer[_World, int]):
     """The machines of a small world, and its moves and invariants."""
 
-    def __init__(
-        self, workers: int, batches: int, shards: int, gathers: int, deaths: int, joins: int, gate: Gate,
-        desk: type[Desk], program: Callable[[Client], Program],
-    ) -> None:  # fmt: skip
-        self.count, self.batches, self.shards, self.gathers = workers, batches, shards, gathers
-        self.deaths, self.joins, self.program = deaths, joins, program
-        self.desk = desk(workers, batches, gate)
-        self.shard: Shard | Gathering = Gathering(workers, gathers) if gathers else Shard(workers)
+    seen = (tuple,)  # every command
+
+    def __init__(self, size: _Size, gate: Gate, desk: type[Desk], program: Callable[[Client], Program]) -> None:
+        self.count, self.shards, self.deaths, self.joins = size.workers, size.shards, size.deaths, size.joins
+        self.program, self.desk = program, desk(size.workers, size.batches, gate)
+        gathering = Gathering(size.workers, size.gathers) if size.gathers else None
+        self.shard: Shard | Gathering = gathering or Shard(size.workers)
 
     def first(self) -> _World:
-        desk_state = [0] * self.desk.ints
-        self.desk.init(desk_state)
-        shard_states = [[0] * self.shard.ints for _ in range(self.shards)]
-        for state in shard_states:
-            self.shard.init(state)
-        workers = [self._worker(Client(number, self.shards)) for number in range(self.count)]
-        return _World(
-            desk_state,
-            shard_states,
-            workers,
-            [True] * self.count,
-            [False] * self.count,
-            [[] for _ in shard_states],
-            0,
-            list(range(self.count)),
-        )
+        servers: Servers[int] = Servers.of(self.desk, self.shard, self.shards)
+        workers = {number: self._worker(Client(number, self.shards)) for number in range(self.count)}
+        return _World(servers, workers, list(range(self.count)))
 
     def _worker(self, client: Client) -> Walker[Command]:
         return Walker(partial(self.program, client))
 
     def key(self, world: _World) -> tuple[Any, ...]:
-        return (
-            self.desk.key(world.desk_state),
-            tuple(self.shard.key(s) for s in world.shard_states),
-            tuple(w.key() for w in world.workers),
-            tuple(world.alive),
-            tuple(world.waits),
-            world.joined,
-            tuple(tuple(sorted(batch for batch, _ in applied)) for applied in world.applied),
-        )
+        return world.servers.key(), tuple(w.key() for w in world.workers.values()), world.dead, world.joined
 
-    def moves(self, world: _World) -> Iterator[Move]:
-        """Yield the moves that are possible in a world."""
-        died = world.alive.count(False) + world.joined
-        for number, worker in enumerate(world.workers):
-            if world.alive[number] and worker.effect is not None:
-                if not world.waits[number]:
-                    yield ("goes on", number)
-                if died < self.deaths and world.alive.count(True) > 1:
-                    yield ("dies", number)
-            elif not world.alive[number] and world.joined < self.joins:
-                yield ("joins", number)
+    def missing(self, world: _World, place: int) -> Collection[int]:
+        return world.workers if place in world.servers.waits else ()
 
-    def make(self, world: _World, move: Move) -> Scene:
-        """Change the world by one move, and describe it."""
-        kind, number = move
-        if kind == "dies":
-            world.alive[number] = False
-            self.desk.handle(world.desk_state, Death(number))
-            world.waits = [False] * self.count
-            return Scene(f"worker {number}", "dies")
-        if kind == "joins":
-            world.alive[number], world.identity[number] = True, self.count * (world.joined + 1) + number
-            world.joined += 1
-            world.workers[number] = self._worker(Client(number, self.shards, joins=True))
-            return Scene(f"worker {number}", "joins in the place of the dead one")
-        worker = world.workers[number]
-        command = worker.effect
-        assert command is not None
-        action = self._perform(world, command)
-        if isinstance(command, Finish) or isinstance(action, Lease):
-            world.waits = [False] * self.count  # the desk has changed: workers that wait may ask again
-        if isinstance(action, Wait):
-            world.waits[number] = True
-            worker.effect = command if isinstance(command, Join) else Ask(number)
-        elif isinstance(command, Compute):
-            worker.send(command.lease)
-        else:
-            worker.send(None if isinstance(action, Done) else action)
-        return Scene(f"worker {number}", f"{_say(command)} -> {_say(action)}")
+    def arrive(self, world: _World, place: int) -> None:
+        """Do nothing: a command waits for no other worker's."""
 
-    def _perform(self, world: _World, command: Command) -> Action:
-        if isinstance(command, Compute):
-            return Noted()
-        if isinstance(command, Push | Pull):
-            action = self.shard.handle(world.shard_states[command.shard], command)
-            if isinstance(command, Push) and isinstance(action, Apply | Held):
-                who = world.identity[command.worker]
-                world.applied[command.shard].append((command.batch, Taken(who, action.base, who >= self.count)))
-            return action
-        return self.desk.handle(world.desk_state, command)
+    def moves(self, world: _World) -> Iterator[tuple[str, int]]:
+        die = len(world.dead) + world.joined < self.deaths and len(world.dead) < self.count - 1
+        yield from (move for move in super().moves(world) if move[0] == "goes on")
+        for number, worker in world.workers.items():
+            if number in world.dead and world.joined < self.joins:
+                yield "joins", number
+            elif number not in world.dead and die and worker.effect is not None:
+                yield "dies", number
 
-    def ended(self, moves: Sequence[Move]) -> bool:
+    def ended(self, moves: Sequence[tuple[str, int]]) -> bool:
         """Whether no worker can go on."""
         return not any(kind == "goes on" for kind, _ in moves)
 
+    def make(self, world: _World, move: tuple[str, int]) -> Scene:
+        """Change the world by one move, and describe it."""
+        kind, number = move
+        if kind == "dies":
+            world.servers.died(number)
+        if kind != "joins":
+            return super().make(world, move)
+        world.dead -= {number}
+        world.joined += 1
+        world.identity[number] = self.count * world.joined + number
+        world.workers[number] = self._worker(Client(number, self.shards, joins=True))
+        return Scene(f"worker {number}", "joins in the place of the dead one")
+
+    def go_on(self, world: _World, place: int, effect: Command) -> str:
+        worker, servers = world.workers[place], world.servers
+        action: Action = Noted()
+        match effect:
+            case Ask() | Finish() | Join():
+                return f"{say(effect)} -> {say(servers.ask(worker, place, effect))}"
+            case Compute(_, lease):
+                worker.send(lease)
+                return f"{say(effect)} -> {say(Noted())}"
+            case Push():
+                who = world.identity[place]
+                action = servers.push(effect, who, who >= self.count)
+            case Pull():
+                action = self.shard.handle(servers.shards[effect.shard], effect)
+        worker.send(action)
+        return f"{say(effect)} -> {say(action)}"
+
     def fault(self, world: _World) -> str | None:
         """Describe an invariant that fails in this state; None if all hold."""
-        leases = [b for n, b in enumerate(self.desk.leased(world.desk_state)) if b >= 0 and world.alive[n]]
-        if len(set(leases)) < len(leases):
-            return f"two living workers hold the same batch: leases {leases}"
-        for number, applied in enumerate(world.applied):
-            batches = [batch for batch, _ in applied]
-            if len(set(batches)) < len(batches):
-                return f"shard {number} applied a batch twice: {batches}"
-            if fault := self.shard.fault([push for _, push in applied], world.shard_states[number][0]):
-                return f"shard {number}: {fault}"
-        return None
+        return world.servers.fault(lambda number: number not in world.dead)
 
     def fault_at_end(self, world: _World) -> str | None:
         """Describe what is missing in a final state; None if nothing is."""
-        stuck = [n for n, w in enumerate(world.workers) if world.alive[n] and w.effect is not None]
-        if stuck:
-            return f"workers {stuck} wait for ever"
-        for number, applied in enumerate(world.applied):
-            missing = set(range(self.batches)) - {batch for batch, _ in applied}
-            if missing:
-                return f"every worker has finished, but shard {number} never got batches {sorted(missing)}"
-        return None
+        stuck = [n for n, worker in world.workers.items() if n not in world.dead and worker.effect is not None]
+        return f"workers {stuck} wait for ever" if stuck else world.servers.lacking()
 
 
 def explore(
@@ -197,11 +225,11 @@ def explore(
 ) -> Explored:
     """Explore every interleaving, and return the shortest story in which an invariant fails, if there is one."""
     program = program or (push_in_rounds if gathers else push_every_batch)
-    explorer = _Explorer(workers, batches, shards, gathers, deaths, joins, gate or Asynchronous(), desk, program)
-    return breadth_first(explorer)
+    size = _Size(workers, batches, shards, gathers, deaths, joins)
+    return breadth_first(_Explorer(size, gate or Asynchronous(), desk, program))
 
 
-def _say(thing: Command | Action) -> str:
+def say(thing: Command | Action) -> str:
     """Return a command or an answer in words."""
     if isinstance(thing, Lease):
         return f"batch {thing.batch}{' again' if thing.again else ''}"

@@ -13,8 +13,18 @@ have come to a step, so that what is decided does not depend on which member was
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from paceline.core.tuning import FAILED, Coordinates, Leg, Sampler
 from paceline.core.tuning.random import uniform
+
+
+class Breeding(NamedTuple):
+    """How members that do badly are changed."""
+
+    quantile: float = 0.25
+    resample_probability: float = 0.25
+    perturbation: float = 0.1
 
 
 class PopulationBasedTraining:
@@ -24,11 +34,10 @@ class PopulationBasedTraining:
     heeds: frozenset[int] | None = frozenset()
 
     def __init__(
-        self, sampler: Sampler, trials: int, max_t: int, perturbation_interval: int = 1, quantile: float = 0.25,
-        resample_probability: float = 0.25, perturbation: float = 0.1, seed: int = 0,
+        self, sampler: Sampler, trials: int, max_t: int, perturbation_interval: int = 1, seed: int = 0,
+        breeding: Breeding | None = None,
     ) -> None:  # fmt: skip
-        self.max_t, self.interval, self.quantile, self.seed = max_t, perturbation_interval, quantile, seed
-        self.resample_probability, self.perturbation = resample_probability, perturbation
+        self.max_t, self.interval, self.seed, self.breeding = max_t, perturbation_interval, seed, breeding or Breeding()
         self.sampler = sampler
         #: The configuration of each member now; None as long as it is the sampler's.
         self.members: list[Coordinates | None] = [None] * trials
@@ -58,7 +67,7 @@ class PopulationBasedTraining:
         self.ended = {}
         if self.start == self.max_t or not alive:
             return
-        count = min(max(1, int(len(ranked) * self.quantile)), len(ranked) // 2)
+        count = min(max(1, int(len(ranked) * self.breeding.quantile)), len(ranked) // 2)
         best = alive[: max(1, count)]
         worst = [trial for trial in ranked[len(ranked) - count :] if trial not in best]
         worst += [trial for trial in ranked if trial not in alive and trial not in worst]
@@ -76,7 +85,7 @@ class PopulationBasedTraining:
 
     def _explore(self, value: float, trial: int, place: int) -> float:
         fate = uniform(self.seed, trial, self.start, place, 1)
-        draw = uniform(self.seed, trial, self.start, place, 2)
-        if fate < self.resample_probability:
+        draw, move = uniform(self.seed, trial, self.start, place, 2), self.breeding.perturbation
+        if fate < self.breeding.resample_probability:
             return draw
-        return min(1.0, max(0.0, value + (self.perturbation if draw < 0.5 else -self.perturbation)))
+        return min(1.0, max(0.0, value + (move if draw < 0.5 else -move)))

@@ -1,29 +1,33 @@
-"""All segments of a pipeline in one process. Their work runs in an order that every worker's program allows.
+"""All workers of a pipeline in one process: the answers, with numbers, to the effects of their programs.
 
-Work of the table is done by all workers that it stands for: those that share the layers of a stage do it together, from
-movement to movement, and replicas one after another. The bits do not depend on which order it is.
+A program stands for the workers that share the layers of its stages. They compute together, from movement to movement,
+and a message is one of each. The programs run in an order that their messages allow; which one, the bits do not tell.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.core.schedules import ALL_REDUCE, UPDATE, Table, Work
-from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, takes
+from paceline.core.agenda import Agenda
+from paceline.core.schedules import Table, Work
+from paceline.core.schedules.clock import Place, Walk
 from paceline.core.schedules.passes import Pass, passes
+from paceline.core.schedules.worker import Agree, Compute, Effect, SumUp, Update
+from paceline.core.server.events import Push
 from paceline.data.source import Reader
 from paceline.engines.arithmetic.common import Snapshots
 from paceline.engines.arithmetic.execute import execute
 from paceline.engines.outcome import Snapshot
 from paceline.engines.setup import Setup
 from paceline.gradients.payload import GradientSum, Payload
-from paceline.links.mailbox import bytes_of
+from paceline.plans.methods.pipeline import Pipeline
 from paceline.splits.planning import run_together
 from paceline.splits.slicing import assembled, sliced
 from paceline.splits.stages import SplitStages
@@ -42,6 +46,39 @@ class StageUpdate(NamedTuple):
     sums: GradientSum
 
 
+class PlaceOfReplica:
+    """The `StageWorker` of a program: a worker of a replica's table, and the segments that it computes with."""
+
+    def __init__(
+        self, worker: int, depth: int, tables: Iterator[Pass], table: Callable[[tuple[int, ...]], Table],
+        segments: Sequence[Segment],
+    ) -> None:  # fmt: skip
+        self.worker, self.depth, self._passes, self._table, self.segments = worker, depth, tables, table, segments
+
+    def lines(self) -> Iterator[Iterable[Work]]:
+        for passing in self._passes:
+            self.passing = passing
+            for segment in self.segments:
+                segment.begin(passing)
+            yield self._table(passing.counts).lines[self.worker]
+
+
+def places_of(
+    pipeline: Pipeline, workers: int, agenda: Agenda, table: Callable[[tuple[int, ...]], Table],
+    teams: Sequence[Team] | None = None, stop: int | None = None,
+) -> list[list[PlaceOfReplica]]:  # fmt: skip
+    """Return the places of every replica, for the updates up to `stop`."""
+    span, data, depth, table = pipeline.schedule.span, pipeline.spread.data, pipeline.depth(workers), cache(table)
+    teams = teams or [[[]] * data] * depth
+    return [
+        [
+            PlaceOfReplica(worker, depth, passes(span, agenda, 0, stop, replica, data), table, teams[worker][replica])
+            for worker in range(depth)
+        ]
+        for replica in range(data)
+    ]
+
+
 class StagedPipeline:
     """The segments of all workers, and the messages between them."""
 
@@ -50,7 +87,7 @@ class StagedPipeline:
         assert setup.blueprint is not None
         assert setup.pipeline is not None
         self.blueprint, self.spread = setup.blueprint, setup.pipeline.spread
-        self.collective = self.spread.collective
+        self.collective, self.pipeline = self.spread.collective, setup.pipeline
         self.reader = Reader(setup.source, setup.order(), 0, lambda _: None)
         #: By the place along the axis `layers`.
         self.teams = [
@@ -60,14 +97,15 @@ class StagedPipeline:
             ]
             for worker, mine in enumerate(self.blueprint.holdings(setup.module))
         ]
-        #: Messages that were sent and not yet received, by replica; each is those of all places.
-        self.in_flight: dict[tuple[int, Channel], deque[list[Message]]] = defaultdict(deque)
-        #: The bytes of the message that was sent last.
-        self.sent = 0
-        #: The squared norm of the gradient that all segments agree on, and how many have yet to read it.
-        self.squares, self.readers_left = 0.0, 0
         #: Snapshots that not every stage has reached, by their number of updates.
         self.drafts: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        self.answers: dict[type, Callable[..., Any]] = {
+            Compute: self.compute,
+            SumUp: self.sum_up,
+            Agree: self.agree,
+            Update: self.update,
+            Push: lambda *_: None,
+        }
 
     def _segment(self, worker: int, names: list[str], place: int) -> Segment:
         setup, module = self.setup, skeleton(self.setup.module, names)
@@ -77,54 +115,34 @@ class StagedPipeline:
         inside = SplitStages(module, self.blueprint, place)
         return Segment(worker, setup.job, module, self.blueprint, self.reader, inside)
 
-    def passes(self, stop: int | None = None) -> Iterator[list[tuple[Pass, Table]]]:
-        """Yield what replicas run together, up to an update: a table for each, when every segment has begun it."""
-        pipeline = self.setup.pipeline
-        assert pipeline is not None
-        span, agenda, data = pipeline.schedule.span, self.setup.agenda, self.spread.data
-        for together in zip(*(passes(span, agenda, 0, stop, d, data) for d in range(data)), strict=True):
-            for team in self.teams:
-                for passing, replica in zip(together, team, strict=True):
-                    for segment in replica:
-                        segment.begin(passing)
-            yield [(passing, self.setup.table(passing.counts)) for passing in together]
+    def places(self, stop: int | None = None) -> list[list[PlaceOfReplica]]:
+        setup = self.setup
+        return places_of(self.pipeline, setup.plan.workers, setup.agenda, setup.table, self.teams, stop)
 
-    def do(self, replica: int, worker: int, work: Work) -> list[GradientSum]:
-        """Run a piece of one replica's table; an update returns the sums of each replica.
+    def walk(self, places: Sequence[Sequence[PlaceOfReplica]]) -> Walk:
+        """Run the programs of all replicas."""
+        program = self.pipeline.program
+        return Walk([[program(each) for each in mine] for mine in places], self.blueprint.slots, self.answer)
 
-        All-reduces and updates are those of all replicas; the last one comes to them when all others have.
-        """
-        team = self.teams[worker]
-        if work.what in (ALL_REDUCE, UPDATE):
-            if replica + 1 < len(team):
-                return []
-            if work.what == UPDATE:
-                self._add_up(team, work.stage)
-                return [sums for each in team if (sums := self._together(each, work)) is not None]
-            self._agree(team)
-        elif sends(work):
-            messages = [each.fetch(work) for each in team[replica]]
-            self.in_flight[replica, channel_of(work)].append(messages)
-            self.sent = bytes_of(messages[0])
-        elif takes(work):
-            messages = self.in_flight[replica, channel_of(work)].popleft()
-            for segment, message in zip(team[replica], messages, strict=True):
-                segment.hand(work, message)
-        else:
-            self._together(team[replica], work)
-        return []
+    def answer(self, places: Sequence[Place], effect: Effect) -> Any:
+        """Answer an effect of one worker, or of all that meet in it."""
+        return self.answers[type(effect)]([self.teams[worker][replica] for replica, worker in places], *effect)
 
-    def _together(self, segments: Sequence[Segment], work: Work) -> GradientSum | None:
+    def compute(self, team: Team, work: Work, messages: list[Message] | None) -> list[Message]:
         """Let the workers that share a stage do a piece of work."""
-        return run_together([segment.do(work) for segment in segments], self.blueprint.carries_chance)[0]
+        (segments,) = team
+        each = zip(segments, messages or [[] for _ in segments], strict=True)
+        walks = [segment.compute(work, message) for segment, message in each]
+        return run_together(walks, self.blueprint.carries_chance)
 
-    def _add_up(self, team: Team, number: int) -> None:
+    def sum_up(self, team: Team, number: int, micro: int) -> None:
         """Add the gradient of a stage up over all replicas, as their workers do."""
-        if self.spread.data == 1 or team[0][0].stages[number].summed is not None:
-            return
         for place in range(self.spread.inside):
             stages = [replica[place].stages[number] for replica in team]
             shares = [stage.share() for stage in stages]
+            if len(stages) == 1:
+                stages[0].settle(shares[0])
+                continue
             layout = team[0][place].layout(number)
             flats = [torch.zeros(Payload.length(layout), dtype=layout.dtype) for _ in stages]
             payloads = [Payload(layout, flat) for flat in flats]
@@ -134,25 +152,23 @@ class StagedPipeline:
             for stage, payload, share in zip(stages, payloads, shares, strict=True):
                 stage.settle(payload.read(share.samples))
 
-    def _agree(self, team: Team) -> None:
-        """Give a worker the squared norm of the whole gradient, which is complete when the first one asks."""
-        if not self.readers_left:
-            for each in self.teams:
-                for number in each[0][0].stages:
-                    self._add_up(each, number)
-            self.squares, self.readers_left = sum(each[0][0].squares() for each in self.teams), len(self.teams)
-        for replica in team:
-            replica[0].squares()
-            replica[0].agree(self.squares)
-        self.readers_left -= 1
+    def agree(self, replica: Team, stage: int, micro: int) -> None:
+        """Give all workers of a replica the squared norm of the whole gradient."""
+        squares = sum(worker[0].squares() for worker in replica)
+        for worker in replica:
+            worker[0].agree(squares)
+
+    def update(self, team: Team, work: Work) -> GradientSum:
+        sums, *_ = [segment.update(work) for segment in team[0]]
+        return sums
 
     def replay(self, stop: int | None) -> Iterator[StageUpdate]:
         """Make every version up to that of `stop` updates."""
-        for together in self.passes(stop):
-            for replica, (passing, table) in enumerate(together):
-                for worker, work in Walk(table):
-                    for sums in self.do(replica, worker, work)[:1]:
-                        yield StageUpdate(work.stage, passing.first + work.version - 1, sums)
+        places = self.places(stop)
+        for (replica, worker), effect, answer in self.walk(places):
+            if isinstance(effect, Update) and not replica:
+                first = places[replica][worker].passing.first
+                yield StageUpdate(effect.work.stage, first + effect.work.version - 1, answer)
 
     @property
     def stage_to_worker(self) -> tuple[int, ...]:

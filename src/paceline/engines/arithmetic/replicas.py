@@ -11,9 +11,9 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from paceline.core.agenda import Chunk
-from paceline.core.schedules import UPDATE
 from paceline.core.schedules.clock import Walk
 from paceline.core.schedules.passes import Pass
+from paceline.core.schedules.worker import follow
 from paceline.core.server.actions import Action
 from paceline.core.server.events import Pull, Push
 from paceline.engines.arithmetic.common import Snapshots
@@ -58,14 +58,15 @@ class ReplicaArithmetic:
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         """Compute the gradient of one batch from the versions that this replica holds."""
-        passing = Pass(chunks[0].update, (len(chunks),), lambda update: chunks)
-        table = self.setup.table(passing.counts)
-        for team in self.pipeline.teams:
+        passing, pipeline = Pass(chunks[0].update, (len(chunks),), lambda update: chunks), self.pipeline
+        table, push = self.setup.table(passing.counts), Push(worker, 0, passing.first)
+        for team in pipeline.teams:
             for segment in team[worker]:
                 segment.begin(passing)
-        for place, work in Walk(table):
-            if work.what != UPDATE:
-                self.pipeline.do(worker, place, work)
+        programs = [follow(line, table.stage_to_worker, push) for line in table.lines]
+        walk = Walk([programs], table.slots, lambda at, effect: pipeline.answer([(worker, w) for _, w in at], effect))
+        for _ in walk:
+            pass  # pushes come when the caller asks for them
         segments = [segment for team in self.pipeline.teams for segment in team[worker]]
         self.shares[worker] = [stage.share() for segment in segments for stage in segment.stages.values()]
         last = self.shares[worker][-1]

@@ -19,7 +19,7 @@ from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import trainable
 from paceline.parameters.replicas import mean_of
 from paceline.parameters.shard_version import ShardVersion
-from paceline.plans.methods.server import Server
+from paceline.plans.methods import Server
 
 
 class ServerArithmetic:

@@ -14,7 +14,7 @@
     ray_nodes.py       the roster `ray`; ray_actors.py starts and ends its actors, in which ray_agent.py runs;
                        ray_session.py and ray_watch.py, the connection to Ray
 
-docs/cluster.md has the design.
+docs/internals/cluster.md has the design.
 """
 
 from paceline.engines.cluster.refusals import check

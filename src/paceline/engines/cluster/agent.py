@@ -55,7 +55,6 @@ from paceline.engines.workers.worker_context import REQUESTED, TAKEN
 from paceline.links.memory import SharedTensors
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.link import raw
-from paceline.plans.methods.server import Server
 from paceline.runs.events import ProcessKind
 from paceline.runs.live import ProcessRecord
 from paceline.runs.trace import Kind
@@ -119,7 +118,7 @@ class Agent:
 
     def start(self) -> None:
         """Start the worker, unless the head first says where its servers are."""
-        if not isinstance(self.setup.plan.method, Server):
+        if self.setup.plan.method.server is None:
             given, buffer = [self.assignment()], self.resume.state_buffer
             self.worker = self.children.start(
                 ProcessName(ProcessKind.WORKER, self.config.rank), main,

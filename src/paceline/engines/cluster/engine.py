@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
-from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.head_node import HeadNode
 from paceline.engines.cluster.node import ManagedNodes, NodePart
 from paceline.engines.cluster.other_node import follow
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.terms import Terms
+from paceline.engines.life import Life
 from paceline.engines.outcome import Outcome
-from paceline.engines.setup import Setup
 from paceline.links.tcp.frame import LIMITS, Limits
 from paceline.links.tcp.waiting import TIMING
-from paceline.runs.live import Heartbeat
-from paceline.runs.progress import ProgressCallback
 
 
 @contextlib.contextmanager
-def train(
-    setup: Setup,
-    roster: Roster,
-    run: Path | None,
-    heartbeat: Heartbeat,
-    progress: ProgressCallback | None,
-    deadline: float,
-    request: CheckpointRequest | None = None,
-    backups: int = 1,
-    nodes: ManagedNodes | None = None,
-) -> Iterator[Outcome]:
+def train(life: Life, roster: Roster, backups: int = 1, nodes: ManagedNodes | None = None) -> Iterator[Outcome]:
     """Run this node's part of the plan. Every node gets the trained model; the head has the whole trace.
 
     `nodes` are those that the head starts; None if a launcher has started all.
     """
+    setup, deadline = life.setup, life.deadline
     most = 16 * setup.layout.bytes  # of a worker's state, with what optimizers keep
     limits = Limits(LIMITS.ints, max(LIMITS.body, most), max(LIMITS.queue, most))
     terms = Terms.of(setup, roster.nodes)
@@ -48,7 +35,7 @@ def train(
             return
         if nodes is not None:
             nodes.start(hub.address)
-        node = HeadNode(part, run, heartbeat, progress, request, backups, nodes)
+        node = HeadNode(part, life, backups, nodes)
         try:
             yield node.train()
         finally:

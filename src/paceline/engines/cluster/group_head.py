@@ -38,7 +38,6 @@ from paceline.links.tcp.address import Address
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.waiting import DELAYS
 from paceline.parameters.replicas import mean_of
-from paceline.plans.methods.local_steps import Gossip
 from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.trace import Kind, Row
 
@@ -61,9 +60,8 @@ class GroupHead:
         self.workers, self.to_rank, self.snapshots, self.note = workers, to_rank, snapshots, note
         self.setup = setup = workers.setup
         self.checkpoints = GroupCheckpoints(workers.manager) if workers.manager is not None else None
-        self.machine = group.Head({0, *workers.nodes}, patience, gives=not isinstance(setup.plan.method, Gossip))
+        self.machine = group.Head({0, *workers.nodes}, patience, gives=setup.plan.results == 1)
         self.addresses: dict[int, Address] = {}
-        workers.dead |= set(range(workers.count)) - self.machine.alive
         #: Results that were delivered: the flat values of a worker.
         self.results: dict[int, Tensor] = {}
         self.wanted: tuple[int, ...] = ()

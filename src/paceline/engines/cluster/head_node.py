@@ -9,10 +9,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from paceline.engines.checkpoint_manager import CheckpointManager
-from paceline.engines.checkpoints import CheckpointRequest, resume_line
+from paceline.engines.checkpoints import resume_line
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.checkpointing import state_for
@@ -37,6 +36,7 @@ from paceline.engines.cluster.process_log import ProcessLog
 from paceline.engines.cluster.remote_workers import RemoteWorkers
 from paceline.engines.cluster.rendezvous import Node, Registry
 from paceline.engines.cluster.servers.server_head import ServerHead
+from paceline.engines.life import Life
 from paceline.engines.outcome import Outcome
 from paceline.engines.signals import INTERRUPTED, termination
 from paceline.engines.snapshots import list_snapshots, open_snapshots
@@ -46,10 +46,8 @@ from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.events import Gone, Received
 from paceline.links.tcp.handshake import RUN_BYTES, Peer
 from paceline.links.tcp.link import raw
-from paceline.plans.methods.server import Server
 from paceline.runs.events import EventLog
-from paceline.runs.live import Heartbeat, Phase
-from paceline.runs.progress import ProgressCallback, Watcher
+from paceline.runs.live import Phase
 from paceline.runs.trace import Trace
 
 FAREWELL = 30.0  # seconds that nodes may take to receive the result
@@ -58,13 +56,10 @@ FAREWELL = 30.0  # seconds that nodes may take to receive the result
 class HeadNode:
     """The process of the head in one run."""
 
-    def __init__(
-        self, part: NodePart, folder: Path | None, heartbeat: Heartbeat, progress: ProgressCallback | None,
-        request: CheckpointRequest | None, backups: int, managed: ManagedNodes | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, part: NodePart, life: Life, backups: int, managed: ManagedNodes | None) -> None:
         """`managed` are the nodes that the head has started; None if a launcher has started all."""
-        self.part, self.request, self.managed = part, request, managed
-        self.hub, self.heartbeat = part.hub, heartbeat
+        self.part, self.life, self.request, self.managed = part, life, life.request, managed
+        self.hub, self.heartbeat = part.hub, life.heartbeat
         #: The name of the run in handshakes.
         self.run = secrets.token_bytes(RUN_BYTES)
         #: Messages between the head and its own agent, which are handled one after another: (to the head, message).
@@ -73,12 +68,10 @@ class HeadNode:
         self._peers: dict[int, Peer] = {}
         self.registry = self._gather()
         with contextlib.ExitStack() as undo:
-            self._prepare(folder, progress, backups, undo)
+            self._prepare(backups, undo)
             undo.pop_all()
 
-    def _prepare(
-        self, folder: Path | None, progress: ProgressCallback | None, backups: int, undo: contextlib.ExitStack
-    ) -> None:
+    def _prepare(self, backups: int, undo: contextlib.ExitStack) -> None:
         """Make what leads the run; `undo` releases what was made, if something after it fails."""
         setup, request, nodes = self.part.setup, self.request, self.registry.nodes
         self.snapshots: SnapshotFile | None = None
@@ -88,17 +81,15 @@ class HeadNode:
         self.manager = CheckpointManager(setup, request) if request else None
         self.agent = self._agent()
         undo.callback(self.agent.close)
-        self.processes = ProcessLog(EventLog(folder), self.heartbeat, nodes, os.getpid())
+        self.processes = ProcessLog(EventLog(self.life.place.path), nodes, os.getpid())
+        self.heartbeat.processes = self.processes.processes.values()
         undo.callback(self.processes.events.close)
-        self.workers = RemoteWorkers(
-            setup, nodes, self.part.deadline, self.manager, self.heartbeat, progress,
-            folder / "trace.arrow" if folder else None,
-        )  # fmt: skip
+        self.workers = RemoteWorkers(self.life, nodes, self.manager)
         self.head = self._head(backups)
         self.workers.processes_started(os.getpid())
-        if isinstance(progress, Watcher):
+        if (follower := self.life.follower) is not None:
             read = self.snapshots.read if self.snapshots else None
-            progress.connect(read, self.manager.signals.stop if self.manager else None)
+            follower.connect(read, self.manager.signals.stop if self.manager else None)
 
     def _gather(self) -> Registry:
         """Wait for every node, and welcome them all."""
@@ -130,10 +121,15 @@ class HeadNode:
     def _head(self, backups: int) -> GroupHead | ServerHead:
         """Return what leads the run under its plan."""
         workers, note = self.workers, self.processes.note
-        if isinstance(self.part.setup.plan.method, Server):
+        if self.part.setup.plan.method.server is not None:
             replaces = self.managed is not None and self.managed.replaces
-            return ServerHead(workers, self._to_rank, self.snapshots, self.agent, backups, note, replaces)
-        return GroupHead(workers, self._to_rank, self.part.timing.silence, self.snapshots, note, lambda: self.hub.delay)
+            served = ServerHead(workers, self._to_rank, self.snapshots, self.agent, backups, note, replaces)
+            self.agent.supervisors.append(served.desk_supervisor)
+            return served
+        silence, delay = self.part.timing.silence, lambda: self.hub.delay
+        head = GroupHead(workers, self._to_rank, silence, self.snapshots, note, delay)
+        workers.dead |= set(range(workers.count)) - head.machine.alive
+        return head
 
     def train(self) -> Outcome:
         """Train, and return what the run has come to."""

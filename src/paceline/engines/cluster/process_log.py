@@ -10,7 +10,7 @@ from paceline.engines.cluster.control import Began, Exited
 from paceline.engines.cluster.rendezvous import Node, boot
 from paceline.engines.observer import Observer
 from paceline.runs.events import Event, EventKind, EventLog, ProcessKind, wall_time
-from paceline.runs.live import Heartbeat, NodeProcess, ProcessRecord
+from paceline.runs.live import NodeProcess, ProcessRecord
 
 #: Records an event.
 Note: TypeAlias = Callable[[Event], None]
@@ -19,13 +19,12 @@ Note: TypeAlias = Callable[[Event], None]
 class ProcessLog:
     """The processes of a run, and the events of their lives."""
 
-    def __init__(self, events: EventLog, heartbeat: Heartbeat, nodes: dict[int, Node], own: int) -> None:
+    def __init__(self, events: EventLog, nodes: dict[int, Node], own: int) -> None:
         self.events = events
         #: The processes that run, by their kind and number.
         self.processes: dict[tuple[ProcessKind, int], NodeProcess] = {}
         #: Nanoseconds by which this process's clock is ahead of each node's.
         self._ahead = {rank: node.ahead for rank, node in nodes.items()}
-        heartbeat.processes = self.processes.values()
         for rank, process in [(0, ProcessRecord.of(own)), *((r, _agent(node)) for r, node in nodes.items())]:
             self.processes[ProcessKind.AGENT, rank] = NodeProcess(ProcessKind.AGENT, rank, rank, -1, process)
 

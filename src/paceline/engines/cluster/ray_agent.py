@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.engines.cluster import engine
 from paceline.engines.cluster.roster import Roster
+from paceline.engines.life import Life
 from paceline.engines.setup import set_up
 from paceline.engines.workers.forkserver import short_folder
 from paceline.errors import RunFailed, RunOver
@@ -81,7 +82,7 @@ def _train(spec: RunSpec, roster: Roster) -> None:
     heartbeat = Heartbeat(None, setup.agenda.updates)
     with (
         with_keys(roster, spec.keys) as placed,
-        engine.train(setup, placed, None, heartbeat, None, spec.deadline),
+        engine.train(Life(setup, heartbeat, deadline=spec.deadline), placed),
     ):
         pass
 

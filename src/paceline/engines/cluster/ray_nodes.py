@@ -25,12 +25,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import engine
 from paceline.engines.cluster.ray_actors import RayActor, RayActors, answers, has_ended
 from paceline.engines.cluster.ray_agent import KEY_FILES, AgentEnd, How, RunSpec, with_keys
 from paceline.engines.cluster.ray_session import PATIENCE, RayOptions, RaySession, package, session
 from paceline.engines.cluster.roster import Roster
+from paceline.engines.life import Life
 from paceline.engines.outcome import Outcome
 from paceline.engines.ray_actor import Machine
 from paceline.engines.setup import Setup
@@ -39,10 +39,7 @@ from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import LOOPBACK, TrustedNetwork
 from paceline.links.tcp.handshake import RUN_BYTES
 from paceline.links.tcp.keys import make_keys
-from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan
-from paceline.runs.live import Heartbeat
-from paceline.runs.progress import ProgressCallback
 
 LOOK = 0.5  # seconds between two looks at the actors
 #: Seconds without the head of Ray after which a run ends. Ray would end its processes after 60.
@@ -60,29 +57,19 @@ RAYLET_LOST = (
 
 
 @contextlib.contextmanager
-def train(
-    setup: Setup,
-    options: RayOptions,
-    run: Path | None,
-    heartbeat: Heartbeat,
-    progress: ProgressCallback | None,
-    deadline: float,
-    request: CheckpointRequest | None = None,
-    backups: int = 1,
-) -> Iterator[Outcome]:
+def train(life: Life, options: RayOptions, backups: int = 1) -> Iterator[Outcome]:
     """Run a plan on nodes that Ray places. This process is the head, and has no worker."""
-    workers = setup.plan.workers
+    setup, workers = life.setup, life.setup.plan.workers
     head, meeting = Address("127.0.0.1", 0), secrets.token_bytes(RUN_BYTES)
     roster = Roster(workers, workers, head, 0, "ray", meeting, LOOPBACK, head_rank=workers)
-    spec = RunSpec(setup.users_job, setup.plan, setup.limit, roster, deadline, {})
+    spec = RunSpec(setup.users_job, setup.plan, setup.limit, roster, life.deadline, {})
     with session(options.address, workers * _cpus(setup.plan), len(spec.pack())) as where:
         credentials = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
         keys = {} if where.own or options.trusted_network else make_run_keys()
         roster = replace(roster, head=Address(where.host, 0), credentials=credentials)
         nodes = RayNodes(where, replace(spec, roster=roster, keys=keys), _gpus(setup))
-        settings = (run, heartbeat, progress, deadline, request, backups, nodes)
         try:
-            with with_keys(roster, keys) as placed, engine.train(setup, placed, *settings) as outcome:
+            with with_keys(roster, keys) as placed, engine.train(life, placed, backups, nodes) as outcome:
                 yield outcome
         finally:
             nodes.close()
@@ -121,7 +108,7 @@ class RayNodes:
         self._ray: Any = package()
         self._where, self._spec, self._gpus = where, spec, gpus
         #: Under synchronous plans the survivors continue, and no node joins them.
-        self.replaces = isinstance(spec.plan.method, Server)
+        self.replaces = spec.plan.method.server is not None
         self._actors = RayActors(_cpus(spec.plan), gpus)
         #: Actors that have no rank yet.
         self._unplaced: list[RayActor] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from time import perf_counter_ns as now
 
 import numpy as np
@@ -11,10 +10,9 @@ from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.cluster.control import Finished
 from paceline.engines.cluster.rendezvous import Node
 from paceline.engines.diagnosis import Diagnosis
+from paceline.engines.life import Life
 from paceline.engines.observer import Observer
-from paceline.engines.setup import Setup
-from paceline.runs.live import Heartbeat, ProcessRecord
-from paceline.runs.progress import ProgressCallback
+from paceline.runs.live import ProcessRecord
 from paceline.runs.record import DeathRecord
 from paceline.runs.trace import DTYPE, Columns
 
@@ -22,22 +20,18 @@ from paceline.runs.trace import DTYPE, Columns
 class RemoteWorkers:
     """`observer.Watched` of the workers of all nodes, with the observer that follows them."""
 
-    def __init__(
-        self, setup: Setup, nodes: dict[int, Node], deadline: float, manager: CheckpointManager | None,
-        heartbeat: Heartbeat, progress: ProgressCallback | None, trace_file: Path | None,
-    ) -> None:  # fmt: skip
-        self.setup, self.nodes, self.deadline, self.manager = setup, nodes, deadline, manager
-        self.count, self._trace_file = setup.plan.workers, trace_file
+    def __init__(self, life: Life, nodes: dict[int, Node], manager: CheckpointManager | None) -> None:
+        self.setup, self.nodes, self.deadline, self.manager = life.setup, nodes, life.deadline, manager
+        self.count, self._trace_file = self.setup.plan.workers, life.place.file("trace.arrow")
         #: By how many nanoseconds this process's clock is ahead of each node's.
         self.ahead = [nodes[rank].ahead if rank in nodes else 0 for rank in range(self.count)]
         self.doing = [-1] * self.count
         self.finished: dict[int, Finished] = {}
         self.dead: set[int] = set()
         self.deaths: list[DeathRecord] = []
-        self.diagnosis = Diagnosis(self.doing, lambda rank: f"It is rank {rank}", setup.source, deadline)
+        self.diagnosis = Diagnosis(self.doing, lambda rank: f"It is rank {rank}", self.setup.source, life.deadline)
         self._rows: list[list[Columns]] = [[] for _ in range(self.count)]
-        start = manager.request.start if manager is not None else None
-        self.observer = Observer(setup, self, start, self.finished, self.dead, heartbeat, progress)
+        self.observer = Observer(life, self, self.finished, self.dead)
 
     def processes_started(self, own: int) -> None:
         """Record the processes of all nodes; `own` is this one."""

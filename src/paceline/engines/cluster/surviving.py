@@ -46,12 +46,13 @@ class SurvivingGroup:
         length, dtype = max(map(Payload.length, self.fragments.each)), layout.dtype
         if codec is not None:
             length, dtype = CodedFrame.largest(codec, self.fragments), torch.uint8
-        client.vectors = [torch.zeros(length, dtype=dtype) for _ in range(TURNS)]
+        #: This rank's vectors: the last sum lies in one of them.
+        self.vectors = [torch.zeros(length, dtype=dtype) for _ in range(TURNS)]
         #: Of each fragment, over both vectors: its payloads and, under a codec, its frames.
         self.payloads: list[list[Payload]] = []
         self.frames: list[list[CodedFrame]] = []
         if codec is None:
-            self.payloads = [payloads_of(client.vectors, each) for each in self.fragments.each]
+            self.payloads = [payloads_of(self.vectors, each) for each in self.fragments.each]
 
     @property
     def leads(self) -> bool:
@@ -69,7 +70,7 @@ class SurvivingGroup:
 
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> SurvivingSums:
         if encoder is not None:
-            self.encoder, self.frames = encoder, frames_of(self.client.vectors, encoder, self.fragments)
+            self.encoder, self.frames = encoder, frames_of(self.vectors, encoder, self.fragments)
             self.payloads = [[frame.payload for frame in frames] for frames in self.frames]
         return SurvivingSums(self, lambda link, ranks: self._reduction(link, collective, ranks), self.again)
 

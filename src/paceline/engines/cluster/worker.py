@@ -22,11 +22,11 @@ from paceline.engines.workers.replica_worker import ReplicaWorker
 from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker import ProcessHost
-from paceline.engines.workers.worker_context import WorkerContext
+from paceline.engines.workers.worker_context import Station, WorkerContext
 from paceline.errors.failure import Position
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import Waiter
-from paceline.plans.methods import Synchronous
+from paceline.plans.plan import program_of
 
 
 class ClusterWorker:
@@ -39,16 +39,17 @@ class ClusterWorker:
         host, shared, layout = ProcessHost(arena, snapshots), arena.of_worker(0), arena.shape.layout
         self._doing, self._arena = shared.doing, arena
         waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, self._where)
-        method = given.plan.method
-        assert isinstance(method, Synchronous)  # servers' workers are `engines.cluster.servers.client`'s
+        method = program_of(given.plan)  # servers' workers are `engines.cluster.servers.client`'s
         sums, start = method.averaging is None, given.resume_point.updates
         held = start - 1
         if method.streaming is not None:
             held = method.streaming.before(start, given.agenda.updates) - 1
         self.client = GroupClient(config, Member(held, repeats=sums, begun=start), pipe, self._where)
         self.group = SurvivingGroup(self.client, given.agenda, layout, given.plan.codec, given.plan.fragments)
+        self.client.vectors = self.group.vectors
         resume = replace(given.resume_point, state_buffer=state_buffer, notify=lambda: self.client.send(StateLeft()))
-        self.replica = ReplicaWorker(given, source, layout, shared, waiter, host, self.group, resume, repeats=sums)
+        station = Station(given.number, shared, waiter, host, resume)
+        self.replica = ReplicaWorker(given, source, layout, station, self.group, repeats=sums)
         if sums:
             self.group.again = self._again
         self.context: WorkerContext = self.replica.runner

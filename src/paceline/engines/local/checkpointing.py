@@ -35,7 +35,6 @@ class LocalCheckpoints:
         self.locks.append(RecordLock(arena.locks, DESK_LOCK, waiter, "the desk"))
         #: Grows when a worker has passed the requested update before it saw the request.
         self._margin = MARGIN
-        arena.checkpoints[TAKEN] = manager.last
         if (start := manager.request.start) is not None:
             self._fill_buffers(start)
 

@@ -19,6 +19,7 @@ from paceline.data.source import TensorSource
 from paceline.engines.checkpoint_manager import CheckpointManager
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest, resume_line
 from paceline.engines.diagnosis import GONE, Diagnosis, Ending, process_state
+from paceline.engines.life import Life
 from paceline.engines.local.checkpointing import LocalCheckpoints
 from paceline.engines.local.stillness import Stillness, is_stopped
 from paceline.engines.observer import Observer
@@ -34,17 +35,16 @@ from paceline.engines.workers.messages import Died, Failed, Finished, Message, R
 from paceline.engines.workers.process import oom_kills
 from paceline.engines.workers.process_main import main
 from paceline.engines.workers.state_buffers import ResumePoint
+from paceline.engines.workers.worker_context import TAKEN
 from paceline.errors import DeathWarning, JobWarning, RunFailed
 from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.operators.planning import with_operators_of
 from paceline.parameters.layout import state_tensors, trainable
-from paceline.plans.methods import Method
-from paceline.plans.methods.pipeline import LAYERS, Pipeline
-from paceline.plans.methods.split_layers import INSIDE, SplitLayers
-from paceline.runs.live import Heartbeat, Phase, ProcessRecord
-from paceline.runs.progress import ProgressCallback, Watcher
+from paceline.plans.methods.pipeline import LAYERS
+from paceline.plans.methods.split_layers import INSIDE
+from paceline.runs.live import Phase, ProcessRecord
 from paceline.runs.trace import Trace
 from paceline.splits.slicing import sliced
 from paceline.stages.blueprint import skeleton
@@ -53,24 +53,17 @@ POLL = 0.1  # seconds between two looks at the workers, at most
 
 
 @contextlib.contextmanager
-def train(
-    setup: Setup,
-    run: Path | None,
-    heartbeat: Heartbeat,
-    progress: ProgressCallback | None,
-    deadline: float,
-    request: CheckpointRequest | None = None,
-) -> Iterator[Outcome]:
+def train(life: Life) -> Iterator[Outcome]:
     """Run the plan on processes of this machine; no process, file or memory is left behind, however it ends."""
-    pool = WorkerPool(setup, heartbeat, progress, deadline, request)
+    pool, setup = WorkerPool(life), life.setup
     try:
         try:
             with pool.checkpoints.manager.listening(pool.observer) if pool.checkpoints else contextlib.nullcontext():
                 pool.start()
-                trace = pool.watch(run / "trace.arrow" if run else None)
+                trace = pool.watch(life.place.file("trace.arrow"))
         finally:
             pool.end()
-        heartbeat.beat(Phase.EVALUATING, setup.agenda.updates)
+        life.heartbeat.beat(Phase.EVALUATING, setup.agenda.updates)
         yield Outcome(trace, pool.seconds, pool.values(), pool.snapshots(trace), pool.core_wait, pool.peak_memory)
     finally:
         pool.close()
@@ -79,12 +72,9 @@ def train(
 class WorkerPool:
     """The worker processes of one run, and the memory and files that they share."""
 
-    def __init__(
-        self, setup: Setup, heartbeat: Heartbeat, progress: ProgressCallback | None, deadline: float,
-        request: CheckpointRequest | None,
-    ) -> None:  # fmt: skip
-        self.setup, self.deadline, self.request = setup, deadline, request
-        self.workers, self.begin = setup.plan.workers, request.start if request else None
+    def __init__(self, life: Life) -> None:
+        self.setup, self.deadline, self.request = setup, deadline, request = life.setup, life.deadline, life.request
+        self.workers, self.begin = setup.plan.workers, life.begin
         self.arena = Arena.create(_shape(setup, self.begin))
         self.waiter = Waiter(-1, None, lambda: False, deadline, lambda: "after a death")
         self.processes: list[BaseProcess] = []
@@ -92,7 +82,7 @@ class WorkerPool:
         #: Workers that have finished, and workers whose process died; all others still run.
         self.finished: set[int] = set()
         self.dead: set[int] = set()
-        self.observer = Observer(setup, self.arena, self.begin, self.finished, self.dead, heartbeat, progress)
+        self.observer = Observer(life, self.arena, self.finished, self.dead)
         self.diagnosis = Diagnosis(
             self.arena.doing, lambda number: process_state(self.processes[number]), setup.source, deadline
         )
@@ -121,9 +111,11 @@ class WorkerPool:
         self.checkpoints = (
             LocalCheckpoints(CheckpointManager(setup, request), self.arena, self.waiter) if request else None
         )
-        if isinstance(progress, Watcher):
+        if self.checkpoints is not None:
+            self.arena.checkpoints[TAKEN] = self.checkpoints.manager.last
+        if life.follower is not None:
             read = self.snapshot_file.read if self.snapshot_file else None
-            progress.connect(read, self.checkpoints.manager.signals.stop if self.checkpoints else None)
+            life.follower.connect(read, self.checkpoints.manager.signals.stop if self.checkpoints else None)
         self.holdings = setup.blueprint.holdings(setup.module) if setup.blueprint else []
 
     @property
@@ -134,7 +126,7 @@ class WorkerPool:
     def start(self) -> None:
         """Start every worker, wait until all are ready, and let them begin together."""
         for number in range(self.workers):
-            given, scarce = [self._assignment(number)], bounded(self.setup.plan.method)
+            given, scarce = [self._assignment(number)], self.setup.plan.method.memory > 0
             buffer = self.checkpoints.state_buffers[number] if self.checkpoints else None
             process, pipe = start_process(
                 main, (given, scarce, self.arena, self.tensors, self.initial, self.snapshot_file, buffer), duplex=False
@@ -259,7 +251,7 @@ class WorkerPool:
             if setup.blueprint.programs:
                 module = sliced(module, setup.blueprint.stored, mesh.coordinate(number, INSIDE))
             job = job.with_(model=module)
-        if setup.split is not None and isinstance(setup.plan.method, SplitLayers):
+        if setup.split is not None:
             place = setup.plan.method.mesh(self.workers).coordinate(number, INSIDE)
             job = job.with_(model=sliced(setup.module, setup.split.stored, place))
         if setup.operators is not None:
@@ -356,8 +348,3 @@ def _scratch(setup: Setup, request: CheckpointRequest | None) -> tempfile.Tempor
         return None
     near = short_folder() if request is None or (loaders and too_long(request.run)) else request.run
     return tempfile.TemporaryDirectory(prefix="paceline-", dir=near)
-
-
-def bounded(method: Method) -> bool:
-    """Whether a plan says how much memory a worker may take, so that freed memory is not kept for speed."""
-    return isinstance(method, Pipeline | SplitLayers) and method.memory > 0

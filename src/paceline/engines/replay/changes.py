@@ -31,7 +31,7 @@ ARITHMETIC_VERSION = CHANGES[-1].version
 
 def why_bits_differ(record: RunRecord, plan: Plan) -> str:
     """Return the likely cause where a replay has other bits than its record."""
-    since = [c for c in CHANGES if c.version > record.arithmetic_version and type(plan.method).__name__ in c.methods]
+    since = [c for c in CHANGES if c.version > record.arithmetic_version and plan.method.name in c.methods]
     if not since and (changed := changed_files(record, record.job.origin.partition(":")[0])):
         return says_changed(changed)
     if not since:

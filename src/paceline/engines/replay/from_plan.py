@@ -16,23 +16,19 @@ import torch
 
 from paceline.core.cluster.epochs import Epoch, Epochs
 from paceline.engines.arithmetic.fused_team import Team
-from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
+from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.arithmetic.synchronous import SynchronousArithmetic, synchronous
 from paceline.engines.replay.from_messages import DataflowReplayer
-from paceline.engines.replay.from_pushes import CentreReplayer, PushReplayer, RoundReplayer
 from paceline.engines.replay.from_trace import NextUpdate, ReplayedVersion, ServerReplayer
 from paceline.engines.setup import Setup
 from paceline.errors import UsageError
 from paceline.gradients.fused_replica import by_one
 from paceline.gradients.payload import GradientSum
 from paceline.plans.methods import Synchronous
-from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.program import Gradient, all_of, effects
-from paceline.plans.methods.server import CentreServer
-from paceline.plans.methods.split_layers import SplitLayers
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, program_of
 from paceline.runs.trace import Columns, Kind, Trace
 
 
@@ -135,13 +131,12 @@ class PipelineReplayer:
 
     def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
         """Make versions of the model; each is complete when the last of its stages is."""
-        waiting: dict[int, list[StageUpdate]] = defaultdict(list)
+        finite: dict[int, list[bool]] = defaultdict(list)
         for made in self.sums.replay(until):
-            waiting[made.update].append(made)
-            if len(waiting[made.update]) == len(self.sums.stage_to_worker):
-                good = all(self.sums.finite(each) for each in waiting.pop(made.update))
+            finite[made.update].append(self.sums.finite(made))
+            if len(finite[made.update]) == len(self.sums.stage_to_worker):
                 self.done = made.update + 1
-                yield ReplayedVersion(0, self.done, good)
+                yield ReplayedVersion(0, self.done, all(finite.pop(made.update)))
 
     def next(self, shard: int, until: int) -> NextUpdate:
         pipeline, chunks = StagedPipeline(self.setup), self.setup.agenda.filled(until)
@@ -153,25 +148,12 @@ class PipelineReplayer:
         return self.sums.values()
 
 
-ServerReplayers = PushReplayer | RoundReplayer | CentreReplayer | ServerReplayer
-
-
-def _of_server(setup: Setup, apart: bool) -> type[ServerReplayers]:
-    """Return what replays a part of a run; `apart` is whether servers were processes of their own."""
-    if not apart:
-        return ServerReplayer
-    if isinstance(setup.plan.method, CentreServer):
-        return CentreReplayer
-    return RoundReplayer if setup.plan.traits.gathers else PushReplayer
-
-
 class ResumedReplayer:
     """Replays a resumed run under a plan with a server, part after part, each with its own workers."""
 
     def __init__(self, setups: list[Setup], parts: list[Columns], apart: list[bool]) -> None:
-        self._replayers = [_of_server(setup, each) for setup, each in zip(setups, apart, strict=True)]
-        self.setups, self.parts = setups, parts
-        self.now: ServerReplayers = self._replayers[0](setups[0], parts[0])
+        self._lives = list(zip(setups, parts, apart, strict=True))
+        self.now = ServerReplayer(*self._lives[0])
         self.last = setups[0].agenda.leases // setups[0].agenda.shares
 
     @property
@@ -180,8 +162,8 @@ class ResumedReplayer:
 
     def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
         yield from self.now.replay(until)
-        for replayer, setup, rows in zip(self._replayers[1:], self.setups[1:], self.parts[1:], strict=True):
-            following, before = replayer(setup, rows), self.now
+        for life in self._lives[1:]:
+            following, before = ServerReplayer(*life), self.now
             if before.versions != following.versions:
                 return  # `until` lies in the part before
             assert isinstance(before.sums, ServerArithmetic)
@@ -241,14 +223,15 @@ def make_replayer(setup: Setup, trace: Trace, lives: list[Life]) -> Replayer:
         return TeamReplayer(setup)
     if setup.pipeline is not None and setup.pipeline.spread.server is None:
         return PipelineReplayer(setup)
-    if isinstance(setup.plan.method, Dataflow):
-        return DataflowReplayer(setup, setup.plan.method, trace.rows)
-    if isinstance(setup.plan.method, SplitLayers):
-        return SynchronousReplayer(setup, setup.plan.method, SplitArithmetic(setup, setup.plan.method))
-    if isinstance(setup.plan.method, Synchronous):
-        numbers = synchronous(setup, setup.plan.method, epochs_of(trace, setup.plan))
-        return SynchronousReplayer(setup, setup.plan.method, numbers)
+    plan = setup.plan
+    if setup.operators is not None:
+        return DataflowReplayer(setup, plan.method, trace.rows)  # type: ignore[arg-type]
+    if setup.split is not None:
+        return SynchronousReplayer(setup, program_of(plan), SplitArithmetic(setup, plan.method))  # type: ignore[arg-type]
+    if plan.method.server is None:
+        method = program_of(plan)
+        return SynchronousReplayer(setup, method, synchronous(setup, method, epochs_of(trace, plan)))
     if len(lives) == 1:
-        return _of_server(setup, lives[0].apart)(setup, trace.rows)
+        return ServerReplayer(setup, trace.rows, lives[0].apart)
     setups = [replace(setup, plan=life.plan.fitted(len(setup.layout.shards))) for life in lives]
     return ResumedReplayer(setups, trace.lives(), [life.apart for life in lives])

@@ -32,7 +32,6 @@ from paceline.jobs.job import Batch, Job
 from paceline.jobs.loading import own_arguments
 from paceline.jobs.threads import threads
 from paceline.parameters.layout import sha256
-from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.plan import Plan
 from paceline.runs.events import read_events
 from paceline.runs.record import LifeRecord, RunRecord, Status, read_record
@@ -247,7 +246,7 @@ def _run(
 
 def _follows_plan(plan: Plan) -> bool:
     """Whether a replay takes the updates from the plan, which has those that a run did not come to as well."""
-    return plan.traits.keeps_step and not isinstance(plan.method, Dataflow)
+    return plan.traits.keeps_step and plan.traits.holds != "operators"
 
 
 def _recorded(trace: Trace) -> int:

@@ -41,6 +41,8 @@ class ServerPort(Protocol):
 
     #: The version of the shard that this worker computes with; -1 where there are no versions.
     base: int
+    #: The user's optimizer over the shard, by which this worker steps it; None where it steps its own replica.
+    optimizer: Optimizer | None
 
     @property
     def bytes(self) -> int:
@@ -86,8 +88,6 @@ class WorkerSide:
     record: Callable[..., None]
     #: Writes the worker's own state for a checkpoint, with the version that it belongs to.
     write_state: Callable[[int, Callable[[], WorkerState]], None]
-    #: The optimizer by which this worker steps the first shard; None where it steps its own replica.
-    at_server: Optimizer | None = None
 
     @property
     def seed(self) -> int:

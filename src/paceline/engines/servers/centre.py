@@ -11,6 +11,7 @@ from paceline.core.server.events import Push
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.shard_memory import ShardMemory
 from paceline.gradients.payload import GradientSum
+from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.replicas import ExchangingReplica
 from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import WorkerState
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 class CentreExchange:
     """`port.Exchange` of elastic averaging, DiLoCo and map-reduce with a centre."""
+
+    optimizer: Optimizer | None = None
 
     def __init__(self, side: WorkerSide, memory: ShardMemory, rule: Exchanging) -> None:
         self.side, self.memory = side, memory

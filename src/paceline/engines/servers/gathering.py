@@ -14,6 +14,7 @@ from paceline.engines.servers.gradient import ShardUpdates
 from paceline.engines.servers.shard_memory import ShardMemory
 from paceline.gradients.gather_buffers import GatherBuffers
 from paceline.gradients.payload import GradientSum
+from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class GatheringExchange:
     def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, rule: Rule, buffers: GatherBuffers) -> None:
         self.side, self.memory, self.buffers = side, memory, buffers
         self.learner, self.updates = side.learner, ShardUpdates(side, number, memory, rule)
+        self.optimizer: Optimizer | None = self.updates.store.optimizer
         assert isinstance(memory.machine, Gathering)
         self.machine = memory.machine
         self.computed: GradientSum | None = None

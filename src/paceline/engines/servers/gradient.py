@@ -15,7 +15,7 @@ from paceline.gradients.message import MessageShape
 from paceline.gradients.native_versions import native_versions
 from paceline.gradients.payload import GradientSum
 from paceline.gradients.pulled import PulledView
-from paceline.parameters.optimizers import optimizer_over
+from paceline.parameters.optimizers import Optimizer, optimizer_over
 from paceline.parameters.row_copier import RowCopier
 from paceline.parameters.store import ShardStore
 from paceline.parameters.worker_state import WorkerState
@@ -35,8 +35,6 @@ class ShardUpdates:
         numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
         self.parameters = [numbers[id(parameter)] for parameter in mine]
         optimizer = optimizer_over(side.optimizer, {p: p for p in mine})
-        if number == 0:
-            side.at_server = optimizer
         rows = RowCopier(memory.versions, memory.journal) if memory.versions[0].shape.tables else None
         self.store = ShardStore(mine, optimizer, side.schedule, memory.versions, rows, memory.copy)
         assert isinstance(memory.slots, VersionSlots)
@@ -98,6 +96,7 @@ class GradientExchange:
 
     def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, rule: Rule) -> None:
         self.learner, self.updates = side.learner, ShardUpdates(side, number, memory, rule)
+        self.optimizer: Optimizer | None = self.updates.store.optimizer
         self.store, self.first = self.updates.store, number == 0
         self.arrival: Arrival | None = None
         self.fetch = self.updates.fetch

@@ -15,6 +15,7 @@ from paceline.core.server.shard import Shard
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.shard_memory import ShardMemory
 from paceline.gradients.payload import GradientSum
+from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.store import restore_store, state_of_store
 from paceline.parameters.worker_state import WorkerState, copy_into, state_of_tensors
 from paceline.runs.trace import Kind
@@ -24,6 +25,7 @@ class HogwildPort:
     """A `ServerPort` without versions. `guard` keeps writers out while a checkpoint is taken, never each other."""
 
     base = -1
+    optimizer: Optimizer | None = None
 
     def __init__(self, side: WorkerSide, memory: ShardMemory, guard: AbstractContextManager[object]) -> None:
         self.side, self.memory, self.guard = side, memory, guard

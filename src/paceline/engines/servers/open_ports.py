@@ -1,4 +1,4 @@
-"""The ports of a plan with a server: which kind belongs to which method."""
+"""The ports of a plan with a server, by what its pushes bring."""
 
 from __future__ import annotations
 
@@ -21,14 +21,8 @@ from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer, optimizer_over
 from paceline.parameters.shard_version import VersionShape, version_shape
 from paceline.parameters.worker_state import WorkerState
-from paceline.plans.methods.server import (
-    CentreServer,
-    GatheringServer,
-    Hogwild,
-    PairwiseGossip,
-    ParameterServer,
-    Server,
-)
+from paceline.plans.methods import Server
+from paceline.plans.plan import server_of
 
 #: Returns the lock of a shard; a `shared` one keeps out only those who do not share it.
 LockOf = Callable[[int, bool], Locked]
@@ -38,26 +32,24 @@ def open_ports(
     side: WorkerSide, memories: Sequence[ShardMemory], lock_of: LockOf, buffers: Sequence[Tensor]
 ) -> list[ServerPort]:
     """Open one worker's port to every shard; `buffers` hold the gradients of a round, if the method gathers them."""
-    method = side.plan.method
-    if isinstance(method, Hogwild):
+    if not side.plan.traits.versioned:
         return [HogwildPort(side, memory, lock_of(n, True)) for n, memory in enumerate(memories)]
     return [
-        ShardPort(side, n, memory, _exchange(side, method, n, memory, buffers), lock_of(n, False))
+        ShardPort(side, n, memory, _exchange(side, n, memory, buffers), lock_of(n, False))
         for n, memory in enumerate(memories)
     ]
 
 
-def _exchange(
-    side: WorkerSide, method: object, number: int, memory: ShardMemory, buffers: Sequence[Tensor]
-) -> Exchange:
-    if isinstance(method, ParameterServer):
-        return GradientExchange(side, number, memory, method.rule)
-    if isinstance(method, GatheringServer):
-        return GatheringExchange(side, number, memory, method.rule, GatherBuffers(side.layout, buffers))
-    if isinstance(method, CentreServer):
-        return CentreExchange(side, memory, method.exchange)
-    assert isinstance(method, PairwiseGossip), method
-    return PairwiseExchange(side, memory, method.pairing)
+def _exchange(side: WorkerSide, number: int, memory: ShardMemory, buffers: Sequence[Tensor]) -> Exchange:
+    """Return what a push does: replicas meet a centre or each other, gradients are gathered or applied at once."""
+    server = server_of(side.plan)
+    if server.exchange is not None:
+        return CentreExchange(side, memory, server.exchange)
+    if server.pairing is not None:
+        return PairwiseExchange(side, memory, server.pairing)
+    if server.gathers:
+        return GatheringExchange(side, number, memory, server.rule, GatherBuffers(side.layout, buffers))
+    return GradientExchange(side, number, memory, server.rule)
 
 
 def version_shapes(
@@ -67,8 +59,8 @@ def version_shapes(
     shapes = []
     for shard in layout.shards:
         mine = [named[span.name] for span in shard.parameters]
-        own = optimizer_over(optimizer, {p: p for p in mine}) if method.traits.optimizer_at_server else None
-        shapes.append(version_shape(shard, layout.dtype, mine, own, method.rule, tables))
+        stepping = optimizer_over(optimizer, {p: p for p in mine}) if method.traits.optimizer_at_server else None
+        shapes.append(version_shape(shard, layout.dtype, mine, stepping, method.exchange or method.rule, tables))
     return shapes
 
 
@@ -81,7 +73,7 @@ def put_version_0(
     for shard, memory in zip(layout.shards, memories, strict=True):
         parameters, buffers = [named[p.name] for p in shard.parameters], [named[p.name] for p in shard.buffers]
         for version in memory.versions:
-            version.start(parameters, [b.to(layout.dtype) for b in buffers], method.rule)
+            version.start(parameters, [b.to(layout.dtype) for b in buffers], method.exchange or method.rule)
             for number, parameter in enumerate(parameters if version.shape.remembers else ()):
                 if parameter in remembered:
                     version.state.keep(number, remembered[parameter])
@@ -89,7 +81,7 @@ def put_version_0(
 
 def restore(memory: ShardMemory, method: Server, saved: Sequence[WorkerState]) -> None:
     """Write the state of this shard at the checkpoint, one per replica, into every version."""
-    if isinstance(method, PairwiseGossip):
+    if method.pairing is not None:
         flats = [state.tensors["values"] for state in saved]
         for number, version in enumerate(memory.versions):
             version.values.copy_(method.pairing.resume(flats, number // 3, memory.machine.workers))
@@ -101,5 +93,5 @@ def restore(memory: ShardMemory, method: Server, saved: Sequence[WorkerState]) -
 
 def gather_buffers(memories: Sequence[ShardMemory], layout: Layout) -> list[Tensor]:
     """Make private buffers for the gradients of a round."""
-    kept = sum(memory.machine.slots for memory in memories)
-    return [torch.zeros(Payload.length(layout), dtype=layout.dtype) for _ in range(kept)]
+    slots = sum(memory.machine.slots for memory in memories)
+    return [torch.zeros(Payload.length(layout), dtype=layout.dtype) for _ in range(slots)]

@@ -13,6 +13,7 @@ from paceline.core.server.version_slots import ReplicaSlots
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.shard_memory import ShardMemory
 from paceline.gradients.payload import GradientSum
+from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.replicas import GossipReplica, mean_of
 from paceline.parameters.worker_state import WorkerState
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 class PairwiseExchange:
     """`port.Exchange` of AD-PSGD. All replicas lie in one shard, where a neighbour may change this worker's."""
+
+    optimizer: Optimizer | None = None
 
     def __init__(self, side: WorkerSide, memory: ShardMemory, rule: AdPsgd) -> None:
         self.side, self.memory, self.rule = side, memory, rule

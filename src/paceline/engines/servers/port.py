@@ -22,6 +22,7 @@ from paceline.core.server.events import Pull, Push
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.gradients.payload import GradientSum
+from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.worker_state import WorkerState
 from paceline.runs.trace import Kind
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 class Exchange(Protocol):
     """One kind of server's part of a push; there is one per worker and shard."""
+
+    optimizer: Optimizer | None
 
     @property
     def bytes(self) -> int:
@@ -62,6 +65,7 @@ class ShardPort:
     def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, exchange: Exchange, lock: Locked) -> None:
         self.side, self.number, self.memory, self.exchange, self.lock = side, number, memory, exchange, lock
         self.base = memory.machine.base(memory.integers.current, side.number)
+        self.optimizer = exchange.optimizer
         self.resume, self.begin_part = exchange.resume, exchange.begin_part
         self.settle, self.worker_state = exchange.settle, exchange.worker_state
 

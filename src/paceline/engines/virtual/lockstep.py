@@ -39,7 +39,7 @@ from paceline.plans.methods.program import (
     all_of,
     run,
 )
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, program_of
 from paceline.runs.trace import Kind
 
 Times = npt.NDArray[np.float64]
@@ -56,7 +56,7 @@ def run_synchronous(
     # Where nothing is exchanged each worker is on its own, and only the numbers of the first are computed.
     for ranks in [[worker] for worker in workers] if method.collective is None else [workers]:
         numbers = sums if sums is not None and ranks[0] == 0 else InTimeOnly()
-        team = Lockstep(ranks, plan, method, agenda, world, size, rows, numbers)
+        team = Lockstep(ranks, plan, agenda, world, size, rows, numbers)
         run(method.program(team), team.answers)
 
 
@@ -99,14 +99,14 @@ class Lockstep:
     """The `Worker` of a program that stands for several, with the answers to its effects."""
 
     def __init__(
-        self, ranks: list[int], plan: Plan, method: Synchronous, agenda: Agenda, world: World, size: int, rows: Rows,
+        self, ranks: list[int], plan: Plan, agenda: Agenda, world: World, size: int, rows: Rows,
         numbers: Numbers | InTimeOnly,
     ) -> None:  # fmt: skip
         self.ranks, self.rank, self.workers = np.array(ranks), ranks[0], plan.workers
         self.first, self.last = 0, agenda.updates
         self.plan, self.agenda, self.world, self.rows, self.numbers = plan, agenda, world, rows, numbers
         #: The collective, and the bytes that an exchange of each fragment works on.
-        self.collective = method.collective
+        self.collective = program_of(plan).collective
         self.sizes = numbers.sizes or [size // plan.fragments] * plan.fragments
         if self.collective is not None:
             coded = [exchanged(plan.codec, self.collective, plan.workers, each) for each in self.sizes]

@@ -1,22 +1,23 @@
-"""A plan whose workers hold stages, in a virtual world: its table on the clock, with or without real arithmetic.
+"""A plan whose workers hold stages, in a virtual world: their programs on one clock, with or without real arithmetic.
 
-The seconds of a gradient are divided evenly among stages, and among the workers that share one; in each stage a third
-goes to the forward pass, a third to the gradients of inputs and a third to the gradients of weights.
+A program stands for the workers that share the layers of its stages, which work together. The seconds of a gradient are
+divided evenly among stages, and among the workers that share one; in each stage a third goes to the forward pass, a
+third to the gradients of inputs and a third to the gradients of weights.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
 
-from paceline.core.agenda import Agenda, Chunk
-from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Work
-from paceline.core.schedules.clock import clocked, sends, takes
-from paceline.core.schedules.passes import Pass, passes
+from paceline.core.agenda import Agenda
+from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Work
+from paceline.core.schedules.clock import Place, Timed, Walk, after_the_last, clocked
+from paceline.core.schedules.worker import Agree, Compute, Effect, Send, SumUp, Update, micro_of
 from paceline.core.splits.derivation import Program
-from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
+from paceline.engines.arithmetic.pipeline import PlaceOfReplica, StagedPipeline, StageUpdate, places_of
 from paceline.engines.arithmetic.replicas import ReplicaArithmetic
 from paceline.engines.virtual.exchange import exchange
 from paceline.engines.virtual.replicas import run_replicas
@@ -24,7 +25,8 @@ from paceline.engines.virtual.rows import Rows
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
-from paceline.gradients.payload import GradientSum, Payload
+from paceline.gradients.payload import Payload
+from paceline.links.mailbox import bytes_of
 from paceline.plans.methods.pipeline import LAYERS, Pipeline
 from paceline.plans.methods.split_layers import DATA, INSIDE
 from paceline.plans.plan import Plan
@@ -44,31 +46,11 @@ def run_pipeline(
         run_replicas(plan, pipeline, agenda, world, size, sums, rows)
         return
     assert not isinstance(sums, ReplicaArithmetic)
-    run = _Run(plan, pipeline, agenda, world, size, sums, rows)
-    if sums is not None:
-        for together in sums.passes():
-            run.run_tables(together)
-        return
-    span, data = pipeline.schedule.span, pipeline.spread.data
-    for passings in zip(*(passes(span, agenda, 0, None, d, data) for d in range(data)), strict=True):
-        run.run_tables([(passing, pipeline.table(plan.workers, passing.counts)) for passing in passings])
+    PipelineOnClock(plan, pipeline, agenda, world, size, sums, rows).run()
 
 
-class _Applied(NamedTuple):
-    """An update that a replica's stage is ready to make."""
-
-    replica: int
-    worker: int
-    work: Work
-    update: int
-    base: int
-    start: float
-    #: Bytes of messages since the worker's last row.
-    sent: int
-
-
-class _Run:
-    """One simulated run. A table's worker stands for the workers that share its stages, which work together."""
+class PipelineOnClock:
+    """Says how long every effect takes, and writes the rows."""
 
     def __init__(
         self, plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int, sums: StagedPipeline | None,
@@ -77,123 +59,121 @@ class _Run:
         self.workers, self.pipeline, self.agenda = plan.workers, pipeline, agenda
         self.world, self.size, self.sums, mesh = world, size, sums, pipeline.mesh(plan.workers)
         self.data, self.depth, self.inside = (mesh.size(axis) for axis in (DATA, LAYERS, INSIDE))
-        #: When the workers of each replica and stage are free.
-        self.free = [[0.0] * self.depth for _ in range(self.data)]
         self.compute_times, self.rows = ComputeTimes(world, range(plan.workers)), rows
         self.recomputed = pipeline.recomputing(plan.workers)
+        if sums is not None:
+            self.places = sums.places()
+            self.walk = sums.walk(self.places)
+        else:
+            self.places = places_of(pipeline, plan.workers, agenda, partial(pipeline.table, plan.workers))
+            slots = pipeline.schedule.layout(self.depth).slots
+            self.walk = Walk([[pipeline.program(each) for each in mine] for mine in self.places], slots)
+        #: Seconds that each worker has waited and bytes that it has sent since its last row.
+        self.waited, self.sent = defaultdict[Place, float](float), defaultdict[Place, int](int)
+        #: By worker, stage and update: the version that its first forward read.
+        self.bases: dict[tuple[Place, int, int], int] = {}
 
-    def run_tables(self, together: Sequence[tuple[Pass, Table]]) -> None:
-        """Run one table in every replica, then the updates that they make together."""
-        ready: dict[int, list[_Applied]] = defaultdict(list)
-        made: dict[int, list[GradientSum]] = {}
-        for replica, (passing, table) in enumerate(together):
-            for applied, sums in self._run_table(replica, passing, table):
-                ready[applied.work.stage].append(applied)
-                made[applied.work.stage] = sums
-        for stage, updates in ready.items() if self.data > 1 else ():
-            self._apply_together(stage, updates, made[stage])
+    def run(self) -> None:
+        for timed in clocked(self.walk, self._seconds, self._meet):
+            self._survive(timed)
+            self._record(timed)
 
-    def _run_table(self, replica: int, passing: Pass, table: Table) -> Iterator[tuple[_Applied, list[GradientSum]]]:
-        """Run one replica's table. The bytes of a message count for the row of the work that sent it."""
-        bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
-        waited, sent = [0.0] * table.workers, [0] * table.workers
-        for worker, work, start, end, wait in clocked(
-            table, lambda worker, work: self._seconds(replica, worker, work, passing), self.free[replica]
-        ):
-            update = passing.update(work.micro)
-            self._survive(replica, worker, end, update)
-            waited[worker] += wait
-            made = self.sums.do(replica, worker, work) if self.sums is not None else []
-            if sends(work):
-                sent[worker] += self._bytes(work, passing) if self.sums is None else self.sums.sent
-            if takes(work) or sends(work) or work.what == ALL_REDUCE:
-                continue
-            if work.what == FORWARD and passing.opens(work.micro):
-                bases[work.stage, update] = passing.first + work.version
-            if work.what != UPDATE:
-                times = start, end, waited[worker]
-                self._computed(replica, worker, work, passing.chunk(work.micro), times, sent[worker])
-                waited[worker], sent[worker] = 0.0, 0
-                continue
-            applied = _Applied(replica, worker, work, update, bases[work.stage, update], start, sent[worker])
-            sent[worker] = 0
-            if self.data == 1:
-                self._apply(applied, end, made)
-            yield applied, made
+    def _record(self, timed: Timed) -> None:
+        """Write the rows of an effect. The bytes of a message count for the work after it."""
+        place, effect, _, start, end, waited = timed
+        if isinstance(effect, Compute):
+            self._computed(place, effect.work, start, end)
+        elif isinstance(effect, Update):
+            self._updated(timed, effect.work)
+        elif not isinstance(effect, SumUp):
+            self.waited[place] += waited
+            if isinstance(effect, Send):
+                self.sent[place] += self._bytes(place, effect)
 
-    def _computed(
-        self, replica: int, worker: int, work: Work, chunk: Chunk, times: tuple[float, float, float], sent: int
-    ) -> None:
-        start, end, waited = map(nanoseconds, times)
-        for place, each in enumerate(self._column(replica, worker)):
-            moved = sent + self._moved(work, place, chunk.samples)
-            row = (chunk.update, work.stage, work.micro, ord(work.what), start, end, waited, 0, moved, math.nan)
-            self.rows.add(Row(Kind.STAGE, each, *row))
+    def _computed(self, place: Place, work: Work, start: float, end: float) -> None:
+        passing = self._at(place).passing
+        chunk = passing.chunk(work.micro)
+        if work.what == FORWARD and passing.opens(work.micro):
+            self.bases[place, work.stage, chunk.update] = passing.first + work.version
+        times = nanoseconds(start), nanoseconds(end), nanoseconds(self.waited.pop(place, 0.0))
+        sent = self.sent.pop(place, 0)
+        for number, each in enumerate(self._column(*place)):
+            moved = sent + self._moved(work, number, chunk.samples)
+            self.rows.add(
+                Row(Kind.STAGE, each, chunk.update, work.stage, work.micro, ord(work.what), *times, 0, moved, math.nan)
+            )
 
-    def _apply_together(self, stage: int, updates: Sequence[_Applied], made: list[GradientSum]) -> None:
-        """Time the all-reduce of one stage's gradient between replicas, and the updates after it."""
-        worker, update = updates[0].worker, updates[0].update
-        arrived = [self.free[each.replica][worker] for each in updates]
-        ready: Sequence[float] = arrived
-        for place in range(self.inside):
-            size = self._stage_bytes(stage, place)
+    def _meet(
+        self, places: Sequence[Place], effect: Effect, arrived: Sequence[float], seconds: float
+    ) -> Sequence[float]:
+        """Time the all-reduce of one stage's gradient between replicas."""
+        if not isinstance(effect, SumUp) or self.data == 1:
+            return after_the_last(places, effect, arrived, seconds)
+        update, ready = self._at(places[0]).passing.update(effect.micro), arrived
+        for number in range(self.inside):
+            size = self._stage_bytes(effect.stage, number)
             ready, waited, sent = exchange(self.pipeline.spread.collective, arrived, size, self.world)
-            for each in updates:
-                number = each.replica
-                times = nanoseconds(arrived[number]), nanoseconds(ready[number]), nanoseconds(waited[number])
-                row = (update, -1, update, -1, *times, 0, sent[number], 0.0)
-                self.rows.add(Row(Kind.COLLECTIVE, self._column(number, worker)[place], *row))
-        for each in updates:
-            start = float(ready[each.replica])
-            self.free[each.replica][worker] = start + self.world.update
-            self._apply(each._replace(start=start), start + self.world.update, made[each.replica :])
+            for at, place in enumerate(places):
+                times = nanoseconds(arrived[at]), nanoseconds(ready[at]), nanoseconds(waited[at])
+                row = (update, -1, update, -1, *times, 0, sent[at], 0.0)
+                self.rows.add(Row(Kind.COLLECTIVE, self._column(*place)[number], *row))
+        return ready
 
-    def _apply(self, applied: _Applied, end: float, made: Sequence[GradientSum]) -> None:
+    def _updated(self, timed: Timed, work: Work) -> None:
         """Write the rows of an update of one replica's stage."""
-        work, update, times = applied.work, applied.update, (nanoseconds(applied.start), nanoseconds(end))
-        column = self._column(applied.replica, applied.worker)
+        place, sums, times = timed.place, timed.answer, (nanoseconds(timed.start), nanoseconds(timed.end))
+        passing, column = self._at(place).passing, self._column(*place)
+        update = passing.update(work.micro)
+        base = self.bases.pop((place, work.stage, update))
         if work.stage == self.pipeline.stages(self.workers) - 1:
-            loss = made[0].mean if made else math.nan
-            chunks = self.agenda.filled(update)
-            mine = [
-                c for c in chunks if c.number % self.agenda.parts * self.data // self.agenda.parts == applied.replica
-            ]
-            row = (update, -1, applied.base, -1, times[0], times[0], 0, sum(c.samples for c in mine), 0, loss)
-            self.rows.add(Row(Kind.COMPUTE, column[0], *row))
+            samples = sum(chunk.samples for chunk in passing.chunks(update))
+            loss = sums.mean if sums is not None else math.nan
+            self.rows.add(Row(Kind.COMPUTE, column[0], update, -1, base, -1, times[0], times[0], 0, samples, 0, loss))
+        sent = self.sent.pop(place, 0)
         for each in column:
-            stepped = (update, work.stage, applied.base, update + 1, *times, 0, 0, applied.sent)
-            self.rows.add(Row(Kind.APPLY, each, *stepped))
-        if made and self.sums is not None and not applied.replica:
-            self.sums.keep_snapshot(StageUpdate(work.stage, update, made[0]), end)
+            self.rows.add(Row(Kind.APPLY, each, update, work.stage, base, update + 1, *times, 0, 0, sent))
+        if self.sums is not None and not place[0]:
+            self.sums.keep_snapshot(StageUpdate(work.stage, update, sums), timed.end)
+
+    def _at(self, place: Place) -> PlaceOfReplica:
+        replica, worker = place
+        return self.places[replica][worker]
 
     def _column(self, replica: int, worker: int) -> range:
         """Return the workers that a table's worker stands for in one replica."""
         first = (replica * self.depth + worker) * self.inside
         return range(first, first + self.inside)
 
-    def _survive(self, replica: int, worker: int, end: float, update: int) -> None:
-        for each in self._column(replica, worker):
-            if self.world.deaths.get(each, math.inf) < end:
+    def _survive(self, timed: Timed) -> None:
+        for each in self._column(*timed.place):
+            if self.world.deaths.get(each, math.inf) < timed.end:
+                update = self._at(timed.place).passing.update(micro_of(timed.effect))
                 advice = "the plan cannot continue without it"
                 raise WorkerDied(Failure(each, "died, as its world says", Position(update), advice=advice))
 
-    def _seconds(self, replica: int, worker: int, work: Work, passing: Pass) -> float:
-        """Return the seconds that a piece of work takes, with the movements of those that share its stage."""
-        if work.what == UPDATE:
-            return self.world.update if self.data == 1 else 0.0
-        if work.what == ALL_REDUCE:
-            return self.world.travel(8)
-        samples = passing.chunk(work.micro).samples
-        if sends(work):
-            return self.world.travel(self._bytes(work, passing))
+    def _seconds(self, place: Place, effect: Effect) -> float:
+        """Return the seconds that an effect takes, with the movements of those that share its stage."""
+        match effect:
+            case Update():
+                return self.world.update
+            case Agree():
+                return self.world.travel(8)
+            case Send():
+                return self.world.travel(self._bytes(place, effect))
+            case Compute(work):
+                return self._compute_seconds(place, work)
+        return 0.0
+
+    def _compute_seconds(self, place: Place, work: Work) -> float:
+        samples = self._at(place).passing.chunk(work.micro).samples
         share = PART[work.what]
         if work.what in (BACKWARD, INPUTS) and work.stage in self.recomputed:
             share += PART[FORWARD]
-        slowest = max(self.compute_times.draw(each, samples) for each in self._column(replica, worker))
+        slowest = max(self.compute_times.draw(each, samples) for each in self._column(*place))
         alone = slowest * share / self.pipeline.stages(self.workers) / self.inside
         if self.inside == 1:
             return alone
-        sent = max(self._moved(work, place, samples) for place in range(self.inside))
+        sent = max(self._moved(work, number, samples) for number in range(self.inside))
         return alone + self._exchanges(work, samples) * self.world.latency + sent / self.world.bandwidth
 
     def _program(self, stage: int, samples: int) -> Program | None:
@@ -228,8 +208,8 @@ class _Run:
         layout = segment.layout(stage)
         return Payload.length(layout) * layout.bytes_per_number
 
-    def _bytes(self, work: Work, passing: Pass) -> int:
-        plan = self.sums.setup.blueprint if self.sums is not None else None
-        if plan is None:
-            return ACTIVATIONS * passing.chunk(work.micro).samples
-        return plan.bytes_on[work.stage] if work.what == "S>" else plan.bytes_back[work.stage - 1]
+    def _bytes(self, place: Place, effect: Send) -> int:
+        """Return the bytes of a message."""
+        if self.sums is None:
+            return ACTIVATIONS * self._at(place).passing.chunk(effect.micro).samples
+        return bytes_of(effect.message[0])

@@ -46,6 +46,6 @@ def run_replicas(
     for worker, when in world.deaths.items():
         deaths[worker // shards] = min(deaths.get(worker // shards, math.inf), when)
     world = replace(world, compute=world.compute / shards / (1 - bubble), deaths=deaths, repairs={})
-    method = server.with_shards(shards)
+    method = replace(server, shards=shards)
     of_replicas = replace(plan, method=method, workers=pipeline.spread.data, codec=None)
     run_server(of_replicas, method, agenda, world, size, sums, _OfWorkers(rows, shards))

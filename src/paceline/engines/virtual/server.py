@@ -24,7 +24,7 @@ from paceline.engines.virtual.server_links import ServerLinks
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import RunFailed
 from paceline.gradients.learner import stated_weight
-from paceline.plans.methods.server import Server
+from paceline.plans.methods import Server
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 

@@ -25,39 +25,28 @@ from paceline.engines.virtual.world import World
 from paceline.errors.arguments import check_arguments
 from paceline.gradients.payload import Payload
 from paceline.jobs.threads import threads
-from paceline.plans.methods import Synchronous
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.alone import Alone
-from paceline.plans.methods.coordinated import Coordinated
-from paceline.plans.methods.dataflow import Dataflow
-from paceline.plans.methods.local_steps import Gossip, LocalSteps
-from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
-from paceline.plans.methods.split_layers import SplitLayers
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, program_of
 from paceline.runs.trace import Trace
 
 Arithmetic = (
     SynchronousArithmetic | ServerArithmetic | StagedPipeline | SplitArithmetic | ReplicaArithmetic | DataflowArithmetic
 )
 
-#: What runs each method on one clock: called with the plan and its method, the agenda, the world, the bytes that a
-#: worker sends, the arithmetic or None, and where its rows go.
-RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any, Rows], None]] = {
-    Alone: run_synchronous,
-    AllReduce: run_synchronous,
-    LocalSteps: run_synchronous,
-    Gossip: run_synchronous,
-    Coordinated: run_synchronous,
-    ParameterServer: run_server,
-    GatheringServer: run_server,
-    CentreServer: run_server,
-    PairwiseGossip: run_server,
-    Hogwild: run_server,
-    Pipeline: run_pipeline,
-    SplitLayers: run_split,
-    Dataflow: run_dataflow,
+#: What runs the workers of a plan without a server on one clock, by what they hold of the model: called with the plan
+#: and its method, the agenda, the world, the bytes that a worker sends, the arithmetic or None, and where its rows go.
+RUNS: dict[str, Callable[[Plan, Any, Agenda, World, int, Any, Rows], None]] = {
+    "replica": run_synchronous,
+    "stages": run_pipeline,
+    "parts": run_split,
+    "operators": run_dataflow,
 }
+
+
+def _run(plan: Plan, agenda: Agenda, world: World, size: int, arithmetic: Arithmetic | None, rows: Rows) -> None:
+    """Run a plan on one clock."""
+    served = plan.method.server is not None and plan.traits.whole_model
+    run = run_server if served else RUNS[plan.traits.holds]
+    run(plan, plan.method, agenda, world, size, arithmetic, rows)  # type: ignore[arg-type]
 
 
 def train(setup: Setup, world: World) -> Outcome:
@@ -68,7 +57,7 @@ def train(setup: Setup, world: World) -> Outcome:
         arithmetic = _arithmetic(setup)
         size = Payload.length(layout) * layout.bytes_per_number if plan.traits.keeps_step else layout.bytes
         rows = TraceRows()
-        RUNS[type(plan.method)](plan, plan.method, setup.agenda, world, size, arithmetic, rows)
+        _run(plan, setup.agenda, world, size, arithmetic, rows)
         trace = rows.trace()
         seconds = int(trace.rows["end"].max(initial=0)) / 1e9
         return Outcome(trace, seconds, arithmetic.values(), arithmetic.snapshots.kept)
@@ -80,14 +69,14 @@ def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 22
     A coordinator is assumed to evaluate twice per update, and its vector algebra to take no time.
     """
     rows = TraceRows()
-    RUNS[type(plan.method)](plan, plan.method, agenda, world, _size(plan, parameter_bytes), None, rows)
+    _run(plan, agenda, world, _size(plan, parameter_bytes), None, rows)
     return rows.trace()
 
 
 def simulate_totals(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 220_200) -> Totals:
     """Simulate the plan in this world in time only, and keep no trace: for thousands of workers."""
     totals = Totals()
-    RUNS[type(plan.method)](plan, plan.method, agenda, world, _size(plan, parameter_bytes), None, totals)
+    _run(plan, agenda, world, _size(plan, parameter_bytes), None, totals)
     return totals
 
 
@@ -98,12 +87,13 @@ def _size(plan: Plan, parameter_bytes: int) -> int:
 
 def _arithmetic(setup: Setup) -> Arithmetic:
     """Make the arithmetic of the plan's method."""
+    plan = setup.plan
     if setup.pipeline is not None:
-        return StagedPipeline(setup) if setup.pipeline.spread.server is None else ReplicaArithmetic(setup)
-    if isinstance(setup.plan.method, SplitLayers):
-        return SplitArithmetic(setup, setup.plan.method)
-    if isinstance(setup.plan.method, Dataflow):
-        return DataflowArithmetic(setup, setup.plan.method)
-    if isinstance(setup.plan.method, Synchronous):
-        return synchronous(setup, setup.plan.method)
-    return ServerArithmetic(setup)
+        return StagedPipeline(setup) if plan.method.server is None else ReplicaArithmetic(setup)
+    if plan.method.server is not None:
+        return ServerArithmetic(setup)
+    if setup.operators is not None:
+        return DataflowArithmetic(setup, plan.method)  # type: ignore[arg-type]
+    if setup.split is not None:
+        return SplitArithmetic(setup, plan.method)  # type: ignore[arg-type]
+    return synchronous(setup, program_of(plan))

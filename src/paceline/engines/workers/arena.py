@@ -53,10 +53,8 @@ from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.replicas import mean_of
 from paceline.parameters.rows import Journal
 from paceline.parameters.shard_version import ShardVersion, VersionShape
-from paceline.plans.methods.alone import Alone
-from paceline.plans.methods.native import NativeDdp
-from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import Server
+from paceline.plans.methods import Server
+from paceline.plans.methods.split_layers import DATA, INSIDE
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, TraceRing
 from paceline.splits.gradients import SplitBlueprint
@@ -112,28 +110,27 @@ class ArenaShape:
         stages: Sequence[VersionShape] = (),
     ) -> ArenaShape:
         """Return the shape that a plan needs for these parameters."""
-        method, workers = plan.method, plan.workers
+        workers, server, mesh = plan.workers, plan.method.server, plan.method.mesh(plan.workers)
         if blueprint is not None:
-            assert isinstance(method, Pipeline)
-            spread, server = method.spread, method.spread.server
-            desk = Desk(spread.data, leases, server.gate) if server is not None else None
+            data, inside = mesh.size(DATA), mesh.size(INSIDE)
+            desk = Desk(data, leases, server.gate) if server is not None else None
             return ArenaShape(
-                workers, layout, "pipeline", plan.results, mail=tuple(mail_of(blueprint, spread.data * spread.inside)),
-                payload=Payload.length(layout) if method.together > 1 else 0,
-                parts=bytes_sent(blueprint, layout) if spread.inside > 1 else 0,
-                server=server, desk=desk, versions=tuple(stages), clients=spread.data,
+                workers, layout, "pipeline", plan.results, mail=tuple(mail_of(blueprint, data * inside)),
+                payload=Payload.length(layout) if data > 1 and server is None else 0,
+                parts=bytes_sent(blueprint, layout) if inside > 1 else 0,
+                server=server, desk=desk, versions=tuple(stages), clients=data,
             )  # fmt: skip
-        if isinstance(method, Server):
-            desk = Desk(workers, leases, method.gate, ghosts)
-            versions = tuple(version_shapes(method, layout, named, optimizer, tables))
-            return ArenaShape(workers, layout, "shards", plan.results, method, desk, versions, ghosts, workers)
+        if server is not None:
+            desk = Desk(workers, leases, server.gate, ghosts)
+            versions = tuple(version_shapes(server, layout, named, optimizer, tables))
+            return ArenaShape(workers, layout, "shards", plan.results, server, desk, versions, ghosts, workers)
         if split is not None:
             payload = Payload.length(layout)  # of the whole: parts of a few workers are larger than others
             return ArenaShape(workers, layout, "parts", plan.results, payload=payload, parts=split.bytes_sent(layout))
         if operators is not None:
             mail = tuple(mail_between(operators, workers))
             return ArenaShape(workers, layout, "operators", plan.results, mail=mail)
-        if isinstance(method, Alone | NativeDdp):
+        if not (plan.traits.exchanges and plan.traits.traced):
             return ArenaShape(workers, layout, "alone", plan.results)
         fragments = Fragments.of(layout, plan.fragments)
         payload = max(map(Payload.length, fragments.each))

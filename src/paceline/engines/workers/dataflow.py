@@ -51,7 +51,7 @@ class DataflowWorker(WorkerContext):
         shared = arena.of_worker(given.number)
         super().__init__(given.number, shared, waiter, given.plan, given.agenda, resume_point, host)
         method, job, number = given.plan.method, given.job, given.number
-        assert isinstance(method, Dataflow)
+        assert isinstance(method, Dataflow)  # a typed view: no other plan has such a worker
         assert given.operators is not None
         self.arena, self.snapshots = arena, snapshots
         self.context: WorkerContext = self

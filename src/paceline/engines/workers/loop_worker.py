@@ -29,20 +29,24 @@ from paceline.engines.workers.group import FixedGroup
 from paceline.engines.workers.methods.runner import PlanRunner
 from paceline.engines.workers.state_buffers import ResumePoint
 from paceline.engines.workers.walks import walk_of
-from paceline.engines.workers.worker_context import WorkerContext
+from paceline.engines.workers.worker_context import Station, WorkerContext
 from paceline.errors import RunFailed
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.links.membership import LocalProcesses
 from paceline.links.waiting import Cancelled
 from paceline.parameters.optimizers import Optimizer
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.alone import Alone
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, Kind, Row, Trace
 
 FAILED = -1  # in `arena.ended`: the rank left the block by an exception
+FOREVER = 1 << 40  # updates: the user's loop decides when to end
 PATIENCE = 0.05  # seconds between two checks whether every rank has left
+
+
+def endless(plan: Plan) -> Agenda:
+    """Return the agenda of a user's loop, which divides its data itself and ends when it likes."""
+    return plan.agenda(plan.parts, plan.parts, FOREVER)
 
 
 class LoopWorker:
@@ -51,8 +55,8 @@ class LoopWorker:
     snapshots_every = 0
 
     def __init__(
-        self, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
-        followers: list[Optimizer], others: LocalProcesses, deadline: float,
+        self, arena: Arena, plan: Plan, learner: Learner, optimizer: Optimizer, followers: list[Optimizer],
+        others: LocalProcesses, deadline: float,
     ) -> None:  # fmt: skip
         self.number, self.arena, self.plan = others.rank, arena, plan
         self.others, self.followers = others, followers
@@ -64,10 +68,10 @@ class LoopWorker:
         #: Ranks whose death was reported to the desk.
         self.dead_workers: set[int] = set()
         waiter = arena.waiter(self.number, self.cancelled, deadline, plan.threads)
-        self.runner = PlanRunner(
-            self.number, arena.of_worker(self.number), waiter, plan, agenda, ResumePoint(), self, learner, optimizer,
-            arena.shape.layout, FixedGroup(self.number, arena, agenda, waiter),
-        )  # fmt: skip
+        agenda = endless(plan)
+        station = Station(self.number, arena.of_worker(self.number), waiter, self, ResumePoint())
+        group = FixedGroup(self.number, arena, agenda, waiter)
+        self.runner = PlanRunner(station, plan, agenda, learner, optimizer, arena.shape.layout, group)
         self.desk_lock = arena.lock(DESK_LOCK, waiter, "the desk")
         self.shard_locks = [arena.lock(n + 1, waiter, f"shard {n}") for n in range(len(arena.shards))]
         walk = walk_of(self.runner, arena)
@@ -104,7 +108,7 @@ class LoopWorker:
         dtype = replica.parameters[0].dtype
         buffers = [b.to(dtype, copy=True) for b in replica.moving]
         computed = GradientSum(replica.take(), buffers, 0.0, 1.0, 1)
-        return computed.scaled(1.0 / self.plan.workers) if isinstance(self.plan.method, AllReduce) else computed
+        return computed.scaled(1.0 / self.plan.workers) if self.plan.traits.sums_gradients else computed
 
     def remembered(self, named: dict[str, nn.Parameter]) -> dict[Tensor, dict[str, Any]]:
         """Return the state of the optimizer at the shards, while no rank pushes."""
@@ -168,7 +172,7 @@ class LoopWorker:
                 return f"{where}: worker {other} has left with an exception {at}; its own message says which"
             if other in gone:
                 return f"{where}: the process {self.others.pids[other]} of worker {other} has ended {at}"
-            if ended and not self.left and not isinstance(self.plan.method, Alone):
+            if ended and not self.left and self.plan.traits.exchanges:
                 return (
                     f"{where}: worker {other} has left the block after {doing[other] + 1} steps. Under plan "
                     f"{self.plan.name} all make as many steps: give every worker as many batches"

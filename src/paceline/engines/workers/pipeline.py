@@ -1,4 +1,4 @@
-"""A worker process that holds stages of the model and runs its program, one piece of work after another."""
+"""A worker process that holds stages of the model: answers the effects of its program."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from time import perf_counter_ns as now
+from typing import Any
 
 from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
-from paceline.core.schedules import ALL_REDUCE, FORWARD, UPDATE, Table, Work, program_of
-from paceline.core.schedules.clock import Channel, channel_of, sends, takes
+from paceline.core.schedules import FORWARD, Table, Work
 from paceline.core.schedules.passes import Pass, passes
+from paceline.core.schedules.worker import Agree, Channel, Compute, Receive, Send, SumUp, Update
+from paceline.core.server.actions import Lease
+from paceline.core.server.events import Push
+from paceline.core.server.replica import Place
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.workers.arena import Arena
@@ -32,12 +36,13 @@ from paceline.gradients.payload import GradientSum
 from paceline.links import TURNS, MessageChannel, Span
 from paceline.links.mailbox import Mailbox
 from paceline.plans.methods.pipeline import LAYERS, Pipeline
+from paceline.plans.methods.program import run
 from paceline.plans.methods.split_layers import DATA, INSIDE
 from paceline.runs.trace import Kind
 from paceline.splits.exchanging import LinkMover
 from paceline.splits.slicing import put
 from paceline.splits.stages import SplitStages
-from paceline.stages.segment import Segment
+from paceline.stages.segment import Message, Segment
 from paceline.stages.stage import Moves
 
 
@@ -55,7 +60,7 @@ class PipelineWorker(WorkerContext):
         super().__init__(given.number, shared, waiter, given.plan, given.agenda, resume_point, host)
         self.arena = arena
         self.context: WorkerContext = self
-        assert isinstance(given.plan.method, Pipeline)
+        assert isinstance(given.plan.method, Pipeline)  # a typed view: no other plan has such a worker
         self.method = given.plan.method
         assert given.blueprint is not None
         self.blueprint, self.snapshots = given.blueprint, snapshots
@@ -66,34 +71,44 @@ class PipelineWorker(WorkerContext):
         spread, self.mesh = self.method.spread, self.method.mesh(given.plan.workers)
         number, self.replica = given.number, self.mesh.coordinate(given.number, DATA)
         #: The worker's place along the axis `layers`, which tables know, and along `inside`.
-        self.depth, self.place = self.mesh.coordinate(number, LAYERS), self.mesh.coordinate(number, INSIDE)
-        self.line = self.replica * spread.inside + self.place
-        self.mover = LinkMover(arena.link(arena.parts, number, waiter), self.mesh.group(number, INSIDE), self.place)
+        self.layer, self.inside = self.mesh.coordinate(number, LAYERS), self.mesh.coordinate(number, INSIDE)
+        self.depth, self.client = self.mesh.size(LAYERS), Place(*divmod(number, self.method.shards(given.plan.workers)))
+        self.mover = LinkMover(arena.link(arena.parts, number, waiter), self.mesh.group(number, INSIDE), self.inside)
         module: nn.Module = job.model  # type: ignore[assignment]
-        inside = SplitStages(module, given.blueprint, self.place) if spread.inside > 1 else None
-        self.segment = Segment(self.depth, job, module, given.blueprint, self.reader, inside)
+        inside = SplitStages(module, given.blueprint, self.inside) if spread.inside > 1 else None
+        self.segment = Segment(self.layer, job, module, given.blueprint, self.reader, inside)
         self.meter = Meter(self, next(iter(self.segment.stages.values())).weights.store.optimizer)
+        self.answers: dict[type, Callable[..., Any]] = {
+            Receive: self.receive,
+            Send: self.send,
+            Compute: self.compute,
+            SumUp: self.sum_up,
+            Agree: self.agree,
+            Update: self.update,
+        }
         self.lease: ReplicaLease | None = None
         if spread.server is not None:
-            self.lease = ReplicaLease(self, self.method, self.segment, arena, snapshots)
-        elif spread.data > 1:
-            link = arena.link(arena.payloads, number, waiter)
-            self.sums = StageSums(link, self.mesh.group(number, DATA), spread.collective, self.segment)
-            self.segment.add_up = self._add_up
+            self.lease = ReplicaLease(self, self.client, self.segment, arena, snapshots)
+            self.answers |= self.lease.answers | {Push: self.push}
+        link, peers = arena.link(arena.payloads, number, waiter), self.mesh.group(number, DATA)
+        self.sums = StageSums(link, peers, spread.collective, self.segment) if self.method.together > 1 else None
         self.state_writer = StateWriter(self)
         if self.state_writer.found is not None:
             self.segment.restore(self.state_writer.found)
-        self.mailboxes = {channel: self._mailbox(channel) for line, channel in arena.mail if line == self.line}
+        mine = self.replica * spread.inside + self.inside
+        self.mailboxes = {channel: self._mailbox(mine, channel) for line, channel in arena.mail if line == mine}
         self.numbers, self.agreements = arena.link(arena.numbers, given.number, waiter), 0
         self.waited = self.sent = 0  # nanoseconds and bytes since the last piece of work
         self.chunk: Chunk | None = None
+        self.lines_of: dict[tuple[int, ...], tuple[Work, ...]] = {}  # by the table's numbers of micro-batches
+        self.bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
 
-    def _mailbox(self, channel: Channel) -> MessageChannel:
+    def _mailbox(self, line: int, channel: Channel) -> MessageChannel:
         """Return this worker's end of a channel."""
         column = self.mesh.group(self.number, LAYERS)
         ends = [column[self.blueprint.stage_to_worker[stage]] for stage in channel]
         peer = ends[0] if ends[1] == self.number else ends[1]
-        return Mailbox(self.arena.mail[self.line, channel], peer, self.arena.doorbells[peer], self.waiter)
+        return Mailbox(self.arena.mail[line, channel], peer, self.arena.doorbells[peer], self.waiter)
 
     def position(self, update: int) -> Position:
         """Return the update that the worker is in, with the samples of its micro-batch if they are known."""
@@ -102,36 +117,35 @@ class PipelineWorker(WorkerContext):
         return Position(update, samples=tuple(self.reader.order.indices(self.chunk).tolist()))
 
     def train(self) -> None:
-        """Run the worker's program, table after table."""
+        """Run the worker's program."""
         if self.lease is not None:
-            self._serve(self.lease)
+            run(self.method.leasing_program(self), self.answers)
+            self.measure_memory()
             return
-        schedule, workers = self.method.schedule, self.mesh.size(LAYERS)
         self.reader.announce(self._chunks_to_read())
-        programs: dict[tuple[int, ...], list[Work]] = {}  # by their numbers of micro-batches
-        for passing in self._passes():
-            self.segment.begin(passing)
-            if not schedule.span:  # the table is as long as the training
-                self._follow(program_of(schedule, self.depth, workers, passing.counts), passing)
-            else:
-                if passing.counts not in programs:
-                    programs[passing.counts] = self._table(passing).programs[self.depth]
-                self._follow(programs[passing.counts], passing)
-            self.state_writer.in_step(passing.first, passing.stop, self.segment.worker_state)
+        run(self.method.program(self), self.answers)
         self._write_result()
 
-    def _serve(self, lease: ReplicaLease) -> None:
-        """Compute one batch after another, as the desk leases them to this replica."""
-        programs: dict[tuple[int, ...], list[Work]] = {}
-        while lease.take():
-            chunks = self.agenda.filled(lease.batch)
-            passing = Pass(lease.batch, (len(chunks),), self.agenda.filled)
-            self.segment.begin(passing)
-            if passing.counts not in programs:
-                programs[passing.counts] = self._table(passing).programs[self.depth]
-            self._follow(programs[passing.counts], passing)
-            lease.pushed()
-        self.measure_memory()
+    def lines(self) -> Iterator[Iterable[Work]]:
+        """Yield this worker's line of every table that is still to be run."""
+        for passing in self._passes():
+            yield self._line(passing)
+            self.state_writer.in_step(passing.first, passing.stop, self.segment.worker_state)
+
+    def line(self, lease: Lease) -> Iterable[Work]:
+        """Return this worker's line of a batch that is leased to its replica."""
+        chunks = self.agenda.filled(lease.batch)
+        return self._line(Pass(lease.batch, (len(chunks),), self.agenda.filled))
+
+    def _line(self, passing: Pass) -> Iterable[Work]:
+        """Begin a table; return this worker's line of it."""
+        self.passing = passing
+        self.segment.begin(passing)
+        if not self.method.schedule.span:  # the table is as long as the training
+            return self.method.schedule.line(self.layer, self.depth, passing.counts)
+        if passing.counts not in self.lines_of:
+            self.lines_of[passing.counts] = self._table(passing).lines[self.layer]
+        return self.lines_of[passing.counts]
 
     def _passes(self) -> Iterator[Pass]:
         """Yield this replica's part of the tables that are still to be run."""
@@ -144,41 +158,35 @@ class PipelineWorker(WorkerContext):
 
     def _chunks_to_read(self) -> Iterator[Chunk]:
         """Yield the chunks that this worker reads, in this order."""
-        schedule, workers = self.method.schedule, self.mesh.size(LAYERS)
         for passing in self._passes():
-            for work in schedule.line(self.depth, workers, passing.counts):
+            for work in self.method.schedule.line(self.layer, self.depth, passing.counts):
                 if work.what == FORWARD and self.segment.reads(self.segment.stages[work.stage]):
                     yield passing.chunk(work.micro)
 
-    def _follow(self, program: Iterable[Work], passing: Pass) -> None:
-        """Run the program of one table."""
-        bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
-        for work in program:
-            self.chunk = passing.chunk(work.micro)
-            self.doing(self.chunk.update)
-            if sends(work):
-                self._send(work)
-            elif takes(work):
-                self._take(work)
-            elif work.what == ALL_REDUCE:
-                self._agree()
-            else:
-                self._work(work, passing, bases)
+    def _begin(self, micro: int) -> int:
+        """Begin what is about a micro-batch; return the update that it is in."""
+        self.chunk = self.passing.chunk(micro)
+        self.doing(self.chunk.update)
+        return self.chunk.update
 
-    def _send(self, work: Work) -> None:
-        mailbox = self.mailboxes[channel_of(work)]
-        message, before = self.segment.fetch(work), mailbox.waited
+    def send(self, channel: Channel, micro: int, message: Message) -> None:
+        self._begin(micro)
+        mailbox = self.mailboxes[channel]
+        before = mailbox.waited
         self.sent += mailbox.put(message)
         self.waited += mailbox.waited - before
 
-    def _take(self, work: Work) -> None:
-        mailbox = self.mailboxes[channel_of(work)]
+    def receive(self, channel: Channel, micro: int) -> Message:
+        self._begin(micro)
+        mailbox = self.mailboxes[channel]
         before = mailbox.waited
-        self.segment.hand(work, mailbox.take())
+        message = mailbox.take()
         self.waited += mailbox.waited - before
+        return message
 
-    def _agree(self) -> None:
+    def agree(self, stage: int, micro: int) -> None:
         """Agree on the norm of the whole gradient: each worker sums all workers' parts in the same order."""
+        self._begin(micro)
         link, whole = self.numbers, Span(self.agreements % TURNS, 0, 1)
         self.agreements += 1
         link.vectors[whole.turn][0] = self.segment.squares()
@@ -190,36 +198,41 @@ class PipelineWorker(WorkerContext):
         self.waited += link.waited - before
         self.segment.agree(sum(float(found[worker]) for worker in sorted(found)))
 
-    def _work(self, work: Work, passing: Pass, bases: dict[tuple[int, int], int]) -> None:
-        """Run a piece of work and write its row."""
-        assert self.chunk is not None
-        start, update = now(), self.chunk.update
+    def compute(self, work: Work, message: Message | None) -> Message:
+        """Compute a piece of work and write its row."""
+        start, update = now(), self._begin(work.micro)
         if work.what == FORWARD:
-            bases.setdefault((work.stage, update), passing.first + work.version)
-        if work.what == UPDATE and self.lease is not None:
-            self._push(self.lease, work.stage, start)
-            return
-        sums = self._driven(self.segment.do(work))
-        if work.what != UPDATE:
-            row = (update, work.stage, work.micro, ord(work.what), start, now(), self.waited, 0, self.sent, math.nan)
-            self.record(Kind.STAGE, *row)
-            self.waited = self.sent = 0
-            return
-        assert sums is not None
-        self._applied(work, update, bases.pop((work.stage, update)), passing.first + work.version, start, sums)
+            self.bases.setdefault((work.stage, update), self.passing.first + work.version)
+        result = self._driven(self.segment.compute(work, message))
+        row = (update, work.stage, work.micro, ord(work.what), start, now(), self.waited, 0, self.sent, math.nan)
+        self.record(Kind.STAGE, *row)
+        self.waited = self.sent = 0
+        return result
 
-    def _push(self, lease: ReplicaLease, number: int, start: int) -> None:
-        """Push this replica's gradient of a stage to its shard, and compute with the outcome from now on."""
-        share = self.segment.stages[number].share()
+    def sum_up(self, number: int, micro: int) -> None:
+        """Add a stage's gradient up with those of the other replicas."""
+        start, update, stage = now(), self._begin(micro), self.segment.stages[number]
+        share = stage.share()
+        if self.sums is not None:
+            share, waited, sent = self.sums.all_reduce(number, share)
+            self.record(Kind.COLLECTIVE, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+        stage.settle(share)
+
+    def push(self, replica: int, shard: int, batch: int, again: bool) -> None:
+        """Push this replica's gradient of the worker's stage to its shard."""
+        assert self.lease is not None
+        start, ((number, stage),) = now(), self.segment.stages.items()
+        del self.bases[number, batch]
+        share = stage.share()
         if self.job.on_nan == "stop" and not math.isfinite(share.loss):
-            raise NotFinite(share.loss, lease.batch, self.segment.samples(lease.batch))
-        if number == len(self.blueprint.stage_to_worker) - 1 and not self.place:
-            row = (lease.batch, -1, lease.port.base, -1, start, start, 0, share.samples, 0, share.mean)
+            raise NotFinite(share.loss, batch, self.segment.samples(batch))
+        if number == len(self.blueprint.stage_to_worker) - 1 and not self.inside:
+            row = (batch, -1, self.lease.port.base, -1, start, start, 0, share.samples, 0, share.mean)
             self.record(Kind.COMPUTE, *row)
-        lease.push(share, self.sent)
+        self.lease.push(share, Push(replica, shard, batch, again), self.sent)
         self.sent = 0
 
-    def _driven(self, moves: Moves[GradientSum | None]) -> GradientSum | None:
+    def _driven(self, moves: Moves[Message]) -> Message:
         """Compute together with the workers that share the stage's layers, if there are any."""
         waited, sent = self.mover.link.waited, self.mover.sent
         try:
@@ -229,21 +242,15 @@ class PipelineWorker(WorkerContext):
         except StopIteration as ended:
             self.waited += self.mover.link.waited - waited
             self.sent += self.mover.sent - sent
-            found: GradientSum | None = ended.value
-            return found
+            result: Message = ended.value
+            return result
 
-    def _add_up(self, stage: int, share: GradientSum) -> GradientSum:
-        """Add a stage's gradient up with those of the other replicas."""
-        start = now()
-        summed, waited, sent = self.sums.all_reduce(stage, share)
-        assert self.chunk is not None
-        update = self.chunk.update
-        self.record(Kind.COLLECTIVE, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
-        return summed
-
-    def _applied(self, work: Work, update: int, base: int, version: int, start: int, sums: GradientSum) -> None:
-        """Write the rows of an update of a stage, and its part of a snapshot if one is due."""
-        if work.stage == len(self.blueprint.stage_to_worker) - 1 and not self.place:
+    def update(self, work: Work) -> None:
+        """Make a stage's next version; write its rows, and its part of a snapshot if one is due."""
+        start, update = now(), self._begin(work.micro)
+        base, version = self.bases.pop((work.stage, update)), self.passing.first + work.version
+        sums: GradientSum = self.segment.update(work)
+        if work.stage == len(self.blueprint.stage_to_worker) - 1 and not self.inside:
             self.record(Kind.COMPUTE, update, -1, base, -1, start, start, 0, sums.samples, 0, sums.mean)
         self.record(Kind.APPLY, update, work.stage, base, version, start, now(), 0, 0, self.sent, 0.0)
         self.sent = 0
@@ -252,13 +259,13 @@ class PipelineWorker(WorkerContext):
             before = now()
             with self.snapshots.views(update + 1) as views:
                 self._put(work.stage, views)
-            if work.stage == 0 and not self.place:  # the others have written theirs, or will before the run is over
+            if work.stage == 0 and not self.inside:  # the others have written theirs, or will before the run is over
                 self.record(Kind.SNAPSHOT, update + 1, -1, -1, -1, before, now(), 0, 0, 0, 0.0)
 
     def _put(self, stage: int, views: Mapping[str, Tensor]) -> None:
         """Write this worker's parts of a stage into whole parameters and moving buffers."""
         for name, mine in self.segment.named(stage):
-            put(views[name], mine, self.blueprint.stored.get(name), self.place)
+            put(views[name], mine, self.blueprint.stored.get(name), self.inside)
 
     def _write_result(self) -> None:
         """Write what this worker holds into the shared result."""

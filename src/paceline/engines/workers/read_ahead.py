@@ -14,8 +14,6 @@ from paceline.core.agenda import Agenda, Chunk
 from paceline.core.forecast import Forecast
 from paceline.data.source import Reader
 from paceline.engines.workers.methods.runner import PlanRunner
-from paceline.plans.methods.alone import Alone
-from paceline.plans.methods.native import NativeDdp
 
 
 class ReadAhead:
@@ -50,9 +48,9 @@ def ddp_chunks(agenda: Agenda, update: int, worker: int) -> list[Chunk]:
 def _known(runner: PlanRunner) -> Iterator[Chunk]:
     """Yield the chunks of a worker whose plan fixes what it computes."""
     agenda, number = runner.agenda, runner.number
-    if isinstance(runner.plan.method, Alone):
+    if not runner.plan.traits.exchanges:
         return (c for u in runner.updates_ahead(number, runner.plan.workers) for c in agenda.filled(u))
-    if isinstance(runner.plan.method, NativeDdp):
+    if not runner.plan.traits.traced:  # PyTorch's own code
         return (c for u in runner.updates_ahead() for c in ddp_chunks(agenda, u, number))
     return (c for u in runner.updates_ahead() for c in runner.group.coming(u))
 

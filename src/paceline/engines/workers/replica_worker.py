@@ -16,13 +16,11 @@ from paceline.engines.workers.assignment import Assignment
 from paceline.engines.workers.group import Group
 from paceline.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.engines.workers.process import die_with_parent
-from paceline.engines.workers.state_buffers import ResumePoint
-from paceline.engines.workers.worker_context import Host, WorkerMemory
+from paceline.engines.workers.worker_context import Station
 from paceline.errors import JobError
 from paceline.errors.failure import Position
 from paceline.gradients.learner import Learner, stated_weight
 from paceline.gradients.payload import GradientSum
-from paceline.links.waiting import Waiter
 from paceline.parameters.beginnings import begin_from
 from paceline.parameters.layout import Layout, sha256
 from paceline.runs.trace import Kind
@@ -52,17 +50,15 @@ class ReplicaWorker:
     """A replica with its data, its optimizer and its runner."""
 
     def __init__(
-        self, given: Assignment, source: Source, layout: Layout, shared: WorkerMemory, waiter: Waiter, host: Host,
-        group: Group, resume: ResumePoint, repeats: bool,
-    ) -> None:  # fmt: skip
+        self, given: Assignment, source: Source, layout: Layout, station: Station, group: Group, repeats: bool
+    ) -> None:
         learner = learner_of(given, source, repeats)
         replica = learner.replica
         optimizer = given.job.make_optimizer(replica.module, replica.parameters)
         assert learner.reader is not None
         self.reader = learner.reader
-        self.runner = PlanRunner(
-            given.number, shared, waiter, given.plan, given.agenda, resume, host, learner, optimizer, layout, group
-        )
+        self.runner = PlanRunner(station, given.plan, given.agenda, learner, optimizer, layout, group)
+        learner.observe = self.runner.measure
         #: Computes the sums over some chunks; a cluster's worker may have helpers.
         self.sums: Callable[[list[Chunk]], GradientSum] = learner.compute
 

@@ -24,7 +24,7 @@ from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker import ProcessHost
-from paceline.engines.workers.worker_context import WorkerContext
+from paceline.engines.workers.worker_context import Station, WorkerContext
 from paceline.errors.failure import Position
 from paceline.gradients.learner import Learner, stated_weight
 from paceline.gradients.payload import GradientSum
@@ -44,7 +44,7 @@ class SplitWorker(PlanRunner):
         state_buffer: StateBuffer | None, notify: Callable[[], None],
     ) -> None:  # fmt: skip
         method = given.plan.method
-        assert isinstance(method, SplitLayers)
+        assert isinstance(method, SplitLayers)  # a typed view: no other plan has such a worker
         assert given.split is not None
         self.method, self.blueprint, job, number = method, given.split, given.job, given.number
         self.snapshots, self.arena = snapshots, arena
@@ -63,12 +63,11 @@ class SplitWorker(PlanRunner):
         self.reader = Reader(source, order, job.num_workers, die_with_parent)
         layout = lay_out(replica.module, 1, given.moving)
         group = MeshGroup(number, method, mesh, given.agenda, arena.link(arena.payloads, number, waiter), layout)
-        super().__init__(
-            number, arena.of_worker(number), waiter, given.plan, given.agenda,
-            replace(given.resume_point, state_buffer=state_buffer, notify=notify), host,
-            Learner(replica, self.reader), job.make_optimizer(replica.module, replica.parameters),
-            arena.shape.layout, group,
-        )  # fmt: skip
+        resume = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
+        station = Station(number, arena.of_worker(number), waiter, host, resume)
+        learner, optimizer = Learner(replica, self.reader), job.make_optimizer(replica.module, replica.parameters)
+        super().__init__(station, given.plan, given.agenda, learner, optimizer, arena.shape.layout, group)
+        learner.observe = self.measure
         self.context: WorkerContext = self
 
     def position(self, update: int) -> Position:

@@ -14,12 +14,12 @@ from paceline.engines.workers.arena import Arena
 from paceline.engines.workers.methods.runner import PlanRunner, Walk
 from paceline.engines.workers.methods.server import serve
 from paceline.engines.workers.performer import perform
-from paceline.plans.methods import Synchronous
+from paceline.plans.plan import program_of
 
 
 def walk_of(runner: PlanRunner, arena: Arena) -> Walk | None:
     """Start the walk of the runner's method on one machine; None if the method decides itself when to compute."""
-    method = runner.plan.method
-    if isinstance(method, Synchronous):
-        return perform(runner, method, arena)
-    return None if method.traits.keeps_step else serve(runner, method, arena)  # type: ignore[arg-type]
+    plan = runner.plan
+    if plan.method.server is not None:
+        return serve(runner, plan.method.server, arena)
+    return perform(runner, program_of(plan), arena) if plan.traits.traced else None

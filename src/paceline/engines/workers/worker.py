@@ -17,9 +17,8 @@ from paceline.engines.workers.replica_worker import ReplicaWorker
 from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.walks import walk_of
-from paceline.engines.workers.worker_context import WorkerContext
+from paceline.engines.workers.worker_context import Station, WorkerContext
 from paceline.errors.failure import Position
-from paceline.plans.methods.native import NativeDdp
 from paceline.runs.trace import Kind
 
 
@@ -61,12 +60,11 @@ class LocalWorker:
         number, placement = given.number, given.placement
         host = ProcessHost(arena, snapshots)
         waiter = arena.waiter(number, host.cancelled, given.deadline, given.plan.threads)
-        self.replica = ReplicaWorker(
-            given, source, arena.shape.layout, arena.of_worker(number), waiter, host,
-            FixedGroup(number, arena, given.agenda, waiter, placement.library, placement.stored_on(number)),
-            replace(given.resume_point, state_buffer=state_buffer, notify=notify),
-            repeats=given.plan.traits.repeats,
-        )  # fmt: skip
+        resume = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
+        station = Station(number, arena.of_worker(number), waiter, host, resume)
+        group = FixedGroup(number, arena, given.agenda, waiter, placement.library, placement.stored_on(number))
+        repeats = given.plan.traits.repeats
+        self.replica = ReplicaWorker(given, source, arena.shape.layout, station, group, repeats)
         self.runner = self.replica.runner
         self.context: WorkerContext = self.runner
         #: The gradients that the method requests; None where it decides itself when to compute.
@@ -78,7 +76,7 @@ class LocalWorker:
 
     def train(self) -> None:
         """Train by the method of the plan."""
-        given, method, reader = self.given, self.given.plan.method, self.replica.reader
+        given, reader = self.given, self.replica.reader
         desk = self.arena.desk
         given_out = desk.desk.given_out(desk.integers.current) if desk else None  # not 0 if the run was resumed
         read_ahead = ReadAhead(reader, self.runner, given_out)
@@ -87,10 +85,9 @@ class LocalWorker:
 
             assert given.scratch is not None
             join(given.placement.library, given.scratch / "group", given.number, given.plan.workers, given.deadline)
-        if isinstance(method, NativeDdp):
+        if self.walk is None:
             from paceline.engines.workers.methods.ddp import train_by_ddp  # imports torch.distributed: half a second
 
             self.kept_alive = train_by_ddp(self.runner, reader, self.arena, given.deadline, given.some_unused)
         else:
-            assert self.walk is not None
             self.replica.follow(self.walk, read_ahead.computing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -53,6 +53,16 @@ class WorkerMemory:
     cancelled: memoryview
     #: Where the worker leaves its parameters and buffers at the end; None if its replica is no part of the result.
     result: Tensor | None
+
+
+class Station(NamedTuple):
+    """What a worker stands in: the memory that it shares, how it waits, its host, and where its run begins."""
+
+    number: int
+    shared: WorkerMemory
+    waiter: Waiter
+    host: Host
+    resume: ResumePoint
 
 
 class WorkerContext:

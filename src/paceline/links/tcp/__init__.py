@@ -17,5 +17,5 @@ From the bytes upwards:
     meeting      how the ranks of a group get a connection each to each other
     link         `Link` over these connections; `channel` and `membership` likewise
 
-docs/wire.md has the format, the walk of a push, and what is refused.
+docs/internals/wire.md has the format, the walk of a push, and what is refused.
 """

@@ -16,24 +16,41 @@
     Dataflow          values of operators and gradients         the operator's worker         ampnet
     NativeDdp         what PyTorch decides                      every worker                  ddp
 
-A method is pure: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the protocol
-`Method`. All but Pipeline, Dataflow and NativeDdp are also the program of their workers: of effects where workers keep
-step (`Synchronous`, `program`), of commands to the desk and the shards where there is a server (`core.server.worker`).
-What acts on the others selects by their class, in one place per activity: `engines.workers` runs them on processes,
-`engines.arithmetic` computes them in one process, `engines.virtual` times them, `explain` draws and proves them.
+A method is pure: it holds members of `core` (a collective, a gate, a rule, a schedule, ...), states its traits, and
+answers what the rest of Paceline asks of any method: its `division`, its `program`, `prove`, `predict`, `picture` and
+`claim`. No one outside this folder asks for its class. All but Dataflow and NativeDdp are also the program of their
+workers: of effects where workers keep step (`Synchronous`, `program`) or have stages (`core.schedules.worker`), of
+commands to the desk and the shards where there is a server (`Server`, `core.server.worker`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 from paceline.core.collectives import Collective
 from paceline.core.coordinators import Coordinator
-from paceline.core.rules import Averaging
+from paceline.core.mesh import Mesh
+from paceline.core.rules import Averaging, Exchanging, Rule
+from paceline.core.rules.ad_psgd import AdPsgd
+from paceline.core.rules.plain import Plain
+from paceline.core.server.gates import Gate
+from paceline.core.server.gathering import Gathering
+from paceline.core.server.shard import Shard
+from paceline.core.server.version_slots import ReplicaSlots, VersionSlots
+from paceline.core.server.worker import Client
+from paceline.core.server.worker import Program as ServedProgram
 from paceline.core.streaming import Streaming
+from paceline.plans.methods.prediction import Estimate, Prices, Weights
 from paceline.plans.methods.program import Program, Worker
+from paceline.plans.methods.views import Claim, Picture, Served
 
+#: Plans that several machines run, for the advice of those that one machine alone runs.
+IN_STEP = "ring, tree, downpour, ssp, local_sgd and diloco"
+T = TypeVar("T")
 Devices = Literal["alone", "summed", "shared", "stages", "parts", "native"]
 
 
@@ -59,10 +76,19 @@ class Traits:
     versioned: bool = True
     #: Other workers read the parameters that a forward pass of this worker uses, or hold copies of them.
     shares_parameters: bool = False
-    #: Every worker holds the whole model; False where it is cut, or its layers are split.
-    whole_model: bool = True
+    #: What a worker holds of the model: all of it, stages, parts of its layers, or operators, each of which makes
+    #: updates of its own, of gradients of several batches perhaps.
+    holds: Literal["replica", "stages", "parts", "operators"] = "replica"
     #: Every worker, or the only one, learns the loss of a whole batch in every update.
     knows_loss: bool = False
+    #: Workers exchange something; False where each trains alone.
+    exchanges: bool = True
+    #: Workers add their gradients up in every update, and all wait for the slowest.
+    sums_gradients: bool = False
+    #: Every update is the gradient of a whole batch, at the newest parameters.
+    whole_batch: bool = False
+    #: Workers hold one model and one state of the optimizer between them, after every update.
+    one_model: bool = False
     #: The training loop checks losses for NaN and infinity (`on_nan=`).
     checks_finite: bool = True
     #: Where computed parameters are stored and what sums gradients on several GPUs; see `engines.devices`.
@@ -81,8 +107,21 @@ class Traits:
     cannot_scale: str = ""
     #: Why checkpoints cannot be taken; empty where they can.
     no_checkpoints: str = ""
+    #: Why codecs cannot be used, beyond what the plan's options say; empty where they can.
+    no_codec: str = ""
+    #: Why several machines cannot run it, and what to use there; empty where they can.
+    one_machine: str = ""
     #: The recorded plan applies to processes of this machine only; the virtual engine cannot run it.
     local_only: str = ""
+
+    @property
+    def whole_model(self) -> bool:
+        return self.holds == "replica"
+
+    @property
+    def divided(self) -> bool:
+        """Whether the model is divided before the start, so that a worker's time and memory follow from its part."""
+        return self.holds in ("stages", "parts")
 
 
 @dataclass(frozen=True)
@@ -101,38 +140,122 @@ class Division:
     results: int = 1
 
 
-class Method(Protocol):
-    """The interface of every method."""
+def computed(function: Callable[[Any], T]) -> T:
+    """Make an attribute of what a method computes of its parts, once."""
+    return cached_property(function)  # type: ignore[return-value]
 
-    @property
-    def traits(self) -> Traits: ...
 
+class Method(ABC):
+    """What every method answers. An attribute has the value of most methods; a method states what differs."""
+
+    traits: Traits
+    #: The server that holds the parameters: the method itself, or one between the replicas of a pipeline.
+    server: Server | None = None
+    #: How replicas that step on their own are averaged with all others or with neighbours.
+    averaging: Averaging | None = None
+    #: How a replica that steps on its own is exchanged with a centre.
+    exchange: Exchanging | None = None
+    #: Updates between two exchanges; 0 where there is one at the end alone.
+    exchange_every: int = 1
+    #: Parts of the parameters that replicas exchange one after another.
+    fragments: int = 1
+    #: After an update something may be under way that the end of a run brings together.
+    unflushed: bool = False
+    #: Messages are added up on their way, so that a codec has to allow that.
+    sums_messages: bool = False
+    #: Where the model is cut, joined by +; empty where that is balanced, None where it is not cut.
+    cuts: str | None = None
+    #: The text of a table of the user's own.
+    own_table: str = ""
+    #: MiB that a worker may use; 0 for no bound.
+    memory: int = 0
+    #: The plans that a measurement of this one says something about: "meeting", "push", "ddp", "stages", ...
+    family: str = "alone"
+    #: What a worker has besides its replica, as `planner.heap` knows it.
+    copies: str = "vector"
+
+    @abstractmethod
     def division(self, workers: int, chunks: int) -> Division:
         """Return how a batch of `chunks` chunks per worker is divided among `workers`."""
 
+    @abstractmethod
     def prove(self, workers: int) -> None:
         """Raise `PlanError` if a table of the method would deadlock or compute a wrong result."""
 
+    @abstractmethod
+    def predict(self, prices: Prices) -> Estimate:
+        """Return the seconds of an update, by those of its parts; raise `NotPredicted` where that is unknown."""
 
-@runtime_checkable
-class Synchronous(Method, Protocol):
-    """The interface of methods without a server and without stages, whose workers run a program."""
+    @abstractmethod
+    def picture(self, workers: int) -> Picture:
+        """Return what `paceline draw` shows."""
 
-    @property
-    def collective(self) -> Collective | None:
-        """What workers exchange vectors by; None if they exchange nothing."""
-
-    @property
-    def averaging(self) -> Averaging | None:
-        """How replicas that step on their own are averaged; None if gradients are summed, or nothing is exchanged."""
-
-    @property
-    def streaming(self) -> Streaming | None:
-        """When replicas are averaged; None where they are not."""
+    @abstractmethod
+    def claim(self, workers: int) -> Claim:
+        """Return what `paceline prove` proves."""
 
     @property
-    def coordinator(self) -> Coordinator | None:
-        """What commands the updates; None where every update is a step of the user's optimizer."""
+    def name(self) -> str:
+        return type(self).__name__
 
+    def part_bytes(self, workers: int, cost: Weights) -> float | None:
+        """Return about the bytes of tensors of a worker with a part of the model; None where it has a replica."""
+        return None
+
+    def mesh(self, workers: int) -> Mesh:
+        """Return the axes along which workers lie; raise `PlanError` if so many do not fill them."""
+        return Mesh((("data", workers),))
+
+    def count(self, plan: str, options: Mapping[str, Any], stated: bool) -> int:
+        """Return the number of workers by a plan's options; `stated` is whether the user gave it."""
+        workers: int = options.get("workers", 1)
+        return workers
+
+
+class Synchronous(Method):
+    """A method without a server and without stages, whose workers run a program."""
+
+    #: What workers exchange vectors by; None if they exchange nothing.
+    collective: Collective | None
+    #: When replicas are averaged; None where they are not.
+    streaming: Streaming | None = None
+    #: What commands the updates; None where every update is a step of the user's optimizer.
+    coordinator: Coordinator | None = None
+
+    @abstractmethod
     def program(self, worker: Worker) -> Program:
         """Return what a worker does, as effects."""
+
+
+class Server(Method):
+    """A method with a server: a desk that leases batches, and shards that answer pushes."""
+
+    #: Decides which worker may begin a batch.
+    gate: Gate
+    #: Applies gradients that arrive at a shard.
+    rule: Rule = Plain()
+    #: Parts of the parameters, each under a lock of its own.
+    shards: int = 1
+    #: Decides which versions of a shard are in memory at once.
+    slots: type[VersionSlots] | type[ReplicaSlots] = VersionSlots
+    #: What a worker does: the commands that it gives to the desk and the shards.
+    program: Callable[[Client], ServedProgram]
+    #: Pushes that make an update together; 0 where each makes one.
+    gathers: int = 0
+    #: Which two replicas are averaged in a push.
+    pairing: AdPsgd | None = None
+    family, copies = "push", "server"
+
+    @computed
+    def server(self) -> Server:
+        return self
+
+    def machine(self, workers: int, ghosts: int = 0) -> Shard | Gathering:
+        """Make the state machine that answers the pushes to a shard."""
+        return Shard(workers, ghosts)
+
+    def prove(self, workers: int) -> None:
+        """Do nothing: a gate is proved by every interleaving (`claim`), which takes too long for a start."""
+
+    def claim(self, workers: int) -> Claim:
+        return Served()

@@ -13,18 +13,33 @@ from dataclasses import dataclass
 
 from paceline.core.collectives import Collective
 from paceline.core.collectives.proof import prove
-from paceline.plans.methods import Division, Traits
+from paceline.core.collectives.ring import Ring
+from paceline.plans.methods import Division, Synchronous, Traits, computed
+from paceline.plans.methods.prediction import Estimate, Prices, meetings
 from paceline.plans.methods.program import Gradient, Program, Step, Sum, Worker
+from paceline.plans.methods.views import Summing
 
 
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduce(Synchronous):
     """Adds all gradients up in every update."""
 
     collective: Collective
 
-    averaging = streaming = coordinator = None
-    traits = Traits(agrees=True, knows_loss=True, shares_parameters=True, devices="summed")
+    traits = Traits(
+        agrees=True,
+        sums_gradients=True,
+        whole_batch=True,
+        one_model=True,
+        knows_loss=True,
+        shares_parameters=True,
+        devices="summed",
+    )
+    family = "meeting"
+
+    @computed
+    def sums_messages(self) -> bool:
+        return not isinstance(self.collective, Ring)  # around a ring, messages go to all as they are
 
     def program(self, worker: Worker) -> Program:
         for update in worker.updates():
@@ -40,3 +55,11 @@ class AllReduce:
 
     def prove(self, workers: int) -> None:
         prove(self.collective, workers)
+
+    def predict(self, prices: Prices) -> Estimate:
+        return meetings(prices, self.collective, 1, prices.workers)
+
+    def picture(self, workers: int) -> Summing:
+        return Summing(self.collective)
+
+    claim = picture

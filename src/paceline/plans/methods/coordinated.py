@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.core.collectives import Collective
 from paceline.core.collectives.proof import prove
 from paceline.core.coordinators import PARAMETERS, Commands, Coordinator, Done, Dot, Evaluate
-from paceline.plans.methods import Division, Traits
+from paceline.plans.methods import IN_STEP, Division, Synchronous, Traits
+from paceline.plans.methods.prediction import Estimate, NotPredicted, Prices
 from paceline.plans.methods.program import (
     Change,
     Finish,
@@ -20,16 +21,17 @@ from paceline.plans.methods.program import (
     Sum,
     Worker,
 )
+from paceline.plans.methods.views import Commands as CommandList
+from paceline.plans.methods.views import Summing
 
 
 @dataclass(frozen=True)
-class Coordinated:
+class Coordinated(Synchronous):
     """Lets a coordinator command every update."""
 
     collective: Collective
-    coordinator: Coordinator
+    coordinator: Coordinator = field()  # or it would have the default of other methods, None
 
-    averaging = streaming = None
     traits = Traits(
         uses_optimizer=False,
         repeats=True,
@@ -37,6 +39,7 @@ class Coordinated:
         checks_finite=False,  # a line search tries steps that are too long
         needs_train="evaluates a batch several times in one step",
         cannot_clip="its line search compares the loss with the gradient as it is",
+        one_machine=f"its vectors lie in the memory of one machine; on several machines use {IN_STEP}",
     )
 
     def program(self, worker: Worker) -> Program:
@@ -72,3 +75,12 @@ class Coordinated:
 
     def prove(self, workers: int) -> None:
         prove(self.collective, workers)
+
+    def predict(self, prices: Prices) -> Estimate:
+        raise NotPredicted("how often a line search evaluates a batch is not known before it does")
+
+    def picture(self, workers: int) -> CommandList:
+        return CommandList(self.coordinator)
+
+    def claim(self, workers: int) -> Summing:
+        return Summing(self.collective, self.coordinator)

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from paceline.core.dataflow.example import example_graph
 from paceline.core.dataflow.proof import explore
 from paceline.errors import PlanError
-from paceline.plans.methods import Division, Traits
+from paceline.plans.methods import IN_STEP, Division, Method, Traits
+from paceline.plans.methods.prediction import Estimate, NotPredicted, Prices
+from paceline.plans.methods.views import Operators
 
 ALONE = "each operator makes its own updates, so none knows the norm of the whole gradient; leave it out"
 
 
 @dataclass(frozen=True)
-class Dataflow:
+class Dataflow(Method):
     """Runs the operators of a model by the messages between them, for many chunks at a time."""
 
     #: Chunks of a batch, each of which is an instance with a graph of its own.
@@ -26,13 +28,14 @@ class Dataflow:
     on: tuple[int, ...] = ()
 
     traits = Traits(
-        whole_model=False,
+        holds="operators",
         devices="parts",
         cannot_clip=ALONE,
         cannot_skip=ALONE,
         cannot_scale="each operator makes its own updates, so none sees whether the whole gradient overflows",
         needs_train="calls the model's operators at several workers, and your loop has the whole model",
         no_checkpoints="its workers have messages under way, for which there is no common cut",
+        one_machine=f"its operators exchange messages in the memory of one machine; on several use {IN_STEP}",
     )
 
     def division(self, workers: int, chunks: int) -> Division:
@@ -44,6 +47,14 @@ class Dataflow:
             raise PlanError(
                 f"plan 'ampnet': on={'+'.join(map(str, self.on))} must name each of the workers 0 to {workers - 1}"
             )
-        found = explore(example_graph, min(workers, 2), 2, min(self.active, 2), min(self.every, 2))
-        if found.story is not None:
-            raise PlanError(found.story)
+        walk = explore(example_graph, min(workers, 2), 2, min(self.active, 2), min(self.every, 2))
+        if walk.story is not None:
+            raise PlanError(walk.story)
+
+    def predict(self, prices: Prices) -> Estimate:
+        raise NotPredicted("which operators a sample calls is known when it does")
+
+    def picture(self, workers: int) -> Operators:
+        return Operators(self.micro_batches, self.active, self.every)
+
+    claim = picture

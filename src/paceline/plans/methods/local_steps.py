@@ -6,14 +6,15 @@ worker mixes with its neighbours on a graph only, so replicas never agree exactl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.core.collectives.proof import prove, prove_mixing
 from paceline.core.rules import Averaging
 from paceline.core.streaming import Streaming
-from paceline.plans.methods import Division, Traits
+from paceline.plans.methods import Division, Synchronous, Traits, computed
+from paceline.plans.methods.prediction import Estimate, Prices, meetings
 from paceline.plans.methods.program import (
     BeginExchange,
     EndExchange,
@@ -25,25 +26,37 @@ from paceline.plans.methods.program import (
     Step,
     Worker,
 )
+from paceline.plans.methods.views import FITTING, OWN_STEP, WAITS, Mixing, Summing, Timeline, shortened
+
+NEVER = 10**6  # more updates than are predicted, where replicas are averaged at the end alone
+ARITHMETIC = "what becomes of averaged replicas is arithmetic, which tests compare with its equation"
 
 
 @dataclass(frozen=True)
-class LocalSteps:
+class LocalSteps(Synchronous):
     """Averages all replicas after some local steps, whole or in fragments."""
 
     collective: Collective
-    averaging: Averaging
+    averaging: Averaging = field()  # or it would have the default of other methods, None
     #: Parts of the parameters that are exchanged one after another.
     fragments: int = 1
     #: Updates that are made while a fragment is exchanged.
     overlap: int = 0
 
-    @property
+    traits = Traits(devices="summed")
+    family = "meeting"
+
+    @computed
     def streaming(self) -> Streaming:
         return Streaming(self.averaging.every, self.fragments, self.overlap)
 
-    coordinator = None
-    traits = Traits(devices="summed")
+    @computed
+    def exchange_every(self) -> int:
+        return self.averaging.every
+
+    @computed
+    def unflushed(self) -> bool:
+        return self.fragments > 1 or self.overlap > 0
 
     def program(self, worker: Worker) -> Program:
         return _averaged(self, worker)
@@ -54,20 +67,43 @@ class LocalSteps:
     def prove(self, workers: int) -> None:
         prove(self.collective, workers)
 
+    def predict(self, prices: Prices) -> Estimate:
+        every = self.averaging.every or NEVER
+        estimate = meetings(prices, self.collective, every, prices.workers, self.fragments)
+        terms = estimate.terms
+        hidden = self.overlap * terms.own * self.fragments / every  # as far as computing covers the exchanges
+        return replace(estimate, terms=replace(terms, exchange=max(0.0, terms.exchange - hidden)))
+
+    def picture(self, workers: int) -> Timeline:
+        every, note = shortened(self.averaging.every)
+        averaging = replace(self.averaging, every=every) if note else self.averaging  # type: ignore[type-var]
+        updates = max(6, 2 * every) if every else FITTING  # two averages; or one, at the end
+        table = type(self.collective).__name__
+        meets = f"Replicas are averaged by an all-reduce among all workers, by the table of {table}."
+        signs = OWN_STEP, "  M   averages its replica with the others'", WAITS
+        return Timeline(updates, signs, (meets,), fitting=replace(self, averaging=averaging), note=note)
+
+    def claim(self, workers: int) -> Summing:
+        return Summing(self.collective, open=(ARITHMETIC,))
+
 
 @dataclass(frozen=True)
-class Gossip:
+class Gossip(Synchronous):
     """Mixes each replica with its neighbours' after some local steps."""
 
     collective: Neighbours
-    averaging: Averaging
+    averaging: Averaging = field()  # or it would have the default of other methods, None
 
-    @property
+    traits = Traits()
+    family = "meeting"
+
+    @computed
     def streaming(self) -> Streaming:
         return Streaming(self.averaging.every)
 
-    coordinator = None
-    traits = Traits()
+    @computed
+    def exchange_every(self) -> int:
+        return max(1, self.averaging.every)
 
     def program(self, worker: Worker) -> Program:
         return _averaged(self, worker)
@@ -77,6 +113,22 @@ class Gossip:
 
     def prove(self, workers: int) -> None:
         prove_mixing(self.collective, workers)
+
+    def predict(self, prices: Prices) -> Estimate:
+        return meetings(prices, self.collective, max(1, self.averaging.every), min(prices.workers, 3))
+
+    def picture(self, workers: int) -> Timeline:
+        others = sorted(other for other, _ in self.collective.weights(0, workers)[1:])
+        named = f"worker{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+        says = (
+            f"Worker 0 mixes its parameters with those of {named}."
+            if others
+            else "Worker 0 has no neighbour to mix with."
+        )
+        return Timeline(6, (OWN_STEP, "  M   mixes with its neighbours", WAITS), (says,))
+
+    def claim(self, workers: int) -> Mixing:
+        return Mixing(self.collective)
 
 
 def _averaged(method: LocalSteps | Gossip, worker: Worker) -> Program:

@@ -7,23 +7,52 @@ update. Most plans have the axis `layers` alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from paceline.core.collectives import Collective
 from paceline.core.collectives.proof import prove
 from paceline.core.collectives.ring import Ring
 from paceline.core.mesh import Mesh
-from paceline.core.schedules import Schedule, Table, table_of
+from paceline.core.schedules import Schedule, Table, Work, table_of
+from paceline.core.schedules.user_table import UserTable
+from paceline.core.schedules.worker import Program, follow
+from paceline.core.server.actions import Lease
+from paceline.core.server.replica import Place, share_leases
 from paceline.core.splits.recipes import SplitRecipe
 from paceline.core.splits.recipes.tensor import Tensor
 from paceline.errors import PlanError
-from paceline.plans.methods import Division, Traits
+from paceline.plans.methods import IN_STEP, Division, Method, Server, Traits, computed
+from paceline.plans.methods.prediction import Estimate, Prices, Weights
 from paceline.plans.methods.server import ParameterServer
 from paceline.plans.methods.split_layers import DATA, INSIDE, PART
+from paceline.plans.methods.views import Stages
 
 LAYERS = "layers"
+FREE_RUNNING = 8  # updates of a table that never flushes that are timed
 LARGEST = 200_000  # cells of a table, whose proof takes half a minute
+
+
+class StageWorker(Protocol):
+    """The worker that a program is of. One that stands for those that share a stage's layers has the first's place."""
+
+    #: Workers along the axis `layers`.
+    depth: int
+
+    def lines(self) -> Iterator[Iterable[Work]]:
+        """Yield its line of one table after another."""
+
+
+class LeasingWorker(StageWorker, Protocol):
+    """A worker of a replica that is the client of a server."""
+
+    @property
+    def client(self) -> Place:
+        """The worker as its desk knows it."""
+
+    def line(self, lease: Lease) -> Iterable[Work]:
+        """Return its line of a batch."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +75,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Method):
     """Runs the stages of a model by a schedule."""
 
     schedule: Schedule
@@ -61,7 +90,9 @@ class Pipeline:
     memory: int = 0
     spread: Spread = field(default_factory=Spread)
 
-    @property
+    family = copies = "stages"
+
+    @computed
     def traits(self) -> Traits:
         flush = (
             "it never has the gradient of the whole model at one time. The last stage makes its update before the "
@@ -74,7 +105,9 @@ class Pipeline:
         never_empty = "its pipeline is never empty before the end" if self.schedule.span == 0 else ""
         return Traits(
             keeps_step=not served,
-            whole_model=False,
+            holds="stages",
+            whole_batch=self.flushes and not self.spread.wide,
+            one_model=self.flushes and not served,
             optimizer_at_server=served,
             shares_parameters=self.spread.inside > 1 or served,
             takes_sparse=not self.spread.wide,
@@ -86,12 +119,38 @@ class Pipeline:
             no_checkpoints="its shards lie with parts of stages, for which there is no common cut"
             if served
             else never_empty,
+            one_machine="its stages exchange activations in the memory of one machine; on several machines use "
+            + IN_STEP,
         )
+
+    @computed
+    def server(self) -> Server | None:
+        return self.spread.server
+
+    @computed
+    def own_table(self) -> str:
+        return self.schedule.text if isinstance(self.schedule, UserTable) else ""
+
+    @computed
+    def unflushed(self) -> bool:
+        return not self.flushes
 
     @property
     def flushes(self) -> bool:
         """Whether the pipeline is empty after every update."""
         return self.schedule.span == 1
+
+    def program(self, worker: StageWorker) -> Program:
+        """Return what a worker does, as effects."""
+        stage_to_worker = self.schedule.layout(worker.depth).stage_to_worker
+        for line in worker.lines():
+            yield from follow(line, stage_to_worker)
+
+    def leasing_program(self, worker: LeasingWorker) -> Program:
+        """Return what a worker does, whose replica leases batches from a server."""
+        stage_to_worker = self.schedule.layout(worker.depth).stage_to_worker
+        client = worker.client
+        return share_leases(client, lambda lease: follow(worker.line(lease), stage_to_worker, client.push(lease)))
 
     def division(self, workers: int, chunks: int) -> Division:
         if self.spread.server is not None:
@@ -144,7 +203,25 @@ class Pipeline:
             )
         return table_of(self.schedule, self.depth(workers), counts)
 
-    def check_stages(self, name: str, workers: int) -> None:
+    def count(self, plan: str, options: Mapping[str, Any], stated: bool) -> int:
+        """Return the workers of the table, or all that a mesh of these axes has; raise for cuts that do not fit."""
+        workers = self._counted(plan, options, stated)
+        self._check_stages(plan, workers)
+        return workers
+
+    def _counted(self, plan: str, options: Mapping[str, Any], stated: bool) -> int:
+        if isinstance(self.schedule, UserTable):
+            return self.schedule.workers
+        workers: int = options["workers"]
+        if layers := options.get("layers", 0):
+            mesh: int = self.spread.data * layers * self.spread.inside
+            if stated and mesh != workers:
+                axes = f"data={self.spread.data} x layers={layers} x inside={self.spread.inside}"
+                raise PlanError(f"plan {plan!r}: {axes} are {mesh} workers, not {workers}; leave one of them out")
+            return mesh
+        return workers
+
+    def _check_stages(self, name: str, workers: int) -> None:
         """Raise `PlanError` if cuts or recomputation name stages that the plan does not have."""
         stages = self.stages(workers)
         cuts = self.cuts.count("+") + 1 if self.cuts else stages - 1
@@ -156,3 +233,27 @@ class Pipeline:
                 f"plan {name!r}: recompute={self.recompute!r} is neither 'none' nor 'all' nor stages from 0 to "
                 f"{stages - 1}, as in recompute=0+1"
             )
+
+    def predict(self, prices: Prices) -> Estimate:
+        updates, again = 1 if self.flushes else FREE_RUNNING, self.recomputing(prices.workers)
+        table = self.table(prices.workers, [self.micro_batches] * updates)
+        estimate = prices.on_clock(table, self.micro_batches, updates, again)
+        moved = prices.division_bytes()
+        moved = estimate.bytes if moved is None else moved
+        if self.spread.server is not None:
+            moved += 2.0 * prices.served / prices.workers  # each stage pushes its gradient, and pulls its parameters
+        return replace(estimate, bytes=moved)
+
+    def part_bytes(self, workers: int, cost: Weights) -> float:
+        stages, micro = self.stages(workers), self.micro_batches
+        tensors = cost.activation_bytes * min(1.0, stages / micro) + (cost.peak_bytes - cost.activation_bytes) / micro
+        return (3 * cost.parameter_bytes + cost.state_bytes + tensors) / stages + cost.batch_bytes
+
+    def picture(self, workers: int) -> Stages:
+        spread, gate = self.spread, self.spread.server.gate if self.spread.server is not None else None
+        return Stages(
+            self.mesh(workers), self.micro_batches, self.schedule, lambda counts: self.table(workers, counts),
+            spread.recipe, spread.collective, gate, spread.wide, self.program, self.leasing_program,
+        )  # fmt: skip
+
+    claim = picture

@@ -1,14 +1,8 @@
 """Methods with a server: a desk leases batches to workers, and a gate decides which workers may continue.
 
 The desk is the same for all of them (`core.server`); they differ in what is pushed to a shard and in how the shard
-applies it. If a worker dies, its batch is leased again to another one. Each names the parts that engines build it of:
-
-    gate      decides which worker may begin a batch
-    rule      applies what arrives at a shard
-    shards    parts of the parameters, each under a lock of its own
-    machine   makes the state machine that answers the pushes to a shard
-    slots     decides which versions of a shard are in memory at once
-    program   is what a worker does: the commands that it gives to the desk and the shards
+applies it. If a worker dies, its batch is leased again to another one. Each names the parts
+that engines build it of, as `Server` lists them.
 """
 
 from __future__ import annotations
@@ -21,29 +15,24 @@ from paceline.core.rules.plain import Plain
 from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gathering import Gathering
-from paceline.core.server.shard import Shard
-from paceline.core.server.version_slots import ReplicaSlots, VersionSlots
+from paceline.core.server.version_slots import ReplicaSlots
 from paceline.core.server.worker import push_every_batch, push_in_rounds
-from paceline.plans.methods import Division, Traits
-
-
-def gate_proved_apart(method: object, workers: int) -> None:
-    """Do nothing: a gate is proved by every interleaving (`core.server.explore`), which takes too long for a start."""
+from paceline.plans.methods import IN_STEP, Division, Server, Traits, computed
+from paceline.plans.methods.prediction import DOUBT, Estimate, Guess, Prices, Terms, error_of, queued
+from paceline.plans.methods.views import OWN_STEP, WAITS, Timeline, pushes, shortened
 
 
 @dataclass(frozen=True)
-class ParameterServer:
+class ParameterServer(Server):
     """Gradients arrive at shards, whose rule and optimizer apply each at once, however old it is."""
 
     gate: Gate = field(default_factory=Asynchronous)
     rule: Rule = field(default_factory=Plain)
     shards: int = 1
 
-    slots, machine = VersionSlots, Shard
     program = staticmethod(push_every_batch)
-    prove = gate_proved_apart
 
-    @property
+    @computed
     def traits(self) -> Traits:
         return Traits(
             keeps_step=False,
@@ -55,22 +44,38 @@ class ParameterServer:
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks, results=0)
 
-    def with_shards(self, shards: int) -> ParameterServer:
-        """The same method with as many shards as the model has parameters for."""
-        return replace(self, shards=shards)
+    def predict(self, prices: Prices) -> Estimate:
+        workers, message, answer = prices.workers, prices.pushed(), prices.answered()
+        moved = message.bytes + answer.bytes
+        # The price of a push is that of as many bytes both ways.
+        c, u, p = prices.compute(prices.samples(1)), prices.update(), prices.one("push", moved / 2)
+        # A server also reads what it answers, so that it knows what the worker has.
+        p = Guess(p.seconds + message.decode + answer.encode + answer.decode, p.error)
+        c = Guess(c.seconds + message.encode + answer.decode, c.error)
+        between = prices.between("push")
+        # More workers than cores take turns, but one that holds the lock has its core.
+        turns = max(1.0, workers * prices.threads / prices.cores)
+        rate, _ = queued(workers, c.seconds / turns + between, (u.seconds / turns + p.seconds) / self.shards)
+        work = (c.seconds + u.seconds) / turns + between + p.seconds
+        each = workers / min(rate, workers / turns / work)  # of one worker, from push to push
+        wait = max(0.0, each - c.seconds - u.seconds - p.seconds - between)
+        terms = Terms(c.seconds, u.seconds, p.seconds, wait, between).scaled(1 / workers)
+        rest = error_of(p, Guess(between + wait, DOUBT))
+        return Estimate(terms, error_of(c, u), rest, moved / workers, workers - 1.0)
+
+    def picture(self, workers: int) -> Timeline:
+        of = " of shard 0" if self.shards > 1 else ""
+        return pushes(5 * workers, f"  3   pushes its gradient, which makes version 3{of}")
 
 
 @dataclass(frozen=True)
-class GatheringServer:
+class GatheringServer(Server):
     """A shard sums the first `gathers` gradients of a version, then applies them as one (backup workers)."""
 
     gate: Gate
-    gathers: int
+    gathers: int = field()  # or it would have the default of other servers, 0
 
-    shards, slots = 1, VersionSlots
     program = staticmethod(push_in_rounds)
-    rule = Plain()
-    prove = gate_proved_apart
     traits = Traits(
         keeps_step=False,
         optimizer_at_server=True,
@@ -86,75 +91,126 @@ class GatheringServer:
     def machine(self, workers: int, ghosts: int = 0) -> Gathering:
         return Gathering(workers, self.gathers)
 
+    def predict(self, prices: Prices) -> Estimate:
+        needed, workers = self.gathers, prices.workers
+        c, u, p = prices.compute(prices.samples(needed)), prices.update(), prices.one("push", prices.served)
+        p = Guess(p.seconds * needed, p.error)
+        wait, between = prices.waiting(needed, c.seconds), prices.between("push")
+        terms = Terms(c.seconds, u.seconds, p.seconds, wait, between)
+        rest = error_of(p, Guess(between + wait, DOUBT))
+        return Estimate(terms, error_of(c, u), rest, 2.0 * prices.served * needed / workers)
+
+    def picture(self, workers: int) -> Timeline:
+        return pushes(
+            5, "  3   pushes its gradient, which is held for version 3", "  /   arrives too late: computes it again"
+        )
+
 
 @dataclass(frozen=True)
-class CentreServer:
+class CentreServer(Server):
     """A worker steps a replica of its own, then exchanges it with a centre that all share."""
 
-    exchange: Exchanging
+    exchange: Exchanging = field()  # or it would have the default of other methods, None
     gate: Gate = field(default_factory=Asynchronous)
 
-    shards, slots, machine = 1, VersionSlots, Shard
     program = staticmethod(push_every_batch)
-    prove = gate_proved_apart
 
-    @property
-    def rule(self) -> Exchanging:
-        return self.exchange
+    @computed
+    def exchange_every(self) -> int:
+        return max(1, self.exchange.every)
 
-    @property
+    @computed
     def traits(self) -> Traits:
         parts = "shares out parts of the data, and only your loop has them" if self.exchange.parts else ""
-        return Traits(keeps_step=False, needs_train=parts)
+        return Traits(
+            keeps_step=False,
+            needs_train=parts,
+            no_codec="its workers exchange whole replicas with the centre, which no codec writes; use mode=synchronous",
+        )
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks, block=self.exchange.every, data_parts=self.exchange.parts, results=0)
 
+    def predict(self, prices: Prices) -> Estimate:
+        workers, every = prices.workers, self.exchange_every
+        c, u, p = prices.compute(prices.samples(1)), prices.update(), prices.one("push", prices.served)
+        between = prices.between("push")
+        think = (c.seconds + u.seconds + between) * every
+        rate, wait = queued(workers, think, p.seconds)
+        terms = Terms(c.seconds, u.seconds, p.seconds / every, wait / every, between)
+        terms = terms.scaled(1 / rate / every / terms.whole)
+        rest = error_of(p, Guess(between + wait / every, DOUBT))
+        return Estimate(terms, error_of(c, u), rest, 2.0 * prices.served / every / workers, workers - 1.0)
+
+    def picture(self, workers: int) -> Timeline:
+        exchange = self.exchange
+        if exchange.parts:
+            sign = "  3   has trained on a part of the data, the third that is done; the next begins from the start"
+            mean = "The result is the mean of one model for each part."
+            return Timeline(3 * exchange.parts * exchange.every, (OWN_STEP, sign, WAITS), (mean,))
+        every, note = shortened(exchange.every)
+        fitting = replace(self, exchange=replace(exchange, every=every) if note else exchange)  # type: ignore[type-var]
+        sign = "  3   exchanges with the centre, whose version 3 that makes"
+        return Timeline(
+            3 * workers * every, (OWN_STEP, sign, WAITS), staleness=True, fitting=fitting, note=note
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
-class PairwiseGossip:
+class PairwiseGossip(Server):
     """A worker averages its replica with one neighbour's before each of its steps (AD-PSGD)."""
 
-    pairing: AdPsgd
+    pairing: AdPsgd = field()  # or it would have the default of other servers, None
     gate: Gate = field(default_factory=Asynchronous)
 
-    shards, slots, machine = 1, ReplicaSlots, Shard
+    slots = ReplicaSlots
     program = staticmethod(push_every_batch)
-    rule = Plain()
-    prove = gate_proved_apart
-    traits = Traits(keeps_step=False, shares_parameters=True)
+    traits = Traits(
+        keeps_step=False,
+        shares_parameters=True,
+        one_machine="its pairs average in the memory of one machine; use gossip with mode=synchronous",
+    )
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks, results=0)
 
+    def predict(self, prices: Prices) -> Estimate:
+        return _unqueued(prices, 2.0 * prices.served / prices.workers)
+
+    def picture(self, workers: int) -> Timeline:
+        sign = "  3   averages with one of its neighbours and makes its step: the third of all such exchanges"
+        return pushes(5 * workers, sign)
+
 
 @dataclass(frozen=True)
-class Hogwild:
+class Hogwild(Server):
     """All workers write into the same parameters without locks: there are no versions, and no order to replay."""
 
     gate: Gate = field(default_factory=Asynchronous)
 
-    shards, slots, machine = 1, VersionSlots, Shard
     program = staticmethod(push_every_batch)
-    rule = Plain()
-    prove = gate_proved_apart
     traits = Traits(
         keeps_step=False,
         takes_sparse=True,
         shares_parameters=True,
         versioned=False,
         not_replayable="without locks its updates have no order",
+        one_machine=f"its workers write into one memory; on several machines use {IN_STEP}",
     )
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks, results=0)
 
+    def predict(self, prices: Prices) -> Estimate:
+        return _unqueued(prices, 0.0)  # nothing is sent: all write into one memory
 
-def gathered_by(method: object) -> int:
-    """Return how many pushes make an update; 0 where every push makes one."""
-    return method.gathers if isinstance(method, GatheringServer) else 0
+    def picture(self, workers: int) -> Timeline:
+        return pushes(5 * workers, "  *   pushes", versions=False)
 
 
-#: Methods whose servers may be processes of their own, on a cluster.
-Served = ParameterServer | GatheringServer | CentreServer
-Server = ParameterServer | GatheringServer | CentreServer | PairwiseGossip | Hogwild
+def _unqueued(prices: Prices, size: float) -> Estimate:
+    """Predict workers that push without waiting for each other, and send so many bytes."""
+    c, u, p = prices.compute(prices.samples(1)), prices.update(), prices.one("push", prices.served)
+    between, workers = prices.between("push"), prices.workers
+    terms = Terms(c.seconds, u.seconds, p.seconds, between=between).scaled(1 / workers)
+    return Estimate(terms, error_of(c, u), error_of(p, Guess(between, DOUBT)), size, workers - 1.0)

@@ -15,15 +15,19 @@ from paceline.core.collectives.proof import prove
 from paceline.core.mesh import Mesh
 from paceline.core.splits.recipes import SplitRecipe
 from paceline.errors import PlanError
-from paceline.plans.methods import Division, Traits
+from paceline.plans.methods import IN_STEP, Division, Synchronous, Traits, computed
+from paceline.plans.methods.prediction import CROWDED_MESSAGE, Estimate, Guess, Prices, Terms, error_of
 from paceline.plans.methods.program import Gradient, Program, Step, Sum, Worker
+from paceline.plans.methods.views import Parts
 
 DATA, INSIDE = "data", "inside"
 PART = "each of its workers has a part of the gradient alone, and none its norm; leave it out, or use ring"
+GATHER = 0.7  # of a segment's Python: what a gather or a scatter of one layer's parameters takes
+ERROR = 0.5  # of the seconds of parts of layers: smaller operations than the card was fitted on
 
 
 @dataclass(frozen=True)
-class SplitLayers:
+class SplitLayers(Synchronous):
     """Splits the layers of each replica over the workers along one axis of a mesh."""
 
     recipe: SplitRecipe
@@ -36,16 +40,22 @@ class SplitLayers:
     #: The MiB that a worker may take for its tensors; 0 for no bound.
     memory: int = 0
 
-    averaging = streaming = coordinator = None
     traits = Traits(
-        whole_model=False,
+        holds="parts",
+        whole_batch=True,
+        one_model=True,
         shares_parameters=True,
         devices="parts",
         needs_train="splits the model's layers, and your loop has them whole",
         cannot_clip=PART,
         cannot_skip=PART,
         cannot_scale="each of its workers has a part of the gradient alone, and none sees whether the whole overflows",
+        one_machine=f"its workers exchange parts of layers in the memory of one machine; on several use {IN_STEP}",
     )
+
+    @computed
+    def family(self) -> str:
+        return "gathers" if self.stage else "parts"  # ZeRO divides what is stored, and computes whole layers
 
     def program(self, worker: Worker) -> Program:
         for update in worker.updates():
@@ -84,3 +94,23 @@ class SplitLayers:
         self.mesh(workers)
         if self.data > 1:
             prove(self.collective, self.data)
+
+    def predict(self, prices: Prices) -> Estimate:
+        samples = prices.samples(prices.workers if self.stage else self.data)
+        whole, u, share = prices.compute(samples), prices.update(), prices.share(samples)
+        c = Guess(whole.seconds * share.computed, max(whole.error, ERROR))
+        u = Guess(u.seconds * share.held, u.error)
+        message, segment, bandwidth = prices.link()
+        exchange = message * share.messages + share.bytes / bandwidth
+        # A segment of a split layer runs several operations; ZeRO gathers or scatters one tensor at a time.
+        between = segment * max(1.0, GATHER * share.messages if self.stage else share.segments)
+        if self.stage and prices.workers > prices.cores:
+            exchange, between = CROWDED_MESSAGE * exchange, segment  # the Python of one goes on while others wait
+        terms = Terms(c.seconds, u.seconds, exchange, prices.waiting(prices.workers, c.seconds), between)
+        return Estimate(terms, error_of(c, u), ERROR, share.bytes)
+
+    def picture(self, workers: int) -> Parts:
+        mesh = self.mesh(workers)
+        return Parts(self.recipe, mesh.size(INSIDE), self.stage, mesh.size(DATA), self.collective)
+
+    claim = picture

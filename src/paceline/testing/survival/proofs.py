@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 from paceline.engines.replay.replay import replay
-from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan
 from paceline.runs.record import RunRecord, read_record
 from paceline.runs.trace import Kind, Trace
@@ -29,7 +28,7 @@ def applied_once(run: Path, batches: int) -> str:
     """Return what is wrong with the pushes of each shard, or with the updates of each worker; empty if nothing."""
     rows = Trace.open(run / "trace.arrow").of_kind(Kind.APPLY)
     record = read_record(run)
-    if not isinstance(Plan.recorded(record.plan, record.table).method, Server):
+    if Plan.recorded(record.plan, record.table).method.server is None:
         return _updated_once(rows["worker"].tolist(), rows["update"].tolist(), record)
     if set(rows["shard"].tolist()) != set(range(record.shards)):
         return f"pushes to shards {sorted(set(rows['shard'].tolist()))} were recorded, of {record.shards}"

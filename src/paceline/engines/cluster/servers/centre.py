@@ -37,7 +37,6 @@ from paceline.parameters.layout import Layout, not_trained, trainable
 from paceline.parameters.replicas import ExchangingReplica, exchange_with
 from paceline.parameters.shard_version import ShardVersion, version_shape
 from paceline.parameters.worker_state import WorkerState, copy_into
-from paceline.plans.methods.server import CentreServer
 
 GOES_ON = -1  # in place of the version at which a worker has joined
 
@@ -143,9 +142,9 @@ class CentreState:
 class CentreSide:
     """`client.Side` of a worker that exchanges replicas."""
 
-    def __init__(self, runner: PlanRunner, method: CentreServer) -> None:
+    def __init__(self, runner: PlanRunner, exchange: Exchanging) -> None:
         self.agenda, learner = runner.agenda, runner.learner
-        self.replica = ExchangingReplica(learner, runner.optimizer, method.exchange)
+        self.replica = ExchangingReplica(learner, runner.optimizer, exchange)
         self.vector = ReplicaVector(runner.layout, self.replica.carried)
         self._centre = torch.zeros(runner.layout.shards[0].length, dtype=runner.layout.dtype)
         shard = runner.layout.shards[0]

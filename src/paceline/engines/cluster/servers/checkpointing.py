@@ -31,7 +31,7 @@ from paceline.links.tcp.link import raw
 from paceline.parameters.layout import trainable
 from paceline.parameters.shard_version import ShardVersion, VersionShape
 from paceline.parameters.worker_state import WorkerState
-from paceline.plans.methods.server import CentreServer, Served, gathered_by
+from paceline.plans.plan import server_of
 from paceline.runs.trace import Columns
 
 AGAIN = 0.2  # seconds between two requests to hold the leases
@@ -55,7 +55,7 @@ class ServerCheckpoints:
         self._held_at, self._holds = 0.0, False
         self._shapes = shapes_of(self.setup)
         #: Whether workers keep something of their own between two batches.
-        self._keeps = owes(self.setup.plan) or isinstance(self.setup.plan.method, CentreServer)
+        self._keeps = owes(self.setup.plan) or self.setup.plan.method.exchange is not None
 
     def put(self, rank: int, updates: int, state: WorkerState) -> None:
         """Take what a worker owes."""
@@ -115,7 +115,7 @@ class ServerCheckpoints:
 
     def _cut(self, cut: ShardsCut) -> Cut:
         """Return where the desk and the shards are. What a shard holds for a round is computed again."""
-        needed = gathered_by(self.setup.plan.method)
+        needed = server_of(self.setup.plan).gathers
         if not needed:
             return Cut(cut.batches, tuple(cut.versions), ())
         (version,) = cut.versions
@@ -125,10 +125,9 @@ class ServerCheckpoints:
 
 def shapes_of(setup: Setup) -> list[VersionShape]:
     """Return the shape of a version of each shard."""
-    assert isinstance(setup.plan.method, Served)
     named = trainable(setup.module)
     optimizer = setup.job.make_optimizer(setup.module, list(named.values()))
-    return version_shapes(setup.plan.method, setup.layout, named, optimizer, ())
+    return version_shapes(server_of(setup.plan), setup.layout, named, optimizer, ())
 
 
 def starts_of(setup: Setup, start: Checkpoint) -> dict[int, tuple[ShardStart, memoryview]]:
@@ -140,6 +139,6 @@ def starts_of(setup: Setup, start: Checkpoint) -> dict[int, tuple[ShardStart, me
         applied = Applied(0, (batch for batch in range(start.cut.given_out) if batch not in missing))
         held = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
         held.restore(start.holders[f"shard.{shard}"])
-        pushes = version * (gathered_by(setup.plan.method) or 1)
+        pushes = version * (server_of(setup.plan).gathers or 1)
         found[shard] = ShardStart(shard, pushes, *applied.key, shape.size), raw(held.raw)
     return found

@@ -28,7 +28,7 @@ from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Hub, Received
 from paceline.links.waiting import Cancelled
 from paceline.parameters.worker_state import WorkerState
-from paceline.plans.methods.server import CentreServer, GatheringServer, ParameterServer, gathered_by
+from paceline.plans.plan import server_of
 
 PUSHED, PULLED = kind_of(Pushed), kind_of(Pulled)
 
@@ -60,11 +60,8 @@ class Side(Protocol):
 
 def side_of(runner: PlanRunner) -> Side:
     """Return the worker's side of its method."""
-    method = runner.plan.method
-    if isinstance(method, CentreServer):
-        return CentreSide(runner, method)
-    assert isinstance(method, ParameterServer | GatheringServer)
-    return GradientSide(runner, method)
+    server = server_of(runner.plan)
+    return GradientSide(runner, server) if server.exchange is None else CentreSide(runner, server.exchange)
 
 
 class ServerClient:
@@ -77,7 +74,7 @@ class ServerClient:
         """`open_hub` makes the hub of this process, given where to receive bodies."""
         self.runner, self.deadline, self.rank = runner, deadline, number % runner.plan.workers
         #: Pushes that make an update together; 0 where each makes one.
-        self.gathers = gathered_by(runner.plan.method)
+        self.gathers = server_of(runner.plan).gathers
         self.side = side_of(runner)
         self.machine = WorkerMachine(number, len(runner.layout.shards), timing, pulls=bool(self.gathers))
         #: Where the answer of a shard is being received. If another one is adopted first, the module computes elsewhere

@@ -16,7 +16,7 @@ from paceline.gradients.pulled import PulledReader
 from paceline.links.tcp.connection import Buffer
 from paceline.parameters.layout import ShardLayout, trainable
 from paceline.parameters.worker_state import WorkerState
-from paceline.plans.methods.server import GatheringServer, ParameterServer, gathered_by
+from paceline.plans.methods import Server
 
 
 class ShardValues:
@@ -70,14 +70,13 @@ class ShardReplica:
 class GradientSide:
     """`client.Side` of a worker that pushes gradients."""
 
-    def __init__(self, runner: PlanRunner, method: ParameterServer | GatheringServer) -> None:
+    def __init__(self, runner: PlanRunner, server: Server) -> None:
         self.runner, layout, replica = runner, runner.layout, runner.replica
         named = trainable(replica.module)
         numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
         owned = [[named[span.name] for span in shard.parameters] for shard in layout.shards]
-        looks_back, codec, seed = method.rule.looks_back, runner.plan.codec, runner.job.seed
-        gathers = gathered_by(method)
-        pools = [vector_pool(shard, layout, looks_back, codec, seed, gathers) for shard in layout.shards]
+        looks_back, codec, seed = server.rule.looks_back, runner.plan.codec, runner.job.seed
+        pools = [vector_pool(shard, layout, looks_back, codec, seed, server.gathers) for shard in layout.shards]
         self.shards = [
             ShardReplica(shard, layout.dtype, mine, pool.take())
             for shard, mine, pool in zip(layout.shards, owned, pools, strict=True)

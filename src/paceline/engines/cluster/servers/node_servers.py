@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from paceline.core.cluster.messages import NONE
 from paceline.engines.cluster.children import Child, Children, ProcessName
 from paceline.engines.cluster.control import ShardStart
+from paceline.engines.cluster.servers.placement import Placement
 from paceline.engines.cluster.servers.processes import ServerConfig, run_desk, run_server
 from paceline.parameters.layout import Layout
 from paceline.runs.events import ProcessKind
@@ -68,13 +69,13 @@ class DeskSupervisor:
 
     def __init__(
         self, children: Children, config: ServerConfig, listener: socket.socket, assignment: Callable[[], bytes],
-        members: Sequence[tuple[int, ...]], copies: int, alive: Callable[[], Collection[int]], block: int,
+        placement: Placement, alive: Callable[[], Collection[int]], block: int,
     ) -> None:  # fmt: skip
         """`alive` returns the servers that are believed to be alive, for a desk that has to ask them; `block` is how
         many batches are leased at once.
         """
         self.children, self.config, self.listener, self.assignment = children, config, listener, assignment
-        self.members, self.copies, self.alive, self.block = members, copies, alive, block
+        self.members, self.copies, self.alive, self.block = placement.members(), placement.copies, alive, block
         self.epoch = 0
         self.child: Child | None = None
         self.start()

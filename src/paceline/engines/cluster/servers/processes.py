@@ -16,8 +16,10 @@ import torch
 
 from paceline.core.agenda import Chunk
 from paceline.core.cluster.desk import DeskMachine
+from paceline.core.cluster.leases import DeskDuties
 from paceline.core.cluster.messages import Process, Role
 from paceline.core.cluster.outputs import TIMING, Timing
+from paceline.core.cluster.shard import ShardMachine
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.engines.cluster.control import ShardStart
@@ -26,7 +28,7 @@ from paceline.engines.cluster.servers.centre import CentreState
 from paceline.engines.cluster.servers.client import ServerClient
 from paceline.engines.cluster.servers.desk_process import DeskProcess
 from paceline.engines.cluster.servers.shard_process import ShardProcess, State
-from paceline.engines.cluster.servers.shard_state import ShardState
+from paceline.engines.cluster.servers.shard_state import Pushes, ShardState
 from paceline.engines.cluster.servers.team import TeamLeader, TeamMemory
 from paceline.engines.cluster.servers.wire import peer_of
 from paceline.engines.workers.arena import Arena
@@ -38,6 +40,7 @@ from paceline.engines.workers.read_ahead import ReadAhead
 from paceline.engines.workers.replica_worker import ReplicaWorker
 from paceline.engines.workers.state_buffers import StateBuffer
 from paceline.engines.workers.worker import ProcessHost
+from paceline.engines.workers.worker_context import Station
 from paceline.engines.workers.worker_report import worker_process
 from paceline.errors.failure import Position
 from paceline.gradients.encoder import GradientEncoder
@@ -49,7 +52,7 @@ from paceline.links.tcp.hub import Hub, PeerPlace
 from paceline.links.tcp.pump import Pump
 from paceline.links.waiting import Waiter
 from paceline.parameters.layout import Layout
-from paceline.plans.methods.server import CentreServer, Served, gathered_by
+from paceline.plans.plan import server_of
 
 
 class NoGroup:
@@ -100,21 +103,9 @@ def run_desk(
     """Run the desk of an epoch at a socket that listens already, until the agent ends this process."""
     become_worker(scarce=False)
     given: Assignment = pickle.loads(box.pop())
-    method = given.plan.method
-    assert isinstance(method, Served)
-    machine = DeskMachine(
-        epoch,
-        given.plan.workers,
-        given.agenda.leases,
-        method.gate,
-        copies,
-        config.timing,
-        members,
-        monotonic(),
-        expected,
-        lambda server: server % given.plan.workers,
-        block,
-    )
+    workers = given.plan.workers
+    duties = DeskDuties(workers, given.agenda.leases, server_of(given.plan).gate, copies, block, nodes=workers)
+    machine = DeskMachine(epoch, duties, config.timing, members, monotonic(), expected)
     first = [number for each in members for number in each]
     DeskProcess(machine, config.hub(Process(Role.DESK, 0), listener=listener), first, given.deadline).run()
 
@@ -140,21 +131,17 @@ def _serve(
     config: ServerConfig, given: Assignment, number: int, shard: int, layout: Layout,
     begin: tuple[ShardStart, bytes] | None,
 ) -> None:  # fmt: skip
-    method = given.plan.method
-    assert isinstance(method, Served)
-    gathers = gathered_by(method)
+    method = server_of(given.plan)
     listener = listen(Address(config.host, 0), config.credentials)
     open_hub: Callable[[PeerPlace], Hub] = lambda place: config.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
 
     def make(which: int) -> State:
-        if isinstance(method, CentreServer):
+        if method.exchange is not None:
             return CentreState(given.job, layout, which, method.exchange, given.plan.workers)
-        return ShardState(
-            given.job, layout, which, method.rule, given.plan.codec, gathers, given.plan.pull, given.plan.workers
-        )
+        return ShardState(given.job, layout, which, Pushes.of(given.plan))
 
-    shards = len(layout.shards)
-    server = ShardProcess(number, shard, config.timing, open_hub, config.desk, config.host, make, shards, gathers)
+    machine = ShardMachine(number, config.timing, shard, gathers=method.gathers)
+    server = ShardProcess(machine, open_hub, config.desk, config.host, make, len(layout.shards))
     if begin is not None:
         server.resume(*begin)
     server.run()
@@ -178,7 +165,8 @@ def run_worker(
         notify = partial(pipe.send, StateLeft())
         resume = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
         repeats = given.plan.traits.repeats
-        replica = ReplicaWorker(given, source, layout, shared, waiter, host, NoGroup(), resume, repeats)
+        station = Station(given.number, shared, waiter, host, resume)
+        replica = ReplicaWorker(given, source, layout, station, NoGroup(), repeats)
         report.position = lambda: replica.position(arena.doing[0])
         if team is not None:
             at_team = Waiter(given.number, team.doorbells[0], host.cancelled, given.deadline, lambda: "in its team")

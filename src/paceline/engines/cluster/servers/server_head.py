@@ -43,7 +43,7 @@ from paceline.engines.workers.snapshot_file import SnapshotFile
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.address import Address
 from paceline.links.tcp.credentials import listen
-from paceline.plans.methods.server import CentreServer, Server, gathered_by
+from paceline.plans.plan import server_of
 from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.trace import Columns, Kind, Row, Trace
 
@@ -82,14 +82,13 @@ class ServerHead:
             config.timing,
             setup.layout,
             self._event,
-            gathered_by(setup.plan.method),
-            isinstance(setup.plan.method, CentreServer),
+            server_of(setup.plan).gathers,
+            server_of(setup.plan).exchange is not None,
         )
         self.desk_supervisor = DeskSupervisor(
-            agent.children, config, listener, agent.assignment, placement.members(), placement.copies,
+            agent.children, config, listener, agent.assignment, placement,
             lambda: self.collector.loop.addresses, block_of(setup),
         )  # fmt: skip
-        agent.supervisors.append(self.desk_supervisor)
         self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
         #: The epoch of the desk that is connected, or was last.
         self._epoch = 0
@@ -287,8 +286,7 @@ def block_of(setup: Setup) -> int:
     computed again, workers end their last blocks at different times, and the head counts batches in whole blocks. A
     gate counts batches one by one, and what loader processes read ahead is forecast one by one.
     """
-    method = setup.plan.method
-    if not isinstance(method, Server) or not isinstance(method.gate, Asynchronous) or setup.job.num_workers:
+    if not isinstance(server_of(setup.plan).gate, Asynchronous) or setup.job.num_workers:
         return 1
     workers, every = setup.plan.workers, setup.snapshots_every or setup.agenda.leases
     return max(1, min(BLOCK, setup.agenda.leases // (64 * workers), every // (8 * workers)))

@@ -22,7 +22,7 @@ from paceline.core.cluster.messages import (
     Replicated,
     Role,
 )
-from paceline.core.cluster.outputs import Apply, Forget, Output, Restore, Timing
+from paceline.core.cluster.outputs import Apply, Forget, Output, Restore
 from paceline.core.cluster.shard import ShardMachine
 from paceline.engines.cluster.control import ShardStart
 from paceline.engines.cluster.servers.history import PushHistory
@@ -68,15 +68,13 @@ class ShardProcess:
     """`loop.Owner` of a shard server."""
 
     def __init__(
-        self, number: int, shard: int, timing: Timing, open_hub: Callable[[PeerPlace], Hub], desk: Address, host: str,
-        make_state: Callable[[int], State], shards: int, gathers: int = 0,
+        self, machine: ShardMachine, open_hub: Callable[[PeerPlace], Hub], desk: Address, host: str,
+        make_state: Callable[[int], State], shards: int,
     ) -> None:  # fmt: skip
-        """`shard` is the one that it holds at version 0, or NONE for a spare; `host` is where others reach it.
-        `gathers` pushes make an update, where one does not.
-        """
+        """`host` is where others reach it."""
         self.host, self.make_state, self.shards = host, make_state, shards
-        self.machine = ShardMachine(number, timing, shard, gathers=gathers)
-        self.state: State | None = make_state(shard) if shard != NONE else None
+        self.machine = machine
+        self.state: State | None = make_state(machine.shard) if machine.shard != NONE else None
         self.history = PushHistory(shards)
         #: The gradients that the machine's log still needs, by version.
         self.kept: dict[int, Any] = {}
@@ -90,7 +88,7 @@ class ShardProcess:
         self._building: Future[State] | None = None
         self._builder = ThreadPoolExecutor(1, "paceline-shard")
         self.hub = open_hub(self._place)
-        self.loop = MachineLoop(Process(Role.SERVER, number), self.machine, self.hub, self, timing, desk)
+        self.loop = MachineLoop(Process(Role.SERVER, machine.number), machine, self.hub, self, machine.timing, desk)
 
     def resume(self, start: ShardStart, content: bytes) -> None:
         """Begin with a later version than 0, as a checkpoint has it."""

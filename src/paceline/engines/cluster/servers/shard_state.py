@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from paceline.parameters.optimizers import optimizer_over
 from paceline.parameters.shard_version import ShardVersion, version_shape
 from paceline.parameters.store import ShardStore
 from paceline.parameters.worker_state import copy_into
+from paceline.plans.plan import Plan, server_of
 
 #: Numbers of a shard from which on PyTorch is faster where the optimizer remembers something; measured on x86.
 LARGE = 1 << 18
@@ -167,14 +169,29 @@ class CodedVector:
 Vector = GradientVector | CodedVector | SumVector
 
 
+class Pushes(NamedTuple):
+    """What arrives at the shards of a plan, and what they answer."""
+
+    rule: Rule
+    #: The codec of gradients, and that of answers; None: they travel as they are.
+    codec: Codec | None = None
+    pull: Codec | None = None
+    #: Pushes that make an update together; 0 where each makes one.
+    gathers: int = 0
+    #: Workers, each of which has answers of its own under coded ones.
+    ranks: int = 0
+
+    @staticmethod
+    def of(plan: Plan) -> Pushes:
+        server = server_of(plan)
+        return Pushes(server.rule, plan.codec, plan.pull, server.gathers, plan.workers)
+
+
 class ShardState:
     """A shard's parameters, the user's optimizer over them, and the rule."""
 
-    def __init__(
-        self, job: Job, layout: Layout, number: int, rule: Rule, codec: Codec | None = None, gathers: int = 0,
-        pull: Codec | None = None, ranks: int = 0,
-    ) -> None:  # fmt: skip
-        """A shard: with `gathers`, so many pushes make an update; with `pull`, answers to `ranks` workers are coded."""
+    def __init__(self, job: Job, layout: Layout, number: int, pushes: Pushes) -> None:
+        rule, codec, pull, gathers, ranks = pushes
         module = job.make_model()
         named, buffers = trainable(module), not_trained(module)
         shard = layout.shards[number]

@@ -23,7 +23,6 @@ from paceline.links.doorbell import INTS, Doorbell
 from paceline.links.memory import LINE, Memory, lines
 from paceline.links.waiting import Waiter
 from paceline.parameters.layout import not_trained, trainable
-from paceline.plans.methods.server import ParameterServer
 
 LATE = 2.5  # seconds that a leader waits for a helper at least, before it computes the helper's chunks itself
 TIMES = 4  # and at least so many times as long as it has computed itself
@@ -54,7 +53,7 @@ class TeamShape:
         plan, job, module = setup.plan, setup.job, setup.module
         processes = min(plan.chunks, cores // plan.threads)
         on_cpu = all(device.type == "cpu" for device in setup.placement.devices)
-        if not isinstance(plan.method, ParameterServer) or processes < 2 or not on_cpu:
+        if not plan.traits.optimizer_at_server or plan.traits.gathers or processes < 2 or not on_cpu:
             return None
         if job.num_workers or setup.probe.tables:
             return None

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from paceline.core.cluster.leases import DeskDuties
 from paceline.core.cluster.machines import Machines
 from paceline.core.cluster.messages import NONE, Copy, Message, Process, Pulled, Push, Pushed, Replicated, Role
 from paceline.core.cluster.outputs import (
@@ -85,18 +86,8 @@ class Cluster:
         self._epoch = epoch
         slots, copies = scenario.workers + len(scenario.faults), 1 + scenario.backups
         expected = [p.number for p, a in self.actors.items() if p.role is Role.SERVER and a.alive]
-        machine = self.machines.desk(
-            epoch,
-            slots,
-            scenario.batches,
-            scenario.gate,
-            copies,
-            self.timing,
-            members,
-            now,
-            expected,
-            block=scenario.block,
-        )
+        duties = DeskDuties(slots, scenario.batches, scenario.gate, copies, scenario.block)
+        machine = self.machines.desk(epoch, duties, self.timing, members, now, expected)
         actor = Actor(DESK, machine, 0)
         self._enter(actor)
         self.perform(actor, machine.start(now))

@@ -44,7 +44,7 @@ from paceline.kernels.served_steps import ServedStep
 from paceline.links.locks import RecordLock
 from paceline.links.waiting import Cancelled
 from paceline.parameters.layout import trainable
-from paceline.plans.methods.server import Hogwild, ParameterServer
+from paceline.plans.plan import server_of
 
 NANOSECONDS = 20_000_000  # of a call: between two calls, the parent is asked to read a trace that fills up
 AHEAD, MOST = 64, 4096  # updates whose settings generated code has ahead, at least and at most
@@ -57,11 +57,11 @@ def native_pushes(
 
     `desk` is the desk's lock, as this worker takes it.
     """
-    job, method, reader, agenda = runner.job, runner.plan.method, runner.learner.reader, runner.agenda
+    job, method, reader, agenda = runner.job, server_of(runner.plan), runner.learner.reader, runner.agenda
     gradients = runner.replica.gradients
-    if not isinstance(method, ParameterServer | Hogwild):
+    in_place = not method.traits.versioned
+    if not in_place and (method.traits.gathers or not method.traits.optimizer_at_server):
         return None
-    in_place = isinstance(method, Hogwild)
     if in_place and runner.state_writer.state_buffer is not None:
         return None  # a checkpoint takes each worker's own optimizer as it was at the last push
     if job.on_nan == "skip" or job.accumulate_grad_batches > 1 or agenda.parts > 1 or runner.replica.moving:

@@ -13,13 +13,11 @@ from paceline.core.rules import Averaging, Rule
 from paceline.core.rules.plain import Plain
 from paceline.engines.workers.group import Group
 from paceline.engines.workers.meter import Meter
-from paceline.engines.workers.state_buffers import ResumePoint
 from paceline.engines.workers.state_writer import StateWriter
-from paceline.engines.workers.worker_context import Host, WorkerContext, WorkerMemory
+from paceline.engines.workers.worker_context import Station, WorkerContext
 from paceline.gradients.encoder import encoder_of
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.links.waiting import Waiter
 from paceline.parameters.fragments import Fragments
 from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
@@ -54,23 +52,22 @@ class PlanRunner(WorkerContext):
     """A worker's context with its replica, optimizer and encoder, and the group that it keeps step with."""
 
     def __init__(
-        self, number: int, shared: WorkerMemory, waiter: Waiter, plan: Plan, agenda: Agenda, resume: ResumePoint,
-        host: Host, learner: Learner, optimizer: Optimizer, layout: Layout, group: Group,
+        self, station: Station, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer, layout: Layout,
+        group: Group,
     ) -> None:  # fmt: skip
-        super().__init__(number, shared, waiter, plan, agenda, resume, host)
+        super().__init__(station.number, station.shared, station.waiter, plan, agenda, station.resume, station.host)
         self.layout, self.group = layout, group
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
         self.fragments = Fragments.of(layout, plan.fragments)
         self.encoder = encoder_of(plan.codec, self.fragments.layout, self.replica)
         self.meter = Meter(self, optimizer)
-        learner.observe = self._measure
         self.state_writer = StateWriter(self)
         #: The gradient that is being computed, or was computed last.
         self.due = GradientRequest(-1, [], -1)
         #: Nanoseconds that this worker has waited at the gate and not yet written to the trace.
         self.waited = 0
 
-    def _measure(self, gradients: Sequence[Tensor | None]) -> None:
+    def measure(self, gradients: Sequence[Tensor | None]) -> None:
         """Measure this worker from time to time; a worker with parts of layers does not know the gradient's norm."""
         known = gradients if self.plan.traits.whole_model else []
         self.meter.before_step(known, self.shared.doing[0])

@@ -31,13 +31,14 @@ from paceline.engines.workers.methods.native_pushes import native_pushes
 from paceline.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import NAP_SECONDS, Cancelled
-from paceline.plans.methods.server import Server
+from paceline.plans.methods import Server
 
 
 def serve(runner: PlanRunner, method: Server, arena: Arena) -> Walk:
     """Return the walk of a worker of a plan with a server."""
     # Opened before the run starts: other workers may push as soon as they may start.
     worker = ServedWorker(runner, method, arena)
+    runner.meter.optimizer = worker.ports[0].optimizer or runner.optimizer
     worker.resume()
     return worker.walk()
 
@@ -52,7 +53,6 @@ class ServedWorker:
             runner.ensure_trace_space, runner.record, runner.state_writer.at_server,
         )  # fmt: skip
         self.ports = open_ports(side, arena.shards, self._shard_lock, arena.slots)
-        runner.meter.optimizer = side.at_server or runner.optimizer
         self.desk_lock = arena.lock(DESK_LOCK, runner.waiter, "the desk")
         self.gradients: list[Tensor | None] = []
         self.native = native_pushes(runner, arena, self.ports, self.desk_lock)
