@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.check.engine import check_text, examine_together
+from paceline.check.rules import RULES
 from tests.check.pairs.programs import BUGS, CALLED, Bug, program, ways
 
 #: What is not found yet, by way and bug.
@@ -47,3 +48,13 @@ def test_a_bug_is_found_however_it_is_reached(table: str, way: str, bug: str) ->
 @pytest.mark.parametrize(("table", "way", "bug"), list(cases(every=True)))
 def test_every_bug_is_found_however_it_is_reached(table: str, way: str, bug: str) -> None:
     assert is_found(ways(table)[way], (BUGS | CALLED)[bug]) == ((way, bug) not in MISSING)
+
+
+def test_the_order_in_which_rules_ask_makes_no_difference() -> None:
+    for way in list(ways("callbacks").values()) + list(ways("callers").values()):
+        files = program(way, BUGS["order"] if "USE" in way else CALLED["callers"], broken=True)
+        text = next(iter(files.values()))
+        forwards, backwards = (
+            check_text("main.py", text, rules) for rules in (RULES.values(), [*RULES.values()][::-1])
+        )
+        assert [(f.rule, f.line, f.message) for f in forwards] == [(f.rule, f.line, f.message) for f in backwards]

@@ -295,7 +295,7 @@ class Module(Declarations):
         if isinstance(node, ast.Attribute):
             owner = self.type_of(node.value, fn)
             if owner is not None and (method := owner.method(node.attr)) is not None:
-                return found[0] if found and found[0].name == node.attr else method
+                return method
             return found[0] if len(found) == 1 else self.objects.only_method(node, fn)
-        named = isinstance(node, ast.Name) and found and found[0].name == node.id
-        return found[0] if named or len(found) == 1 else None
+        named = [each for each in found if isinstance(node, ast.Name) and each.name == node.id]
+        return named[0] if named else found[0] if len(found) == 1 else None

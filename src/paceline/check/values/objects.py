@@ -88,13 +88,16 @@ class Objects:
         return values
 
     def classes(self, node: ast.expr, fn: Function) -> list[Class]:
-        """The classes of which an expression may be an object, or that it may itself be."""
-        return [v.what for v in self.of(node, fn) if v.kind in ("object", "class") and isinstance(v.what, Class)]
+        """The classes of which an expression may be an object, or that it may be, in the order of their lines."""
+        values = self.of(node, fn)
+        found = {v.what: None for v in values if v.kind in ("object", "class") and isinstance(v.what, Class)}
+        return list(found) if len(found) < 2 else sorted(found, key=lambda cls: cls.node.lineno)
 
     def functions(self, node: ast.expr, fn: Function) -> list[Function]:
         """The functions that run when an expression is called; of a class, its constructor."""
         values = self.of(node, fn)
-        return list(dict.fromkeys(each for v in values for each, _ in self._rules.runs(v))) if values else []
+        found = dict.fromkeys(each for v in values for each, _ in self._rules.runs(v)) if values else {}
+        return list(found) if len(found) < 2 else sorted(found, key=lambda each: each.line)
 
     def run_by(self, node: ast.expr, fn: Function, names: tuple[str, ...]) -> list[Function]:
         """What runs of an object by these methods, or of a generator: when a block enters it, or a loop iterates."""
