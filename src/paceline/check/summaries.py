@@ -93,7 +93,7 @@ class Facts:
             m.kind == "try" and m.resource is not None and m.resource.id == lock and m.line < effect.line
             for m in self.walker.effects(fn)
         )
-        same = take.same and same_object(effect, fn) and not free
+        same = take.same and (same_object(effect, fn) or is_single(take.resource)) and not free
         return Take(take.resource, ((fn, effect.node), *take.steps), same)
 
     def waits(self, fn: Function) -> dict[str, Wait]:
@@ -278,6 +278,11 @@ class Facts:
     def has_threads(self) -> bool:
         """Whether the file starts any thread."""
         return self._begin.has_threads
+
+
+def is_single(lock: Resource) -> bool:
+    """Whether there is one such lock in the program: a global one."""
+    return "." not in lock.id and not lock.one_of_several and lock.formal is None
 
 
 def same_object(effect: Effect, fn: Function) -> bool:

@@ -9,6 +9,7 @@ self._callback(x)       call: of a function of this file, or of an unknown one
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, NOTIFY, PAUSES, TAKE_ITEM, WAITS
@@ -30,6 +31,7 @@ class Effect:
     waits_for: str = ""  # what a wait needs: who has to do what
     timeout: bool = False
     perhaps: bool = False  # one of several functions that the call may run
+    implicit: bool = False  # the callee runs without a call of it: a block is entered, a generator iterated over
 
     @property
     def line(self) -> int:
@@ -88,6 +90,11 @@ def implicit_calls(fn: Function, module: Module) -> list[Effect]:
         if (owner := module.type_of(node.value, fn)) is not None
         if any(node.attr in cls.properties for cls in owner.ancestry)
     ]
+    found += [
+        Effect("call", node, None, callee, implicit=True)
+        for node, names in _entered_or_iterated(fn)
+        for callee in module.objects.run_by(node, fn, names)
+    ]
     cls = fn.cls
     if cls is None or not fn.self_name:
         return found
@@ -103,6 +110,20 @@ def implicit_calls(fn: Function, module: Module) -> list[Effect]:
         if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_self(call.args[0], fn)
     ]
     return found
+
+
+def _entered_or_iterated(fn: Function) -> Iterator[tuple[ast.expr, tuple[str, ...]]]:
+    """What blocks enter and loops go through, each with the methods of it that run."""
+    for block in fn.withs:
+        names = _ENTERING if isinstance(block, ast.With) else _ENTERING_LATER
+        yield from ((item.context_expr, names) for item in block.items)
+    for loop in fn.loops:
+        if not isinstance(loop, ast.While):
+            yield loop.iter, _ITERATING
+    for call in fn.calls:
+        if isinstance(call.func, ast.Name) and call.func.id in _EXHAUSTS:
+            yield from ((given, _ITERATING) for given in call.args if not isinstance(given, ast.Constant))
+    yield from ((given.value, _ITERATING) for given in fn.yields if isinstance(given, ast.YieldFrom))
 
 
 def _is_self(node: ast.expr, fn: Function) -> bool:
@@ -161,9 +182,9 @@ def lock_expression(node: ast.expr) -> ast.expr:
 def runs_now(effect: Effect) -> bool:
     """Whether the callee runs before the call returns: not so for generators, nor for coroutines unless awaited."""
     callee = effect.callee
-    if callee is None or callee.generator:
+    if callee is None or (callee.generator and not effect.implicit):
         return False
-    return not callee.asynchronous or isinstance(parent(effect.node), ast.Await)
+    return effect.implicit or not callee.asynchronous or isinstance(parent(effect.node), ast.Await)
 
 
 def text_of(node: ast.expr) -> str:
@@ -177,6 +198,11 @@ FREES = {"release", "release_lock", "__exit__", "unlock"}
 TRIES = {"tryLock", "try_lock", "try_acquire"}
 _ALSO = {"lock", "unlock", *TRIES}  # of locks whose creation was seen; others of these names may do anything
 ENTERS = {"enter_context", "enter_async_context"}  # of a contextlib.ExitStack
+_ENTERING = ("__enter__", "__exit__")
+_ENTERING_LATER = ("__aenter__", "__aexit__")
+_ITERATING = ("__iter__", "__next__", "__aiter__", "__anext__")
+#: Functions that go through an iterable, or a part of it.
+_EXHAUSTS = {"list", "tuple", "set", "sorted", "next", "sum", "any", "all", "max", "min", "dict", "enumerate", "zip"}
 _ITEMS = {ast.Load: "__getitem__", ast.Store: "__setitem__", ast.Del: "__delitem__"}
 _PAUSING = {kind for kind, _ in PAUSES}
 _WAITING = {method for _, method in (*WAITS, *PAUSES)} | {"wait", "wait_for", "put"}

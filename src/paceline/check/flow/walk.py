@@ -131,7 +131,9 @@ class Walker:
     def moved(self, effect: Effect, fn: Function) -> tuple[list[Held], list[Held]] | None:
         """The locks that a callee leaves held and those that it releases for its caller; None where there are none."""
         callee = effect.callee
-        if callee is None or callee is fn or effect.perhaps or callee.name == "__init__" or not runs_now(effect):
+        if callee is None or callee is fn or effect.perhaps or effect.implicit:
+            return None
+        if callee.name == "__init__" or not runs_now(effect):
             return None
         walk = self.walk(callee)
         if not walk.left and not walk.dropped:
@@ -143,7 +145,7 @@ class Walker:
         """A lock of a callee as the caller knows it: what it passed for a parameter, or an attribute of the object."""
         formal, lock = held.resource.formal, held.node
         if formal is not None and isinstance(site, ast.Call):
-            passed = self.module.passing.at(formal.function, formal.name, site)
+            passed = self.module.objects.argument_at(formal.function, formal.name, site)
             found = passed and self.module.resource(passed.value, passed.caller)
             if passed is not None and found is not None:
                 lock, held = passed.value, held._replace(resource=found)
@@ -378,7 +380,7 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             yield from _parts(child)
-    if isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+    if isinstance(node, ast.Call | ast.Attribute | ast.Subscript | ast.Name):
         yield node
 
 

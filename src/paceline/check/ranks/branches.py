@@ -89,7 +89,7 @@ def _passed(test: ast.expr, fn: Function, module: Module) -> Condition | None:
     """A test as a condition; of a parameter, the one that all callers pass."""
     if not isinstance(test, ast.Name) or test.id not in fn.parameters or test.id in fn.bound:
         return condition(test, fn, module, 1)
-    given = [condition(a.value, a.caller, module, 1) for a in module.passing.to(fn, test.id)]
+    given = [condition(a.value, a.caller, module, 1) for a in module.objects.arguments(fn, test.id)]
     return given[0] if given and all(g is not None and g == given[0] for g in given) else None
 
 
@@ -118,7 +118,7 @@ def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Con
         return None
     values = [v for target, v in fn.assigns if isinstance(target, ast.Name) and target.id == node.id]
     if not values and node.id in fn.parameters:
-        given = [_where_made(a.value, a.caller, module, depth + 1) for a in module.passing.to(fn, node.id)]
+        given = [_where_made(a.value, a.caller, module, depth + 1) for a in module.objects.arguments(fn, node.id)]
         return given[0] if given and all(g is not None and g.key == given[0].key for g in given if given[0]) else None
     if len(values) == 1:
         return _where_made(values[0], fn, module, depth + 1)

@@ -107,7 +107,7 @@ def _is_wrapped(node: ast.expr, fn: Function, module: Module, wrapper: str, dept
     shards = wrapper == ".FullyShardedDataParallel"
     if shards and any(short_name(c.func) == "fully_shard" and c.args and dotted(c.args[0]) == named for c in fn.calls):
         return True
-    given = module.passing.to(fn, named) if named in fn.parameters and named not in fn.bound else ()
+    given = module.objects.arguments(fn, named) if named in fn.parameters and named not in fn.bound else ()
     return any(_is_wrapped(argument.value, argument.caller, module, wrapper, depth + 1) for argument in given)
 
 

@@ -68,7 +68,7 @@ class Lengths:
                     return self._filled(node.id, scope, depth)
                 return self.why(value, scope, depth)
             if node.id in scope.parameters:
-                passed = self.module.passing.to(scope, node.id)
+                passed = self.module.objects.arguments(scope, node.id)
                 return next((w for a in passed if (w := self.why(a.value, a.caller, depth))), "")
         return ""
 

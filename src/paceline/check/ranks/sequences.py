@@ -245,7 +245,7 @@ class Sequences:
         """The functions that a call gives to the one that it runs, which runs them: other calls give it other ones."""
         for call in callee.calls:
             if isinstance(call.func, ast.Name) and self._one_of_several(call, callee):
-                given = self.module.passing.at(callee, call.func.id, site)
+                given = self.module.objects.argument_at(callee, call.func.id, site)
                 named = self.module.function_named(given.value, given.caller) if given is not None else None
                 if named is not None and not named.generator and not named.asynchronous:
                     yield named
@@ -254,7 +254,7 @@ class Sequences:
         """Whether a call runs what this function was given, and its callers give it different functions."""
         function = call.func if isinstance(call, ast.Call) else None
         given = isinstance(function, ast.Name) and function.id in fn.parameters and function.id not in fn.bound
-        return given and len(self.module.passing.to(fn, function.id)) > 1  # type: ignore[union-attr]
+        return given and len(self.module.objects.arguments(fn, function.id)) > 1  # type: ignore[union-attr]
 
     def turns(self, fn: Function) -> Iterator[tuple[ast.For | ast.AsyncFor | ast.While, Item, str]]:
         """The loops with collectives that not every rank runs equally often, and why."""

@@ -321,7 +321,7 @@ class Trace:
         """What a call passes, by parameter; a parameter that is not followed keeps its usual meaning."""
         found = {}
         for parameter in callee.parameters:
-            passed = self.module.passing.at(callee, parameter, node)
+            passed = self.module.objects.argument_at(callee, parameter, node)
             if passed is not None:
                 value = self._value(passed.value, fn, names)
                 if value is not UNKNOWN or self._usual(parameter) is UNKNOWN:

@@ -13,7 +13,7 @@ from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, short_name
 from paceline.check.syntax.tree import awaited, is_within
 from paceline.check.threads.roots import in_loop
-from paceline.check.values.passing import start_arguments
+from paceline.check.values.bindings import start_arguments
 
 TELLS = ("set", "cancel", "notify", "notify_all")
 ASKS = ("is_set", "isSet", "wait", "get", "get_nowait")

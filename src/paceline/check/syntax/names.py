@@ -9,6 +9,8 @@ from paceline.check.libraries.catalogue import MODULE_ALIASES, RETURNS_MODEL, WR
 
 def dotted(node: ast.AST) -> str:
     """`self.pool.lock` as text, with calls and subscripts as `()` and `[]`; empty when it is not a name."""
+    if type(node) is ast.Name:
+        return node.id
     parts: list[str] = []
     while True:
         if isinstance(node, ast.Attribute):

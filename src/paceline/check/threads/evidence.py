@@ -13,7 +13,7 @@ import re
 from paceline.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Class, Function
-from paceline.check.syntax.names import short_name
+from paceline.check.syntax.names import is_constant, keyword, short_name
 from paceline.check.together.places import file_number, same_file
 
 OWNS_LOCK, OWNS_OTHER, CLAIMS, STARTS, IMPORTS, NAMED = 1.0, 0.8, 0.75, 0.6, 0.35, 0.3
@@ -42,6 +42,8 @@ def _of_class(cls: Class, facts: Facts) -> float:
         for values in each.values.values():
             for value, fn in values:
                 made = facts.module.constructed(value, fn)
+                if made is not None and made[0] == "Executor" and is_constant(keyword(made[1], "max_workers", 0), 1):
+                    continue  # it runs one task after the other, and says nothing of those that submit them
                 kind = made[0] if made is not None else _lock_by_name(value)
                 if kind in LOCKS - ASYNC_LOCKS:
                     return OWNS_LOCK

@@ -73,7 +73,7 @@ def _taken(effect: Effect, fn: Function, facts: Facts) -> Iterator[tuple[End, St
             steps = ((fn, effect.node), *take.steps)
             formal = take.resource.formal
             if formal is not None and formal.function is effect.callee and isinstance(effect.node, ast.Call):
-                given = facts.module.passing.at(formal.function, formal.name, effect.node)
+                given = facts.module.objects.argument_at(formal.function, formal.name, effect.node)
                 found = given and facts.module.resource(given.value, fn)
                 if given is not None and found is not None:
                     yield End(found, given.value, fn), steps
@@ -94,7 +94,7 @@ def _object(effect: Effect) -> ast.expr | None:
 def _bound(edge: Edge, module: Module, depth: int) -> Iterator[Edge]:
     """The edge once for each call that binds the parameters among its locks."""
     formal = edge.first.resource.formal or edge.second.resource.formal
-    sites = module.passing.sites(formal.function) if formal is not None and depth else []
+    sites = module.objects.sites(formal.function) if formal is not None and depth else []
     if formal is None or not sites:
         yield edge
         return
@@ -110,7 +110,7 @@ def _passed(end: End, owner: Function, site: ast.Call, module: Module) -> End | 
     formal = end.resource.formal
     if formal is None or formal.function is not owner:
         return end
-    given = module.passing.at(owner, formal.name, site)
+    given = module.objects.argument_at(owner, formal.name, site)
     found = given and module.resource(given.value, given.caller)
     return None if given is None or found is None else End(found, given.value, given.caller)
 

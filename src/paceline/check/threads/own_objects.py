@@ -72,13 +72,15 @@ def _keeps(effect: Effect, fn: Function, own: bool, module: Module) -> bool:
     receiver = call.func.value
     if isinstance(receiver, ast.Name):
         if receiver.id == fn.self_name:
-            return own
+            callee = effect.callee.cls if effect.callee is not None else None
+            kept = callee is None or fn.cls is None or callee in fn.cls.ancestry or fn.cls in callee.ancestry
+            return own and kept  # else it is the method of another object that this one was given
         value = fn.bound.get(receiver.id)
         if value is not None:
-            return isinstance(value, ast.Call) and module.type_of_value(value, fn) is not None
+            return isinstance(value, ast.Call) and module.type_of(value, fn) is not None
         return receiver.id in fn.looped or (own and receiver.id in fn.parameters)
     if isinstance(receiver, ast.Call):
-        return own or module.type_of_value(receiver, fn) is not None
+        return own or module.type_of(receiver, fn) is not None
     if isinstance(receiver, ast.Attribute) and own:
         made = module.type_of(receiver.value, fn)
         values = made.values.get(receiver.attr, ()) if made is not None else ()

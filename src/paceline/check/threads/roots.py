@@ -58,16 +58,15 @@ class Roots:
                 yield from self._started_by(call, fn)
             for target, value in fn.assigns:
                 if isinstance(target, ast.Subscript) and short_name(target.value) == "signals":
-                    handler = module.function_named(value, fn)
-                    if handler is not None:
-                        yield Root("signal", handler, value.lineno, False)
+                    yield from (Root("signal", each, value.lineno, False) for each in functions_of(value, fn, module))
         for cls in module.classes.values():
             if self._handles_requests(cls):
                 yield from (
                     Root("thread", m, m.line, True, own=True) for m in cls.methods.values() if HANDLES.match(m.name)
                 )
             if "run" in cls.methods and cls.is_thread:
-                made = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) == cls.name]
+                names = {cls.name, *(each.name for each in module.objects.index.derived(cls))}
+                made = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) in names]
                 several = any(in_loop(c, f) for f, c in made) or (
                     len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
                 )
@@ -115,48 +114,92 @@ class Roots:
             return
         if name not in STARTS:
             if name == "append" and "gc.callbacks" in self.module.canonical(call.func) and call.args:
-                found = self.module.function_named(call.args[0], fn)
-                if found is not None:
+                for found in functions_of(call.args[0], fn, self.module):
                     yield Root("gc", found, call.lineno, True)
+            yield from self._prepared_by(call, fn)
             return
         kind, argument, position = STARTS[name]
-        if name == "map" and not self._is_executor(call, fn):
+        if name in EACH and not self._is_pool(call, fn):
             return
         if name in STARTS_IN_MODULE and STARTS_IN_MODULE[name] not in self.module.canonical(call.func).split("."):
             return
         if kind == "thread" and isinstance(call.func, ast.Attribute) and self._of_processes(call.func.value, fn):
             kind = "process"
+        if name == "apply_async" and self._makers(call, fn) & {"ThreadPool"}:
+            kind = "thread"
         value = keyword(call, argument, position)
         if kind == "task" and isinstance(value, ast.Call):
             value = value.func
         if kind == "fork":
             value = call.keywords[0].value if call.keywords else None
         for found in [] if value is None else functions_of(value, fn, self.module):
-            many = name in ("submit", "map", "apply_async") and not self._one_worker
-            several = many or (in_loop(call, fn) and name not in ("submit", "map"))
+            many = name in ("submit", "apply_async", *EACH) and not self._has_one_worker(call, fn)
+            several = many or (name not in ("submit", *EACH) and self._is_repeated(call, fn, value, found))
             own = brings_own(value, call, fn)  # type: ignore[arg-type]
             alone = not several and joined_at_once(call, fn)
-            once_in = None if name == "map" or in_loop(call, fn) else fn
+            once_in = None if name in EACH or in_loop(call, fn) else fn
             yield Root(kind, found, call.lineno, several, alone, own, once_in=once_in)
+
+    def _prepared_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
+        """What every worker of a pool runs before its tasks."""
+        value = keyword(call, "initializer")
+        if value is not None:
+            kind = "thread" if "Thread" in short_name(call.func) else "process"
+            for found in functions_of(value, fn, self.module):
+                yield Root(kind, found, call.lineno, not is_constant(keyword(call, "max_workers", 0), 1))
+
+    def _makers(self, call: ast.Call, fn: Function) -> set[str]:
+        """The constructors that may have made the object whose method a call is."""
+        made = self.module.objects.made(call.func.value, fn) if isinstance(call.func, ast.Attribute) else ()
+        return {short_name(each.func) for each, _ in made}
 
     def _of_processes(self, node: ast.expr, fn: Function) -> bool:
         """Whether an executor runs its tasks in processes, which share nothing."""
-        made = [scope.bound[node.id] for scope in fn.scopes() if isinstance(node, ast.Name) and node.id in scope.bound]
-        if isinstance(node, ast.Attribute) and (owner := self.module.type_of(node.value, fn)) is not None:
-            made = [value for cls in owner.ancestry for value, _ in cls.values.get(node.attr, ())]
-        calls = [value for value in made[:1] if isinstance(value, ast.Call)]
-        return any(short_name(call.func) == "ProcessPoolExecutor" for call in calls)
+        return any(
+            short_name(call.func) in ("ProcessPoolExecutor", "Pool") for call, _ in self.module.objects.made(node, fn)
+        )
+
+    def _is_pool(self, call: ast.Call, fn: Function) -> bool:
+        """Whether a call is one of an executor or of a pool of threads."""
+        return not self._makers(call, fn).isdisjoint(POOLS_OF_THREADS) or self._is_executor(call, fn)
 
     def _is_executor(self, call: ast.Call, fn: Function) -> bool:
-        """Whether `map` is called on an executor."""
         found = self.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
         return found is not None and found.kind == "Executor"
 
-    @cached_property
-    def _one_worker(self) -> bool:
-        """Whether all executors have one thread, and so run one task at a time."""
-        pools = [c for fn in self.module.functions for c in fn.calls if short_name(c.func) == "ThreadPoolExecutor"]
+    def _has_one_worker(self, call: ast.Call, fn: Function) -> bool:
+        """Whether an executor has one thread, and so runs one task at a time; where it is unknown, all of the file."""
+        made = self.module.objects.made(call.func.value, fn) if isinstance(call.func, ast.Attribute) else []
+        pools = [c for c, _ in made if short_name(c.func) == "ThreadPoolExecutor"] or self._pools
         return bool(pools) and all(is_constant(keyword(c, "max_workers", 0), 1) for c in pools)
+
+    @cached_property
+    def _pools(self) -> list[ast.Call]:
+        return [c for fn in self.module.functions for c in fn.calls if short_name(c.func) == "ThreadPoolExecutor"]
+
+    def _is_repeated(self, call: ast.Call, fn: Function, value: ast.expr | None, started: Function) -> bool:
+        """Whether a start happens more than once: in a loop, or in a function that is called for it repeatedly."""
+        if in_loop(call, fn):
+            return True
+        sites = self._sites.get(id(fn), [])
+        name = value.id if isinstance(value, ast.Name) else ""
+        if name in fn.parameters:
+            given = self.module.objects.arguments(fn, name)
+            chosen = {id(a.site) for a in given if started in functions_of(a.value, a.caller, self.module)}
+            sites = [(site, caller) for site, caller in sites if id(site) in chosen]
+        elif fn.outer in (None, self.module.top) or not started.outer:
+            return False  # an object of its own may be started each time
+        return any(in_loop(site, caller) for site, caller in sites)
+
+    @cached_property
+    def _sites(self) -> dict[int, list[tuple[ast.expr, Function]]]:
+        """Function -> the calls that run it."""
+        found: dict[int, list[tuple[ast.expr, Function]]] = {}
+        for caller in self.module.functions:
+            for effect in self.walker.effects(caller):
+                if effect.callee is not None:
+                    found.setdefault(id(effect.callee), []).append((effect.node, caller))
+        return found
 
     @cached_property
     def on_loop(self) -> set[int]:
@@ -251,6 +294,7 @@ STARTS: dict[str, tuple[str, str, int]] = {
     "start_new_thread": ("thread", "function", 0),
     "submit": ("thread", "fn", 0),
     "map": ("thread", "fn", 0),
+    **dict.fromkeys(("imap", "imap_unordered", "map_async", "starmap", "starmap_async"), ("thread", "func", 0)),
     "run_in_executor": ("thread", "func", 1),
     "to_thread": ("thread", "func", 0),
     "Process": ("process", "target", 1),
@@ -264,6 +308,9 @@ STARTS: dict[str, tuple[str, str, int]] = {
     "register": ("exit", "func", 0),
     "register_at_fork": ("fork", "after_in_child", 0),
 }
+#: Those of them that run a function once for each element, in the workers of a pool.
+EACH = ("map", "imap", "imap_unordered", "map_async", "starmap", "starmap_async")
+POOLS_OF_THREADS = {"ThreadPoolExecutor", "ThreadPool"}
 #: Calls that run the coroutines that they are given as tasks, at the same time.
 RUNS_TOGETHER = {"gather", "as_completed"}
 #: Methods of an event loop, or of its tasks, that take a callback -> its position.

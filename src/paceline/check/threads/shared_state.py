@@ -80,7 +80,7 @@ def _given_to_threads(cls: Class, facts: Facts) -> Iterator[tuple[str, ast.Name,
         if not private and not facts.threads_of(fn):
             continue
         for parameter in fn.parameters:
-            given = {dotted(a.value) for a in facts.module.passing.to(fn, parameter) if a.caller.cls is cls}
+            given = {dotted(a.value) for a in facts.module.objects.arguments(fn, parameter) if a.caller.cls is cls}
             names = {text.rpartition(".") for text in given}
             own = [n for n in fn.names if n.id == parameter] if names and (private or len(names) == 1) else []
             known = all(owner == "self" and name in cls.values for owner, _, name in names)
@@ -148,7 +148,7 @@ def accesses_of_arguments(facts: Facts) -> Iterator[list[Access]]:
     """The accesses of each parameter of a function that is started in several threads with the same container."""
     for fn in {id(r.function): r.function for r in facts.roots if r.kind == "thread" and r.several}.values():
         for name in fn.parameters:
-            given = facts.module.passing.to(fn, name)
+            given = facts.module.objects.arguments(fn, name)
             own = any(isinstance(a.value, ast.Name) and is_container(a.caller.bound.get(a.value.id)) for a in given)
             uses = [n for n in fn.names if n.id == name] if own and name not in {n.id for n in fn.stores} else []
             if uses:

@@ -45,8 +45,8 @@ def bound_pairs(
     if owner is None or depth > ALIASES:
         return
     assigned = {n.id for n in owner.stores}
-    for site in module.passing.sites(owner):
-        given = {name: a for name in owner.parameters if (a := module.passing.at(owner, name, site))}
+    for site in module.objects.sites(owner):
+        given = {name: a for name in owner.parameters if (a := module.objects.argument_at(owner, name, site))}
         if assigned & set(given):
             return  # the parameters are swapped or replaced
         values = {name: a.value for name, a in given.items()}

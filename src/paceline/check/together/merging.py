@@ -182,6 +182,8 @@ class _Renaming:
         own = {name: final for name, final in file.names.items() if name != final}
         self.map = own | {name: final for name, final in file.meant.items() if name != final}
         self.heads = {name.partition(".")[0] for name in file.modules}
+        #: The names of other modules that the function at hand assigns.
+        self.assigned: set[str] = set()
 
     def run(self) -> None:
         """Rewrite the tree of the file in place."""
@@ -211,8 +213,19 @@ class _Renaming:
             self._class(node, hidden)
             return node
         below = top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        before, self.assigned = self.assigned, set()
         self._children(node, inside, below)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            self._share(node)
+            self.assigned = set()
+        self.assigned |= before
         return node
+
+    def _share(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Declare what a function assigns to other modules as global: `settings.pool = Pool()` is `pool = Pool()`."""
+        if self.assigned:
+            shared = ast.copy_location(ast.Global(sorted(self.assigned)), node.body[0])
+            node.body.insert(int(ast.get_docstring(node, clean=False) is not None), shared)
 
     def _children(self, node: ast.AST, hidden: frozenset[str], top: bool) -> None:
         for name in node._fields:
@@ -240,6 +253,8 @@ class _Renaming:
         if file is None or text.partition(".")[0] in hidden:
             return None
         final = file.names.get(node.attr) or file.meant.get(node.attr)
+        if final is not None and not isinstance(node.ctx, ast.Load):
+            self.assigned.add(final)
         return None if final is None else ast.copy_location(ast.Name(final, node.ctx), node)
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> ast.stmt:

@@ -66,54 +66,33 @@ def constructor(node: ast.expr, fn: Function, module: Module) -> ast.Call | None
 
 
 def _origin(node: ast.expr, fn: Function, module: Module, depth: int) -> Origin:
+    """What is known of an object; of a result of the program's own function, by what that makes."""
     if depth > DEPTH:
         return UNKNOWN
+    return module.objects.once("origin", node, fn, lambda: _found(node, fn, module, depth))
+
+
+def _found(node: ast.expr, fn: Function, module: Module, depth: int) -> Origin:
     if isinstance(node, ast.Await):
         return _origin(node.value, fn, module, depth + 1)
-    if isinstance(node, ast.Call):
-        return _made_by(node, fn, module, depth)
-    found: list[tuple[ast.expr, Function]] = []
-    if isinstance(node, ast.Name):
-        for scope in fn.scopes():
-            if node.id in scope.bound:
-                found = [(scope.bound[node.id], scope)]
-                break
-            if node.id in scope.parameters:
-                annotation = scope.parameters[node.id]
-                if annotation is not None:
-                    return Origin(_annotated(annotation, module))
-                found = [(given.value, given.caller) for given in module.passing.to(scope, node.id)]
-                break
-            found = _first_of_several(node.id, scope)
-            if found:
-                break
-    elif isinstance(node, ast.Attribute):
-        owner = module.type_of(node.value, fn)
-        for cls in owner.ancestry if owner is not None else ():
-            found += cls.values.get(node.attr, ())
-            found += [pair for method in cls.methods.values() for pair in _first_of_several(dotted(node), method)]
-            if not found and node.attr in cls.annotations:
-                return Origin(_annotated(cls.annotations[node.attr], module))
-    origins = (_origin(value, scope, module, depth + 1) for value, scope in found if value is not node)
+    annotation = _annotation(node, fn, module)
+    if annotation is not None and (name := _annotated(annotation, module)):
+        return Origin(name)
+    origins = (_made_by(call, scope, module, depth + 1) for call, scope in module.objects.made(node, fn))
     return next((origin for origin in origins if origin.type), UNKNOWN)
 
 
-def _first_of_several(name: str, fn: Function) -> list[tuple[ast.expr, Function]]:
-    """The call of which a name gets the first result, as in `engine, optimizer, _, _ = deepspeed.initialize()`."""
-    return [
-        (value, fn)
-        for target, value in fn.assigns
-        if isinstance(target, ast.Tuple) and target.elts and dotted(target.elts[0]) == name
-        if isinstance(value, ast.Call)
-    ]
+def _annotation(node: ast.expr, fn: Function, module: Module) -> ast.expr | None:
+    """How a parameter, or an attribute of a class, is annotated."""
+    if isinstance(node, ast.Name):
+        return module.objects.index.scope(node.id, fn).parameters.get(node.id)
+    owner = module.type_of(node.value, fn) if isinstance(node, ast.Attribute) else None
+    found = (c.annotations.get(node.attr) for c in (owner.ancestry if owner is not None else ()))  # type: ignore[attr-defined]
+    return next((annotation for annotation in found if annotation is not None), None)
 
 
 def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> Origin:
-    """What a call returns: an object of its own class, of what a library says, or what a function of the file gives."""
-    callee = module.callee(call, fn)
-    if callee is not None and callee.name != "__init__":
-        origins = (_origin(r.value, callee, module, depth + 1) for r in callee.returns if r.value is not None)
-        return next((origin for origin in origins if origin.type), UNKNOWN)
+    """What a call of a library returns: an object of its own class, or of what its data say."""
     if not isinstance(call.func, ast.Name | ast.Attribute):
         return UNKNOWN
     if _is_imported(call.func, module):

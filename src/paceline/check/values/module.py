@@ -7,19 +7,18 @@ A lock whose creation was not seen, and which is only named like one, is not `su
 from __future__ import annotations
 
 import ast
-import sys
 from functools import cached_property
 
 from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Formal, Function, Resource
-from paceline.check.syntax.names import dotted, is_constant, keyword, model_in, short_name
+from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.check.together.places import of_own_file
-from paceline.check.values.containers import Containers
-from paceline.check.values.guesses import ByName, ByUse
+from paceline.check.values.guesses import ByUse
 from paceline.check.values.lock_names import derived, guessed, lock_class
 from paceline.check.values.meeting import Meeting
+from paceline.check.values.naming import name_of_site
+from paceline.check.values.objects import Objects
 from paceline.check.values.outside_assignments import adopt
-from paceline.check.values.passing import Passing
 from paceline.check.values.wrappers import Wrappers
 from paceline.check.varying.values import Varying
 
@@ -31,33 +30,28 @@ class Module(Declarations):
     """The declarations of a file, with names resolved."""
 
     def __init__(self, tree: ast.Module) -> None:
+        self._names: dict[int, tuple[ast.AST, str]] = {}
         super().__init__(tree)
-        #: Expression -> its class, by identity; the node is kept so that its identity is not used again.
-        self._types: dict[int, tuple[ast.expr, Class | None]] = {}
-        self._by_name = ByName(self)
-        self._adopted = False
+        self._names.clear()  # not all imports were known
+        self.objects = Objects(self)
         adopt(self.functions, self.type_of)
-        self._types.clear()
-        self._adopted = True
+        self.objects.guess = lambda fn, name: self._by_use.of(fn, name)
 
-    @cached_property
-    def passing(self) -> Passing:
-        """What is passed for each parameter."""
-        return Passing(self.functions, self.function_named, self.callee, self._types.clear)
+    def canonical(self, node: ast.AST) -> str:
+        """The dotted name of an expression with its imports resolved; empty when it is not a name."""
+        known = self._names.get(id(node))
+        if known is None:
+            known = self._names[id(node)] = node, super().canonical(node)
+        return known[1]
 
     @cached_property
     def _by_use(self) -> ByUse:
         return ByUse(self.classes.values())
 
     @cached_property
-    def containers(self) -> Containers:
-        """What each container is filled with."""
-        return Containers(self, self.passing, self.type_of)
-
-    @cached_property
     def varying(self) -> Varying:
         """Return the expressions that differ from rank to rank."""
-        return Varying(self, self.passing, self.callee, self.type_of)
+        return Varying(self, self.objects, self.callee, self.type_of)
 
     @cached_property
     def meeting(self) -> Meeting:
@@ -118,8 +112,21 @@ class Module(Declarations):
             return fn.memo[text]
         fn.memo[text] = None
         found = self._resource(node, text, fn, depth)
+        if found is None or not found.sure:
+            found = self._made(node, fn) or found
         fn.memo[text] = found
         return found
+
+    def _made(self, node: ast.expr, fn: Function) -> Resource | None:
+        """The one resource that an expression may be, known by where it is made."""
+        made = [(kind, c, at) for c, at in self.objects.made(node, fn) if (kind := self.constructed_kind(c, at))]
+        if not made or len({kind for kind, _, _ in made}) > 1:
+            return None
+        names = [name_of_site(call, at) for _, call, at in made]
+        kind, call, at = made[0]
+        found = self._new(names[0].id, (kind, call), at)
+        several = names[0].several or len({name.id for name in names}) > 1
+        return found._replace(one_of_several=True) if several else found
 
     def _resource(self, node: ast.expr, text: str, fn: Function, depth: int) -> Resource | None:
         """The uncached part of `resource`."""
@@ -177,7 +184,7 @@ class Module(Declarations):
     def _of_parameter(self, name: str, fn: Function, depth: int) -> Resource | None:
         """A parameter: the one resource that all callers pass, or one that differs from call to call."""
         annotation, where = fn.parameters[name], f"{fn.qualname}.{name}"
-        given = [self.resource(a.value, a.caller, depth + 1) for a in self.passing.to(fn, name)]
+        given = [self.resource(a.value, a.caller, depth + 1) for a in self.objects.arguments(fn, name)]
         known = [r for r in given if r is not None and r.sure]
         if known:  # further callers, of which less is known, make it no less the lock of these
             first, alike = known[0], len(known) == len(given) and all(r.id == known[0].id for r in known)
@@ -192,15 +199,12 @@ class Module(Declarations):
 
     def _element(self, node: ast.expr, fn: Function, depth: int) -> Resource | None:
         """One of the resources that a container holds."""
-        container = self.containers.of(node, fn)
-        for value, scope in container.elements if container is not None else ():
-            made = self.constructed(value, scope)
-            if made is not None and container is not None:
-                return self._new(f"{container.id}[]", made, scope)._replace(one_of_several=True)
-            if isinstance(value, ast.Name | ast.Attribute) and depth < ALIASES:
-                found = self.resource(value, scope, depth + 1)
-                if found is not None and found.sure and container is not None:
-                    return found._replace(id=f"{container.id}[]", one_of_several=True)
+        holders = [v for v in self.objects.of(node, fn) if v.kind == "container" and v.fn is not None]
+        for value in self.objects.elements(node, fn) if holders and depth <= ALIASES else ():
+            made = self.constructed(value.what, value.fn) if isinstance(value.what, ast.Call) and value.fn else None
+            if made is not None and value.fn is not None and isinstance(holders[0].what, ast.expr) and holders[0].fn:
+                name = name_of_site(holders[0].what, holders[0].fn).id
+                return self._new(f"{name}[]", made, value.fn)._replace(one_of_several=True)
         return None
 
     def attribute(self, owner: Class, attribute: str) -> Resource | None:
@@ -256,108 +260,18 @@ class Module(Declarations):
 
     # -- types and calls
 
-    def type_of(self, node: ast.expr, fn: Function, depth: int = 0) -> Class | None:
+    def type_of(self, node: ast.expr, fn: Function) -> Class | None:
         """The class, of this file, whose instance an expression is."""
-        if id(node) in self._types:
-            return self._types[id(node)][1]
-        if depth > ALIASES:
-            return None
-        self._types[id(node)] = (node, None)  # what a circle of names gets
-        found = self._type_of(node, fn, depth)
-        self._types[id(node)] = (node, found)
-        return found
+        return self.objects.once("type", node, fn, lambda: self._type_of(node, fn))
 
-    def _type_of(self, node: ast.expr, fn: Function, depth: int) -> Class | None:
+    def _type_of(self, node: ast.expr, fn: Function) -> Class | None:
         """The unremembered part of `type_of`."""
-        if isinstance(node, ast.Name):
-            if fn.cls is not None and node.id in (fn.self_name, "cls", fn.cls.name):
-                return fn.cls
-            if node.id in self.classes:
-                return self.classes[node.id]
-            for scope in fn.scopes():
-                if node.id in scope.bound:
-                    return self.type_of_value(scope.bound[node.id], scope, depth + 1)
-                if node.id in scope.looped:
-                    found = self._element_type(scope.looped[node.id], scope, depth)
-                    return found or (self._by_use.of(scope, node.id) if self._adopted else None)
-                if node.id in scope.parameters:
-                    found = self.annotated(scope.parameters[node.id])
-                    for given in self.passing.to(scope, node.id) if found is None else ():
-                        found = found or self.type_of_value(given.value, given.caller, depth + 1)
-                    unknown = found is None and scope.parameters[node.id] is None
-                    return self._by_use.of(scope, node.id) if unknown and self._adopted else found
-        if isinstance(node, ast.Attribute):
-            owner = self.type_of(node.value, fn, depth + 1)
-            if owner is not None:
-                for cls in owner.ancestry:
-                    for value, scope in cls.values.get(node.attr, ()):
-                        found = self.type_of_value(value, scope, depth + 1)
-                        if found is not None:
-                            return found
-                    if node.attr in cls.annotations:
-                        return self.annotated(cls.annotations[node.attr])
-                if self._adopted and dotted(node.value) == fn.self_name:
-                    return self._by_use.of_attribute(owner, node.attr)
-        if isinstance(node, ast.Subscript):
-            return self._element_type(node.value, fn, depth)
-        if isinstance(node, ast.Call):
-            return self.type_of_value(node, fn, depth + 1)
+        found = self.objects.classes(node, fn)
+        if found:
+            return found[0]
+        if isinstance(node, ast.Attribute) and fn.cls is not None and dotted(node.value) == fn.self_name:
+            return self._by_use.of_attribute(fn.cls, node.attr) if self.objects.guess is not None else None
         return None
-
-    def _element_type(self, node: ast.expr, fn: Function, depth: int) -> Class | None:
-        """The class of the elements of a container."""
-        container = self.containers.of(node, fn)
-        for value, scope in container.elements if container is not None else ():
-            found = self.type_of_value(value, scope, depth + 1)
-            if found is not None:
-                return found
-        return None
-
-    def annotated(self, annotation: ast.expr | None) -> Class | None:
-        """The class of this file that an annotation names: `Pool`, `"Pool"`, `Optional[Pool]`, `Pool | None`."""
-        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-            return self.classes.get(annotation.value.partition("|")[0].strip().removeprefix("Optional[").strip("]"))
-        if isinstance(annotation, ast.BinOp):
-            return self.annotated(annotation.left) or self.annotated(annotation.right)
-        if isinstance(annotation, ast.Subscript) and short_name(annotation.value) in ("Optional", "Annotated"):
-            return self.annotated(annotation.slice)
-        return None if annotation is None or self._of_library(annotation) else self.classes.get(short_name(annotation))
-
-    def _of_library(self, node: ast.expr) -> bool:
-        """Whether a name is of the standard library: `sqlite3.Connection`, beside a class `Connection` of this file."""
-        head = self.imports.get(dotted(node).partition(".")[0], "") if isinstance(node, ast.Attribute) else ""
-        return head.partition(".")[0] in sys.stdlib_module_names
-
-    def type_of_value(self, value: ast.expr, fn: Function, depth: int = 0) -> Class | None:
-        """The class of an assigned value: of a constructor call, or of another name."""
-        if isinstance(value, ast.Call):
-            named = isinstance(value.func, ast.Name | ast.Attribute) and not self._of_library(value.func)
-            found = self.classes.get(short_name(value.func)) if named else None
-            found = found or self._returned_type(value, fn, depth)
-            if found is None and depth < ALIASES and (model := model_in(value)) is not None:
-                inner = self.type_of_value(model, fn, depth + 1)
-                return inner if inner is not None and inner.is_model else None
-            return found
-        if isinstance(value, ast.IfExp | ast.BoolOp):
-            either = [value.body, value.orelse] if isinstance(value, ast.IfExp) else value.values
-            return next((c for v in either if (c := self.type_of_value(v, fn, depth + 1))), None)
-        if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
-            return self.type_of(value, fn, depth + 1)
-        return None
-
-    def _returned_type(self, call: ast.Call, fn: Function, depth: int) -> Class | None:
-        """The class of what a function of this file returns."""
-        if depth > ALIASES:
-            return None
-        callee = self.function_named(call.func, fn, depth + 1)
-        managed = callee is not None and callee.decorated("contextmanager", "asynccontextmanager")
-        if callee is None or (not managed and (callee.asynchronous or callee.generator)):
-            return None
-        found = None if managed else self.annotated(getattr(callee.node, "returns", None))
-        for given in callee.yields if managed else callee.returns if found is None else ():
-            if given.value is not None:
-                found = found or self.type_of_value(given.value, callee, depth + 1)
-        return found
 
     def callee(self, call: ast.Call, fn: Function) -> Function | None:
         """The function of this file that a call runs; of an object, its `__call__`."""
@@ -369,27 +283,19 @@ class Module(Declarations):
             return None
         return kind.method("__call__") or (kind.method("forward") if kind.is_model else None)
 
-    def function_named(self, node: ast.expr, fn: Function, depth: int = 0) -> Function | None:
-        """The function of this file that an expression names, through aliases, `partial` and `super()`."""
-        if isinstance(node, ast.Lambda):
-            return self.function_of(node)
+    def function_named(self, node: ast.expr, fn: Function) -> Function | None:
+        """The one function of this file that an expression stands for, through aliases, `partial` and `super()`."""
+        return self.objects.once("function", node, fn, lambda: self._function_named(node, fn))
+
+    def _function_named(self, node: ast.expr, fn: Function) -> Function | None:
+        """The unremembered part of `function_named`."""
         if isinstance(node, ast.Call) and node.args and short_name(node.func) in WRAPPING:
-            return self.function_named(node.args[0], fn, depth + 1)
-        if isinstance(node, ast.Name):
-            for scope in fn.scopes():
-                if node.id in scope.nested:
-                    return scope.nested[node.id]
-                if node.id in scope.bound and depth < ALIASES and scope is not self.top:
-                    value = scope.bound[node.id]
-                    alias = isinstance(value, ast.Name | ast.Attribute | ast.Lambda) and dotted(value) != node.id
-                    return self.function_named(value, scope, depth + 1) if alias else None
-                if node.id in scope.parameters or node.id in scope.imported:
-                    return None
-            cls = self.classes.get(node.id)
-            return cls.method("__init__") if cls is not None else None
+            return self.function_named(node.args[0], fn)
+        found = self.objects.functions(node, fn)
         if isinstance(node, ast.Attribute):
-            if isinstance(node.value, ast.Call) and short_name(node.value.func) == "super" and fn.cls is not None:
-                return next((c.methods[node.attr] for c in fn.cls.ancestry[1:] if node.attr in c.methods), None)
             owner = self.type_of(node.value, fn)
-            return owner.method(node.attr) if owner is not None else self._by_name.method(node, fn)
-        return None
+            if owner is not None and (method := owner.method(node.attr)) is not None:
+                return method
+            return found[0] if len(found) == 1 else self.objects.only_method(node, fn)
+        named = [each for each in found if isinstance(node, ast.Name) and each.name == node.id]
+        return named[0] if named else found[0] if len(found) == 1 else None

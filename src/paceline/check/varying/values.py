@@ -18,7 +18,7 @@ from paceline.check.libraries import catalogue
 from paceline.check.syntax.declarations import Class, Declarations, Function
 from paceline.check.syntax.names import binds, dotted, is_constant, keyword, names_of, reads, short_name
 from paceline.check.syntax.tree import enclosing, last_line, parent
-from paceline.check.values.passing import Passing
+from paceline.check.values.objects import Objects
 from paceline.check.varying.list_lengths import Counts
 from paceline.check.varying.local_files import asks_own_disk
 from paceline.check.varying.loops import changed_in_turn, trained_on
@@ -70,11 +70,11 @@ class Varying:
     def __init__(
         self,
         module: Declarations,
-        passing: Passing,
+        objects: Objects,
         callee: Callable[[ast.Call, Function], Function | None],
         type_of: Callable[[ast.expr, Function], Class | None],
     ) -> None:
-        self.module, self.passing, self._callee, self._type_of = module, passing, callee, type_of
+        self.module, self.objects, self._callee, self._type_of = module, objects, callee, type_of
         self._chances = Chances(module, self.why, type_of)
         self._reduced = Reduced(module, callee)
         self._counts = Counts(self.why, type_of, lambda: self._reduced.sites)
@@ -178,7 +178,9 @@ class Varying:
         values = [v for cls in owner.ancestry for v in cls.values.get(node.attr, ())]
         given = [pair for pair in values or self._fields(owner, node.attr) if not is_constant(pair[0], None)]
         found = {self.why(value, scope, depth) for value, scope in given}
-        outside = values and isinstance(values[0][0], ast.Name) and not self.passing.to(values[0][1], values[0][0].id)
+        outside = (
+            values and isinstance(values[0][0], ast.Name) and not self.objects.arguments(values[0][1], values[0][0].id)
+        )
         return (found.pop() if len(found) == 1 and not outside else "") or self._counted(node.attr, owner, depth)
 
     @cached_property
@@ -349,7 +351,7 @@ class Varying:
         return why == RANK and all(any(isinstance(n, ast.Name) and n.id == name for n in side) for side in sides)
 
     def _of_parameter(self, node: ast.Name, fn: Function, depth: int) -> str:
-        given = self.passing.to(fn, node.id)
+        given = self.objects.arguments(fn, node.id)
         if given:
             return next((w for a in given if (w := self.why(a.value, a.caller, depth))), "")
         if node.id.lower().strip("_") in catalogue.RANK_NAMES:

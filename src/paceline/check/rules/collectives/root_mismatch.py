@@ -122,7 +122,7 @@ def _one_of_several(group: ast.expr, fn: Function, facts: Facts, depth: int = 0)
     if isinstance(group, ast.Name):
         given = [(v, fn) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == group.id]
         if not given and group.id in fn.parameters:
-            given = [(a.value, a.caller) for a in facts.module.passing.to(fn, group.id)]
+            given = [(a.value, a.caller) for a in facts.module.objects.arguments(fn, group.id)]
         if not given:
             top = facts.module.top
             scopes = [f for f in facts.module.functions if group.id in f.globals] + [top]

@@ -107,7 +107,7 @@ def _length(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> str:
     if isinstance(node, ast.Name):
         given = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id and t.lineno < node.lineno]
         if not given and node.id in fn.parameters:
-            passed = facts.module.passing.to(fn, node.id)
+            passed = facts.module.objects.arguments(fn, node.id)
             return next((w for a in passed if (w := _length(a.value, a.caller, facts, depth + 1))), "")
         return _length(given[-1], fn, facts, depth + 1) if given else ""
     if isinstance(node, ast.Attribute):

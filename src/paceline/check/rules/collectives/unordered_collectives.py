@@ -156,7 +156,7 @@ def _values(node: ast.expr, fn: Function, facts: Facts) -> list[tuple[ast.expr, 
         before = [(line, value) for line, value in given if line < node.lineno]
         return [(max(before or given, key=lambda pair: pair[0])[1], fn)] if given else []
     if isinstance(node, ast.Name) and node.id in fn.parameters:
-        return [(given.value, given.caller) for given in facts.module.passing.to(fn, node.id)]
+        return [(given.value, given.caller) for given in facts.module.objects.arguments(fn, node.id)]
     if isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None:
         found = [pair for cls in fn.cls.ancestry for pair in cls.values.get(node.attr, ())]
         return [(value, scope) for value, scope in found if not is_constant(value, None)]

@@ -95,7 +95,7 @@ def _waits_for_loop(call: ast.Call, fn: Function, start: Function, facts: Facts)
 
 def _passed(name: str, fn: Function, facts: Facts) -> Iterator[Function]:
     """The coroutines of which callers pass a call for a parameter."""
-    for given in facts.module.passing.to(fn, name):
+    for given in facts.module.objects.arguments(fn, name):
         made = facts.module.callee(given.value, given.caller) if isinstance(given.value, ast.Call) else None
         if made is not None and made.asynchronous:
             yield made
@@ -109,7 +109,7 @@ def _of_a_coroutine(loop: ast.expr, fn: Function, facts: Facts, depth: int) -> b
     if isinstance(loop, ast.Name) and loop.id in fn.bound:
         sources = [(fn.bound[loop.id], fn)]
     elif isinstance(loop, ast.Name) and loop.id in fn.parameters:
-        sources = [(given.value, given.caller) for given in facts.module.passing.to(fn, loop.id)]
+        sources = [(given.value, given.caller) for given in facts.module.objects.arguments(fn, loop.id)]
     elif isinstance(loop, ast.Attribute) and dotted(loop.value) == fn.self_name and fn.cls is not None:
         sources = [pair for cls in fn.cls.ancestry for pair in cls.values.get(loop.attr, ())]
     return depth < DEPTH and any(_of_a_coroutine(value, scope, facts, depth + 1) for value, scope in sources)

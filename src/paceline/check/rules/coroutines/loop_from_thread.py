@@ -147,7 +147,7 @@ def _is_future(node: ast.expr, fn: Function, facts: Facts) -> bool:
                 values = [scope.bound[node.id]]
                 break
             if node.id in scope.parameters:
-                given = facts.module.passing.to(scope, node.id)
+                given = facts.module.objects.arguments(scope, node.id)
                 values = [
                     a.caller.bound.get(a.value.id, a.value) if isinstance(a.value, ast.Name) else a.value for a in given
                 ]

@@ -15,7 +15,7 @@ from paceline.check.flow.effects import Effect, runs_now, text_of
 from paceline.check.flow.walk import Held
 from paceline.check.reporting.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, call_steps, same_object
+from paceline.check.summaries import Facts, call_steps, is_single, same_object
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted
 from paceline.check.syntax.tree import is_within
@@ -44,7 +44,11 @@ def find(facts: Facts) -> Iterator[Finding]:
                     take = facts.takes(effect.callee).get(lock.id)
                     if take is not None and take.same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
                         steps = ((fn, effect.node), *take.steps)
-                elif effect.callee is not None and runs_now(effect) and same_object(effect, fn):
+                elif (
+                    effect.callee is not None
+                    and runs_now(effect)
+                    and (same_object(effect, fn) or is_single(first.resource))
+                ):
                     take = facts.takes(effect.callee).get(lock.id)
                     mine = (
                         first.receiver.startswith((fn.self_name + ".", "cls."))

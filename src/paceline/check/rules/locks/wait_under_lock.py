@@ -87,8 +87,10 @@ def _made(value: ast.expr, fn: Function, facts: Facts, depth: int) -> Iterator[t
         if run is not None and run.asynchronous and isinstance(made, ast.Call):
             yield run, made
     elif isinstance(value, ast.Name | ast.Attribute):
-        container = facts.module.containers.of(value, fn)
-        values = list(container.elements) if container is not None else []
+        elements = facts.module.objects.elements(value, fn)
+        values: list[tuple[ast.expr, Function]] = [
+            (v.what, v.fn) for v in elements if isinstance(v.what, ast.Call) and v.fn is not None
+        ]
         if isinstance(value, ast.Name) and value.id in fn.bound:
             values.append((fn.bound[value.id], fn))
         elif isinstance(value, ast.Attribute):

@@ -19,8 +19,8 @@ from paceline.check.syntax.names import keyword, short_name
 from paceline.check.syntax.tree import parent
 from paceline.check.threads.accesses import GROWS, SHRINKS, kind_of
 from paceline.check.threads.shared_state import is_container
+from paceline.check.values.bindings import start_arguments
 from paceline.check.values.library_types import type_name
-from paceline.check.values.passing import start_arguments
 
 #: Methods of a pool that have its processes run a function, and what makes such pools.
 TASKS = {

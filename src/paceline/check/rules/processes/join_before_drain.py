@@ -16,7 +16,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, short_name
-from paceline.check.values.passing import start_arguments
+from paceline.check.values.bindings import start_arguments
 from paceline.narrative import Wait
 
 READS = ("get", "get_nowait", "recv", "recv_bytes")
@@ -96,7 +96,7 @@ def _reads(call: ast.Call, queue: str, fn: Function, facts: Facts) -> bool:
         return True
     callee = facts.module.callee(call, fn)
     for name in callee.parameters if callee is not None else ():
-        given = facts.module.passing.at(callee, name, call)  # type: ignore[arg-type]
+        given = facts.module.objects.argument_at(callee, name, call)  # type: ignore[arg-type]
         if given is not None and dotted(given.value) == queue:
             return any(dotted(c.func) in [f"{name}.{read}" for read in READS] for c in callee.calls)  # type: ignore[union-attr]
     return False

@@ -18,7 +18,7 @@ from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted
 from paceline.check.syntax.tree import enclosing, parent
-from paceline.check.values.passing import start_arguments
+from paceline.check.values.bindings import start_arguments
 from paceline.narrative import Wait
 
 RECEIVES = ("recv", "recv_bytes")

@@ -16,7 +16,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted
-from paceline.check.values.passing import start_arguments
+from paceline.check.values.bindings import start_arguments
 
 LOOKS = ("is_alive", "exitcode", "sentinel", "sentinels")
 

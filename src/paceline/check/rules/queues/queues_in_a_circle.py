@@ -81,7 +81,7 @@ def _actors(facts: Facts) -> Iterator[Actor]:
         if not uses or not (any(u.puts for u in uses) and any(not u.puts for u in uses)):
             continue
         formals = [u.queue.formal for u in uses if u.queue.formal is not None]
-        sites = facts.module.passing.sites(formals[0].function) if formals else []
+        sites = facts.module.objects.sites(formals[0].function) if formals else []
         for number, site in enumerate(sites, 1):
             bound = [_passed(use, formals[0].function, site, facts) for use in uses]
             yield Actor(f"{fn.qualname} ({number})", tuple(use for use in bound if use is not None))
@@ -121,7 +121,7 @@ def _passed(use: Use, owner: Function, site: ast.Call, facts: Facts) -> Use | No
     formal: Formal | None = use.queue.formal
     if formal is None or formal.function is not owner:
         return use
-    given = facts.module.passing.at(owner, formal.name, site)
+    given = facts.module.objects.argument_at(owner, formal.name, site)
     queue = given and facts.module.resource(given.value, given.caller)
     return use._replace(queue=queue) if queue else None
 

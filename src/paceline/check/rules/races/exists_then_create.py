@@ -261,7 +261,7 @@ def _origin(name: str, fn: Function) -> list[ast.expr]:
 
 def _in_turn(fn: Function, facts: Facts) -> bool:
     """Whether all calls of a function are inside a context manager that lets one rank go first."""
-    around = [enclosing(site, ast.With) for site in facts.module.passing.sites(fn)]
+    around = [enclosing(site, ast.With) for site in facts.module.objects.sites(fn)]
     return bool(around) and all(isinstance(w, ast.With) and _lets_one_go_first(w, facts) for w in around)
 
 

@@ -19,7 +19,7 @@ from paceline.check.syntax.declarations import Function
 from paceline.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.check.syntax.tree import is_within, last_line, parent
 from paceline.check.threads.roots import STARTS, in_loop
-from paceline.check.values.passing import start_arguments
+from paceline.check.values.bindings import start_arguments
 from paceline.narrative import Wait
 
 READS = ("get", "get_nowait")

@@ -68,9 +68,9 @@ def _kept(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
     future = wait.func.value if isinstance(wait.func, ast.Attribute) else None
     over = fn.looped.get(future.id) if isinstance(future, ast.Name) else None
     over = future.value if isinstance(future, ast.Subscript) else over
-    container = facts.module.containers.of(over, fn) if over is not None else None
-    elements = container.elements if container is not None else ()
-    return any(isinstance(value, ast.Call) and _executor(value, scope, facts) == pool for value, scope in elements)
+    elements = facts.module.objects.elements(over, fn) if over is not None else ()
+    calls = [(v.what, v.fn) for v in elements if isinstance(v.what, ast.Call) and v.fn is not None]
+    return any(_executor(call, scope, facts) == pool for call, scope in calls)
 
 
 def _report(fn: Function, at: ast.Call, task: Function, pool: str, submitted: ast.Call) -> Finding:
