@@ -68,7 +68,7 @@ def test_evaluations_for_the_bar_alone_take_a_small_share_of_the_time(monkeypatc
         "paceline.api.hooks.evaluation_of",
         lambda setup, module, updates, at: evaluated.append(updates) or Evaluation(updates, at),
     )
-    hooks = Hooks([ProgressBar(quiet=True)], set_up(job(), Plan.parse("sequential"), "local", None), None, None)
+    hooks = Hooks([ProgressBar(quiet=True)], set_up(job(), Plan.parse("sequential"), "local", None), None)
     hooks.connect(lambda updates: None, None)
     for seconds in (1.0, 2.0, 310.0, 500.0, 900.0):
         rows["update"] += 1
