@@ -25,7 +25,6 @@ from paceline.core.collectives import Collective
 from paceline.core.rules import Averaging, Rule
 from paceline.explain.drawing import draw
 from paceline.plans.aliases import canonical
-from paceline.plans.methods import Method
 from paceline.plans.plan import RECIPES, Plan
 from tests.adapters.test_adapters import EXAMPLES as ADAPTED
 from tests.engines.cluster.nodes import free_port
@@ -332,7 +331,6 @@ def test_every_environment_variable_is_documented() -> None:
     ("section", "protocol"),
     [
         ("A collective", Collective), ("A rule", Rule), ("An averaging rule", Averaging),
-        ("A method of another kind", Method),
     ],
 )  # fmt: skip
 def test_contributing_names_the_members_of_a_protocol(section: str, protocol: type) -> None:
