@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 # What tells within a minute whether a change broke something.
-QUICK := tests/core tests/plans tests/parameters tests/check tests/engines/test_each_engine.py tests/test_face.py
+QUICK := tests/algorithms tests/plans tests/training/parameters tests/concurrency/check tests/runtime/engines/test_each_engine.py tests/test_face.py
 # Most tests wait for processes, or keep one core busy; on two cores four at a time take longer than three.
 PARALLEL := -n 3 --dist worksteal
 # Without bytecode each of the hundred processes that tests start would compile a thousand files.

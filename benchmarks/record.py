@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.machine import this_machine
-from paceline.runs.schema import to_dict
+from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.schema import to_dict
 
 
 def write(folder: Path, figures: dict[str, Any], name: str = "result.json", say: bool = True) -> None:

@@ -9,10 +9,9 @@ import sys
 import accelerate
 import torch
 import torch.distributed as dist
+from paceline.adapters.accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from paceline.adapters.accelerate import Accelerator
 
 WAY = sys.argv[1] if len(sys.argv) > 1 else "downpour"
 if "RANK" not in os.environ:  # started without torchrun

@@ -40,7 +40,7 @@ job = paceline.Job(
 # micro-batch forward (F) and backward (B), and when it is idle.
 
 # %%
-from paceline.explain.drawing import draw  # noqa: E402
+from paceline.planning.explain.drawing import draw  # noqa: E402
 from paceline.plans.plan import Plan  # noqa: E402
 
 print(draw(Plan.parse("one_f_one_b:workers=2,micro_batches=4")))

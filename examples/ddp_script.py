@@ -6,12 +6,11 @@ Start it with: torchrun --nproc-per-node 2 examples/ddp_script.py
 import os
 import sys
 
+import paceline.backend  # noqa: F401  registers "paceline"; not needed where paceline is installed by pip
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-import paceline.backend  # noqa: F401  registers "paceline"; not needed where paceline is installed by pip
 
 if "RANK" not in os.environ:  # started without torchrun
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -7,11 +7,10 @@ import sys
 
 import pytorch_lightning as lightning
 import torch
+from paceline.adapters.lightning import PacelineStrategy
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from paceline.adapters.lightning import PacelineStrategy
 
 WAY = sys.argv[1] if len(sys.argv) > 1 else "downpour"
 

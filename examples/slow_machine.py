@@ -7,8 +7,8 @@
 
 # %%
 import paceline
-from paceline.core.agenda import Agenda
-from paceline.engines.virtual import simulate
+from paceline.algorithms.agenda import Agenda
+from paceline.runtime.engines.virtual import simulate
 
 world = paceline.World(speeds=(0.25,), latency=50e-6, straggle=(0.02, 5.0), seed=1)
 

@@ -16,10 +16,10 @@ import torch
 import torch._dynamo  # which every optimizer's step imports
 from hypothesis import HealthCheck, settings
 
-from paceline.engines.workers.forkserver import PRELOAD
-from paceline.gradients import choice
-from paceline.jobs import built_ins
-from paceline.testing.leaks import nothing_left_behind
+from paceline.interfaces.testing.leaks import nothing_left_behind
+from paceline.runtime.engines.workers.forkserver import PRELOAD
+from paceline.training.gradients import choice
+from paceline.training.jobs import built_ins
 
 # The same examples in every run, however long a busy machine takes for one.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.engines.workers.forkserver import interrupts_wait, prepare
+from paceline.runtime.engines.workers.forkserver import interrupts_wait, prepare
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def start(script: Path, *arguments: object, name: str = "script", **environment:
 def typed(folder: Path, *words: object, **environment: str) -> Running:
     """Start `paceline words...` in this folder."""
     script = folder / "paceline_command.py"
-    script.write_text("from paceline.cli import main\n\nmain()\n")
+    script.write_text("from paceline.interfaces.cli import main\n\nmain()\n")
     return start(script, *words, **environment)
 
 

@@ -1,4 +1,4 @@
-"""Every plan, on every engine, keeps what `paceline.testing.conformance` asks."""
+"""Every plan, on every engine, keeps what `paceline.interfaces.testing.conformance` asks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.api.train import train
-from paceline.jobs.job import Job
+from paceline.interfaces.api.train import train
+from paceline.interfaces.testing.conformance import ENGINES, PLANS, check_run, difference, replays, same_numbers
+from paceline.interfaces.testing.jobs import DEEP_JOBS, JOBS, OPTIMIZERS
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan, make
-from paceline.testing.conformance import ENGINES, PLANS, check_run, difference, replays, same_numbers
-from paceline.testing.jobs import DEEP_JOBS, JOBS, OPTIMIZERS
+from paceline.training.jobs.job import Job
 
 ALL = [plan for member in PLANS for plan in member.plans()]
 SYNCHRONOUS = [  # a chunk of every batch from each worker, and the user's optimizer
@@ -121,8 +121,9 @@ def test_same_numbers_of_deep_models_on_real_processes(job: str, schedule: str, 
     same_numbers(DEEP_JOBS[job](), make(schedule, workers=workers, micro_batches=MICRO_BATCHES[workers]), "local")
 
 
-#: Methods whose program others perform on real processes: `tests/api/test_parallel.py` compares the bits of each on two
-#: processes with those of `train`, and `tests/engines/test_explorer.py` walks every interleaving of each.
+#: Methods whose program others perform on real processes: `tests/interfaces/api/test_parallel.py` compares the bits of
+#: each on two processes with those of `train`, and `tests/runtime/engines/test_explorer.py` walks every interleaving of
+#: each.
 PERFORMED = {"tree", "halving_doubling", "hierarchical", "central", "parallel_sgd", "easgd", "diloco:every=3"}
 #: Of each other plan, on the largest number of workers.
 MOST = {str(member.plans()[-1]) for member in PLANS if member.plan.removesuffix(":every=2") not in PERFORMED}

@@ -18,18 +18,17 @@ import yaml
 from typer.main import get_command
 
 import paceline
-from paceline.check.rules import RULES as CHECKED
-from paceline.cli import app, register
-from paceline.cli.environment import VARIABLES
-from paceline.core.collectives import Collective
-from paceline.core.rules import Averaging, Rule
-from paceline.explain.drawing import draw
+from paceline.algorithms.collectives import Collective
+from paceline.algorithms.rules import Averaging, Rule
+from paceline.concurrency.check.rules import RULES as CHECKED
+from paceline.interfaces.cli import app, register
+from paceline.interfaces.cli.environment import VARIABLES
+from paceline.planning.explain.drawing import draw
 from paceline.plans.aliases import canonical
 from paceline.plans.plan import RECIPES, Plan
-from tests.adapters.test_adapters import EXAMPLES as ADAPTED
-from tests.engines.cluster.nodes import free_port
+from tests.interfaces.adapters.test_adapters import EXAMPLES as ADAPTED
+from tests.runtime.engines.cluster.nodes import free_port
 from tests.scripts import finish, start, world
-from tests.test_architecture import RULES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -171,18 +170,6 @@ def test_every_plan_is_explained_with_a_picture_and_all_its_options(name: str) -
     row = re.search(rf"^\| `{name}` \|.*$", METHODS, re.M)
     assert row, f"docs/reference/plans.md has no row for plan {name}"
     assert {option for option in RECIPES[name].options if f"`{option}`" not in row[0]} == set()
-
-
-def test_the_import_rules_of_the_design_are_those_of_the_architecture_test() -> None:
-    table = (DOCS / "internals" / "design.md").read_text().partition("may import of paceline")[2].partition("\n\n")[0]
-    rows = {
-        name: set(filter(None, allowed.replace("nothing", "").split(", ")))
-        for names, allowed in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", table, re.M)
-        for name in re.findall(r"`([^`]+)`", names)
-    }
-    assert {name: allowed for name, allowed in rows.items() if allowed != {"everything"}} == {
-        name: allowed for name, allowed, _ in RULES
-    }
 
 
 EXAMPLES = sorted(each for each in (ROOT / "examples").glob("*.py") if each.stem not in ADAPTED)

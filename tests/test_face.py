@@ -13,7 +13,7 @@ import paceline as pl
 
 
 def test_importing_paceline_does_not_import_torch() -> None:
-    code = "import sys, paceline, paceline.cli, paceline.plans.plan; sys.exit('torch' in sys.modules)"
+    code = "import sys, paceline, paceline.interfaces.cli, paceline.plans.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

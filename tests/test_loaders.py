@@ -23,53 +23,54 @@ METHODS = {"exec_module", "load_module", "recv", "recv_bytes", "recv_object_list
 PIPE = "a process that this one has started, through a pipe that both inherit"
 PARENT = "the process that has started this one, through a pipe that both inherit"
 USER = "the user, who names the file"
+DRIVER = "the driver, through Ray, which runs whatever it is sent"
 OWN = "a folder of this user, announced by `announce_code`"
 NO_CODE = "reads no code"
 
 WRITTEN_BY = {
-    "api/comparing/compare_scripts.py:_read_steps:torch.load": "a script that this process has started; weights_only",
-    "api/comparing/gloo_shim/sitecustomize.py:<module>:exec_module": "PyTorch's own file",
-    "api/loading.py:load_run:torch.load": "a run's folder; weights_only, which no code can be put into",
-    "api/parallel.py:_write:np.load": f"ranks of this user; arrays without objects: {NO_CODE}",
-    "api/planning/busy_cores.py:_main:recv": PARENT,
-    "api/planning/busy_cores.py:_ask:recv": PIPE,
-    "api/tuning/ray_trials.py:run_trials:unpack_program": "the driver, through Ray, which runs whatever it is sent",
-    "backend/group.py:recv_anysource:recv": f"a rank of this run, as the numbers of a tensor: {NO_CODE}",
-    "engines/cluster/children.py:_listen:recv": PIPE,
-    "engines/cluster/group_client.py:_listen:recv": PARENT,
-    "engines/cluster/ray_agent.py:run:unpack_program": "the driver, through Ray, which runs whatever it is sent",
-    "engines/cluster/ray_watch.py:_stay:recv": f"bytes of a socket, which are not looked at: {NO_CODE}",
-    "engines/cluster/servers/helpers.py:run_helper:pickle.loads": PARENT,
-    "engines/cluster/servers/processes.py:run_desk:pickle.loads": PARENT,
-    "engines/cluster/servers/processes.py:run_server:pickle.loads": PARENT,
-    "engines/cluster/servers/processes.py:run_worker:pickle.loads": PARENT,
-    "engines/cluster/worker_main.py:main:pickle.loads": PARENT,
-    "engines/job_file.py:_read:_JobReader.load": OWN,
-    "engines/local/worker_pool.py:_messages:recv": PIPE,
-    "engines/workers/arena.py:_arena:pickle.loads": PARENT,
-    "engines/workers/process_main.py:main:pickle.loads": PARENT,
-    "engines/workers/state_buffers.py:read:pickle.loads": "a worker of this run, in memory that has no name",
+    "interfaces/api/comparing/compare_scripts.py:_read_steps:torch.load": "a script of this process; weights_only",
+    "interfaces/api/comparing/gloo_shim/sitecustomize.py:<module>:exec_module": "PyTorch's own file",
+    "interfaces/api/loading.py:load_run:torch.load": "a run's folder; weights_only, which no code can be put into",
+    "interfaces/api/parallel.py:_write:np.load": f"ranks of this user; arrays without objects: {NO_CODE}",
+    "interfaces/api/planning/busy_cores.py:_main:recv": PARENT,
+    "interfaces/api/planning/busy_cores.py:_ask:recv": PIPE,
+    "interfaces/api/tuning/ray_trials.py:run_trials:unpack_program": DRIVER,
+    "runtime/backend/group.py:recv_anysource:recv": f"a rank of this run, as the numbers of a tensor: {NO_CODE}",
+    "runtime/engines/cluster/children.py:_listen:recv": PIPE,
+    "runtime/engines/cluster/group_client.py:_listen:recv": PARENT,
+    "runtime/engines/cluster/ray_agent.py:run:unpack_program": DRIVER,
+    "runtime/engines/cluster/ray_watch.py:_stay:recv": f"bytes of a socket, which are not looked at: {NO_CODE}",
+    "runtime/engines/cluster/servers/helpers.py:run_helper:pickle.loads": PARENT,
+    "runtime/engines/cluster/servers/processes.py:run_desk:pickle.loads": PARENT,
+    "runtime/engines/cluster/servers/processes.py:run_server:pickle.loads": PARENT,
+    "runtime/engines/cluster/servers/processes.py:run_worker:pickle.loads": PARENT,
+    "runtime/engines/cluster/worker_main.py:main:pickle.loads": PARENT,
+    "runtime/engines/job_file.py:_read:pickle.load": OWN,
+    "runtime/engines/local/worker_pool.py:_messages:recv": PIPE,
+    "runtime/engines/workers/arena.py:_arena:pickle.loads": PARENT,
+    "runtime/engines/workers/process_main.py:main:pickle.loads": PARENT,
+    "runtime/engines/workers/state_buffers.py:read:pickle.loads": "a worker of this run, in memory that has no name",
     "errors/arguments.py:_kinds:eval": "annotations in the package's own source",
-    "explore/child.py:_outcome:pickle.loads": f"{PIPE}; it runs the program that the user names",
-    "explore/rewriting/importing.py:exec_module:exec_module": USER,
-    "explore/rewriting/importing.py:run_script:exec": USER,
-    "explore/trace.py:decode:marshal.loads": f"{PIPE}; numbers and words: {NO_CODE}",
-    "gradients/pickling.py:unpack:_Unpacker.load": "its callers, which are in this table",
-    "gradients/pickling.py:unpack_program:pickle.load": "its callers, which are in this table",
-    "jobs/loading.py:_module:exec_module": USER,
+    "concurrency/explore/child.py:_outcome:pickle.loads": f"{PIPE}; it runs the program that the user names",
+    "concurrency/explore/rewriting/importing.py:exec_module:exec_module": USER,
+    "concurrency/explore/rewriting/importing.py:run_script:exec": USER,
+    "concurrency/explore/trace.py:decode:marshal.loads": f"{PIPE}; numbers and words: {NO_CODE}",
+    "training/gradients/pickling.py:unpack:_Unpacker.load": "its callers, which are in this table",
+    "training/gradients/pickling.py:unpack_program:pickle.load": "its callers, which are in this table",
+    "training/jobs/loading.py:_module:exec_module": USER,
     "kernels/printers/numpy.py:run:exec": "the package itself, from its own statements",
-    "links/tcp/same_user.py:_by_diag:recv": f"the kernel: {NO_CODE}",
-    "preparation/loading.py:load_recipe:runpy.run_path": USER,
-    "tuner/best.py:tuned_job:unpack": OWN,
-    "tuner/space.py:read_space:exec": f"{USER}; on resuming, {OWN}",
-    "tuner/trials/processes.py:hear:recv": PIPE,
-    "tuner/trials/worker.py:_unpacked:pickle.loads": PARENT,
-    "tuner/trials/worker.py:_unpacked:unpack": PARENT,
-    "tuner/trials/worker.py:report:recv": PARENT,
-    "tuner/trials/worker.py:work:recv": PARENT,
-    "watcher/processes/attach.py:ask:recv": f"bytes of a Java process, as text: {NO_CODE}",
-    "watcher/processes/inject/sitecustomize.py:_run_the_next:exec_module": "Python's own file, or the user's",
-    "watcher/processes/sockets.py:_unix_peers:recv": f"the kernel: {NO_CODE}",
+    "runtime/links/tcp/same_user.py:_by_diag:recv": f"the kernel: {NO_CODE}",
+    "training/preparation/loading.py:load_recipe:runpy.run_path": USER,
+    "planning/tuner/best.py:tuned_job:unpack": OWN,
+    "planning/tuner/space.py:read_space:exec": f"{USER}; on resuming, {OWN}",
+    "planning/tuner/trials/processes.py:hear:recv": PIPE,
+    "planning/tuner/trials/worker.py:_unpacked:pickle.loads": PARENT,
+    "planning/tuner/trials/worker.py:_unpacked:unpack": PARENT,
+    "planning/tuner/trials/worker.py:report:recv": PARENT,
+    "planning/tuner/trials/worker.py:work:recv": PARENT,
+    "concurrency/watcher/processes/attach.py:ask:recv": f"bytes of a Java process, as text: {NO_CODE}",
+    "concurrency/watcher/processes/inject/sitecustomize.py:_run_the_next:exec_module": "Python's file, or the user's",
+    "concurrency/watcher/processes/sockets.py:_unix_peers:recv": f"the kernel: {NO_CODE}",
 }
 
 
@@ -79,7 +80,7 @@ def loaders(file: Path) -> Iterator[str]:
         node.name for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Unpickler") for base in node.bases)
     }  # fmt: skip
-    unpicks = "from paceline.gradients.pickling import" in file.read_text(encoding="utf-8")
+    unpicks = "from paceline.training.gradients.pickling import" in file.read_text(encoding="utf-8")
     name = file.relative_to(SOURCE).as_posix()
     for inside, node in _with_function(tree, "<module>"):
         if not isinstance(node, ast.Call):
@@ -109,8 +110,8 @@ def test_every_loader_stands_in_the_table_with_who_writes_what_it_reads() -> Non
 
 def test_the_wire_knows_no_pickle() -> None:
     """Nor does what speaks over it: neither frames nor the messages of a tuning."""
-    for file in [*(SOURCE / "links").rglob("*.py"), SOURCE / "tuner" / "trials" / "peers.py",
-                 SOURCE / "tuner" / "trials" / "messages.py", SOURCE / "tuner" / "state_file.py"]:  # fmt: skip
+    tuning = (SOURCE / f"planning/tuner/{name}.py" for name in ("trials/peers", "trials/messages", "state_file"))
+    for file in (*(SOURCE / "runtime/links").rglob("*.py"), *tuning):
         imported = {
             name.name.partition(".")[0] for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
             if isinstance(node, ast.Import) for name in node.names

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from paceline import user_cache
-from paceline.api.planning.choose import open_card
-from paceline.check.cache import FOLDER, Cache
-from paceline.check.engine import Examined
-from paceline.planner import history
-from paceline.planner.card import Card, default_file
-from tests.planner.cards import CARD
+from paceline.concurrency.check.cache import FOLDER, Cache
+from paceline.concurrency.check.engine import Examined
+from paceline.interfaces.api.planning.choose import open_card
+from paceline.planning.planner import history
+from paceline.planning.planner.card import Card, default_file
+from tests.planning.planner.cards import CARD
 
 STRANGER = 65534
 ROOT = os.geteuid() == 0
@@ -116,7 +116,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_a_card_that_others_may_have_written_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr("paceline.api.planning.choose.measured_card", lambda say: CARD)
+    monkeypatch.setattr("paceline.interfaces.api.planning.choose.measured_card", lambda say: CARD)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(CARD.cores))
     CARD.keep()
     default_file().chmod(0o666)

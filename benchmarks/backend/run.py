@@ -21,11 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import paceline.backend  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch import nn
-
-import paceline.backend  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from neighbours import neighbours

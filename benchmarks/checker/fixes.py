@@ -18,10 +18,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.check import run
-from paceline.check.options import Options
-from paceline.check.ranking.ranker import features
-from paceline.check.reporting.findings import Finding
+from paceline.concurrency.check import run
+from paceline.concurrency.check.options import Options
+from paceline.concurrency.check.ranking.ranker import features
+from paceline.concurrency.check.reporting.findings import Finding
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from paceline.core.collectives import Shards
-from paceline.core.server.actions import Action, Lease
-from paceline.core.server.desk import NONE, Desk
-from paceline.core.server.events import Event
-from paceline.core.server.explore import _Explorer, _World
-from paceline.core.server.gates.asynchronous import Asynchronous
-from paceline.core.server.gates.backup import Backup
-from paceline.core.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.collectives import Shards
+from paceline.algorithms.server.actions import Action, Lease
+from paceline.algorithms.server.desk import NONE, Desk
+from paceline.algorithms.server.events import Event
+from paceline.algorithms.server.explore import _Explorer, _World
+from paceline.algorithms.server.gates.asynchronous import Asynchronous
+from paceline.algorithms.server.gates.backup import Backup
+from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 from record import write  # noqa: E402

@@ -20,8 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paceline.check.engine import check_text, is_relevant
-from paceline.check.syntax.source import Unreadable, read
+from paceline.concurrency.check.engine import check_text, is_relevant
+from paceline.concurrency.check.syntax.source import Unreadable, read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 from record import write  # noqa: E402

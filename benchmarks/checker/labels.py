@@ -15,7 +15,7 @@ shown by the second, so the curve of bugs found against noise is measured with i
 
 Every tenth of the packages is predicted by a fit to the others. AUC: the chance that a finding worth a look gets a
 higher probability than one that is not. Calibration error: the mean distance of predicted and observed share over
-eight bins, by their size. `--write` fits everything and writes src/paceline/check/ranking/weights.json.
+eight bins, by their size. `--write` fits everything and writes src/paceline/concurrency/check/ranking/weights.json.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from pathlib import Path
 from sklearn.feature_extraction import DictVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from paceline.check.engine import check_text
-from paceline.check.ranking.ranker import features, probability
-from paceline.check.rules import RULES
-from paceline.check.run import UNLIKELY
+from paceline.concurrency.check.engine import check_text
+from paceline.concurrency.check.ranking.ranker import features, probability
+from paceline.concurrency.check.rules import RULES
+from paceline.concurrency.check.run import UNLIKELY
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
@@ -52,7 +52,7 @@ UNKNOWN = "its signs are not known"
 OF_CORPUS = "in a file with a fix"
 SHRINKAGE = 0.3  # the variance of a weight before anything is known
 NOISE = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-WEIGHTS = HERE.parents[1] / "src/paceline/check/ranking/weights.json"
+WEIGHTS = HERE.parents[1] / "src/paceline/concurrency/check/ranking/weights.json"
 
 Row = dict[str, float]
 

@@ -27,13 +27,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 
-from paceline.check.engine import check_text, is_relevant
-from paceline.check.ranking.ranker import features
-from paceline.check.reporting.findings import Finding
-from paceline.check.rules import RULES
-from paceline.check.summaries import Facts
-from paceline.check.syntax.source import Unreadable, parse, read
-from paceline.check.values.module import Module
+from paceline.concurrency.check.engine import check_text, is_relevant
+from paceline.concurrency.check.ranking.ranker import features
+from paceline.concurrency.check.reporting.findings import Finding
+from paceline.concurrency.check.rules import RULES
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.source import Unreadable, parse, read
+from paceline.concurrency.check.values.module import Module
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 from record import write  # noqa: E402

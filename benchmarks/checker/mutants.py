@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.check.engine import check_text, is_relevant
-from paceline.check.reporting.findings import Finding
-from paceline.check.syntax.names import dotted
+from paceline.concurrency.check.engine import check_text, is_relevant
+from paceline.concurrency.check.reporting.findings import Finding
+from paceline.concurrency.check.syntax.names import dotted
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]

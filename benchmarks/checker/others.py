@@ -3,7 +3,8 @@
     python benchmarks/checker/others.py TOOLS [CLONES] [--split choose]
 
 TOOLS is the folder with the commands `ruff`, `flake8` (with flake8-async) and `pylint`. Every tool runs with all its
-rules about threads, processes and asyncio, and no others. The programs are the textbook programs (tests/check/textbook)
+rules about threads, processes and asyncio, and no others. The programs are the textbook programs
+(tests/concurrency/check/textbook)
 and, with CLONES, the fixes of a part of the corpus: the package around the touched files before and after (corpus.py).
 
     found    a diagnostic of the broken program; of a fix, within ten lines of the change in a touched file
@@ -29,7 +30,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parents[1])]
 from corpus import NEAR, judged, package_of, places_of, rows_of, write_out  # noqa: E402
 from mine import git_directory  # noqa: E402
 from record import write  # noqa: E402
-from tests.check.test_textbook import shapes  # noqa: E402
+from tests.concurrency.check.test_textbook import shapes  # noqa: E402
 
 RUFF = "ASYNC,RUF006,RUF064,PLW1509,PLW2101"
 PYLINT = "useless-with-lock,bad-thread-instantiation,subprocess-popen-preexec-fn,not-async-context-manager"

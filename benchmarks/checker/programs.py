@@ -21,9 +21,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.check.options import Options
-from paceline.check.reporting.findings import Finding
-from paceline.check.run import check_paths
+from paceline.concurrency.check.options import Options
+from paceline.concurrency.check.reporting.findings import Finding
+from paceline.concurrency.check.run import check_paths
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]

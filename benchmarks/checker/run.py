@@ -20,9 +20,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from paceline.check.engine import check_text
-from paceline.check.reporting.findings import Finding
-from paceline.check.syntax.source import read
+from paceline.concurrency.check.engine import check_text
+from paceline.concurrency.check.reporting.findings import Finding
+from paceline.concurrency.check.syntax.source import read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 from record import write  # noqa: E402

@@ -7,7 +7,7 @@ hashes are checked that mention concurrency at all; so what the search for words
 A node is a statement or a handler: a node of a control-flow graph. Depth first: packages, files, functions and
 statements as they come. Packages are split by the hash of their name before anything is fitted: the strength of the
 prior is chosen by a fit to `rules` that is judged on `choose`; the weights are fitted to both; `last` is only measured.
-`--write` writes the weights to src/paceline/check/ranking/order.json.
+`--write` writes the weights to src/paceline/concurrency/check/ranking/order.json.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import NamedTuple
 from sklearn.feature_extraction import DictVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from paceline.check.engine import check_text, is_relevant
-from paceline.check.options import Options
-from paceline.check.ranking.order import features, promise
-from paceline.check.run import worth_showing
-from paceline.check.syntax.source import Unreadable, parse, read
+from paceline.concurrency.check.engine import check_text, is_relevant
+from paceline.concurrency.check.options import Options
+from paceline.concurrency.check.ranking.order import features, promise
+from paceline.concurrency.check.run import worth_showing
+from paceline.concurrency.check.syntax.source import Unreadable, parse, read
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 from mine import split_of  # noqa: E402
@@ -39,7 +39,7 @@ from record import write  # noqa: E402
 SHARES = (0.05, 0.1, 0.2, 1 / 3, 0.5)
 STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3)
 ORDERS = 20  # random ones
-WEIGHTS = Path(__file__).parents[2] / "src/paceline/check/ranking/order.json"
+WEIGHTS = Path(__file__).parents[2] / "src/paceline/concurrency/check/ranking/order.json"
 
 
 class File(NamedTuple):

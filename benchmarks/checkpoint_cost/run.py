@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.jobs.built_ins import IdxMissing
-from paceline.jobs.loading import load_job
+from paceline.training.jobs.built_ins import IdxMissing
+from paceline.training.jobs.loading import load_job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

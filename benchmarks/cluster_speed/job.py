@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.jobs.built_ins import mnist
+from paceline.training.jobs.built_ins import mnist
 
 
 def network(hidden: int) -> nn.Module:

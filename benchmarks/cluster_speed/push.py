@@ -18,18 +18,18 @@ from time import monotonic, process_time
 import torch
 from job import job
 
-from paceline.core.cluster.messages import DESK, Process, Propose, Push, Pushed, Role, pack
-from paceline.core.cluster.outputs import TIMING
-from paceline.core.rules.plain import Plain
-from paceline.engines.cluster.servers.shard_process import ShardProcess
-from paceline.engines.cluster.servers.shard_state import GradientVector, ShardState
-from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
-from paceline.links.tcp.address import Address
-from paceline.links.tcp.credentials import LOOPBACK, listen
-from paceline.links.tcp.handshake import Identity, Peer
-from paceline.links.tcp.hub import Hub, PeerPlace, Received
-from paceline.links.tcp.pump import Pump
-from paceline.parameters.layout import Layout, lay_out
+from paceline.algorithms.cluster.messages import DESK, Process, Propose, Push, Pushed, Role, pack
+from paceline.algorithms.cluster.outputs import TIMING
+from paceline.algorithms.rules.plain import Plain
+from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess
+from paceline.runtime.engines.cluster.servers.shard_state import GradientVector, ShardState
+from paceline.runtime.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
+from paceline.runtime.links.tcp.handshake import Identity, Peer
+from paceline.runtime.links.tcp.hub import Hub, PeerPlace, Received
+from paceline.runtime.links.tcp.pump import Pump
+from paceline.training.parameters.layout import Layout, lay_out
 
 SERVER, WORKER, VIEW = Process(Role.SERVER, 0), Process(Role.WORKER, 0), 1 << 20
 WARM_UP = 200  # pushes that are not counted

@@ -17,8 +17,8 @@ from paceline.compression.reading import read
 from paceline.compression.reference import IntegerModel
 from paceline.compression.search import Candidate, Made
 from paceline.compression.values import ranges
-from paceline.jobs.built_ins import built_in
 from paceline.kernels.measure.networks import lenet
+from paceline.training.jobs.built_ins import built_in
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.api.compress import compare_precisions
+from paceline.interfaces.api.compress import compare_precisions
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

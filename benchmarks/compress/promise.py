@@ -18,9 +18,9 @@ from record import write
 from run import WITHIN, job_of
 
 import paceline as pl
-from paceline.api.compress import test_samples
 from paceline.compression.points import CONFIDENCE
 from paceline.compression.scores import loss_between, score_of
+from paceline.interfaces.api.compress import test_samples
 
 HERE = Path(__file__).parent
 NETWORKS = ("digits", "tabular", "mnist-dnn", "mnist-cnn")

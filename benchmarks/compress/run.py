@@ -28,9 +28,9 @@ from paceline.compression.reading import read
 from paceline.compression.reference import IntegerModel
 from paceline.compression.search import WIDTHS
 from paceline.compression.values import ranges
-from paceline.jobs.built_ins import built_in, mnist
-from paceline.jobs.job import Job
 from paceline.kernels.measure.networks import lenet, tabular
+from paceline.training.jobs.built_ins import built_in, mnist
+from paceline.training.jobs.job import Job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

@@ -22,22 +22,22 @@ from pathlib import Path
 import psutil
 import torch
 
-from paceline.core.cluster.messages import Process, Propose, Push, Pushed, Role, pack
-from paceline.core.cluster.outputs import TIMING
-from paceline.core.cluster.shard import ShardMachine
-from paceline.core.codecs.catalogue import CODECS
-from paceline.engines.cluster.servers.shard_process import ShardProcess
-from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
-from paceline.links.tcp.address import Address
-from paceline.links.tcp.credentials import LOOPBACK, listen
-from paceline.links.tcp.handshake import Identity
-from paceline.links.tcp.hub import Arrived, Gone, Hub, Received
+from paceline.algorithms.cluster.messages import Process, Propose, Push, Pushed, Role, pack
+from paceline.algorithms.cluster.outputs import TIMING
+from paceline.algorithms.cluster.shard import ShardMachine
+from paceline.algorithms.codecs.catalogue import CODECS
+from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess
+from paceline.runtime.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
+from paceline.runtime.links.tcp.handshake import Identity
+from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Received
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from record import write  # noqa: E402
-from tests.engines.cluster.hostile_gradients import SIZE, pushes, wrong  # noqa: E402
-from tests.engines.cluster.stubs import maker, small_job  # noqa: E402
+from tests.runtime.engines.cluster.hostile_gradients import SIZE, pushes, wrong  # noqa: E402
+from tests.runtime.engines.cluster.stubs import maker, small_job  # noqa: E402
 
 RUN, JOB = os.urandom(16), os.urandom(32)
 DESK, HONEST, HOSTILE = Process(Role.DESK, 0), Process(Role.WORKER, 0), Process(Role.WORKER, 1)

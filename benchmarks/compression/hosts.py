@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.held import seconds_to_hold
-from paceline.runs.record import Evaluation
 from paceline.testing.survival.hosts import Host, possible, slow_hosts
+
+from paceline.runtime.runs.held import seconds_to_hold
+from paceline.runtime.runs.record import Evaluation
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent / "four_hosts"))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.jobs.built_ins import built_in
+from paceline.training.jobs.built_ins import built_in
 
 #: The width of a network with so many million parameters.
 WIDTHS = {"1": 718, "11": 2960}

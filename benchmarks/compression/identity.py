@@ -16,9 +16,9 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from record import write  # noqa: E402
-from tests.gradients.error_feedback import drift, owing  # noqa: E402
+from tests.training.gradients.error_feedback import drift, owing  # noqa: E402
 
-from paceline.jobs.built_ins import mnist_dnn  # noqa: E402
+from paceline.training.jobs.built_ins import mnist_dnn  # noqa: E402
 
 CODECS = (
     "half", "bfloat16", "int8", "onebit", "threshold:0.001", "threshold:0.01", "topk:0.01", "topk:0.001",

@@ -23,11 +23,11 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.core.codecs.one_bit import OneBit
-from paceline.core.codecs.top_k import TopK
-from paceline.jobs.built_ins import built_in
-from paceline.jobs.job import Job
+from paceline.algorithms.codecs.one_bit import OneBit
+from paceline.algorithms.codecs.top_k import TopK
 from paceline.plans.plan import Plan
+from paceline.training.jobs.built_ins import built_in
+from paceline.training.jobs.job import Job
 
 HERE = Path(__file__).parent
 FILE = HERE / "quality.jsonl"

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write
 
-from paceline.core.codecs.catalogue import parse
-from paceline.gradients.encoder import GradientEncoder, PushedMessage
-from paceline.gradients.loops import Loops
-from paceline.gradients.message import matrix
+from paceline.algorithms.codecs.catalogue import parse
 from paceline.kernels.codecs.native import native
-from paceline.parameters.layout import lay_out
+from paceline.training.gradients.encoder import GradientEncoder, PushedMessage
+from paceline.training.gradients.loops import Loops
+from paceline.training.gradients.message import matrix
+from paceline.training.parameters.layout import lay_out
 
 CODECS = (
     "half", "bfloat16", "int8", "onebit", "threshold:0.0025", "topk:0.01", "topk:0.1", "qsgd:4", "qsgd:8", "ternary",

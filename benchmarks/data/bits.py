@@ -16,10 +16,10 @@ import dirty
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from paceline.preparation.prepare import prepare
-from paceline.preparation.recipe import Recipe, Words
-from paceline.preparation.sources import Csv, JsonLines, Parquet
-from paceline.shards.manifest import read_manifest
+from paceline.training.preparation.prepare import prepare
+from paceline.training.preparation.recipe import Recipe, Words
+from paceline.training.preparation.sources import Csv, JsonLines, Parquet
+from paceline.training.shards.manifest import read_manifest
 
 ROWS = 100_000
 #: Run in a process of its own, since Spark's Java process stays until its parent ends.

@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from paceline.testing.conformance import server_of
+from paceline.testing.killing import DiesInMidUpdate
 from torch import nn
 
 import paceline
-from paceline.data.order import Order
-from paceline.data.shards import Shards
 from paceline.errors import WorkerDied
 from paceline.plans.plan import Plan
-from paceline.preparation.prepare import prepare
-from paceline.preparation.recipe import Recipe
-from paceline.preparation.sources import Csv
-from paceline.runs.trace import Kind
-from paceline.testing.conformance import server_of
-from paceline.testing.killing import DiesInMidUpdate
+from paceline.runtime.runs.trace import Kind
+from paceline.training.data.order import Order
+from paceline.training.data.shards import Shards
+from paceline.training.preparation.prepare import prepare
+from paceline.training.preparation.recipe import Recipe
+from paceline.training.preparation.sources import Csv
 
 PLANS, ROUNDS, EPOCHS, ROWS, BATCH = ("ring", "backup", "downpour"), 6, 2, 20_000, 64
 

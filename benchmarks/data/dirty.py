@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from paceline.errors import PacelineError
-from paceline.preparation.prepare import prepare
-from paceline.preparation.recipe import Recipe
-from paceline.preparation.sources import Csv
+from paceline.training.preparation.prepare import prepare
+from paceline.training.preparation.recipe import Recipe
+from paceline.training.preparation.sources import Csv
 
 LINES, BAD = 200_000, 1_192
 #: Fields of the six kinds of bad lines, and the rule that each breaks.

@@ -21,18 +21,18 @@ ROWS = 60_000
 PREPARE = """
 import sys
 from pathlib import Path
-from paceline.preparation.prepare import prepare
-from paceline.preparation.recipe import Recipe
-from paceline.preparation.sources import Csv
+from paceline.training.preparation.prepare import prepare
+from paceline.training.preparation.recipe import Recipe
+from paceline.training.preparation.sources import Csv
 rows = Csv("rows.csv", {"id": "int", "v": "float"})
 columns = {"id": "id", "v": ["v", "v * 2"]}
 prepare(Recipe(rows, columns, splits={"train": 0.8, "test": 0.2}, shard_rows=4096), sys.argv[1], threads=1)
 """
 INGEST = """
 import sys
-from paceline.preparation.ingest import ingest
-from paceline.preparation.recipe import Recipe
-from paceline.preparation.sources import Csv
+from paceline.training.preparation.ingest import ingest
+from paceline.training.preparation.recipe import Recipe
+from paceline.training.preparation.sources import Csv
 rows = Csv("-", {"id": "int", "v": "float"})
 ingest(Recipe(rows, {"id": "id", "v": ["v"]}), sys.argv[1], ["rows.csv"], rows=4000)
 """

@@ -16,12 +16,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.data.order import Order
-from paceline.data.shards import Shards
-from paceline.jobs.built_ins import BUILT_IN
-from paceline.preparation.prepare import prepare
-from paceline.preparation.recipe import Recipe
-from paceline.preparation.sources import Arrow, Idx
+from paceline.training.data.order import Order
+from paceline.training.data.shards import Shards
+from paceline.training.jobs.built_ins import BUILT_IN
+from paceline.training.preparation.prepare import prepare
+from paceline.training.preparation.recipe import Recipe
+from paceline.training.preparation.sources import Arrow, Idx
 
 SIZE, ROUNDS = 100, 5
 

@@ -28,8 +28,8 @@ import memory
 import peers
 import reading
 
-from paceline.runs.machine import this_machine
-from paceline.runs.schema import to_dict
+from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.schema import to_dict
 
 RESULT = Path(__file__).parent / "result.json"
 PACKAGES = ("pandas", "polars", "pyarrow", "dask", "daft", "ray", "datasets", "duckdb", "pyspark")

@@ -19,7 +19,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.errors import JobWarning
-from paceline.runs.trace import Kind
+from paceline.runtime.runs.trace import Kind
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

@@ -33,7 +33,7 @@ from paceline.kernels.measure.networks import NETWORKS, RATE, Network
 from paceline.kernels.measure.opponents import best_pytorch
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.plan import Plan
-from paceline.runs.trace import Kind, Trace
+from paceline.runtime.runs.trace import Kind, Trace
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))

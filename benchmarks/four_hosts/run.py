@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-
-from paceline.runs.trace import Kind, Trace
 from paceline.testing.survival.hosts import Host, possible, slow_hosts
 from paceline.testing.survival.slow_wire import Line
+
+from paceline.runtime.runs.trace import Kind, Trace
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))

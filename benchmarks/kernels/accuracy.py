@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from record import write
 
-from paceline.jobs.built_ins import mnist, mnist_cnn
 from paceline.kernels import fuse
+from paceline.training.jobs.built_ins import mnist, mnist_cnn
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 BATCH, EPOCHS, SEEDS = 64, 3, 5

@@ -26,9 +26,9 @@ from torch import nn
 
 import paceline as pl
 from paceline.errors import JobWarning
-from paceline.jobs.built_ins import IdxMissing, mnist
 from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
 from paceline.plans.plan import Plan
+from paceline.training.jobs.built_ins import IdxMissing, mnist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from neighbours import neighbours

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.data.source import Reader
-from paceline.engines.setup import set_up
 from paceline.errors import PlanError
 from paceline.plans.plan import Plan
-from paceline.stages.memory_estimate import needed, weigh_all
+from paceline.runtime.engines.setup import set_up
+from paceline.training.data.source import Reader
+from paceline.training.stages.memory_estimate import needed, weigh_all
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

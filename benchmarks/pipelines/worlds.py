@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paceline.testing.conformance import difference
 from torch import Tensor, nn
 
 import paceline as pl
 from paceline.errors import UsageError
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan, make
-from paceline.testing.conformance import difference
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

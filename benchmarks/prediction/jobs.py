@@ -1,4 +1,4 @@
-"""The jobs that predictions are judged on; the card was fitted on others (`paceline.api.planning.calibration_jobs`)."""
+"""The jobs that predictions are judged on; the card was fitted on others, those of `calibration_jobs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.jobs.job import Job
+from paceline.training.jobs.job import Job
 
 SAMPLES = 4096
 

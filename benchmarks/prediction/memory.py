@@ -1,4 +1,4 @@
-"""The memory of workers, measured, and the coefficients of `paceline.planner.heap` fitted to it.
+"""The memory of workers, measured, and the coefficients of `paceline.planning.planner.heap` fitted to it.
 
 python benchmarks/prediction/memory.py                  measure the cases that memory.jsonl lacks
 python benchmarks/prediction/memory.py --minutes 5      the same, and begin no other job after so many minutes
@@ -22,19 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jobs import JOBS
 from scipy.optimize import nnls
 
-from jobs import JOBS
-from paceline.api.planning.calibration_jobs import calibration_job
-from paceline.api.planning.dividing import Divider
-from paceline.api.planning.measuring import measure
 from paceline.errors import PacelineError
-from paceline.jobs.job import Job
-from paceline.planner import heap, memory
-from paceline.planner.divisions import ModelDivision
-from paceline.planner.model_cost import ModelCost, cost_of
+from paceline.interfaces.api.planning.calibration_jobs import calibration_job
+from paceline.interfaces.api.planning.dividing import Divider
+from paceline.interfaces.api.planning.measuring import measure
+from paceline.planning.planner import heap, memory
+from paceline.planning.planner.divisions import ModelDivision
+from paceline.planning.planner.model_cost import ModelCost, cost_of
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
+from paceline.training.jobs.job import Job
 
 KEPT = Path(__file__).parent / "memory.jsonl"
 FITTED, UPDATES = 27, 24

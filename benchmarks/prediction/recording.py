@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from jobs import SETS
-from paceline.api.planning.choose import can_fuse, facts_of, open_card
-from paceline.api.planning.dividing import Divider
-from paceline.api.planning.measuring import Measured, measure_for
+
 from paceline.errors import PacelineError
-from paceline.jobs.job import Job
-from paceline.planner.candidates import Candidate
+from paceline.interfaces.api.planning.choose import can_fuse, facts_of, open_card
+from paceline.interfaces.api.planning.dividing import Divider
+from paceline.interfaces.api.planning.measuring import Measured, measure_for
+from paceline.planning.planner.candidates import Candidate
 from paceline.plans.plan import Plan, make
+from paceline.training.jobs.job import Job
 
 FOLDER = Path(__file__).parent / "recorded"
 NAMES = (

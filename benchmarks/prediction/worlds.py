@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jobs import SETS
 from scipy.stats import ks_2samp
 
-from jobs import SETS
-from paceline.api.planning.choose import open_card, planner_for
-from paceline.api.planning.measuring import traced
-from paceline.planner.simulating import timeline
+from paceline.interfaces.api.planning.choose import open_card, planner_for
+from paceline.interfaces.api.planning.measuring import traced
+from paceline.planning.planner.simulating import timeline
 from paceline.plans.plan import make
-from paceline.runs.machine import this_machine
-from paceline.runs.trace import Kind, Trace
-from paceline.runs.warm_up import steady
+from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.trace import Kind, Trace
+from paceline.runtime.runs.warm_up import steady
 
 JOBS = ("fit-mlp-tanh-256", "fit-cnn-128")
 PLANS = ("downpour", "ssp", "hogwild", "ring", "local_sgd")

@@ -27,7 +27,7 @@ from record import write
 import paceline
 from paceline import errors
 from paceline.errors import PacelineError
-from paceline.jobs.loading import load_job
+from paceline.training.jobs.loading import load_job
 
 HERE = Path(__file__).parent
 PLANS = {

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 import paceline as pl
-from paceline.core.agenda import Agenda
-from paceline.engines.virtual import simulate
-from paceline.jobs.loading import load_job
-from paceline.links.locks import Locks, RecordLock
-from paceline.links.waiting import Waiter
+from paceline.algorithms.agenda import Agenda
 from paceline.plans.plan import Plan
-from paceline.runs.trace import Kind
+from paceline.runtime.engines.virtual import simulate
+from paceline.runtime.links.locks import Locks, RecordLock
+from paceline.runtime.links.waiting import Waiter
+from paceline.runtime.runs.trace import Kind
+from paceline.training.jobs.loading import load_job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write
@@ -37,7 +37,7 @@ PARAMETER_BYTES = 55_050 * 4
 CHILD = """
 import sys
 import paceline as pl
-from paceline.jobs.loading import load_job
+from paceline.training.jobs.loading import load_job
 sys.path.insert(0, sys.argv[4])
 from tree import nanoseconds
 plan, updates, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -13,16 +13,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.core.collectives.ring import Ring
-from paceline.core.schedules import BACKWARD, FORWARD
-from paceline.core.schedules.clock import Place, Walk, clocked
-from paceline.core.schedules.worker import Compute, Effect
-from paceline.core.splits.derivation import PARAMETER, derive
-from paceline.core.splits.nodes import Held, Node
-from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
-from paceline.core.splits.recipes.tensor import Tensor
-from paceline.planner.divisions import ModelDivision
-from paceline.planner.programs import division_of
+from paceline.algorithms.collectives.ring import Ring
+from paceline.algorithms.schedules import BACKWARD, FORWARD
+from paceline.algorithms.schedules.clock import Place, Walk, clocked
+from paceline.algorithms.schedules.worker import Compute, Effect
+from paceline.algorithms.splits.derivation import PARAMETER, derive
+from paceline.algorithms.splits.nodes import Held, Node
+from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
+from paceline.algorithms.splits.recipes.tensor import Tensor
+from paceline.planning.planner.divisions import ModelDivision
+from paceline.planning.planner.programs import division_of
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.views import Parts
 from paceline.plans.plan import make

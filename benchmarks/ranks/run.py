@@ -20,7 +20,7 @@ import hashlib, json, sys, time
 from functools import partial
 import torch
 from mpi4py import MPI
-from paceline.jobs.loading import load_job
+from paceline.training.jobs.loading import load_job
 from paceline.kernels import fuse_ranks
 
 world, threads, epochs = MPI.COMM_WORLD, int(sys.argv[1]), int(sys.argv[2])

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
+from paceline.training.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.report import write as write_report
+from paceline.runtime.report import write as write_report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

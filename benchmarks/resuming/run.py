@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-import paceline as pl
-from paceline.jobs.loading import load_job
-from paceline.runs.record import read_record
 from paceline.testing.conformance import each_sample_once, no_update_lost, replays, staleness_identity
 from paceline.testing.killing import kill_tree
+
+import paceline as pl
+from paceline.runtime.runs.record import read_record
+from paceline.training.jobs.loading import load_job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

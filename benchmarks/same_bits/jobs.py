@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 import paceline as pl
 
-BUILT_IN = "paceline.jobs"  # where `built_in(name)` is; all else comes from the library's face
+BUILT_IN = "paceline.training.jobs"  # where `built_in(name)` is; all else comes from the library's face
 SAMPLES = 61  # odd, so that nothing divides
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
+import jobs
 import torch
 from cases import all_cases
 
-import jobs
 import paceline as pl
 
 HERE = Path(__file__).parent

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.engines.virtual import World, simulate_totals
 from paceline.plans.plan import make
+from paceline.runtime.engines.virtual import World, simulate_totals
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))

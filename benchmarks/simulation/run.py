@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.engines.virtual.network import first_fault
+from paceline.runtime.engines.virtual.network import first_fault
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 import paceline
 from paceline.errors import PacelineError
-from paceline.runs.trace import Kind
+from paceline.runtime.runs.trace import Kind
 
 RUNS = Path(tempfile.gettempdir()) / "paceline-splits"
 MIB = 1 << 20

@@ -13,17 +13,17 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from paceline.testing.conformance import difference
+from paceline.testing.jobs import JOBS, OPTIMIZERS, SAMPLES
 from rows import rows_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.api.train import train
 from paceline.errors import PlanError
-from paceline.jobs.experts import Experts, balance_loss
-from paceline.jobs.job import Job
+from paceline.interfaces.api.train import train
 from paceline.plans.plan import Plan, make
-from paceline.testing.conformance import difference
-from paceline.testing.jobs import JOBS, OPTIMIZERS, SAMPLES
+from paceline.training.jobs.experts import Experts, balance_loss
+from paceline.training.jobs.job import Job
 
 UPDATES = 20
 WORLDS = range(2, 9)

@@ -7,14 +7,15 @@ import time
 import warnings
 from typing import Any
 
-from paceline.api.train import train
-from paceline.errors import WorkerDied
-from paceline.plans.plan import Plan
-from paceline.runs.progress import Progress
 from paceline.testing.conformance import no_update_lost
 from paceline.testing.jobs import JOBS
 from paceline.testing.killing import worker_processes
 from paceline.testing.leaks import nothing_left_behind
+
+from paceline.errors import WorkerDied
+from paceline.interfaces.api.train import train
+from paceline.plans.plan import Plan
+from paceline.runtime.runs.progress import Progress
 
 PLANS = (
     "tensor", "redundant", "per_layer:ways=0:columns", "zero", "experts", "cannon", "one_weird_trick", "ampnet",

@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline
-from paceline.engines.memory_check import chunks_each
-from paceline.engines.setup import set_up
 from paceline.plans.plan import Plan
-from paceline.splits.weighing import peaks_of_parts
-from paceline.stages.rehearsal import examples_of
+from paceline.runtime.engines.memory_check import chunks_each
+from paceline.runtime.engines.setup import set_up
+from paceline.training.splits.weighing import peaks_of_parts
+from paceline.training.stages.rehearsal import examples_of
 
 MIB = 1 << 20
 WIDTH, LAYERS, BATCH = 1024, 4, 64

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import paceline
-from paceline.jobs.experts import Experts, balance_loss
-from paceline.runs.run import Run
+from paceline.runtime.runs.run import Run
+from paceline.training.jobs.experts import Experts, balance_loss
 
 RUNS = Path(tempfile.gettempdir()) / "paceline-splits"
 SEEN, WIDTH, HIDDEN, EXPERTS, BATCH, SAMPLES = 16, 192, 768, 8, 512, 102_400

@@ -32,12 +32,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import paceline
-from paceline.core.splits.derivation import Program, derive
-from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
-from paceline.runs.trace import Kind
-from paceline.splits.describing import describe
-from paceline.splits.exchanging import LinkMover
-from paceline.stages.tracing import Call, trace
+from paceline.algorithms.splits.derivation import Program, derive
+from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
+from paceline.runtime.runs.trace import Kind
+from paceline.training.splits.describing import describe
+from paceline.training.splits.exchanging import LinkMover
+from paceline.training.stages.tracing import Call, trace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bounded import measure_bounded

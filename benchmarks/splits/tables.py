@@ -11,8 +11,8 @@ from typing import Any
 from rows import rows_of
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.splits.test_proof import all_cases, proved
-from tests.splits.test_splits import tried
+from tests.training.splits.test_proof import all_cases, proved
+from tests.training.splits.test_splits import tried
 
 PLANS, MUTANTS = 300, 2000
 

@@ -13,8 +13,8 @@ import numpy as np
 from rows import rows_of
 
 import paceline
-from paceline.runs.run import Run
-from paceline.runs.trace import Kind
+from paceline.runtime.runs.run import Run
+from paceline.runtime.runs.trace import Kind
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from tree_lstm import job

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.jobs.built_ins import digits, patterns
+from paceline.training.jobs.built_ins import digits, patterns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 import paceline as pl
-from paceline.engines.setup import set_up
-from paceline.engines.virtual import simulate
 from paceline.errors import JobWarning
-from paceline.gradients.payload import Payload
-from paceline.jobs.built_ins import patterns
-from paceline.jobs.loading import load_job
 from paceline.plans.plan import Plan
-from paceline.runs.run import Run
-from paceline.runs.trace import Kind
+from paceline.runtime.engines.setup import set_up
+from paceline.runtime.engines.virtual import simulate
+from paceline.runtime.runs.run import Run
+from paceline.runtime.runs.trace import Kind
+from paceline.training.gradients.payload import Payload
+from paceline.training.jobs.built_ins import patterns
+from paceline.training.jobs.loading import load_job
 
 TUNING_SEEDS, SEEDS = (1000, 1001, 1002), tuple(range(10))
 EVERY = 10  # local steps between two meetings, of all methods with local steps

@@ -20,29 +20,31 @@ from typing import Any
 
 #: The calls that are timed, by module.
 CALLS = {
-    "paceline.cli": ("register",),
-    "paceline.engines.workers.forkserver": ("fork_early", "prepare"),
-    "paceline.jobs.loading": ("load_job",),
-    "paceline.engines.setup": ("probe", "rehearse", "choose", "fused_if_possible", "set_up"),
-    "paceline.engines.record": ("first_record",),
-    "paceline.engines.job_file": ("save_job_file",),
-    "paceline.engines.local.worker_pool": (
+    "paceline.interfaces.cli": ("register",),
+    "paceline.runtime.engines.workers.forkserver": ("fork_early", "prepare"),
+    "paceline.training.jobs.loading": ("load_job",),
+    "paceline.runtime.engines.setup": ("probe", "rehearse", "choose", "fused_if_possible", "set_up"),
+    "paceline.runtime.engines.record": ("first_record",),
+    "paceline.runtime.engines.job_file": ("save_job_file",),
+    "paceline.runtime.engines.local.worker_pool": (
         "WorkerPool.__init__", "WorkerPool.start", "WorkerPool._assignment", "start_process",
         "WorkerPool._wait_until_ready", "WorkerPool.watch", "WorkerPool.end", "WorkerPool.snapshots",
         "WorkerPool.values", "WorkerPool.close",
     ),
-    "paceline.engines.outcome": ("evaluation_of", "finish"),
+    "paceline.runtime.engines.outcome": ("evaluation_of", "finish"),
     "paceline.kernels.build": ("library",),
-    "paceline.cli.tables": ("show_summary",),
-    "paceline.api.comparing.compare": ("time_plans", "train"),
-    "paceline.api.comparing.timing": ("Entrant.time_round",),
-    "paceline.api.planning.choose": ("choose",),
-    "paceline.report": ("write",),
+    "paceline.interfaces.cli.tables": ("show_summary",),
+    "paceline.interfaces.api.comparing.compare": ("time_plans", "train"),
+    "paceline.interfaces.api.comparing.timing": ("Entrant.time_round",),
+    "paceline.interfaces.api.planning.choose": ("choose",),
+    "paceline.runtime.report": ("write",),
 }  # fmt: skip
 #: Modules whose import is timed.
-IMPORTS = ("torch", "paceline.engines.workers.process_main", "paceline.api.train", "pyarrow", "torch.distributed",
-           "paceline.api.comparing.compare", "paceline.api.planning.choose", "paceline.api.tuning.tune",
-           "paceline.report", "sympy", "torch._dynamo")  # fmt: skip
+IMPORTS = ("torch", "paceline.runtime.engines.workers.process_main", "paceline.interfaces.api.train",
+           "pyarrow", "torch.distributed",
+           "paceline.interfaces.api.comparing.compare", "paceline.interfaces.api.planning.choose",
+           "paceline.interfaces.api.tuning.tune",
+           "paceline.runtime.report", "sympy", "torch._dynamo")  # fmt: skip
 
 STARTED = float(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])  # in clock ticks
 BEGUN = time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - STARTED / os.sysconf("SC_CLK_TCK"))
@@ -112,7 +114,7 @@ if __name__ == "__main__":
     sys.meta_path.insert(0, Finder())
     atexit.register(show)
     sys.path.pop(0)
-    from paceline.cli import main
+    from paceline.interfaces.cli import main
 
     sys.argv[0] = "paceline"
     rows.append([0, "interpreter", 0.0, time.monotonic() - BEGUN, time.process_time()])

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paceline.testing.conformance import no_update_lost, replays, staleness_identity
+from paceline.testing.killing import DiesInMidUpdate, kill_later, kill_one
+from paceline.testing.leaks import nothing_left_behind
 from torch import nn
 
 import paceline as pl
 from paceline.errors import RunFailed, WorkerDied
-from paceline.runs.progress import Progress
-from paceline.testing.conformance import no_update_lost, replays, staleness_identity
-from paceline.testing.killing import DiesInMidUpdate, kill_later, kill_one
-from paceline.testing.leaks import nothing_left_behind
+from paceline.runtime.runs.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-from paceline.runs.events import Event, EventKind, ProcessKind, read_events
 from paceline.testing.survival.proofs import applied_once, replayed
+
+from paceline.runtime.runs.events import Event, EventKind, ProcessKind, read_events
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))

@@ -26,14 +26,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.events import Event, EventKind, read_events
-from paceline.runs.record import read_record
-from paceline.runs.schema import from_dict, to_dict
 from paceline.testing.survival.faults import IN_STEP, LINKS, SERVED, Fault, FaultKind, Injector, Picture
 from paceline.testing.survival.hosts import hosts, possible
 from paceline.testing.survival.nodes import Nodes, Program, started
 from paceline.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
 from paceline.testing.survival.timing import Times, times_of
+
+from paceline.runtime.runs.events import Event, EventKind, read_events
+from paceline.runtime.runs.record import read_record
+from paceline.runtime.runs.schema import from_dict, to_dict
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))

@@ -10,9 +10,9 @@ from pathlib import Path
 from time import perf_counter_ns as now
 
 import paceline as pl
-from paceline.jobs.built_ins import IdxMissing
-from paceline.jobs.loading import load_job
-from paceline.runs.trace import Kind, TraceRing, TraceWriter
+from paceline.runtime.runs.trace import Kind, TraceRing, TraceWriter
+from paceline.training.jobs.built_ins import IdxMissing
+from paceline.training.jobs.loading import load_job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.jobs.built_ins import built_in
+from paceline.training.jobs.built_ins import built_in
 
 RATES = [0.005 * 10 ** (2 * n / 7) for n in range(8)]
 DECAYS = [0.0, 1e-6, 1e-5, 1e-4]

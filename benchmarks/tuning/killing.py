@@ -16,9 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from record import write
-
 from paceline.testing.killed_tunings import disturb, faults
+from record import write
 
 SEARCHES = ("grid", "successive_halving:sampler=grid", "asha", "pbt", "hyperband", "median_stopping")
 EACH = 10  # kills of one tuning, at most

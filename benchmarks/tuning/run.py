@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import optuna
 import torch
+from jobs import DECAYS, PARTS, RATES
 from record import write
 
 import paceline as pl
-from jobs import DECAYS, PARTS, RATES
-from paceline.engines.stepping import SteppedTraining
 from paceline.errors import JobError
-from paceline.tuner.trial import Trial
+from paceline.planning.tuner.trial import Trial
+from paceline.runtime.engines.stepping import SteppedTraining
 
 WORKERS = 2
 

@@ -26,7 +26,7 @@ from record import write
 from scipy import stats
 
 import paceline as pl
-from paceline.jobs.built_ins import built_in
+from paceline.training.jobs.built_ins import built_in
 
 HERE = Path(__file__).parent
 SPACE = {"lr": pl.Float(0.003, 3.0, log=True, count=9), "weight_decay": pl.Float(1e-6, 1e-3, log=True, count=4)}

@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 from record import write
 
 import paceline as pl
-from paceline.tuner.trial import Trial
+from paceline.planning.tuner.trial import Trial
 
 TRIALS = 10_000
 RAY_TRIALS = 100

@@ -24,8 +24,8 @@ sys.path.insert(0, str(HERE))
 from programs import VERDICT  # noqa: E402
 from record import QUIET, command_of  # noqa: E402
 
-from paceline.watcher import proc  # noqa: E402
-from paceline.watcher.processes.stacks import environment  # noqa: E402
+from paceline.concurrency.watcher import proc  # noqa: E402
+from paceline.concurrency.watcher.processes.stacks import environment  # noqa: E402
 
 FAMILIES = ("applications", "everyday", "routines", "tending")
 STARTED = 12.0  # seconds after which a program does what it is labelled with

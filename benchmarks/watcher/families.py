@@ -19,7 +19,7 @@ from unittest.mock import patch
 from learn import export, learn, read
 from traces import Program, load
 
-from paceline.watcher import classifier
+from paceline.concurrency.watcher import classifier
 
 RESULT = Path(__file__).parent / "families.json"
 BINS = 5

@@ -1,4 +1,4 @@
-"""Learn the watcher's decision tree: `python learn.py`; writes src/paceline/watcher/tree.json.
+"""Learn the watcher's decision tree: `python learn.py`; writes src/paceline/concurrency/watcher/tree.json.
 
 It is fitted to footprints.json.gz: what the recordings of the families that are not held out came to.
 `python learn.py FOLDER...` collects them anew from recordings, of each at most `MOST`, at equal distances.
@@ -15,7 +15,7 @@ from typing import Any
 from sklearn.tree import DecisionTreeClassifier
 from traces import load
 
-from paceline.watcher.footprint import Footprint
+from paceline.concurrency.watcher.footprint import Footprint
 
 FOOTPRINTS = Path(__file__).parent / "footprints.json.gz"
 TREE = Path(__file__).parents[2] / "src" / "paceline" / "watcher" / "tree.json"

@@ -27,10 +27,10 @@ sys.path.insert(0, str(HERE))
 
 from programs import MPIEXEC, STOPPED, TORCHRUN, VERDICT  # noqa: E402
 
-from paceline.watcher import proc  # noqa: E402
-from paceline.watcher.processes.stacks import environment  # noqa: E402
-from paceline.watcher.trace import FILE  # noqa: E402
-from paceline.watcher.watch import Watch, pace  # noqa: E402
+from paceline.concurrency.watcher import proc  # noqa: E402
+from paceline.concurrency.watcher.processes.stacks import environment  # noqa: E402
+from paceline.concurrency.watcher.trace import FILE  # noqa: E402
+from paceline.concurrency.watcher.watch import Watch, pace  # noqa: E402
 
 SNAPSHOTS = (10, 15)
 HANGS, WORKS, AFTER = 60.0, 30.0, 3.0  # seconds for programs that hang, for others, and after a report

@@ -12,11 +12,11 @@ sys.path.insert(0, str(HERE))
 
 from programs import VERDICT, cause_of, split_of  # noqa: E402
 
-from paceline.watcher.footprint import Footprint, footprint  # noqa: E402
-from paceline.watcher.history import STILL, History  # noqa: E402
-from paceline.watcher.report import Report  # noqa: E402
-from paceline.watcher.samples import Counters, Snapshot  # noqa: E402
-from paceline.watcher.trace import Trace  # noqa: E402
+from paceline.concurrency.watcher.footprint import Footprint, footprint  # noqa: E402
+from paceline.concurrency.watcher.history import STILL, History  # noqa: E402
+from paceline.concurrency.watcher.report import Report  # noqa: E402
+from paceline.concurrency.watcher.samples import Counters, Snapshot  # noqa: E402
+from paceline.concurrency.watcher.trace import Trace  # noqa: E402
 
 #: What stands between the watcher and the program, or serves it.
 LAUNCHERS = frozenset({"sh", "nice", "multiprocessing.resource_tracker", "multiprocessing.forkserver"})

@@ -15,16 +15,16 @@ from socket import socket
 
 import psutil
 
-from paceline.links.tcp.address import Address
-from paceline.links.tcp.credentials import LOOPBACK, listen
-from paceline.links.tcp.handshake import Identity, Peer
-from paceline.links.tcp.hub import Arrived, Gone, Hub, Received
-from paceline.links.tcp.pump import Pump
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
+from paceline.runtime.links.tcp.handshake import Identity, Peer
+from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Received
+from paceline.runtime.links.tcp.pump import Pump
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from record import write  # noqa: E402
-from tests.links.tcp.hostile import attack, closed_by_the_other_end, hostile  # noqa: E402
+from tests.runtime.links.tcp.hostile import attack, closed_by_the_other_end, hostile  # noqa: E402
 
 RUN, JOB = os.urandom(16), os.urandom(32)
 SERVER, ASKER = Peer(1, 0), Peer(3, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paceline.explain.drawing import draw
+from paceline.planning.explain.drawing import draw
 from paceline.plans.plan import Plan
 
 PICTURE = re.compile(r"(<!-- draw: (.*?) -->\n```text\n).*?```", re.S)

@@ -10,9 +10,9 @@ from typing import Any
 import typer
 
 import paceline
-from paceline.check.reporting.page import section
-from paceline.check.rules import RULES
-from paceline.cli import app, register
+from paceline.concurrency.check.reporting.page import section
+from paceline.concurrency.check.rules import RULES
+from paceline.interfaces.cli import app, register
 from paceline.errors.remedies import errors as error_kinds
 from paceline.errors.remedies import remedies
 

@@ -9,102 +9,105 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from paceline.moved import forward
 from paceline.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from paceline.api.comparing.compare import compare as compare
-    from paceline.api.compress import compress as compress
-    from paceline.api.loading import load_run as load_run
-    from paceline.api.parallel import parallel as parallel
-    from paceline.api.planning.calibrate import calibrate as calibrate
-    from paceline.api.planning.choose import choose as choose
-    from paceline.api.planning.validate import validate as validate
-    from paceline.api.simulate import simulate as simulate
-    from paceline.api.train import train as train
-    from paceline.api.tuning.tune import tune as tune
-    from paceline.callbacks import Callback as Callback
-    from paceline.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
-    from paceline.callbacks.early_stopping import EarlyStopping as EarlyStopping
-    from paceline.callbacks.progress_bar import ProgressBar as ProgressBar
-    from paceline.data.mix import Mix as Mix
-    from paceline.data.shard_stream import Stream as Stream
-    from paceline.data.shards import Shards as Shards
-    from paceline.engines.replay.replay import replay as replay
-    from paceline.engines.virtual import World as World
     from paceline.errors import PacelineError as PacelineError
     from paceline.errors import ReplayDiverged as ReplayDiverged
     from paceline.errors import RunFailed as RunFailed
     from paceline.errors import RunStopped as RunStopped
     from paceline.errors import UsageError as UsageError
-    from paceline.jobs.job import Job as Job
+    from paceline.interfaces.api.comparing.compare import compare as compare
+    from paceline.interfaces.api.compress import compress as compress
+    from paceline.interfaces.api.loading import load_run as load_run
+    from paceline.interfaces.api.parallel import parallel as parallel
+    from paceline.interfaces.api.planning.calibrate import calibrate as calibrate
+    from paceline.interfaces.api.planning.choose import choose as choose
+    from paceline.interfaces.api.planning.validate import validate as validate
+    from paceline.interfaces.api.simulate import simulate as simulate
+    from paceline.interfaces.api.train import train as train
+    from paceline.interfaces.api.tuning.tune import tune as tune
+    from paceline.interfaces.callbacks import Callback as Callback
+    from paceline.interfaces.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
+    from paceline.interfaces.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from paceline.interfaces.callbacks.progress_bar import ProgressBar as ProgressBar
+    from paceline.planning.tuner.space import Choice as Choice
+    from paceline.planning.tuner.space import Float as Float
+    from paceline.planning.tuner.space import Int as Int
+    from paceline.planning.tuner.space import Space as Space
+    from paceline.planning.tuner.trial import Trial as Trial
     from paceline.plans.named import *  # noqa: F403
     from paceline.plans.plan import Plan as Plan
-    from paceline.preparation.ingest import ingest as ingest
-    from paceline.preparation.prepare import prepare as prepare
-    from paceline.preparation.recipe import Recipe as Recipe
-    from paceline.preparation.recipe import Words as Words
-    from paceline.preparation.sources import Arrow as Arrow
-    from paceline.preparation.sources import Csv as Csv
-    from paceline.preparation.sources import Idx as Idx
-    from paceline.preparation.sources import Images as Images
-    from paceline.preparation.sources import JsonLines as JsonLines
-    from paceline.preparation.sources import Lines as Lines
-    from paceline.preparation.sources import Parquet as Parquet
-    from paceline.runs.progress import Progress as Progress
-    from paceline.runs.run import Run as Run
-    from paceline.stages.through_time import ThroughTime as ThroughTime
-    from paceline.tuner.space import Choice as Choice
-    from paceline.tuner.space import Float as Float
-    from paceline.tuner.space import Int as Int
-    from paceline.tuner.space import Space as Space
-    from paceline.tuner.trial import Trial as Trial
+    from paceline.runtime.engines.replay.replay import replay as replay
+    from paceline.runtime.engines.virtual import World as World
+    from paceline.runtime.runs.progress import Progress as Progress
+    from paceline.runtime.runs.run import Run as Run
+    from paceline.training.data.mix import Mix as Mix
+    from paceline.training.data.shard_stream import Stream as Stream
+    from paceline.training.data.shards import Shards as Shards
+    from paceline.training.jobs.job import Job as Job
+    from paceline.training.preparation.ingest import ingest as ingest
+    from paceline.training.preparation.prepare import prepare as prepare
+    from paceline.training.preparation.recipe import Recipe as Recipe
+    from paceline.training.preparation.recipe import Words as Words
+    from paceline.training.preparation.sources import Arrow as Arrow
+    from paceline.training.preparation.sources import Csv as Csv
+    from paceline.training.preparation.sources import Idx as Idx
+    from paceline.training.preparation.sources import Images as Images
+    from paceline.training.preparation.sources import JsonLines as JsonLines
+    from paceline.training.preparation.sources import Lines as Lines
+    from paceline.training.preparation.sources import Parquet as Parquet
+    from paceline.training.stages.through_time import ThroughTime as ThroughTime
+
+forward()
 
 _FACE = {
-    "Job": "paceline.jobs.job",
+    "Job": "paceline.training.jobs.job",
     "Plan": "paceline.plans.plan",
     "PacelineError": "paceline.errors",
-    "Progress": "paceline.runs.progress",
+    "Progress": "paceline.runtime.runs.progress",
     "ReplayDiverged": "paceline.errors",
-    "Run": "paceline.runs.run",
+    "Run": "paceline.runtime.runs.run",
     "RunFailed": "paceline.errors",
     "RunStopped": "paceline.errors",
     "UsageError": "paceline.errors",
-    "train": "paceline.api.train",
-    "compare": "paceline.api.comparing.compare",
-    "compress": "paceline.api.compress",
-    "load_run": "paceline.api.loading",
-    "calibrate": "paceline.api.planning.calibrate",
-    "choose": "paceline.api.planning.choose",
-    "simulate": "paceline.api.simulate",
-    "validate": "paceline.api.planning.validate",
-    "Callback": "paceline.callbacks",
-    "EarlyStopping": "paceline.callbacks.early_stopping",
-    "BestCheckpoint": "paceline.callbacks.best_checkpoint",
-    "ProgressBar": "paceline.callbacks.progress_bar",
-    "replay": "paceline.engines.replay.replay",
-    "parallel": "paceline.api.parallel",
-    "World": "paceline.engines.virtual",
-    "ThroughTime": "paceline.stages.through_time",
-    "tune": "paceline.api.tuning.tune",
-    "Space": "paceline.tuner.space",
-    "Float": "paceline.tuner.space",
-    "Int": "paceline.tuner.space",
-    "Choice": "paceline.tuner.space",
-    "Trial": "paceline.tuner.trial",
-    "Shards": "paceline.data.shards",
-    "Mix": "paceline.data.mix",
-    "Stream": "paceline.data.shard_stream",
-    "ingest": "paceline.preparation.ingest",
-    "prepare": "paceline.preparation.prepare",
-    "Recipe": "paceline.preparation.recipe",
-    "Words": "paceline.preparation.recipe",
-    "Csv": "paceline.preparation.sources",
-    "JsonLines": "paceline.preparation.sources",
-    "Lines": "paceline.preparation.sources",
-    "Parquet": "paceline.preparation.sources",
-    "Arrow": "paceline.preparation.sources",
-    "Images": "paceline.preparation.sources",
-    "Idx": "paceline.preparation.sources",
+    "train": "paceline.interfaces.api.train",
+    "compare": "paceline.interfaces.api.comparing.compare",
+    "compress": "paceline.interfaces.api.compress",
+    "load_run": "paceline.interfaces.api.loading",
+    "calibrate": "paceline.interfaces.api.planning.calibrate",
+    "choose": "paceline.interfaces.api.planning.choose",
+    "simulate": "paceline.interfaces.api.simulate",
+    "validate": "paceline.interfaces.api.planning.validate",
+    "Callback": "paceline.interfaces.callbacks",
+    "EarlyStopping": "paceline.interfaces.callbacks.early_stopping",
+    "BestCheckpoint": "paceline.interfaces.callbacks.best_checkpoint",
+    "ProgressBar": "paceline.interfaces.callbacks.progress_bar",
+    "replay": "paceline.runtime.engines.replay.replay",
+    "parallel": "paceline.interfaces.api.parallel",
+    "World": "paceline.runtime.engines.virtual",
+    "ThroughTime": "paceline.training.stages.through_time",
+    "tune": "paceline.interfaces.api.tuning.tune",
+    "Space": "paceline.planning.tuner.space",
+    "Float": "paceline.planning.tuner.space",
+    "Int": "paceline.planning.tuner.space",
+    "Choice": "paceline.planning.tuner.space",
+    "Trial": "paceline.planning.tuner.trial",
+    "Shards": "paceline.training.data.shards",
+    "Mix": "paceline.training.data.mix",
+    "Stream": "paceline.training.data.shard_stream",
+    "ingest": "paceline.training.preparation.ingest",
+    "prepare": "paceline.training.preparation.prepare",
+    "Recipe": "paceline.training.preparation.recipe",
+    "Words": "paceline.training.preparation.recipe",
+    "Csv": "paceline.training.preparation.sources",
+    "JsonLines": "paceline.training.preparation.sources",
+    "Lines": "paceline.training.preparation.sources",
+    "Parquet": "paceline.training.preparation.sources",
+    "Arrow": "paceline.training.preparation.sources",
+    "Images": "paceline.training.preparation.sources",
+    "Idx": "paceline.training.preparation.sources",
 }
 
 

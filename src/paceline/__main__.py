@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 
-from paceline.engines.signals import termination
+from paceline.runtime.engines.signals import termination
 
 
 def run() -> None:
@@ -17,8 +17,8 @@ def run() -> None:
     with 130, also while it is imported.
     """
     termination.exit_at_once()
-    from paceline.cli import main
-    from paceline.core.cluster.launchers import from_mpiexec
+    from paceline.algorithms.cluster.launchers import from_mpiexec
+    from paceline.interfaces.cli import main
 
     code: int | str | None = 0
     try:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from paceline.jobs.modules import Subsampling
+from paceline.training.jobs.modules import Subsampling
 
 FUNCTIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.ReLU6, nn.Hardswish)
 

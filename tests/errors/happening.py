@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import paceline.cli
+import paceline.interfaces.cli
 from tests.errors.cases import Case
 
 
@@ -64,7 +64,7 @@ def _happen(case: Case, folder: Path) -> tuple[int, str]:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("default")
             try:
-                paceline.cli.main()
+                paceline.interfaces.cli.main()
                 code = 0
             except SystemExit as end:
                 code = int(end.code or 0)

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-import paceline.cli
-from paceline.engines.signals import termination
+import paceline.interfaces.cli
 from paceline.errors import RunStopped
+from paceline.runtime.engines.signals import termination
 from tests import scripts
 from tests.errors.cases import HEAD
 from tests.scripts import finish, typed
@@ -186,16 +186,16 @@ def test_the_watcher_that_a_run_ends_says_nothing(
 ) -> None:
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
     monkeypatch.setattr(sys, "argv", ["paceline", command])
-    monkeypatch.setattr(paceline.cli, "app", lambda **call: os.kill(os.getpid(), signal.SIGTERM))
-    monkeypatch.setattr(paceline.cli, "register", lambda: None)
+    monkeypatch.setattr(paceline.interfaces.cli, "app", lambda **call: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(paceline.interfaces.cli, "register", lambda: None)
     with pytest.raises(SystemExit) as end:
-        paceline.cli.main()
+        paceline.interfaces.cli.main()
     assert end.value.code == 143
     assert capsys.readouterr().err == says
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-@pytest.mark.parametrize("module", ["paceline.cli", "numpy", "torch._utils"])
+@pytest.mark.parametrize("module", ["paceline.interfaces.cli", "numpy", "torch._utils"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_a_command_is_imported_ends_it_without_a_word(number: signal.Signals, module: str) -> None:
     """PyTorch loses an interrupt that comes while it imports NumPy, which cannot be imported a second time then."""
@@ -217,14 +217,14 @@ def test_a_signal_while_a_command_is_imported_ends_it_without_a_word(number: sig
 def test_an_interrupt_of_code_that_c_runs_leaves_the_exit_code() -> None:
     program = (
         "import ctypes, os, signal, sys\n"
-        "import paceline.cli\n"
+        "import paceline.interfaces.cli\n"
         "from paceline.__main__ import run\n"
         "def app(**_):\n"
         "    code = b'import os, signal; os.kill(os.getpid(), signal.SIGTERM)'\n"
         "    ctypes.pythonapi.PyRun_SimpleStringFlags(code, None)\n"
         "    raise KeyboardInterrupt\n"
-        "paceline.cli.app = app\n"
-        "paceline.cli.register = lambda: None\n"
+        "paceline.interfaces.cli.app = app\n"
+        "paceline.interfaces.cli.register = lambda: None\n"
         "run()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)

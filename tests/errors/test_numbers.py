@@ -16,7 +16,7 @@ from torch import nn
 import paceline
 from paceline.errors import UsageError
 from paceline.errors.numbers import plain
-from paceline.tuner.space import Space
+from paceline.planning.tuner.space import Space
 
 NUMBERS = [np.int64(3), np.int32(3), np.uint8(3)]
 

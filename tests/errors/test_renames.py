@@ -14,9 +14,9 @@ from torch import nn
 import paceline
 from paceline.errors import PacelineDeprecationWarning
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, RENAMED_ARGUMENTS, accepts_old_names
-from paceline.jobs.job import Job
-from paceline.runs.record import read_record
-from paceline.testing.jobs import JOBS
+from paceline.interfaces.testing.jobs import JOBS
+from paceline.runtime.runs.record import read_record
+from paceline.training.jobs.job import Job
 
 VALUES: dict[str, Any] = {
     "accumulate": 2, "clip_norm": 0.5, "loader_workers": 1, "schedule": lambda optimizer: None,

@@ -13,8 +13,8 @@ import os
 import sys
 from pathlib import Path
 
-from paceline.cli import main
-from paceline.engines.mpi import rank
+from paceline.interfaces.cli import main
+from paceline.runtime.engines.mpi import rank
 
 
 def ended(words: list[str]) -> tuple[int, str]:

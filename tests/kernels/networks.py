@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.jobs.modules import Subsampling
+from paceline.training.jobs.modules import Subsampling
 
 
 class Residual(nn.Module):

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.api.train import train
-from paceline.data.opening import open_source
 from paceline.errors import JobError, JobWarning
-from paceline.gradients import choice
-from paceline.gradients.stacks.fastest_stack import Forms
-from paceline.gradients.stacks.vmap_stack import VmapStack
-from paceline.jobs.job import Job
+from paceline.interfaces.api.train import train
 from paceline.kernels import build, comparison, cpu, fuse, fuse_replicas
 from paceline.kernels.comparison import WrongCode, compared
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers import cpp
 from paceline.kernels.weights import REALS
+from paceline.training.data.opening import open_source
+from paceline.training.gradients import choice
+from paceline.training.gradients.stacks.fastest_stack import Forms
+from paceline.training.gradients.stacks.vmap_stack import VmapStack
+from paceline.training.jobs.job import Job
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 

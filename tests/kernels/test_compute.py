@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.api.train import train
-from paceline.engines import setup
-from paceline.engines.devices import Placement
 from paceline.errors import JobError, JobWarning
-from paceline.gradients import fused_replica as compute
-from paceline.gradients.replica import CPU
-from paceline.jobs.job import Job
+from paceline.interfaces.api.train import train
+from paceline.interfaces.testing.conformance import check_run, difference
 from paceline.kernels import build
 from paceline.kernels.fused import Fused
 from paceline.plans.plan import Plan
-from paceline.testing.conformance import check_run, difference
+from paceline.runtime.engines import setup
+from paceline.runtime.engines.devices import Placement
+from paceline.training.gradients import fused_replica as compute
+from paceline.training.gradients.replica import CPU
+from paceline.training.jobs.job import Job
 from tests.kernels.played import played
 
 

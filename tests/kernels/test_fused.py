@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.jobs.modules import Subsampling
 from paceline.kernels import CannotFuse, build, fuse, machine
+from paceline.training.jobs.modules import Subsampling
 
 
 def small_cnn() -> nn.Module:

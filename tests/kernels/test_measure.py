@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from paceline.cli import app, register
+from paceline.interfaces.cli import app, register
 from paceline.kernels.measure import bench as measuring
 from paceline.kernels.measure import ranks as by_ranks
 from paceline.kernels.measure.bench import PARTS, bench

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.api.train import train
-from paceline.cli import app, register
-from paceline.engines.mpi import check
-from paceline.engines.replay.replay import replay
 from paceline.errors import PacelineError
-from paceline.jobs.loading import load_job
+from paceline.interfaces.api.train import train
+from paceline.interfaces.cli import app, register
 from paceline.plans.plan import Plan
+from paceline.runtime.engines.mpi import check
+from paceline.runtime.engines.replay.replay import replay
+from paceline.training.jobs.loading import load_job
 
 pytest.importorskip("mpi4py")
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app, register
 from paceline.errors import PlanError
+from paceline.interfaces.cli import app, register
 from paceline.plans.groups import GROUPS, description, grouped
 from paceline.plans.meanings import MEANINGS
 from paceline.plans.plan import RECIPES

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.compare import split_plans
 from paceline.errors import PlanError
+from paceline.interfaces.cli.compare import split_plans
 from paceline.plans.plan import RECIPES, Plan
 
 

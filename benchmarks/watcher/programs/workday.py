@@ -24,8 +24,8 @@ def compiles() -> None:
 
 
 def runs_a_test_suite() -> None:
-    tests = ["tests/watcher/test_graph.py", "tests/core/test_collectives.py", "tests/core/test_server.py"]
-    repeat(*([BIN / "python", "-m", "pytest", "-q", "-x", ROOT / each] for each in tests), pause=25)
+    tests = ["concurrency/watcher/test_graph.py", "algorithms/test_collectives.py", "algorithms/test_server.py"]
+    repeat(*([BIN / "python", "-m", "pytest", "-q", "-x", ROOT / "tests" / each] for each in tests), pause=25)
 
 
 def web_service_with_clients() -> None:

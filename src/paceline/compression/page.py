@@ -9,9 +9,9 @@ import numpy as np
 
 from paceline.compression.points import Point
 from paceline.compression.result import Compression
-from paceline.report.charts import Scale
-from paceline.report.overview import section
-from paceline.report.page import document
+from paceline.runtime.report.charts import Scale
+from paceline.runtime.report.overview import section
+from paceline.runtime.report.page import document
 
 PLACES = {"here": "this machine", "cortex-m4": "a Cortex-M4"}
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compression.reading import is_over_pixels
-from paceline.jobs.modules import NarrowAttention
 from paceline.kernels.layers.base import Graph, Layer
+from paceline.training.jobs.modules import NarrowAttention
 
 READERS = ("linear", "convolution")
 #: Layers that treat each channel separately.

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from paceline.data.opening import open_source
-from paceline.data.source import Source, TensorSource
 from paceline.errors import JobError
-from paceline.jobs.job import Job
+from paceline.training.data.opening import open_source
+from paceline.training.data.source import Source, TensorSource
+from paceline.training.jobs.job import Job
 
 VALIDATION = 0.1  # of the training data, where that is enough
 LEAST_VALIDATION, MOST_VALIDATION = 1_000, 10_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.codecs import Codec, catalogue
+from paceline.algorithms.codecs import Codec, catalogue
 from paceline.errors import PlanError
 from paceline.plans.methods import Method
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from paceline.core.collectives.central import Central
-from paceline.core.collectives.halving_doubling import HalvingDoubling
-from paceline.core.collectives.hierarchical import Hierarchical
-from paceline.core.collectives.neighbours import GRAPHS, Neighbours
-from paceline.core.collectives.ring import Ring
-from paceline.core.collectives.tree import Tree
-from paceline.core.coordinators.lbfgs import Lbfgs
-from paceline.core.rules.ad_psgd import AdPsgd
-from paceline.core.rules.d_psgd import DPsgd
-from paceline.core.rules.dc_asgd import PUBLISHED_LAMBDA, DcAsgd
-from paceline.core.rules.diloco import Diloco, OuterExchange
-from paceline.core.rules.easgd import Easgd, ElasticExchange
-from paceline.core.rules.map_reduce import MapReduce
-from paceline.core.rules.model_averaging import ModelAveraging
-from paceline.core.server.gates.backup import Backup
-from paceline.core.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.collectives.central import Central
+from paceline.algorithms.collectives.halving_doubling import HalvingDoubling
+from paceline.algorithms.collectives.hierarchical import Hierarchical
+from paceline.algorithms.collectives.neighbours import GRAPHS, Neighbours
+from paceline.algorithms.collectives.ring import Ring
+from paceline.algorithms.collectives.tree import Tree
+from paceline.algorithms.coordinators.lbfgs import Lbfgs
+from paceline.algorithms.rules.ad_psgd import AdPsgd
+from paceline.algorithms.rules.d_psgd import DPsgd
+from paceline.algorithms.rules.dc_asgd import PUBLISHED_LAMBDA, DcAsgd
+from paceline.algorithms.rules.diloco import Diloco, OuterExchange
+from paceline.algorithms.rules.easgd import Easgd, ElasticExchange
+from paceline.algorithms.rules.map_reduce import MapReduce
+from paceline.algorithms.rules.model_averaging import ModelAveraging
+from paceline.algorithms.server.gates.backup import Backup
+from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
 from paceline.errors import PlanError
 from paceline.plans.methods import Method
 from paceline.plans.methods.all_reduce import AllReduce

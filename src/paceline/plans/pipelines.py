@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.core.schedules import Schedule
-from paceline.core.schedules.gpipe import Gpipe
-from paceline.core.schedules.interleaved import Interleaved
-from paceline.core.schedules.layers import Layers
-from paceline.core.schedules.one_f_one_b import OneFOneB
-from paceline.core.schedules.pipedream import Pipedream
-from paceline.core.schedules.spectrain import Spectrain
-from paceline.core.schedules.user_table import UserTable
-from paceline.core.schedules.zero_bubble import ZeroBubble
-from paceline.core.splits.recipes.per_layer import PerLayer
-from paceline.core.splits.recipes.tensor import Tensor
+from paceline.algorithms.schedules import Schedule
+from paceline.algorithms.schedules.gpipe import Gpipe
+from paceline.algorithms.schedules.interleaved import Interleaved
+from paceline.algorithms.schedules.layers import Layers
+from paceline.algorithms.schedules.one_f_one_b import OneFOneB
+from paceline.algorithms.schedules.pipedream import Pipedream
+from paceline.algorithms.schedules.spectrain import Spectrain
+from paceline.algorithms.schedules.user_table import UserTable
+from paceline.algorithms.schedules.zero_bubble import ZeroBubble
+from paceline.algorithms.splits.recipes.per_layer import PerLayer
+from paceline.algorithms.splits.recipes.tensor import Tensor
 from paceline.errors import PlanError
 from paceline.plans.methods.pipeline import Pipeline, Spread
 from paceline.plans.methods.server import ParameterServer

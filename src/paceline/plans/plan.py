@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core.agenda import Agenda
-from paceline.core.codecs import Codec
-from paceline.core.codecs.catalogue import DENSE
+from paceline.algorithms.agenda import Agenda
+from paceline.algorithms.codecs import Codec
+from paceline.algorithms.codecs.catalogue import DENSE
 from paceline.errors import PlanError, plain, suggest
 from paceline.plans.aliases import ALIASES, NEAREST, canonical
 from paceline.plans.codecs import codec_of, pull_of, refuse_option

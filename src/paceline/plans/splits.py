@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from math import isqrt
 
-from paceline.core.collectives.ring import Ring
-from paceline.core.splits.recipes import SplitRecipe
-from paceline.core.splits.recipes.cannon import Cannon
-from paceline.core.splits.recipes.experts import Experts
-from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
-from paceline.core.splits.recipes.per_layer import PerLayer
-from paceline.core.splits.recipes.redundant import Redundant
-from paceline.core.splits.recipes.tensor import Tensor
-from paceline.core.splits.recipes.zero import Zero
+from paceline.algorithms.collectives.ring import Ring
+from paceline.algorithms.splits.recipes import SplitRecipe
+from paceline.algorithms.splits.recipes.cannon import Cannon
+from paceline.algorithms.splits.recipes.experts import Experts
+from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
+from paceline.algorithms.splits.recipes.per_layer import PerLayer
+from paceline.algorithms.splits.recipes.redundant import Redundant
+from paceline.algorithms.splits.recipes.tensor import Tensor
+from paceline.algorithms.splits.recipes.zero import Zero
 from paceline.errors import PlanError
 from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.split_layers import SplitLayers

@@ -1,4 +1,4 @@
-// Loops of codecs over float32. Each has the bits of its codec in core/codecs, which says what it computes.
+// Loops of codecs over float32. Each has the bits of its codec in algorithms/codecs, which says what it computes.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #endif
 
 namespace {
-const int LANES = 16;  // partial sums of a row, as in core/codecs/bits.py
+const int LANES = 16;  // partial sums of a row, as in algorithms/codecs/bits.py
 
 typedef float Floats __attribute__((vector_size(32)));
 typedef double Doubles __attribute__((vector_size(64)));
@@ -54,7 +54,7 @@ template <class Take> void each_above(const float *x, long n, uint32_t limit, Ta
         if ((bits_of(x[i]) & 0x7fffffffu) > limit) take(i);
 }
 
-// 32 random bits for a place: `hashed` of core/codecs/bits.py; `low` and `high` are the halves of the chance.
+// 32 random bits for a place: `hashed` of algorithms/codecs/bits.py; `low` and `high` are the halves of the chance.
 inline uint32_t hashed(uint32_t place, uint32_t low, uint32_t high) {
     uint32_t x = (place + low) ^ high;
     x = (x ^ (x >> 16)) * 0x7feb352du;
@@ -77,7 +77,7 @@ inline float largest_of(const float *__restrict x, long n) {
 
 const int PIECE = 512;  // numbers of a row that are coded before they are packed
 
-// Packs small integers of BITS bits, the first in the lowest bits, as `packed` of core/codecs/bits.py.
+// Packs small integers of BITS bits, the first in the lowest bits, as `packed` of algorithms/codecs/bits.py.
 template <int BITS> void pack(const uint8_t *__restrict codes, long n, uint8_t *__restrict out) {
     const int EACH = 8 / BITS;
     const long whole = n / EACH;

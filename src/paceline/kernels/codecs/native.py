@@ -1,6 +1,6 @@
 """Loops of codecs in native code, compiled once for this machine.
 
-Each has the bits of its codec in `core.codecs`, which is the way where there is no compiler.
+Each has the bits of its codec in `algorithms.codecs`, which is the way where there is no compiler.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.jobs.modules import NarrowAttention, Subsampling
 from paceline.kernels.ir import Program
 from paceline.kernels.layers import (
     attention,
@@ -29,6 +28,7 @@ from paceline.kernels.layers import (
     transposed,
 )
 from paceline.kernels.layers.base import Found, Held, Layer, Seen
+from paceline.training.jobs.modules import NarrowAttention, Subsampling
 
 MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.Conv1d: convolution.recognise,

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.jobs.modules import NarrowAttention
 from paceline.kernels.ir import (
     FORBIDDEN,
     Apply,
@@ -40,6 +39,7 @@ from paceline.kernels.layers.base import (
     weights_of,
 )
 from paceline.kernels.layers.softmax import shares
+from paceline.training.jobs.modules import NarrowAttention
 
 
 def recognise(part: nn.MultiheadAttention | NarrowAttention, seen: Seen) -> Found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.jobs.modules import Subsampling
 from paceline.kernels.ir import Apply, Contract, MaxPool, Number, Op, Program, Ref, at
 from paceline.kernels.layers.base import (
     CannotFuse,
@@ -19,6 +18,7 @@ from paceline.kernels.layers.base import (
     pair,
     windows,
 )
+from paceline.training.jobs.modules import Subsampling
 
 
 def fixed(kind: str, count: int) -> Callable[[Any, Seen], Found]:

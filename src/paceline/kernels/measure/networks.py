@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from paceline.jobs.modules import Residual, Subsampling
+from paceline.training.jobs.modules import Residual, Subsampling
 
 RATE = 0.05
 SGD = partial(torch.optim.SGD, lr=RATE)

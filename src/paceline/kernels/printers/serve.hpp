@@ -1,7 +1,7 @@
 // --- a worker at a server: gradient, push with pull, and the next lease, update after update ---
 
-// What `engines.servers.port` and `core.server` do in Python, over the same memory: locks, integers, versions, rows of the
-// trace. The machines' answers are those of `core.server.desk`, `shard` and `version_slots` as long as nothing unusual
+// What `runtime.engines.servers.port` and `algorithms.server` do in Python, over the same memory: locks, integers, versions, rows of the
+// trace. The machines' answers are those of `algorithms.server.desk`, `shard` and `version_slots` as long as nothing unusual
 // happens; whatever is unusual ends the call before it has changed anything, and Python continues from there.
 #include <fcntl.h>
 #include <sys/syscall.h>

@@ -16,11 +16,11 @@
     Dataflow          values of operators and gradients         the operator's worker         ampnet
     NativeDdp         what PyTorch decides                      every worker                  ddp
 
-A method is pure: it holds members of `core` (a collective, a gate, a rule, a schedule, ...), states its traits, and
-answers what the rest of Paceline asks of any method: its `division`, its `program`, `prove`, `predict`, `picture` and
-`claim`. No one outside this folder asks for its class. All but Dataflow and NativeDdp are also the program of their
-workers: of effects where workers keep step (`Synchronous`, `program`) or have stages (`core.schedules.worker`), of
-commands to the desk and the shards where there is a server (`Server`, `core.server.worker`).
+A method is pure: it holds members of `algorithms` (a collective, a gate, a rule, a schedule, ...), states its traits,
+and answers what the rest of Paceline asks of any method: its `division`, its `program`, `prove`, `predict`, `picture`
+and `claim`. No one outside this folder asks for its class. All but Dataflow and NativeDdp are also the program of their
+workers: of effects where workers keep step (`Synchronous`, `program`) or have stages (`algorithms.schedules.worker`),
+of commands to the desk and the shards where there is a server (`Server`, `algorithms.server.worker`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from paceline.core.collectives import Collective
-from paceline.core.coordinators import Coordinator
-from paceline.core.mesh import Mesh
-from paceline.core.rules import Averaging, Exchanging, Rule
-from paceline.core.rules.ad_psgd import AdPsgd
-from paceline.core.rules.plain import Plain
-from paceline.core.server.gates import Gate
-from paceline.core.server.gathering import Gathering
-from paceline.core.server.shard import Shard
-from paceline.core.server.version_slots import ReplicaSlots, VersionSlots
-from paceline.core.server.worker import Client
-from paceline.core.server.worker import Program as ServedProgram
-from paceline.core.streaming import Streaming
+from paceline.algorithms.collectives import Collective
+from paceline.algorithms.coordinators import Coordinator
+from paceline.algorithms.mesh import Mesh
+from paceline.algorithms.rules import Averaging, Exchanging, Rule
+from paceline.algorithms.rules.ad_psgd import AdPsgd
+from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.server.gates import Gate
+from paceline.algorithms.server.gathering import Gathering
+from paceline.algorithms.server.shard import Shard
+from paceline.algorithms.server.version_slots import ReplicaSlots, VersionSlots
+from paceline.algorithms.server.worker import Client
+from paceline.algorithms.server.worker import Program as ServedProgram
+from paceline.algorithms.streaming import Streaming
 from paceline.plans.methods.prediction import Estimate, Prices, Weights
 from paceline.plans.methods.program import Program, Worker
 from paceline.plans.methods.views import Claim, Picture, Served
@@ -126,7 +126,7 @@ class Traits:
 
 @dataclass(frozen=True)
 class Division:
-    """The division of the training by a method, for `core.agenda.Agenda`."""
+    """The division of the training by a method, for `algorithms.agenda.Agenda`."""
 
     #: Chunks that a batch is cut into.
     parts: int

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.core.collectives import Collective
-from paceline.core.collectives.proof import prove
-from paceline.core.collectives.ring import Ring
+from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.proof import prove
+from paceline.algorithms.collectives.ring import Ring
 from paceline.plans.methods import Division, Synchronous, Traits, computed
 from paceline.plans.methods.prediction import Estimate, Prices, meetings
 from paceline.plans.methods.program import Gradient, Program, Step, Sum, Worker

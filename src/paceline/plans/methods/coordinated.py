@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.collectives import Collective
-from paceline.core.collectives.proof import prove
-from paceline.core.coordinators import PARAMETERS, Commands, Coordinator, Done, Dot, Evaluate
+from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.proof import prove
+from paceline.algorithms.coordinators import PARAMETERS, Commands, Coordinator, Done, Dot, Evaluate
 from paceline.plans.methods import IN_STEP, Division, Synchronous, Traits
 from paceline.plans.methods.prediction import Estimate, NotPredicted, Prices
 from paceline.plans.methods.program import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.core.dataflow.example import example_graph
-from paceline.core.dataflow.proof import explore
+from paceline.algorithms.dataflow.example import example_graph
+from paceline.algorithms.dataflow.proof import explore
 from paceline.errors import PlanError
 from paceline.plans.methods import IN_STEP, Division, Method, Traits
 from paceline.plans.methods.prediction import Estimate, NotPredicted, Prices

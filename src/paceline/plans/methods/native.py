@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.core.collectives.ring import Ring
+from paceline.algorithms.collectives.ring import Ring
 from paceline.plans.methods import Division, Method, Traits
 from paceline.plans.methods.prediction import DOUBT, Estimate, Guess, Prices, Terms, error_of, sent
 from paceline.plans.methods.views import Words

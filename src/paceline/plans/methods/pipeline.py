@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from paceline.core.collectives import Collective
-from paceline.core.collectives.proof import prove
-from paceline.core.collectives.ring import Ring
-from paceline.core.mesh import Mesh
-from paceline.core.schedules import Schedule, Table, Work, table_of
-from paceline.core.schedules.user_table import UserTable
-from paceline.core.schedules.worker import Program, follow
-from paceline.core.server.actions import Lease
-from paceline.core.server.replica import Place, share_leases
-from paceline.core.splits.recipes import SplitRecipe
-from paceline.core.splits.recipes.tensor import Tensor
+from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.proof import prove
+from paceline.algorithms.collectives.ring import Ring
+from paceline.algorithms.mesh import Mesh
+from paceline.algorithms.schedules import Schedule, Table, Work, table_of
+from paceline.algorithms.schedules.user_table import UserTable
+from paceline.algorithms.schedules.worker import Program, follow
+from paceline.algorithms.server.actions import Lease
+from paceline.algorithms.server.replica import Place, share_leases
+from paceline.algorithms.splits.recipes import SplitRecipe
+from paceline.algorithms.splits.recipes.tensor import Tensor
 from paceline.errors import PlanError
 from paceline.plans.methods import IN_STEP, Division, Method, Server, Traits, computed
 from paceline.plans.methods.prediction import Estimate, Prices, Weights

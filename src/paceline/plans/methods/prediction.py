@@ -20,8 +20,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, Protocol
 
-from paceline.core.collectives import Collective
-from paceline.core.schedules import Table
+from paceline.algorithms.collectives import Collective
+from paceline.algorithms.schedules import Table
 
 DOUBT = 0.3  # error of what lies between the parts of an update, and of waiting
 #: Of the seconds of a message between more workers than cores that follow each other at once: workers that have

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, get_args
 
-from paceline.core.coordinators import Algebra, Dot
+from paceline.algorithms.coordinators import Algebra, Dot
 
 
 class Gradient(NamedTuple):

@@ -1,7 +1,7 @@
 """Methods with a server: a desk leases batches to workers, and a gate decides which workers may continue.
 
-The desk is the same for all of them (`core.server`); they differ in what is pushed to a shard and in how the shard
-applies it. If a worker dies, its batch is leased again to another one. Each names the parts
+The desk is the same for all of them (`algorithms.server`); they differ in what is pushed to a shard and in how the
+shard applies it. If a worker dies, its batch is leased again to another one. Each names the parts
 that engines build it of, as `Server` lists them.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from paceline.core.rules import Exchanging, Rule
-from paceline.core.rules.ad_psgd import AdPsgd
-from paceline.core.rules.plain import Plain
-from paceline.core.server.gates import Gate
-from paceline.core.server.gates.asynchronous import Asynchronous
-from paceline.core.server.gathering import Gathering
-from paceline.core.server.version_slots import ReplicaSlots
-from paceline.core.server.worker import push_every_batch, push_in_rounds
+from paceline.algorithms.rules import Exchanging, Rule
+from paceline.algorithms.rules.ad_psgd import AdPsgd
+from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.server.gates import Gate
+from paceline.algorithms.server.gates.asynchronous import Asynchronous
+from paceline.algorithms.server.gathering import Gathering
+from paceline.algorithms.server.version_slots import ReplicaSlots
+from paceline.algorithms.server.worker import push_every_batch, push_in_rounds
 from paceline.plans.methods import IN_STEP, Division, Server, Traits, computed
 from paceline.plans.methods.prediction import DOUBT, Estimate, Guess, Prices, Terms, error_of, queued
 from paceline.plans.methods.views import OWN_STEP, WAITS, Timeline, pushes, shortened

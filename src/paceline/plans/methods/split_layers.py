@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.core.agenda import Agenda, Chunk
-from paceline.core.collectives import Collective
-from paceline.core.collectives.proof import prove
-from paceline.core.mesh import Mesh
-from paceline.core.splits.recipes import SplitRecipe
+from paceline.algorithms.agenda import Agenda, Chunk
+from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.proof import prove
+from paceline.algorithms.mesh import Mesh
+from paceline.algorithms.splits.recipes import SplitRecipe
 from paceline.errors import PlanError
 from paceline.plans.methods import IN_STEP, Division, Synchronous, Traits, computed
 from paceline.plans.methods.prediction import CROWDED_MESSAGE, Estimate, Guess, Prices, Terms, error_of

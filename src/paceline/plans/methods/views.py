@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.collectives import Collective
-from paceline.core.collectives.neighbours import Neighbours
-from paceline.core.coordinators import Coordinator
-from paceline.core.mesh import Mesh
-from paceline.core.schedules import Schedule, Table
-from paceline.core.schedules.worker import Program
-from paceline.core.server.gates import Gate
-from paceline.core.splits.recipes import SplitRecipe
+from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.coordinators import Coordinator
+from paceline.algorithms.mesh import Mesh
+from paceline.algorithms.schedules import Schedule, Table
+from paceline.algorithms.schedules.worker import Program
+from paceline.algorithms.server.gates import Gate
+from paceline.algorithms.splits.recipes import SplitRecipe
 
 BATCHES, WAITS = "  -   computes a batch", "  .   waits"
 OWN_STEP = "  -o  a step of its own parameters"

@@ -1,0 +1,52 @@
+"""Which chunks of an update each rank of a group computes.
+
+A batch is cut into as many chunks as the plan has workers, and they stay the same however many are there: so does the
+mathematics. Every rank computes the chunk of its own number; those of absent ranks go around from update to update.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.hierarchical import Hierarchical
+
+
+def parts_of(rank: int, ranks: Sequence[int], parts: int, update: int) -> list[int]:
+    """Return the parts of a batch, of `parts` in all, that a rank computes when only these ranks are there."""
+    absent = [part for part in range(parts) if part not in ranks]
+    mine = [part for turn, part in enumerate(absent) if ranks[(turn + update) % len(ranks)] == rank]
+    return sorted([rank, *mine] if rank < parts else mine)
+
+
+def fitting(collective: Collective, ranks: int) -> Collective:
+    """Return the collective of a plan for a group of so many ranks."""
+    return collective.fitting(ranks) if isinstance(collective, Hierarchical) else collective
+
+
+class Membership:
+    """Which ranks share out which updates, as groups follow one another."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+        #: The first update of each group's shares, and its ranks; at first all are there.
+        self._since = [0]
+        self._ranks = [tuple(range(parts))]
+
+    def regrouped(self, since: int, ranks: Sequence[int]) -> None:
+        """Divide the batches among these ranks from this update on."""
+        while self._since and self._since[-1] >= since:
+            self._since.pop()
+            self._ranks.pop()
+        self._since.append(since)
+        self._ranks.append(tuple(ranks))
+
+    def ranks(self, update: int) -> tuple[int, ...]:
+        """Return the ranks that share out an update."""
+        return self._ranks[bisect_right(self._since, update) - 1]
+
+    def parts_of(self, rank: int, update: int) -> list[int]:
+        """Return the parts of an update that a rank computes."""
+        ranks = self.ranks(update)
+        return parts_of(rank, ranks, self.parts, update) if rank in ranks else []

@@ -1,0 +1,85 @@
+"""The codecs by the names that plans use: `ring:codec=int8`, `downpour:codec=topk:0.01`.
+
+After a colon stands the one number that a codec may be given. A codec of your own is a class with the methods of
+`Codec`, a file, and a row here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.algorithms.codecs import Codec
+from paceline.algorithms.codecs.bfloat16 import Bfloat16
+from paceline.algorithms.codecs.half import Half
+from paceline.algorithms.codecs.int8 import Int8
+from paceline.algorithms.codecs.one_bit import OneBit
+from paceline.algorithms.codecs.power_sgd import PowerSgd
+from paceline.algorithms.codecs.qsgd import Qsgd
+from paceline.algorithms.codecs.random_k import RandomK
+from paceline.algorithms.codecs.ternary import Ternary
+from paceline.algorithms.codecs.threshold import Threshold
+from paceline.algorithms.codecs.top_k import TopK
+from paceline.errors import PlanError, suggest
+
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A codec by name."""
+
+    about: str
+    make: Callable[..., Codec]
+    #: The name of its number, what it is if it is not given, and what it may be; no name where it has none.
+    option: str = ""
+    default: float = 0
+    least: float = 0
+    most: float = math.inf
+    only: tuple[int, ...] = ()
+
+
+CODECS: dict[str, Row] = {
+    "half": Row("16 bits a number: IEEE half precision", Half),
+    "bfloat16": Row("16 bits a number: the range of a float, 8 bits of precision", Bfloat16),
+    "int8": Row("8 bits a number, and an exponent for each row", Int8),
+    "qsgd": Row("a few bits a number, rounded at random", Qsgd, "bits", 4, only=(2, 4, 8)),
+    "ternary": Row("2 bits a number: -1, 0 or 1, at random", Ternary),
+    "onebit": Row("a sign a number, and two means for each row", OneBit),
+    "threshold": Row("numbers beyond a threshold, as plus or minus it", Threshold, "threshold", 0.001, 1e-30),
+    "topk": Row("the largest numbers and their places", TopK, "density", 0.01, 1e-9, 1.0),
+    "randomk": Row("numbers at random places, the same for all workers", RandomK, "density", 0.05, 1e-9, 1.0),
+    "powersgd": Row("a product of two thin matrices", PowerSgd, "rank", 2, 1),
+}
+
+
+def parse(text: str) -> Codec | None:
+    """Return the codec that a plan names; None for `dense`. Raise `PlanError` for a codec that there is not."""
+    name, colon, number = text.partition(":")
+    if text == DENSE:
+        return None
+    row = CODECS.get(name)
+    if row is None:
+        raise PlanError(f"there is no codec {name!r}; {suggest(name, (DENSE, *CODECS))}")
+    if not colon:
+        return row.make()
+    if not row.option:
+        raise PlanError(f"codec {name} has no number of its own; write codec={name}")
+    return row.make(_number(name, row, number))
+
+
+def _number(name: str, row: Row, text: str) -> float:
+    """Read the number of a codec."""
+    whole, shown = isinstance(row.default, int), f"as in codec={name}:{row.default:g}"
+    try:
+        found = int(text) if whole else float(text)
+    except ValueError:
+        what = "whole number" if whole else "number"
+        raise PlanError(f"codec {name}: {row.option} {text!r} is not a {what}, {shown}") from None
+    if row.only and found not in row.only:
+        raise PlanError(f"codec {name}: {row.option} {found} is not one of {', '.join(map(str, row.only))}")
+    if not (row.only or row.least <= found <= row.most) or not math.isfinite(found):
+        to = f"from {row.least:g} to {row.most:g}" if row.most < math.inf else f"at least {row.least:g}"
+        raise PlanError(f"codec {name}: {row.option} {found:g} has to be {to}, {shown}")
+    return found

@@ -1,0 +1,144 @@
+"""Proof of a collective's table before a process starts.
+
+The table is executed with symbols: a segment is the set of workers whose contribution is in it. Proved are
+
+- no worker waits for ever: every offer has its taker in the same step and the other way round, so at each step all
+  waits are for the step's own offers, which need nothing of that step;
+- nothing is overwritten while it may still be read: a worker that writes a segment it offered knows, from what it has
+  received since, that the taker is done with it;
+- at the end every worker has every contribution exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from paceline.algorithms.collectives import Collective, Part, Round, Step, advance
+from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.errors import PlanError
+
+
+def prove(collective: Collective, workers: int) -> int:
+    """Raise PlanError with the first fault; otherwise return the number of steps."""
+    name, segments = type(collective).__name__, collective.segments(workers)
+    held = [[1 << worker] * segments for worker in range(workers)]  # a bit per contribution
+    readers = _Readers(name, workers)
+    tables = [list(collective.steps(worker, workers)) for worker in range(workers)]
+    for number, row in enumerate(zip_longest(*tables)):
+        if None in row:
+            raise PlanError(f"{name}: step {number} is missing for worker {row.index(None)} of {workers}")
+        _every_offer_is_taken(name, number, row)
+        readers.step(number, row)
+        offered = [[] if s.receive is None else held[s.receive.other][s.receive.first : s.receive.stop] for s in row]
+        for worker, (step, taken) in enumerate(zip(row, offered, strict=True)):
+            for segment, contributions in enumerate(taken, start=step.receive.first if step.receive else 0):
+                if step.reduce and held[worker][segment] & contributions:
+                    twice = _names(held[worker][segment] & contributions)
+                    raise PlanError(f"{name}: in step {number} worker {worker} adds {twice} twice to segment {segment}")
+                held[worker][segment] = held[worker][segment] | contributions if step.reduce else contributions
+    for worker, mine in enumerate(held):
+        for segment, contributions in enumerate(mine):
+            if contributions != (1 << workers) - 1:
+                raise PlanError(
+                    f"{name}: worker {worker} of {workers} ends with segment {segment} made of "
+                    f"{_names(contributions)} instead of one contribution of each"
+                )
+    return len(tables[0])
+
+
+def prove_mixing(collective: Neighbours, workers: int) -> int:
+    """Prove that offers match, that weights keep the mean, and that every worker's values reach all others."""
+    name, rows = type(collective).__name__, [dict(collective.weights(worker, workers)) for worker in range(workers)]
+    tables = [list(collective.steps(worker, workers)) for worker in range(workers)]
+    for number, row in enumerate(zip(*tables, strict=True)):
+        _every_offer_is_taken(name, number, row)
+    for worker, weights in enumerate(rows):
+        sent = {step.receive.other for step in tables[worker] if step.receive is not None}
+        if sent != set(weights) - {worker}:
+            raise PlanError(f"{name}: worker {worker} is sent {sorted(sent)} and mixes {sorted(weights)}")
+        for what, total in (("row", sum(weights.values())), ("column", sum(w.get(worker, 0.0) for w in rows))):
+            if abs(total - 1) > 1e-12:
+                raise PlanError(f"{name}: the weights of {what} {worker} sum to {total}: mixing would move the mean")
+    reached = {0}
+    for _ in range(workers):
+        reached |= {worker for worker, weights in enumerate(rows) if reached & set(weights)}
+    if len(reached) < workers:
+        raise PlanError(f"{name}: nothing that worker 0 sends ever reaches worker {min(set(range(workers)) - reached)}")
+    return len(tables[0])
+
+
+def _names(contributions: int) -> str:
+    return ", ".join(f"worker {n}" for n in range(contributions.bit_length()) if contributions >> n & 1)
+
+
+def _every_offer_is_taken(name: str, number: int, row: Sequence[Step]) -> None:
+    for worker, step in enumerate(row):
+        for mine, theirs, waits in ((step.receive, "send", "waits for"), (step.send, "receive", "offers")):
+            if mine is None:
+                continue
+            answer: Part | None = getattr(row[mine.other], theirs)
+            if answer != Part(worker, mine.first, mine.stop):
+                does = "does nothing of the kind" if answer is None else f"says {theirs} {_say(answer)}"
+                raise PlanError(
+                    f"{name}: in step {number} worker {worker} {waits} {_say(mine)}, who {does}: it waits for ever"
+                )
+
+
+def _say(part: Part) -> str:
+    return f"segments {part.first} to {part.stop - 1} with worker {part.other}"
+
+
+class _Readers:
+    """Tracks which parts may still be read, by what each worker knows of the others' progress (a vector clock)."""
+
+    def __init__(self, name: str, workers: int) -> None:
+        self.name = name
+        self.known = [[0] * workers for _ in range(workers)]  # steps that others have completed, as each worker knows
+        self.offers: list[list[tuple[int, Part]]] = [[] for _ in range(workers)]  # (step, to whom what)
+
+    def step(self, number: int, row: Sequence[Step]) -> None:
+        before = [list(known) for known in self.known]
+        for worker, step in enumerate(row):
+            if step.send is not None:
+                self.offers[worker].append((number, step.send))
+            if step.receive is not None:
+                self.known[worker] = list(map(max, self.known[worker], before[step.receive.other]))
+                self._check(worker, number, step.receive)
+        for worker in range(len(row)):
+            self.known[worker][worker] = number + 1
+
+    def _check(self, worker: int, number: int, written: Part) -> None:
+        known = self.known[worker]
+        self.offers[worker] = [(when, part) for when, part in self.offers[worker] if known[part.other] <= when]
+        for when, part in self.offers[worker]:
+            if part.first < written.stop and written.first < part.stop:
+                raise PlanError(
+                    f"{self.name}: in step {number} worker {worker} writes segments {written.first} to "
+                    f"{written.stop - 1}, which worker {part.other} may still be reading since step {when}"
+                )
+
+
+def table_seconds(collective: Collective, workers: int, size: float, latency: float, bandwidth: float) -> float:
+    """Return the table's time, step by step; `Collective.seconds` must equal it."""
+    clocks = [0.0] * workers
+    piece = size / collective.segments(workers)
+    for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
+        clocks = advance(clocks, row, piece, latency, bandwidth)
+    return max(clocks)
+
+
+def table_rounds(collective: Collective, workers: int) -> Iterator[Round]:
+    """Yield the table's steps, each as a round; `Collective.rounds` must equal them step by step."""
+    for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
+        sources = [worker if step.receive is None else step.receive.other for worker, step in enumerate(row)]
+        yield Round(1, sources, [0 if step.send is None else step.send.stop - step.send.first for step in row])
+
+
+def has_its_rounds(collective: Collective, workers: int) -> bool:
+    """Whether the closed form agrees with the table in every step on who takes how much from whom."""
+    closed = (each._replace(steps=1) for each in collective.rounds(workers) for _ in range(each.steps))
+    return all(
+        mine is not None and theirs is not None and list(map(list, mine[1:])) == list(map(list, theirs[1:]))
+        for mine, theirs in zip_longest(closed, table_rounds(collective, workers))
+    )

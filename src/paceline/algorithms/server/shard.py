@@ -1,0 +1,106 @@
+"""A shard of a parameter server as a machine: it counts the versions of its part of the parameters.
+
+Push of a batch it lacks     Apply: the gradient makes the next version
+Push of a batch it has       Drop: its first owner died half-way through its pushes
+Pull                         the worker holds the newest version from now on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.algorithms.server.actions import Apply, Drop, Noted
+from paceline.algorithms.server.desk import NONE
+from paceline.algorithms.server.events import Pull, Push
+
+if TYPE_CHECKING:
+    from paceline.algorithms.state import State
+
+
+class Taken(NamedTuple):
+    """A push that a shard applied, recorded so that invariants can be checked afterwards."""
+
+    worker: int
+    #: The version that it was computed from.
+    base: int
+    #: The worker joined late.
+    joined: bool = False
+
+
+class Shard:
+    """Counts the versions of one part of the parameters and refuses what it already has.
+
+    state: version | base per worker (the version it holds) | last batch pushed per worker and ghost
+    """
+
+    #: Gradients that are kept until a version is made of them: none, since each push makes one.
+    slots = 0
+
+    def __init__(self, workers: int, ghosts: int = 0) -> None:
+        self.workers, self.ghosts = workers, ghosts
+        self._pushed = 1 + workers
+        self.ints = self._pushed + workers + ghosts
+
+    def init(self, state: State, version: int = 0, pushed: Sequence[int] = ()) -> None:
+        """Start every worker from this version; `pushed` is the batch that each ghost has pushed here, or NONE."""
+        state[0] = version
+        for worker in range(self.workers):
+            state[1 + worker] = version
+            state[self._pushed + worker] = NONE
+        for ghost, batch in enumerate(pushed, self._pushed + self.workers):
+            state[ghost] = batch
+
+    def handle(self, state: State, event: Push | Pull) -> Apply | Drop | Noted:
+        """Change the state by one event, and return the answer."""
+        if isinstance(event, Pull):
+            state[1 + event.worker] = state[0]
+            return Noted()
+        # Only a batch that was leased before can be here already, so no other push searches for it.
+        if event.again and self.has(state, event.batch):
+            return Drop()
+        base = state[1 + event.worker]
+        state[0] += 1
+        state[1 + event.worker] = state[0]
+        self.note(state, event.worker, event.batch)
+        return Apply(state[0], base)
+
+    def note(self, state: State, worker: int, batch: int) -> None:
+        """Note that this worker has pushed this batch."""
+        state[self._pushed + worker] = batch
+
+    def has(self, state: State, batch: int) -> bool:
+        """Return whether a batch that is under way was pushed here."""
+        return batch in list(state[self._pushed : self.ints])
+
+    def held(self, state: State) -> list[int]:
+        """Return the batches that were pushed and are in no version yet."""
+        return []
+
+    def base(self, state: State, worker: int) -> int:
+        """Return the version that this worker holds."""
+        return state[1 + worker]
+
+    def fault(self, pushes: Sequence[Taken], version: int) -> str | None:
+        """Describe what is wrong with these pushes, in their order, if the shard is then at `version`; else None."""
+        if version != len(pushes):
+            return f"it is at version {version} after {len(pushes)} pushes"
+        if gap := identity_gap(pushes):
+            return f"the staleness identity is off by {gap}"
+        return None
+
+    def key(self, state: State) -> tuple[int, ...]:
+        return tuple(state[: self.ints])
+
+
+def identity_gap(pushes: Sequence[Taken]) -> int:
+    """Return the sum of staleness minus the sum that the identity predicts, for one shard's pushes in their order.
+
+    When every worker pulls right after each push, its staleness sums to
+    (position of its last push + 1) - (version it started from) - (number of its pushes).
+    A worker that joined late started from the base of its first push; all others from version 0.
+    """
+    staleness = sum(position - base for position, (_, base, *_) in enumerate(pushes))
+    last = {push.worker: position for position, push in enumerate(pushes)}
+    starts = {push.worker: push.base for push in reversed(pushes) if push.joined}
+    return staleness - (sum(position + 1 - starts.get(w, 0) for w, position in last.items()) - len(pushes))

@@ -1,0 +1,249 @@
+"""The derivation: from how each layer is split to the program that every worker of the group runs.
+
+Layers are taken in the model's order. Where one wants a value placed otherwise than it was made, the movement between
+the two placements becomes a step of the program:
+
+    compute  embed                         every worker, on what it holds
+    move     embed: partial -> copied      sum
+    compute  linear1, relu, linear2
+    move     linear2: partial -> whole     sum
+    compute  loss
+    ...                                    and back: the same steps in reverse, each movement by its dual
+
+A value is moved to a placement once, for all operations. All workers have the same steps, so the program of a group
+is one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from paceline.algorithms.splits import COPIED, WHOLE, Placement, cannon, experts, flat
+from paceline.algorithms.splits.cannon import PRODUCT
+from paceline.algorithms.splits.catalogue import SPLITS
+from paceline.algorithms.splits.following import follow
+from paceline.algorithms.splits.movements import Movement, kind_of
+from paceline.algorithms.splits.nodes import Held, Layout, Node, Shape
+from paceline.errors import PlanError
+
+#: Chooses the split of a layer from how what it takes was made; an empty word lets it follow.
+Choose = Callable[[Node, Sequence[Placement], int], str]
+#: Ways under which a layer becomes several operations.
+COMPOSED = {cannon.Cannon.name: cannon.steps, experts.Experts.name: experts.steps}
+PARAMETER = "@"  # before the name of a parameter, where it is a value of the program
+JOINT = "+"  # the value that gradients of several parameters are together, to be added up in one movement
+
+
+class Step(NamedTuple):
+    """One step of a program: some operations, or a movement of one value."""
+
+    #: The operations, in order; () for a movement.
+    nodes: tuple[str, ...] = ()
+    value: str = ""
+    source: Placement = WHOLE
+    target: Placement = WHOLE
+    #: Whether it belongs to the backward pass.
+    back: bool = False
+    #: Whether it repeats a movement of the forward pass, whose result was dropped.
+    again: bool = False
+    #: The parameters whose gradients are moved together, where the value is `JOINT`.
+    joins: tuple[str, ...] = ()
+
+    @property
+    def movement(self) -> Movement:
+        """What travels: of the value, or of its gradient."""
+        forward = Movement(self.source, self.target)
+        return forward.back if self.back else forward
+
+    def __str__(self) -> str:
+        way = "back through " if self.back else ""
+        if self.nodes:
+            return f"compute {way}{', '.join(self.nodes)}"
+        what = "the gradient of " if self.back else ""
+        if self.joins:
+            return f"{self.movement.kind} the gradients of {', '.join(v.removeprefix(PARAMETER) for v in self.joins)}"
+        return f"{self.movement.kind} {what}{self.value} ({self.source} -> {self.target})"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the workers of a group compute and exchange for one chunk."""
+
+    workers: int
+    nodes: Mapping[str, Node]
+    #: The way in which each operation is split; an empty word where it follows what it takes.
+    ways: Mapping[str, str]
+    layouts: Mapping[str, Layout]
+    #: How every parameter and buffer is stored between updates, by its name in the model.
+    stored: Mapping[str, Placement]
+    #: The shape of each value, of each parameter with `PARAMETER` before its name, and of `JOINT`.
+    shapes: Mapping[str, Shape]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    #: The values that need a gradient.
+    needs: frozenset[str]
+    forward: tuple[Step, ...]
+    #: Whether what was gathered of a parameter is dropped after its last use forward, and gathered again for its first
+    #: use back.
+    drops: bool = False
+
+    def __post_init__(self) -> None:
+        joined = sum(prod(self.shapes[value]) for value in self.joins)
+        object.__setattr__(self, "shapes", {**self.shapes, JOINT: (joined,)})
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The whole line: forward, then backward."""
+        back: list[Step] = []
+        gathered: set[tuple[str, Placement]] = set()
+        for step in reversed(self.forward):
+            if step.nodes and self.drops:
+                again = [move for move in self.gathers(step) if (move.value, move.target) not in gathered]
+                gathered |= {(move.value, move.target) for move in again}
+                back += [move._replace(again=True) for move in again]
+            if step.nodes or step.value in self.needs:
+                back.append(step._replace(back=True))
+        joins = self.joins
+        if joins:
+            back = [step for step in back if step.value not in joins or step.again]
+            back.append(Step((), JOINT, WHOLE, COPIED, True, joins=joins))
+        return (*self.forward, *back)
+
+    @property
+    def joins(self) -> tuple[str, ...]:
+        """The parameters whose gradients are summed together, at the end: a message costs more than some numbers."""
+        moves = [step for step in self.forward if step.value.startswith(PARAMETER) and step.value in self.needs]
+        summed = [step.value for step in moves if (step.source, step.target) == (WHOLE, COPIED)]
+        others = {step.value for step in moves if step.value not in summed}
+        found = tuple(value for value in reversed(summed) if value not in others)
+        return found if len(found) > 1 else ()
+
+    def gathers(self, step: Step) -> list[Step]:
+        """Return the movements whose results a step's layers use, and may drop afterwards.
+
+        They are those of parameters, and of blocks. What code reads by name may have been handed on, and stays.
+        """
+        used: set[tuple[str, Placement]] = set()
+        for name in step.nodes:
+            node, layout = self.nodes[name], self.layouts[name]
+            used |= {(PARAMETER + held.name, layout.uses.get(held.role, WHOLE)) for held in node.held}
+            if node.kind == PRODUCT:
+                used.add((node.takes[0], layout.takes[0]))
+        read = {PARAMETER + held.name for node in self.nodes.values() if node.kind == "read" for held in node.held}
+        return [
+            move
+            for move in self.forward
+            if (move.value, move.target) in used and move.source.is_split and move.value not in read
+        ]
+
+    def placed(self, value: str) -> Placement:
+        """Return how a value is placed where it is made."""
+        if value.startswith(PARAMETER):
+            return self.stored[value.removeprefix(PARAMETER)]
+        return self.layouts[value].gives if value in self.layouts else WHOLE
+
+    def numbers(self, place: int) -> dict[str, int]:
+        """Return how many numbers the worker at this place sends, forward and back, by value."""
+        found: dict[str, int] = {}
+        for step in self.steps:
+            if step.value:
+                sent = step.movement.numbers(self.shapes[step.value], place, self.workers)
+                found[step.value] = found.get(step.value, 0) + sent
+        return {value: sent for value, sent in found.items() if sent}
+
+
+@dataclass
+class _Derivation:
+    """The program so far."""
+
+    nodes: dict[str, Node]
+    workers: int
+    shards_parameters: bool
+    placed: dict[str, Placement]
+    shapes: dict[str, Shape]
+    stored: dict[str, Placement] = field(default_factory=dict)
+    ways: dict[str, str] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    moved: set[tuple[str, Placement]] = field(default_factory=set)
+
+    def add(self, node: Node, choose: Choose) -> None:
+        found = [self.placed.get(value, WHOLE) for value in node.takes]
+        way = choose(node, found, self.workers)
+        if way and (why := SPLITS[way].refusal(node, self.workers)):
+            raise PlanError(f"{node.layer or node.name} cannot be split by {way}: {why}")
+        for each in COMPOSED[way](node, self.workers) if way in COMPOSED else (node,):
+            layout = SPLITS[way].layout(each, self.workers) if way else follow(node, found, self.workers)
+            self.compute(each, way, layout)
+
+    def compute(self, node: Node, way: str, layout: Layout) -> None:
+        """Add an operation, with the movements that it needs."""
+        self.nodes[node.name] = node
+        self.ways[node.name], self.layouts[node.name] = way, layout
+        for held in node.held:
+            self.hold(node, held, layout.uses.get(held.role, WHOLE))
+        for value, wanted in zip(node.takes, layout.takes, strict=True):
+            self.move(node, value, wanted)
+        if self.steps and self.steps[-1].nodes:
+            self.steps[-1] = Step((*self.steps[-1].nodes, node.name))
+        else:
+            self.steps.append(Step((node.name,)))
+        self.placed[node.name] = layout.gives
+        if node.shape is not None:
+            self.shapes[node.name] = node.shape
+
+    def hold(self, node: Node, held: Held, wanted: Placement) -> None:
+        """Store a parameter as its first layer uses it, or in shares, and move it for the others."""
+        name, value = held.name, PARAMETER + held.name
+        shared = self.shards_parameters and held.trained
+        stored = flat(held.shape, self.workers) if shared else wanted.stored
+        self.stored.setdefault(name, stored)
+        self.placed[value] = self.stored[name]
+        self.shapes.setdefault(value, held.shape)
+        self.move(node, value, wanted)
+
+    def move(self, node: Node | None, value: str, wanted: Placement) -> None:
+        made = self.placed.get(value, WHOLE)
+        if made == wanted or (value, wanted) in self.moved:
+            return
+        if value not in self.shapes:
+            who = "the loss" if node is None else node.layer or node.name
+            raise PlanError(
+                f"{value} is not a tensor, and would have to be moved for {who} ({made} -> {wanted}); leave the layer "
+                "that makes it whole"
+            )
+        self.moved.add((value, wanted))
+        kind_of(made, wanted)  # raises where nothing leads there
+        self.steps.append(Step((), value, made, wanted))
+
+
+def derive(
+    nodes: Sequence[Node], inputs: Mapping[str, Shape], outputs: Sequence[str], needs: Collection[str], workers: int,
+    choose: Choose, shards_parameters: bool = False, drops: bool = False,
+) -> Program:  # fmt: skip
+    """Return the program of a model.
+
+    Args:
+        nodes: the operations, in order.
+        inputs: the tensors that the model takes, with their shapes; every worker has them.
+        outputs: the values that the loss takes; every worker needs them whole.
+        needs: the values that need a gradient; parameters with `PARAMETER` before their names.
+        shards_parameters: whether every worker stores a share of each parameter, and gathers it.
+        drops: whether it drops what it gathered after the forward pass of the layer, and gathers it again.
+    """
+    found = _Derivation({}, workers, shards_parameters, dict.fromkeys(inputs, WHOLE), dict(inputs))
+    for node in nodes:
+        found.add(node, choose)
+    for value in outputs:
+        found.move(None, value, WHOLE)
+    for name, node in found.nodes.items():
+        if "#" in name and (node.held or any(value in needs for value in node.takes)):
+            needs = {*needs, name}
+    drops = drops or any(node.kind in cannon.KINDS for node in found.nodes.values())
+    return Program(
+        workers, found.nodes, found.ways, found.layouts, found.stored, found.shapes, tuple(inputs), tuple(outputs),
+        frozenset(needs), tuple(found.steps), drops,
+    )  # fmt: skip

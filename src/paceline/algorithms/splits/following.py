@@ -1,0 +1,179 @@
+"""How operations without a choice of their own follow the placement of what they take.
+
+An operation that computes every number along a dimension on its own leaves a cut of that dimension as it is: a `relu`
+of a worker's channels is that worker's part of the `relu`. Everything else is computed whole, by every worker: so any
+model can be split, and what is not known here costs a gather and is never wrong.
+
+    kind             keeps a cut of
+    --------------   ------------------------------------------------------------------------
+    elementwise      any dimension; what has size 1 there, or lacks it, is taken as it is
+    dropout          any dimension
+    batch_norm       the channels; a cut of the samples is exchanged for one of the channels
+    layer_norm       any dimension that is not normalised
+    along            any dimension but those it works along: softmax, means, sums
+    channelwise      samples and channels: pooling
+    batched          all dimensions but the last two: products of matrices
+    permute          any dimension, which then has another number
+    reshape          a dimension that the new shape keeps, merges with later ones, or cuts at the same bounds
+    first            the first of several results
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from paceline.algorithms.splits import COPIED, WHOLE, Cut, Placement, even
+from paceline.algorithms.splits.nodes import Layout, Node, Shape
+
+Follow = Callable[[Node, Sequence[Placement], int], Layout | None]
+
+
+def follow(node: Node, found: Sequence[Placement], workers: int) -> Layout:
+    """Return how an operation is placed whose values were made in these placements."""
+    found = [placed.own for placed in found]
+    rule = RULES.get(node.kind)
+    layout = rule(node, found, workers) if rule is not None and node.shape is not None else None
+    return layout or Layout((WHOLE,) * len(node.takes), WHOLE, {})
+
+
+def _elementwise(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+    leads = next((n for n, each in enumerate(found) if each.is_split and node.shapes[n] is not None), None)
+    if leads is None:
+        return None
+    shape, mine = node.shape, node.shapes[leads]
+    assert shape is not None
+    assert mine is not None
+    moved = _shifted(found[leads].cuts, len(shape) - len(mine))
+    if any(shape[cut.dim] != cut.bounds[-1] for cut in moved):
+        return None  # it was stretched along the cut
+    takes = []
+    for other in node.shapes:
+        cuts = [] if other is None else _shifted(moved, len(other) - len(shape))
+        kept = tuple(cut for cut in cuts if cut.dim >= 0 and other is not None and other[cut.dim] != 1)
+        if kept and len(kept) < len(moved):
+            return None  # several workers of a grid would use the same part of it, and its gradient be their sum
+        takes.append(WHOLE if other is None else Placement("split", kept) if kept else COPIED)
+    return Layout(tuple(takes), Placement("split", moved), {})
+
+
+def _shifted(cuts: Sequence[Cut], by: int) -> tuple[Cut, ...]:
+    return tuple(cut._replace(dim=cut.dim + by) for cut in cuts)
+
+
+def _alike(node: Node, found: Sequence[Placement], keeps: Callable[[int], bool]) -> Layout | None:
+    """Keep cuts of dimensions that the operation leaves as they are."""
+    placed = found[0]
+    if not placed.is_split or not all(keeps(cut.dim) for cut in placed.cuts):
+        return None
+    rest = (WHOLE,) * (len(node.takes) - 1)
+    return Layout((placed, *rest), placed, {held.role: COPIED for held in node.held})
+
+
+def _dropout(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+    return _alike(node, found, lambda dim: True)
+
+
+def _batch_norm(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+    assert node.shape is not None
+    if not found[0].is_split or (channels := node.shape[1]) < workers:
+        return None
+    cut = found[0].cut(1)
+    if cut is None or len(found[0].cuts) > 1:
+        cut = Cut(1, even(channels, workers))
+    of_channels = Placement("split", (cut._replace(dim=0),))
+    placed = Placement("split", (cut,))
+    return Layout((placed,), placed, {held.role: of_channels for held in node.held if held.shape})
+
+
+def _layer_norm(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+    assert node.shape is not None
+    (last,) = node.numbers("normalised")
+    kept = len(node.shape) - last
+    return _alike(node, found, lambda dim: dim < kept)
+
+
+def _channelwise(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+    return _alike(node, found, lambda dim: dim < 2)
+
+
+def _along(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+    """Follow an operation along some dimensions, which it may remove."""
+    (before,), dims = node.shapes[:1], node.numbers("along")
+    assert before is not None
+    layout = _alike(node, found, lambda dim: dim not in dims)
+    if layout is None or node.shape is None or len(node.shape) == len(before):
+        return layout
+    after = tuple(cut._replace(dim=cut.dim - sum(dim < cut.dim for dim in dims)) for cut in layout.gives.cuts)
+    return layout._replace(gives=Placement("split", after))
+
+
+def _batched(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+    shapes = [shape for shape in node.shapes if shape is not None]
+    placed = next((each for each in found if each.is_split), WHOLE)
+    together = len({len(shape) for shape in shapes}) == 1 and len(shapes) == len(node.shapes)
+    kept = len(shapes[0]) - 2
+    if not placed.is_split or not together or any(cut.dim >= kept for cut in placed.cuts):
+        return None
+    takes = []
+    for shape in shapes:
+        sizes = {(shape[cut.dim] == cut.bounds[-1], shape[cut.dim] == 1) for cut in placed.cuts}
+        if len(sizes) > 1 or sizes == {(False, False)}:
+            return None
+        takes.append(placed if sizes.pop()[0] else COPIED)  # a mask for all heads has size 1 there
+    return Layout(tuple(takes), placed, {})
+
+
+def _permute(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+    order = node.numbers("order")
+    layout = _alike(node, found, lambda dim: True)
+    if layout is None:
+        return None
+    after = tuple(cut._replace(dim=order.index(cut.dim)) for cut in layout.gives.cuts)
+    return layout._replace(gives=Placement("split", after))
+
+
+def _reshape(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+    before, after = node.shapes[0], node.shape
+    layout = _alike(node, found, lambda dim: True)
+    if layout is None or before is None or after is None:
+        return None
+    cuts = [_reshaped(cut, before, after) for cut in layout.gives.cuts]
+    if any(cut is None for cut in cuts):
+        return None
+    return layout._replace(gives=Placement("split", tuple(cut for cut in cuts if cut is not None)))
+
+
+def _reshaped(cut: Cut, before: Shape, after: Shape) -> Cut | None:
+    """Return the cut of the new shape with the same numbers in each part, if there is one."""
+    ahead = prod(before[: cut.dim])
+    for dim, size in enumerate(after):
+        if prod(after[:dim]) != ahead or size == 1:
+            continue
+        here = before[cut.dim]
+        if size % here == 0:  # merged with what comes later
+            return Cut(dim, tuple(bound * (size // here) for bound in cut.bounds), cut.stride)
+        step = here // size
+        if here % size == 0 and all(bound % step == 0 for bound in cut.bounds):
+            return Cut(dim, tuple(bound // step for bound in cut.bounds), cut.stride)
+        return None
+    return None
+
+
+def _first(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+    """Follow what picks one of several results, of which a split layer gives the first."""
+    return Layout((found[0],), found[0], {}) if node.numbers("picked") == (0,) else None
+
+
+RULES: dict[str, Follow] = {
+    "elementwise": _elementwise,
+    "dropout": _dropout,
+    "batch_norm": _batch_norm,
+    "layer_norm": _layer_norm,
+    "along": _along,
+    "channelwise": _channelwise,
+    "batched": _batched,
+    "permute": _permute,
+    "reshape": _reshape,
+    "first": _first,
+}

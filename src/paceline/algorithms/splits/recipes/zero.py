@@ -1,0 +1,36 @@
+"""zero: replicas whose optimizer state, gradients and parameters lie in shares with the workers.
+
+    stage    in shares with the workers                    numbers sent for an update, of a model of N
+    -----    ------------------------------------------    -------------------------------------------
+    1        optimizer state                               2 N (P-1)/P, as by all-reduce
+    2        optimizer state, gradients                    2 N (P-1)/P
+    3        optimizer state, gradients, parameters        3 N (P-1)/P
+
+Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020; PyTorch's FSDP is
+its third stage. Every worker computes a chunk of its own. A gradient is scattered, summed, to the worker with the
+share, whose optimizer steps it; and parameters are gathered: for an update, or in stage 3 for every layer, forward
+and again back, and dropped after it. Not to be confused with splits inside layers, where workers compute a layer
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.algorithms.splits import Placement
+from paceline.algorithms.splits.nodes import Node
+
+
+@dataclass(frozen=True)
+class Zero:
+    name = "zero"
+
+    def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
+        return "replica"
+
+    def check(self, nodes: Sequence[Node]) -> None:
+        return None
+
+    def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
+        return nodes

@@ -1,0 +1,150 @@
+"""strips: each worker computes some rows of an image, and some of its neighbours' rows again.
+
+    output rows [a, b)  need  input rows [a s - p, (b - 1) s - p + d (k - 1) + 1)      kernel k, stride s, padding p,
+                                                                                       dilation d
+A chain of convolutions, pooling and activations then needs no messages: a worker begins with as many further rows as
+the chain looks beyond its own. Muller and Gunzinger, "Neural net simulation on parallel computers", 1994, let each
+processor compute up to twice its neurons in exchange for less communication; borders here are kept below that, and a
+chain that would need more is interrupted by a gather. Also known as halos or ghost zones with overlapped tiling.
+
+Which rows a layer computes depends on the layers that follow, so windows are found for the whole model
+(`with_windows`), and are facts of its operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from paceline.algorithms.splits import COPIED, Cut, Placement, even
+from paceline.algorithms.splits.columns import few
+from paceline.algorithms.splits.nodes import Layout, Node
+
+Windows = tuple[tuple[int, int], ...]
+DIM = 2  # of (batch, channels, rows, ...)
+
+
+@dataclass(frozen=True)
+class Strips:
+    name = "strips"
+
+    def refusal(self, node: Node, workers: int) -> str:
+        if node.shape is None or len(node.shape) <= DIM or not _local(node):
+            return "it does not compute a row of an image from some neighbouring rows"
+        if "windows" not in node.facts:
+            return "the rows that it needs depend on the whole model; take the plan redundant"
+        if why := few(node.shape[DIM], "rows", workers):
+            return why
+        mine = _pairs(node.numbers("windows"))
+        bounds = even(node.shape[DIM], workers)
+        fits = len(mine) == workers and all(
+            first <= bounds[place] and bounds[place + 1] <= stop for place, (first, stop) in enumerate(mine)
+        )
+        for taken in filter(None, _taken(node)):
+            fits = fits and all(_within(need, has) for need, has in zip(_needed(node, mine), taken, strict=True))
+        return "" if fits else "its workers would lack rows"
+
+    def layout(self, node: Node, workers: int) -> Layout:
+        assert node.shape is not None
+        takes = []
+        for shape, windows in zip(node.shapes, _taken(node), strict=True):
+            assert shape is not None
+            takes.append(_placed(shape[DIM], workers, windows) if windows else COPIED)
+        return Layout(
+            tuple(takes),
+            _placed(node.shape[DIM], workers, _pairs(node.numbers("windows"))),
+            {held.role: COPIED for held in node.held},
+        )
+
+
+def _placed(rows: int, workers: int, windows: Windows) -> Placement:
+    bounds = even(rows, workers)
+    own = tuple(pairwise(bounds))
+    return Placement("split", (Cut(DIM, bounds, windows=() if windows == own else windows),))
+
+
+def with_windows(nodes: Sequence[Node], workers: int) -> list[Node]:
+    """Return the operations, with the rows that each worker takes and computes where they form chains of strips."""
+    chained = _chained(nodes, workers)
+    users: dict[str, list[Node]] = {}
+    for node in nodes:
+        for value in node.takes:
+            users.setdefault(value, []).append(node)
+    computed: dict[str, Windows] = {}
+    gathered: set[str] = set()
+    for node in reversed(nodes):
+        if node.name not in chained:
+            continue
+        assert node.shape is not None
+        bounds = even(node.shape[DIM], workers)
+        own = tuple(pairwise(bounds))
+        needs = [_needed(user, computed[user.name]) for user in users.get(node.name, []) if user.name in computed]
+        mine = tuple(_hull(rows) for rows in zip(own, *needs, strict=True))
+        if any(stop - first > 2 * (b - a) for (first, stop), (a, b) in zip(mine, own, strict=True)):
+            gathered.add(node.name)
+            mine = own
+        computed[node.name] = mine
+    return [_with_facts(node, computed, gathered) if node.name in computed else node for node in nodes]
+
+
+def _chained(nodes: Sequence[Node], workers: int) -> set[str]:
+    """Return the operations in chains of strips; each begins with one that looks at neighbouring rows."""
+    found: set[str] = set()
+    for node in nodes:
+        if node.shape is None or len(node.shape) <= DIM or node.shape[DIM] < workers or not _local(node):
+            continue
+        if "rows" in node.facts or (node.takes and all(value in found for value in node.takes)):
+            found.add(node.name)
+    return found
+
+
+def _local(node: Node) -> bool:
+    """Whether a row of what the operation makes is computed from some neighbouring rows of what it takes."""
+    if "rows" in node.facts:
+        return len(node.takes) == 1
+    return node.kind in ("elementwise", "dropout") and bool(node.takes) and all(s == node.shape for s in node.shapes)
+
+
+def _needed(node: Node, mine: Windows) -> Windows:
+    """Return the rows that workers need of what the operation takes."""
+    if "rows" not in node.facts:
+        return mine
+    kernel, stride, padding, dilation = node.numbers("rows")
+    shape = node.shapes[0]
+    assert shape is not None
+    reach = dilation * (kernel - 1) + 1
+    return tuple(
+        (max(0, first * stride - padding), min(shape[DIM], (stop - 1) * stride - padding + reach))
+        for first, stop in mine
+    )
+
+
+def _with_facts(node: Node, computed: Mapping[str, Windows], gathered: set[str]) -> Node:
+    """Add the windows of an operation: of what it makes, and of what it takes, none where that is gathered first."""
+    needed = _needed(node, computed[node.name])
+    inside = [value in computed and value not in gathered for value in node.takes]
+    takes = tuple(_flat(needed) if each else () for each in inside)
+    return replace(node, facts={**node.facts, "windows": _flat(computed[node.name]), "taken": takes})
+
+
+def _taken(node: Node) -> list[Windows]:
+    taken = node.facts["taken"]
+    assert isinstance(taken, tuple)
+    return [_pairs(each) for each in taken]
+
+
+def _flat(windows: Windows) -> tuple[int, ...]:
+    return tuple(row for window in windows for row in window)
+
+
+def _pairs(numbers: Sequence[int]) -> Windows:
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _hull(rows: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return min(first for first, _ in rows), max(stop for _, stop in rows)
+
+
+def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]

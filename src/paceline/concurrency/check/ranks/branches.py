@@ -1,0 +1,364 @@
+"""Which tests turn out differently on different ranks.
+
+A condition depends *on the rank* when it asks which rank this is (`rank == 0`, `is_main_process`), directly, through a
+variable or through an attribute, or for what only some ranks have made; it depends *on local data* when it asks about a
+list that this rank has filled for itself. Everything else is assumed to be the same on every rank: the configuration,
+the arguments, the number of steps.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import NamedTuple
+
+from paceline.concurrency.check.libraries import catalogue
+from paceline.concurrency.check.ranks.collectives import collective, written
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, last_line, parent
+from paceline.concurrency.check.values.module import Module
+from paceline.concurrency.check.varying.reasons import DATA, FILES, HOST, OF_MATRIX, RANK, asks_for_ranks, decides
+
+ALIASES = 3
+# The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.
+_GROUP_RANK = re.compile(r"get_(?!.*(?:src|next|prev|first|last|world|num))(\w+)_rank")
+_ONE_RANK = re.compile(r"(\w+\.)*get_rank\(\) == \d+")
+BOOLEAN = ("is_", "on_", "should_", "save_", "master", "main")
+
+
+class Condition(NamedTuple):
+    """A test whose outcome may differ between ranks."""
+
+    key: str  # the same for `rank == 0` and, with the other sign, `rank != 0`
+    sign: bool  # the value of the key for which the test holds
+    local: bool  # depends on local data rather than on the rank
+    group: str  # the group whose rank it tests; empty for the default group
+    why: str = RANK  # what it depends on
+
+    @property
+    def alone(self) -> bool:
+        """Whether it names one rank of the world, without whose group no other rank can continue."""
+        return not self.local and not self.group and _ONE_RANK.fullmatch(self.key) is not None
+
+
+def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> Condition | None:
+    """A test without `and` and `or` as a condition; None when it is the same on every rank."""
+    if _asks_for_variable(test, fn):
+        return None
+    found = _asked(test, fn, module, depth)
+    if found is not None or depth:
+        return found
+    if (made := _made_on_some(test, fn, module)) is not None:
+        return made
+    if _asks_for_made(test, fn, module):
+        return Condition(ast.unparse(test), True, True, "", FILES)
+    why = module.varying.why(test, fn)
+    own = isinstance(test, ast.Call) and module.callee(test, fn) is not None
+    asked = fn.bound.get(test.id, test) if isinstance(test, ast.Name) else test
+    if not why or asks_for_ranks(test) or not (own or decides(asked, why)):
+        return None
+    return Condition(ast.unparse(test), True, True, "", why)
+
+
+def _asks_for_variable(test: ast.expr, fn: Function) -> bool:
+    """Whether a test asks if an environment variable is there at all: the text "0" is true, too."""
+    value = test.value if isinstance(test, ast.NamedExpr) else test
+    value = fn.bound.get(value.id, value) if isinstance(value, ast.Name) else value
+    if isinstance(value, ast.Call):
+        return dotted(value.func) in ("os.environ.get", "environ.get", "os.getenv", "getenv")
+    return isinstance(value, ast.Subscript) and short_name(value.value) == "environ"
+
+
+def _made_on_some(test: ast.expr, fn: Function, module: Module) -> Condition | None:
+    """A test for what only some ranks have made, the others having None, as a condition on the rank."""
+    there = True
+    if (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.Is | ast.IsNot)
+        and is_constant(test.comparators[0], None)
+    ):
+        there, test = isinstance(test.ops[0], ast.IsNot), test.left
+    found = _where_made(test, fn, module, 0) if isinstance(test, ast.Name | ast.Attribute) else None
+    if found is None and isinstance(test, ast.Name) and (failed := _failed_alone(test, fn, module)):
+        found = Condition(f"{test.id} is not None", True, True, "", failed)
+    return found if found is None or there else found._replace(sign=not found.sign)
+
+
+def _passed(test: ast.expr, fn: Function, module: Module) -> Condition | None:
+    """A test as a condition; of a parameter, the one that all callers pass."""
+    if not isinstance(test, ast.Name) or test.id not in fn.parameters or test.id in fn.bound:
+        return condition(test, fn, module, 1)
+    given = [condition(a.value, a.caller, module, 1) for a in module.objects.arguments(fn, test.id)]
+    return given[0] if given and all(g is not None and g == given[0] for g in given) else None
+
+
+def _failed_alone(node: ast.Name, fn: Function, module: Module) -> str:
+    """Why a name is None on one rank: a function returns it where it cannot read what is this rank's own."""
+    made = fn.bound.get(node.id)
+    callee = module.callee(made, fn) if isinstance(made, ast.Call) else None
+    if callee is None or not isinstance(made, ast.Call):
+        return ""
+    handlers = (n for n in ast.walk(callee.node) if isinstance(n, ast.ExceptHandler))
+    none = any(isinstance(n.body[-1], ast.Return) and is_constant(n.body[-1].value, None) for n in handlers)
+    return next((w for a in made.args if (w := module.varying.why(a, fn)) in (RANK, HOST)), "") if none else ""
+
+
+def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Condition | None:
+    """The condition under which a value is not None: `load() if rank == 0 else None`, or `if rank == 0: x = load()`."""
+    if isinstance(node, ast.IfExp):
+        asked = _passed(node.test, fn, module)
+        absent = [is_constant(side, None) for side in (node.body, node.orelse)]
+        return asked and _turned(asked, absent[1]) if any(absent) and not all(absent) else None
+    if isinstance(node, ast.Attribute) and depth <= ALIASES:
+        owner = module.type_of(node.value, fn)
+        stored = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner is not None else []
+        return _where_made(*stored[0], module, depth + 1) if len(stored) == 1 else None
+    if not isinstance(node, ast.Name) or depth > ALIASES:
+        return None
+    values = [v for target, v in fn.assigns if isinstance(target, ast.Name) and target.id == node.id]
+    if not values and node.id in fn.parameters:
+        given = [_where_made(a.value, a.caller, module, depth + 1) for a in module.objects.arguments(fn, node.id)]
+        return given[0] if given and all(g is not None and g.key == given[0].key for g in given if given[0]) else None
+    if len(values) == 1:
+        return _where_made(values[0], fn, module, depth + 1)
+    made = [v for v in values if not is_constant(v, None)]
+    test = enclosing(made[0], ast.If) if len(made) == 1 and len(values) == 2 else None
+    if not isinstance(test, ast.If) or (asked := condition(test.test, fn, module, 1)) is None:
+        return None
+    return _turned(asked, made[0].lineno <= last_line(test.body))
+
+
+def otherwise(node: ast.If) -> list[ast.stmt]:
+    """What ranks do for which only the rank makes `a and rank == 0` false: not what stands under `elif not a`."""
+    test, other = node.test, node.orelse[0] if len(node.orelse) == 1 else None
+    if not isinstance(test, ast.BoolOp) or not isinstance(test.op, ast.And) or not isinstance(other, ast.If):
+        return node.orelse
+    negated = isinstance(other.test, ast.UnaryOp) and isinstance(other.test.op, ast.Not)
+    asked = ast.unparse(other.test.operand if negated else ast.UnaryOp(ast.Not(), other.test))  # type: ignore[attr-defined]
+    return other.orelse if any(ast.unparse(value) == asked for value in test.values) else node.orelse
+
+
+def _turned(asked: Condition, holds: bool) -> Condition:
+    return asked if holds else asked._replace(sign=not asked.sign)
+
+
+def _asks_for_made(test: ast.expr, fn: Function, module: Module) -> bool:
+    """Whether a test asks for a file in a branch of which one rank makes files: the others may find it made already."""
+    if not isinstance(test, ast.Call) or short_name(test.func) not in _ASKS_FOR_FILES:
+        return False
+    around = next((t for t in fn.tests if isinstance(t, ast.If) and any(n is test for n in ast.walk(t.test))), None)
+    if around is None:
+        return False
+    leaves = isinstance(around.body[-1], ast.Return) and parent(around) is fn.node
+    after = [s for s in fn.body if s.lineno > around.lineno] if leaves else []
+    for inner in (n for each in (around, *after) for n in ast.walk(each)):
+        if isinstance(inner, ast.If) and inner is not around:
+            asked = condition(inner.test, fn, module, 1)
+            makes = (c for s in inner.body for c in ast.walk(s) if isinstance(c, ast.Call))
+            met = (c for c in fn.calls if around.lineno < c.lineno < inner.lineno and collective(c, fn, module))
+            if asked is None or asked.local or any(met):  # all ranks have asked before they meet
+                continue
+            if any(_makes_files(c, fn, module) for c in makes):
+                return True
+    return False
+
+
+def _makes_files(call: ast.Call, fn: Function, module: Module) -> bool:
+    """Whether a call makes files, by its name or in the function of this file that it runs."""
+    if MAKES_FILES.search(short_name(call.func).lstrip("_")):
+        return True
+    callee = module.callee(call, fn)
+    return callee is not None and any(MAKES_FILES.search(short_name(c.func).lstrip("_")) for c in callee.calls)
+
+
+_ASKS_FOR_FILES = {"exists", "isfile", "isdir", "is_file", "is_dir"}
+MAKES_FILES = re.compile(r"^(open|save|dump|write|mkdir|makedirs|download|copy|move|extract|build|touch|to_|url|fetch)")
+
+
+def _asked(test: ast.expr, fn: Function, module: Module, depth: int) -> Condition | None:
+    """A test of the rank itself, or of a list that this function fills, as a condition."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        found = condition(test.operand, fn, module, depth)
+        return found and found._replace(sign=not found.sign)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _compared(test, fn, module, depth)
+    if isinstance(test, ast.Call) and (nan := _is_nan(test, fn, module)) is not None:
+        return nan
+    if isinstance(test, ast.Call) and short_name(test.func) in ("len", "any", "all", "bool"):
+        return _local(test, test, True, fn)
+    who = of_rank(test, fn, module, depth)
+    if who is not None:
+        text, group, truth = who
+        if not truth:  # `if rank:` is `if rank != 0:`
+            return Condition(f"{text} == 0", False, False, group)
+        return Condition(text, True, False, group)
+    return _local(test, test, True, fn)
+
+
+def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Condition | None:
+    """A comparison with the rank as a condition."""
+    left, op, right = test.left, test.ops[0], test.comparators[0]
+    if isinstance(op, ast.Is | ast.IsNot) or _is_number(right, -1):
+        return None
+    who = of_rank(left, fn, module, depth)
+    if who is None and isinstance(op, ast.Eq | ast.NotEq) and (who := of_rank(right, fn, module, depth)) is not None:
+        left, right = right, left
+    if who is None:
+        return (
+            _local(test, left, isinstance(op, ast.Gt | ast.NotEq | ast.GtE), fn)
+            if _is_number(right, 0) or _is_number(right, 1)
+            else None
+        )
+    text, group, _ = who
+    if of_rank(right, fn, module, depth) is not None and not isinstance(right, ast.Constant):
+        return None  # compares two ranks, which are not known here
+    zero = _is_number(right, 0)
+    if isinstance(op, ast.GtE | ast.Lt) and zero:
+        return None  # `rank >= 0`: whether there are ranks at all
+    if (isinstance(op, ast.Gt) and zero) or (isinstance(op, ast.GtE) and _is_number(right, 1)):
+        return Condition(f"{text} == 0", False, False, group)
+    if isinstance(op, ast.In | ast.NotIn) and _is_zero_or_none(right):
+        return Condition(f"{text} == 0", isinstance(op, ast.In), False, group)
+    sign = not isinstance(op, ast.NotEq | ast.NotIn)
+    if isinstance(right, ast.Constant) and isinstance(right.value, bool):
+        return Condition(text, sign == right.value, False, group)
+    return Condition(f"{text} {_OPERATORS.get(type(op), '?')} {ast.unparse(right)}", sign, False, group)
+
+
+# Operator -> how it is written in the key of a condition; `!=` and `not in` are negations of the same key.
+_OPERATORS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "==", ast.In: "in", ast.NotIn: "in", ast.Lt: "<", ast.Gt: ">", ast.LtE: "<=", ast.GtE: ">="
+}  # fmt: skip
+
+
+def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tuple[str, str, bool] | None:
+    """An expression of the rank: as written, its group, and whether it is a boolean; None when it is no such thing."""
+    if isinstance(node, ast.BinOp):
+        found = of_rank(node.left, fn, module, depth)
+        return found and (ast.unparse(node), found[1], False)
+    if isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp) and depth:
+        parts = [node.left] if isinstance(node, ast.Compare) else getattr(node, "values", None) or [node.operand]  # type: ignore[union-attr]
+        if isinstance(node, ast.Compare) and (len(node.ops) > 1 or condition(node, fn, module, depth) is None):
+            return None
+        found = next((f for part in parts if (f := of_rank(part, fn, module, depth))), None)
+        return found and (ast.unparse(node), found[1], True)
+    if isinstance(node, ast.Call):
+        name = short_name(node.func)
+        if name in catalogue.RANK_CALLS:
+            group = keyword(node, "group", 0) if name == "get_rank" else None
+            return dotted(node.func) + "()", written(group), name.startswith(BOOLEAN)
+        if name == "rank" and not node.args and not node.keywords and isinstance(node.func, ast.Attribute):
+            return dotted(node.func) + "()", "", False
+        if not node.args and not node.keywords and _GROUP_RANK.fullmatch(name):
+            return dotted(node.func) + "()", _GROUP_RANK.sub(r"\1", name), False
+        if name == "int" and node.args:
+            return of_rank(node.args[0], fn, module, depth)
+        if name in ("get", "getenv") and node.args and _names_rank(node.args[0]):
+            return "rank", "", False
+        if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            return of_rank(ast.Attribute(node.args[0], str(node.args[1].value)), fn, module, depth)
+        return None
+    if isinstance(node, ast.Subscript):
+        return ("rank", "", False) if _names_rank(node.slice) and short_name(node.value) == "environ" else None
+    if isinstance(node, ast.Name):
+        return _name_of_rank(node, fn, module, depth)
+    if isinstance(node, ast.Attribute):
+        if OF_MATRIX.search(dotted(node)):
+            return None
+        if node.attr.lower().strip("_") in catalogue.RANK_NAMES:
+            return dotted(node), "", node.attr.startswith(BOOLEAN)
+        if (
+            fn.cls is not None
+            and isinstance(node.value, ast.Name)
+            and node.value.id == fn.self_name
+            and depth < ALIASES
+        ):
+            for cls in fn.cls.ancestry:
+                for value, scope in cls.values.get(node.attr, ()):
+                    found = of_rank(value, scope, module, depth + 1)
+                    if found is not None:
+                        return dotted(node), found[1], found[2]
+    return None
+
+
+def _name_of_rank(node: ast.Name, fn: Function, module: Module, depth: int) -> tuple[str, str, bool] | None:
+    """A name that is bound to the rank, or is one of the usual names of it."""
+    for scope in fn.scopes():
+        value = scope.bound.get(node.id)
+        if value is not None and depth < ALIASES:
+            found = of_rank(value, scope, module, depth + 1)
+            if found is not None:
+                return (node.id if found[2] else found[0]), found[1], found[2]
+            return None
+        if node.id in scope.parameters:
+            break
+    if node.id.lower().strip("_") in catalogue.RANK_NAMES:
+        return node.id, "", node.id.startswith(BOOLEAN)
+    return None
+
+
+def _names_rank(node: ast.expr) -> bool:
+    """Whether this is the name of an environment variable with the rank."""
+    return isinstance(node, ast.Constant) and node.value in catalogue.RANK_VARIABLES
+
+
+def _is_number(node: ast.expr, number: int) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return bool(node.operand.value == -number)
+    return isinstance(node, ast.Constant) and type(node.value) is int and node.value == number
+
+
+def _is_zero_or_none(node: ast.expr) -> bool:
+    """`[-1, 0]`: the first rank, or no ranks at all."""
+    return (
+        isinstance(node, ast.List | ast.Tuple | ast.Set)
+        and any(_is_number(e, 0) for e in node.elts)
+        and all(_is_number(e, 0) or _is_number(e, -1) for e in node.elts)
+    )
+
+
+def _is_nan(node: ast.expr, fn: Function, module: Module) -> Condition | None:
+    """`torch.isnan(loss)` of a value that was not reduced over the ranks before, and so differs between them."""
+    at: ast.AST = node
+    while isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and at.func.attr in ("any", "all", "item"):
+        at = at.func.value
+    if not isinstance(at, ast.Call) or short_name(at.func) not in ("isnan", "isinf", "isfinite"):
+        return None
+    name = dotted(at.args[0]) if at.args else dotted(getattr(at.func, "value", at.func))
+    for call in fn.calls:
+        if call.lineno < node.lineno and any(dotted(a) == name for a in call.args) and collective(call, fn, module):
+            return None
+    return Condition(f"{short_name(at.func)}({name})", True, True, "", DATA) if name else None
+
+
+def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Condition | None:
+    """A test of a list that this function fills itself, inside a condition."""
+    while isinstance(node, ast.Call) and short_name(node.func) in ("len", "any", "all", "bool") and len(node.args) == 1:
+        node = node.args[0]
+    if isinstance(node, ast.Attribute) and _collects(node, fn):
+        return Condition(f"len({dotted(node)}) > 0", sign, True, "", DATA)
+    if not isinstance(node, ast.Name):
+        return None
+    start = fn.bound.get(node.id)
+    empty = (isinstance(start, ast.List) and not start.elts) or (isinstance(start, ast.Dict) and not start.keys)
+    if not empty:
+        return None
+    for call in fn.calls:
+        fills = dotted(call.func) in (f"{node.id}.append", f"{node.id}.extend", f"{node.id}.add")
+        if fills and enclosing(call, ast.For) and enclosing(call, ast.If):
+            return Condition(f"len({node.id}) > 0", sign, True, "", DATA)
+    return None
+
+
+def _collects(node: ast.Attribute, fn: Function) -> bool:
+    """Whether an attribute is a list of results that another method fills, batch by batch, on this rank alone."""
+    if fn.cls is None or dotted(node.value) != fn.self_name or not _RESULTS.search(node.attr):
+        return False
+    fills = (f".{node.attr}.append", f".{node.attr}.extend", f".{node.attr}.update")
+    return any(dotted(call.func).endswith(fills) for m in fn.cls.methods.values() if m is not fn for call in m.calls)
+
+
+_RESULTS = re.compile(
+    r"output|pred|process|pending|queue|task|future|error|request|result|loss|metric|sample|score|label|target|logit|embed|feature|record|batch|detect"
+)

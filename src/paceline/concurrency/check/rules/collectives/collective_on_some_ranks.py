@@ -1,0 +1,115 @@
+"""A collective that only some ranks call.
+
+A collective returns when every rank of its group has called it. Under `if rank == 0:`, or under a test of the data
+that this rank happens to hold, some ranks never call it, and the others wait. Two branches that call the same sequence
+of collectives are fine, and so are two opposite conditions that add up to the same sequence (one rank goes first). A
+collective of a named group is only judged against a condition on the rank in that group.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.libraries.catalogue import RANK_DECORATORS, RANK_WORDS
+from paceline.concurrency.check.ranks.items import Item
+from paceline.concurrency.check.ranks.sequences import Difference
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.tree import enclosing
+from paceline.concurrency.check.varying.reasons import DATA
+from paceline.narrative import Wait
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report branches on the rank with different collectives, and collectives in functions for one rank."""
+    for fn in facts.module.functions:
+        if fn.decorated(*RANK_DECORATORS) or _for_one_rank(fn, facts):
+            for item in facts.sequences.operations(fn)[:1]:
+                yield _report(fn, item, f"{fn.qualname} runs on one rank only (line {fn.line})", fn.line, 0.85)
+        reported = 0
+        for difference in facts.sequences.differences(fn):
+            if not difference.exit and difference.items and reported < 3:
+                reported += 1
+                yield _difference(difference)
+        for asked, item, why in facts.sequences.choices(fn):
+            yield _report(fn, item, f"`{ast.unparse(asked)}` decides on {why}", asked.lineno, 0.6)
+        for loop, item, why in facts.sequences.turns(fn):
+            how = f"the loop at line {loop.lineno} runs as often as {why} says"
+            yield _report(fn, item, how, loop.lineno, 0.65)
+
+
+def _for_one_rank(fn: Function, facts: Facts) -> bool:
+    """Whether a decorator of the file calls the function under a test of the rank alone."""
+    for decorator in getattr(fn.node, "decorator_list", ()):
+        made = facts.module.function_named(decorator, facts.module.top)
+        given = next(iter(made.parameters), "") if made is not None else ""
+        for inner in made.nested.values() if made is not None else ():
+            calls = [c for c in inner.calls if isinstance(c.func, ast.Name) and c.func.id == given]
+            tests = [enclosing(c, ast.If) for c in calls]
+            if calls and all(isinstance(t, ast.If) and facts.sequences.conditions(t.test, inner) for t in tests):
+                return True
+    return False
+
+
+def _difference(found: Difference) -> Finding:
+    asked = ast.unparse(found.test.test)
+    why = found.condition.why
+    return _report(
+        found.fn,
+        found.items[0],
+        f"`if {asked}` at line {found.test.lineno} depends on {why}",
+        found.test.lineno,
+        0.6 if why == DATA else 0.7 if found.condition.local else 0.85,
+    )
+
+
+def _report(fn: Function, item: Item, why: str, line: int, confidence: float) -> Finding:
+    at = item.at
+    by = text_of(at) if isinstance(at, ast.Call) else item.name
+    within = "" if by.endswith(item.name + "()") else f", which calls {item.name},"
+    return finding(
+        at,
+        fn,
+        f"{by}{within} must be called by every rank, but {why}: the ranks that call it wait for the others",
+        [
+            Step("rank 0", line, "takes one branch"),
+            Step("rank 0", getattr(at, "lineno", line), f"calls {by}, and waits for all ranks"),
+            Step("rank 1", line, f"takes the other branch, without {item.name}"),
+        ],
+        remedy=f"call {item.name} on every rank, and let the condition guard only the work of one rank",
+        about=item.name,
+        confidence=confidence,
+        waits=[
+            Wait("rank 0", f"called {item.name}", f"call {item.name}", "rank 1"),
+            Wait("rank 1", f"skipped {item.name}", "reach the next collective", "rank 0"),
+        ],
+    )
+
+
+RULE = Rule(
+    "PC501",
+    "collective-on-some-ranks",
+    "a collective that only some ranks call",
+    find,
+    bad="""
+        import torch.distributed as dist
+
+        def save(model, rank):
+            if rank == 0:
+                model.write("model.pt")
+                dist.barrier()
+    """,
+    good="""
+        import torch.distributed as dist
+
+        def save(model, rank):
+            if rank == 0:
+                model.write("model.pt")
+            dist.barrier()
+    """,
+    needs=RANK_WORDS,
+)

@@ -1,0 +1,190 @@
+"""A collective that gathers a value of each rank, under a test of that value.
+
+What is gathered differs between the ranks, or gathering it would be idle. So does a test of it: `all_gather_object(out,
+images)` under `if images is not None`, or after `if not images: return`, is called by the ranks that have images, and
+they wait for those that have none. Gather always, an empty value where there is nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
+from paceline.concurrency.check.syntax.tree import enclosing
+from paceline.narrative import Wait
+
+#: Collectives of a value that each rank has of its own -> its position.
+GATHERS = {"all_gather_object": 1, "gather_object": 0, "all_gather": 1, "gather": 0, "allgather": 0,
+           "gather_for_metrics": 0, "pad_across_processes": 0, "all_gather_into_tensor": 1}  # fmt: skip
+
+
+#: Those of them that take any object, so that ranks may give what they have.
+OBJECTS = {"all_gather_object", "gather_object", "allgather", "gather"}
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report gathering collectives under a test of what they gather, without another one on the other side."""
+    for fn in facts.module.functions:
+        reported: set[ast.If] = set()
+        for call in fn.calls:
+            found = facts.sequences.collective(call, fn) if short_name(call.func) in GATHERS else None
+            given = _given(call) if found is not None else ""
+            test = _test_of(given, call, fn) if given else None
+            if test is not None and not _also_otherwise(test, call, fn, facts):
+                yield _report(fn, call, test, given)
+            elif found is not None and (left := _left_before(call, fn, facts)) is not None and left[1] not in reported:
+                reported.add(left[1])
+                known = any(difference.test is left[1] for difference in facts.sequences.differences(fn))
+                if not known and not _also_otherwise(left[1], call, fn, facts):
+                    yield _report(fn, call, left[1], left[0])
+
+
+def _given(call: ast.Call) -> str:
+    """The name of what a call gathers."""
+    position = GATHERS[short_name(call.func)]
+    short = position < len(call.args) or len(call.args) != 1  # `accelerator.gather(x)`, `fabric.all_gather(x)`
+    value = call.args[position if short else 0] if call.args[position if short else 0 :] else None
+    named = isinstance(value, ast.Name | ast.Attribute) and not short_name(value).endswith(("group", "comm", "mesh"))
+    return dotted(value) if named and value is not None else ""
+
+
+def _test_of(name: str, call: ast.Call, fn: Function) -> ast.If | ast.IfExp | None:
+    """The condition around the call that asks whether the value is there, or has elements."""
+    at = enclosing(call, ast.If, ast.IfExp)
+    while isinstance(at, ast.If | ast.IfExp) and at.lineno >= fn.line:
+        if _asks(at.test, name) and not _replaced(name, at, call, fn):
+            return at
+        at = enclosing(at, ast.If, ast.IfExp)
+    return None
+
+
+def _left_before(call: ast.Call, fn: Function, facts: Facts) -> tuple[str, ast.If] | None:
+    """What is gathered, or computed from, and the test that leaves the function where this rank has none of it."""
+    given = [*call.args, *(k.value for k in call.keywords)]
+    direct = {dotted(a) for a in given} if short_name(call.func) in OBJECTS else set()
+    for test in fn.tests:
+        if not isinstance(test, ast.If) or test.orelse or test.lineno > call.lineno:
+            continue
+        if not isinstance(test.body[-1], ast.Return) or enclosing(test, ast.If, ast.For, ast.While) is not None:
+            continue
+        asked = _empty(test.test)
+        name = dotted(asked) if asked is not None else ""
+        if asked is None or not name or _replaced(name, test, call, fn):
+            continue
+        own = name in _sources(given, fn) and facts.sequences.lengths.why(asked, fn)
+        if own or name in direct:
+            return name, test
+    return None
+
+
+def _sources(values: list[ast.expr], fn: Function) -> set[str]:
+    """The names from which values are computed, through assignments of the function."""
+    found, todo = set[str](), list(values)
+    while todo:
+        for node in ast.walk(todo.pop()):
+            name = dotted(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+            if name and "(" not in name and name not in found:
+                found.add(name)
+                todo += [value for target, value in fn.assigns if dotted(target) == name]
+    return found
+
+
+def _empty(test: ast.expr) -> ast.expr | None:
+    """What a test finds empty: `not x`, `len(x) == 0`, `x.numel() == 0`; None when it asks something else."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        counted = test.operand
+        if isinstance(counted, ast.Call) and short_name(counted.func) == "len" and counted.args:
+            counted = counted.args[0]
+        return counted if isinstance(counted, ast.Name | ast.Attribute) else None
+    if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Call):
+        return None
+    none = isinstance(test.ops[0], ast.Eq) and is_constant(test.comparators[0], 0)
+    if none and short_name(test.left.func) == "len" and test.left.args:
+        return test.left.args[0]
+    of = test.left.func
+    return of.value if none and isinstance(of, ast.Attribute) and of.attr in ("numel", "size") else None
+
+
+def _asks(test: ast.expr, name: str) -> bool:
+    """`x`, `x is not None`, `len(x) > 0`, as a whole or as a part of an `and`."""
+    if isinstance(test, ast.BoolOp):
+        return isinstance(test.op, ast.And) and any(_asks(value, name) for value in test.values)
+    if isinstance(test, ast.Compare):
+        none = isinstance(test.ops[0], ast.IsNot) and is_constant(test.comparators[0], None)
+        left = test.left
+        counted = isinstance(left, ast.Call) and short_name(left.func) == "len" and bool(left.args)
+        return (none and dotted(left) == name) or (counted and dotted(left.args[0]) == name)  # type: ignore[attr-defined]
+    return isinstance(test, ast.Name | ast.Attribute) and dotted(test) == name
+
+
+def _replaced(name: str, test: ast.If | ast.IfExp, call: ast.Call, fn: Function) -> bool:
+    """Whether the value is another one by the time it is gathered."""
+    return any(dotted(t) == name and test.lineno < t.lineno < call.lineno for t, _ in fn.assigns)
+
+
+def _also_otherwise(test: ast.If | ast.IfExp, call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether the other side of the condition gathers too."""
+    other = test.orelse if isinstance(test.orelse, list) else [test.orelse]
+    inside = {id(n) for part in other for n in ast.walk(part)}
+    return any(id(c) in inside and facts.sequences.collective(c, fn) is not None for c in fn.calls if c is not call)
+
+
+def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str) -> Finding:
+    what = short_name(call.func)
+    asked = f"`{ast.unparse(test.test)}` (line {test.lineno})"
+    inside = any(n is call for n in ast.walk(test))
+    return finding(
+        call,
+        fn,
+        f"{text_of(call)} gathers {name} of every rank, but "
+        + (f"only the ranks call it for which {asked}" if inside else f"a rank returns before it for which {asked}")
+        + ": the ranks that call it wait for the others",
+        [
+            Step("rank 0", test.lineno, f"has {name}, and calls {what}"),
+            Step("rank 1", test.lineno, f"has none, and does not call {what}"),
+        ],
+        remedy=f"call {what} on every rank, with an empty value where there is none",
+        about=f"{what} {name}",
+        confidence=0.5,
+        waits=[
+            Wait("rank 0", f"called {what}", f"call {what}", "rank 1"),
+            Wait("rank 1", f"skipped {what}", "reach the next collective", "rank 0"),
+        ],
+    )
+
+
+RULE = Rule(
+    "PC511",
+    "gathered-if-present",
+    "a collective that gathers a value of each rank, under a test of that value",
+    find,
+    bad="""
+        import torch.distributed as dist
+
+        def collect(prompts, images, world):
+            texts = [None] * world
+            dist.all_gather_object(texts, prompts)
+            pictures = [None] * world
+            if images is not None:
+                dist.all_gather_object(pictures, images)
+            return texts, pictures
+    """,
+    good="""
+        import torch.distributed as dist
+
+        def collect(prompts, images, world):
+            texts = [None] * world
+            dist.all_gather_object(texts, prompts)
+            pictures = [None] * world
+            dist.all_gather_object(pictures, images or [])
+            return texts, pictures
+    """,
+    needs=RANK_WORDS,
+)

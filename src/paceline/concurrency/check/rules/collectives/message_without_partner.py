@@ -1,0 +1,189 @@
+"""A message that no rank receives, or that no rank sends, in the order in which the ranks come to it.
+
+The program is followed for each rank of worlds of 2, 3 and 4 ranks, and the ranks are played against each other: rank 0
+receives from every rank, itself included; the last rank waits for a neighbour that it does not have; the tags differ; a
+chain of sends waits for receivers that are themselves sending. Where an unknown value decides about a message, nothing
+is reported.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.ranks.exchanges import Exchanges, is_message
+from paceline.concurrency.check.ranks.messages import ANY, WORLDS, Operation, Stuck, World
+from paceline.concurrency.check.ranks.traces import Impossible, Trace, Undecided
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.collectives import both_send_first
+from paceline.concurrency.check.rules.rule import Rule
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.tree import enclosing
+from paceline.narrative import Wait
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report programs of messages in which a rank waits for ever, whatever the number of ranks."""
+    module = facts.module
+    own = [fn for fn in module.functions if any(is_message(call, module) for call in fn.calls)]
+    if not own:
+        return
+    told = {line for found in both_send_first.find(facts) for line in (step.line for step in found.story)}
+    settled: set[int] = set()
+    exchanges = Exchanges(module, facts.sequences)
+    for fn in _outermost_first(own, facts):
+        if id(fn) in settled or not _by_all(fn, facts):
+            continue
+        worlds = {size: found for size in WORLDS if (found := _played(fn, size, facts, exchanges)) is not None}
+        if not worlds:
+            continue
+        settled |= {id(each) for each in _reached(fn, facts)}
+        if all(stuck for stuck, _ in worlds.values()):  # a program for two ranks may leave the others of a larger world
+            stuck, case = worlds[max(worlds)]
+            if not told & {s.operation.line for s in stuck}:
+                yield _report(fn, stuck[0], max(worlds), case)
+
+
+def _outermost_first(own: list[Function], facts: Facts) -> list[Function]:
+    """The functions with messages and their callers, callers first."""
+    found: dict[int, tuple[int, Function]] = {}
+    todo = [(fn, 0) for fn in own]
+    while todo:
+        fn, far = todo.pop()
+        if far > DEPTH or found.get(id(fn), (-1, fn))[0] >= far:
+            continue
+        found[id(fn)] = (far, fn)
+        todo += [(caller, far + 1) for caller, _ in facts.callers.get(id(fn), ()) if caller is not fn]
+    return [fn for far, fn in sorted(found.values(), key=lambda pair: (-pair[0], pair[1].line))]
+
+
+def _by_all(fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether every rank calls a function: no caller in the file does so on one side of a test of the rank."""
+    for caller, event in facts.callers.get(id(fn), ()) if depth < DEPTH else ():
+        at: ast.AST | None = enclosing(event.effect.node, ast.If)
+        while isinstance(at, ast.If):
+            if facts.sequences.conditions(at.test, caller):
+                return False
+            at = enclosing(at, ast.If)
+        if caller is not fn and not _by_all(caller, facts, depth + 1):
+            return False
+    return True
+
+
+DEPTH = 5
+
+
+def _reached(fn: Function, facts: Facts) -> list[Function]:
+    found, todo = list[Function](), [fn]
+    while todo:
+        each = todo.pop()
+        if each not in found:
+            found.append(each)
+            todo += [c for call in each.calls if (c := facts.module.callee(call, each)) is not None]
+    return found
+
+
+def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tuple[list[Stuck], str] | None:
+    """The ranks of a world that wait for ever, and in which case only; None where it cannot be followed."""
+    chosen = dict[str, bool]()
+    followed = _followed(fn, size, facts, exchanges, chosen)
+    if followed is None:
+        return None
+    traces, found = followed
+    kinds = {op.kind for trace in traces for op in trace}
+    if not {"send", "receive"} <= kinds:
+        return None
+    if always := World(traces, buffered=True).stuck():
+        return always, ""
+    if late := World(traces, buffered=False).stuck():
+        return late, "once a message does not fit the buffer"
+    other = _followed(fn, size, facts, exchanges, dict.fromkeys(chosen, False)) if chosen and found else None
+    return (World(other[0], buffered=True).stuck(), "where a rank has found nothing") if other is not None else ([], "")
+
+
+def _followed(
+    fn: Function, size: int, facts: Facts, exchanges: Exchanges, chosen: dict[str, bool]
+) -> tuple[list[list[Operation]], bool] | None:
+    """What each rank of a world does, and whether it asks for what a rank may have found or not."""
+    traces, found = list[list[Operation]](), False
+    for rank in range(size):
+        trace = Trace(facts.module, facts.sequences, exchanges, rank, size, chosen)
+        try:
+            trace.run(fn, {})
+        except (Undecided, Impossible, RecursionError):
+            return None
+        traces.append(trace.operations)
+        found = found or bool(trace.found)
+    return traces, found
+
+
+def _named(operation: Operation) -> str:
+    tag = f" with the tag {operation.tag}" if operation.tag not in (0, ANY) else ""
+    if operation.kind not in ("send", "receive"):
+        return f"calls {operation.kind} (line {operation.line})"
+    whom = "any rank" if operation.peer == ANY else f"rank {operation.peer}"
+    way = f"sends to {whom}" if operation.kind == "send" else f"receives from {whom}"
+    return f"{way}{tag} (line {operation.line})"
+
+
+def _report(fn: Function, stuck: Stuck, size: int, case: str) -> Finding:
+    operation, other = stuck.operation, stuck.other
+    peer = f"rank {operation.peer}" if operation.peer != ANY else "every other rank"
+    if operation.peer == stuck.rank:
+        does = "which is the rank itself"
+    elif operation.peer == size or (operation.kind == "send" and operation.peer < 0):
+        does = "which does not exist"
+    elif other is None:
+        does = f"and {peer} has come to its end"
+    else:
+        does = f"and {peer} {_named(other)}"
+    when = f", {case}" if case else ""
+    return Finding(
+        "",
+        operation.line,
+        1,
+        fn.qualname,
+        f"of {size} ranks, rank {stuck.rank} {_named(operation)}, {does}: it waits for ever{when}",
+        [
+            Step(f"rank {stuck.rank}", operation.line, _named(operation).rpartition(" (")[0]),
+            *([Step(peer, other.line, _named(other).rpartition(" (")[0])] if other is not None else []),
+        ],
+        [Wait(f"rank {stuck.rank}", _named(operation), "its partner", peer)],
+        "let every send have a receive of the other rank, with the same tag and in an order that both can follow",
+        0.6 if case else 0.8,
+        f"{operation.kind} {operation.peer}",
+    )
+
+
+RULE = Rule(
+    "PC516",
+    "message-without-partner",
+    "a message without a receiver or sender, in the order of the ranks",
+    find,
+    bad="""
+        import torch
+        import torch.distributed as dist
+
+        def collect(vector):
+            rank, world = dist.get_rank(), dist.get_world_size()
+            if rank == 0:
+                for source in range(world):
+                    dist.recv(torch.empty_like(vector), src=source)
+            else:
+                dist.send(vector, dst=0)
+    """,
+    good="""
+        import torch
+        import torch.distributed as dist
+
+        def collect(vector):
+            rank, world = dist.get_rank(), dist.get_world_size()
+            if rank == 0:
+                for source in range(1, world):
+                    dist.recv(torch.empty_like(vector), src=source)
+            else:
+                dist.send(vector, dst=0)
+    """,
+    needs=("send", "recv"),
+)

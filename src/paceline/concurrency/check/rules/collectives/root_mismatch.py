@@ -1,0 +1,241 @@
+"""A collective whose ranks do not agree on its root or group.
+
+Every rank must name the same root. `src=rank` names a different one on each; and the two branches of a condition on
+the rank may call the same collective with different roots or groups. `new_group` is a collective of all ranks, also of
+those that do not belong to the group: all have to name the same members.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
+from paceline.concurrency.check.ranks.branches import of_rank
+from paceline.concurrency.check.ranks.collectives import Collective
+from paceline.concurrency.check.ranks.items import flattened
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import keyword, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, following
+from paceline.concurrency.check.varying.reasons import RANK
+
+ROOTED = (
+    "broadcast",
+    "bcast",
+    "broadcast_object_list",
+    "scatter",
+    "gather",
+    "reduce",
+    "scatter_object_list",
+    "gather_object",
+)
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report rooted collectives with the own rank as root, and branches that differ in root or group."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            found = facts.sequences.collective(call, fn)
+            if found is not None and found.name in ROOTED and found.root and not found.group and _own(found, fn, facts):
+                yield _report(
+                    fn,
+                    call,
+                    f"{text_of(call)} names the calling rank as its root ({found.root}): each rank names another one",
+                    call,
+                )
+            if found is not None and found.name in ROOTED and found.root and (why := _outside(found, fn, facts)):
+                yield _report(fn, call, f"{text_of(call)} names {found.root} as its root, {why}", call)
+            members = _members(call, found)
+            if members is not None and facts.module.varying.why(members, fn) == RANK and not _chosen(members, fn):
+                yield _report_group(fn, call, call, f"depends on the rank ({ast.unparse(members)})")
+        for test in fn.tests:
+            if not isinstance(test, ast.If) or not facts.sequences.conditions(test.test, fn):
+                continue
+            yes, no = (
+                [i for item in facts.sequences.body(b, fn, None).items for i in flattened(item)]
+                for b in (test.body, _otherwise(test, fn, facts))
+            )
+            if [i.name for i in yes] != [i.name for i in no]:
+                continue
+            for one, two in zip(yes, no, strict=False):
+                yield from _other_members(fn, test, one.at, two.at, facts)
+                if any("ROOT" in r or "PROC_NULL" in r for r in (one.root, two.root)):
+                    continue  # an intercommunicator: the root's own group passes these
+                differ = [
+                    w
+                    for w, a, b in (("root", one.root, two.root), ("group", one.group, two.group))
+                    if a != b and _plain(a) and _plain(b)
+                ]
+                if differ and isinstance(one.at, ast.Call) and isinstance(two.at, ast.Call):
+                    yield _report(
+                        fn,
+                        two.at,
+                        f"{text_of(two.at)} has a different {differ[0]} than in the other branch of `if "
+                        f"{ast.unparse(test.test)}` (line {one.at.lineno})",
+                        one.at,
+                    )
+
+
+def _outside(found: Collective, fn: Function, facts: Facts) -> str:
+    """Why the root of a collective of a group is no member of it: the root is a rank of the world."""
+    group = keyword(found.call, "group")
+    root = keyword(found.call, "src", 1) or keyword(found.call, "dst")
+    if group is None or root is None or keyword(found.call, "group_src") or keyword(found.call, "group_dst"):
+        return ""
+    divides = isinstance(root, ast.BinOp) and isinstance(root.op, ast.FloorDiv)
+    if divides and of_rank(root.left, fn, facts.module) is not None:  # type: ignore[attr-defined]
+        return "the number of a group rather than a rank of the world"
+    fixed = isinstance(root, ast.Constant) and type(root.value) is int
+    return (
+        "a rank of the world, which is in one of several groups only"
+        if fixed and _one_of_several(group, fn, facts)
+        else ""
+    )
+
+
+def _one_of_several(group: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether a group was chosen from several that a loop makes of different members."""
+    if depth > 4:
+        return False
+    if isinstance(group, ast.Call):
+        callee = facts.module.callee(group, fn)
+        if callee is not None:
+            return any(
+                r.value is not None and _one_of_several(r.value, callee, facts, depth + 1) for r in callee.returns
+            )
+        members = keyword(group, "ranks", 0) if short_name(group.func) == "new_group" else None
+        loop = enclosing(group, ast.For)
+        chosen = (
+            {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)} if isinstance(loop, ast.For) else set()
+        )
+        values = (
+            [members, *(fn.bound.get(n.id) for n in ast.walk(members) if isinstance(n, ast.Name))] if members else []
+        )
+        used = {n.id for v in values if v is not None for n in ast.walk(v) if isinstance(n, ast.Name)}
+        return bool(chosen & used)
+    given: list[tuple[ast.expr, Function]] = []
+    if isinstance(group, ast.Name):
+        given = [(v, fn) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == group.id]
+        if not given and group.id in fn.parameters:
+            given = [(a.value, a.caller) for a in facts.module.objects.arguments(fn, group.id)]
+        if not given:
+            top = facts.module.top
+            scopes = [f for f in facts.module.functions if group.id in f.globals] + [top]
+            given = [
+                (v, f)
+                for f in scopes
+                if f is not fn
+                for t, v in f.assigns
+                if isinstance(t, ast.Name) and t.id == group.id
+            ]
+    elif isinstance(group, ast.Attribute) and (owner := facts.module.type_of(group.value, fn)) is not None:
+        given = [pair for cls in owner.ancestry for pair in cls.values.get(group.attr, ())]
+    made = [(v, scope) for v, scope in given if not isinstance(v, ast.Constant) and v is not group]
+    return bool(made) and any(_one_of_several(v, scope, facts, depth + 1) for v, scope in made)
+
+
+def _otherwise(test: ast.If, fn: Function, facts: Facts) -> list[ast.stmt]:
+    """What runs where a test does not hold: its `else`, or what follows it if its body returns."""
+    if test.orelse or facts.sequences.body(test.body, fn, None).exit != "return":
+        return test.orelse
+    return following(test)
+
+
+def _plain(text: str) -> bool:
+    """Whether two such texts can be compared: a name, a number, nothing, or a sum without the rank."""
+    if " " in text:
+        return _SUM.fullmatch(text) is not None and "rank" not in text
+    return not text or text.isdigit() or text.replace(".", "").replace("_", "").isidentifier()
+
+
+_SUM = re.compile(r"[\w.]+ [-+] [\w.]+")
+
+
+def _members(call: ast.AST, found: Collective | None) -> ast.expr | None:
+    """The members that a call of `new_group` names, if all ranks have to make it."""
+    if not isinstance(call, ast.Call) or found is None or found.name != "new_group":
+        return None
+    return None if keyword(call, "use_local_synchronization") is not None else keyword(call, "ranks", 0)
+
+
+def _chosen(members: ast.expr, fn: Function) -> bool:
+    """Whether the members were found by asking each of all groups for the rank, which a loop over them creates."""
+    return any(any(n is members for n in ast.walk(loop)) for loop in fn.loops)
+
+
+def _other_members(fn: Function, test: ast.If, one: ast.AST, two: ast.AST, facts: Facts) -> Iterator[Finding]:
+    """Two branches of a test of the rank that create groups of different members."""
+    if isinstance(one, ast.Call) and isinstance(two, ast.Call):
+        named = [_members(call, facts.sequences.collective(call, fn)) for call in (one, two)]
+        texts = [ast.unparse(members) for members in named if members is not None]
+        if len(texts) == 2 and texts[0] != texts[1]:
+            where = f"differs from the other branch of `if {ast.unparse(test.test)}` (line {one.lineno})"
+            yield _report_group(fn, two, one, where)
+
+
+def _report_group(fn: Function, at: ast.Call, other: ast.Call, where: str) -> Finding:
+    return finding(
+        at,
+        fn,
+        f"the list of members of {text_of(at)} {where}: every rank has to create every group, with the same members in "
+        "the same order; the ranks wait for each other",
+        [
+            Step("rank 0", other.lineno, f"calls {text_of(other)} with its own members"),
+            Step("rank 1", at.lineno, f"calls {text_of(at)} with others"),
+        ],
+        remedy="create all groups on all ranks, in one order, and keep the one that this rank belongs to; or pass "
+        "use_local_synchronization=True",
+        about=text_of(at),
+        confidence=0.75,
+    )
+
+
+def _own(found: Collective, fn: Function, facts: Facts) -> bool:
+    """Whether the root is the own rank, on every rank."""
+    root = ast.parse(found.root, mode="eval").body
+    who = of_rank(root, fn, facts.module) if isinstance(root, ast.Name | ast.Call | ast.Attribute) else None
+    if who is None or who[2] or (isinstance(root, ast.Name) and root.id in fn.parameters):
+        return False
+    return enclosing(found.call, ast.If) is None  # under a condition it may be the call of one rank only
+
+
+def _report(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Finding:
+    return finding(
+        at,
+        fn,
+        message + "; the ranks wait for each other, or read data that was never sent",
+        [
+            Step("rank 0", other.lineno, f"calls {text_of(other)} with one root or group"),
+            Step("rank 1", at.lineno, f"calls {text_of(at)} with another one"),
+        ],
+        remedy="give every rank the same root and group",
+        about=text_of(at),
+        confidence=0.8,
+    )
+
+
+RULE = Rule(
+    "PC505",
+    "root-mismatch",
+    "a collective whose ranks do not agree on its root or group",
+    find,
+    bad="""
+        import torch.distributed as dist
+
+        def share(tensor):
+            rank = dist.get_rank()
+            dist.broadcast(tensor, src=rank)
+    """,
+    good="""
+        import torch.distributed as dist
+
+        def share(tensor):
+            dist.broadcast(tensor, src=0)
+    """,
+    needs=RANK_WORDS,
+)

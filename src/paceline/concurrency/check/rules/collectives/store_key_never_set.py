@@ -1,0 +1,151 @@
+"""A key of a store that a rank waits for, and that no rank is sure to set.
+
+`store.get(key)` and `store.wait([key])` return when some rank has set the key. They wait for ever when the key is
+spelled in another way where it is set, or when the rank that sets it does so under a condition of its own: rank 0 sets
+the step to resume from if there is a checkpoint, and the others ask for it in any case. Set it on both branches.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import keyword, short_name
+from paceline.concurrency.check.syntax.tree import enclosing
+from paceline.concurrency.check.values.library_types import type_name
+from paceline.narrative import Wait
+
+STORES = ("torch.distributed.TCPStore", "torch.distributed.FileStore", "torch.distributed.HashStore")
+SETS, WAITS = {"set", "add", "compare_set", "append", "multi_set"}, {"get", "wait", "multi_get"}
+
+
+class Use(NamedTuple):
+    """A call that sets keys or waits for them."""
+
+    call: ast.Call
+    fn: Function
+    keys: tuple[str, ...]  # as patterns: `addr/*` of `f"addr/{rank}"`; empty where they are not known
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report keys that are waited for and never set, or only under a condition of the rank that sets them."""
+    made = [c for fn in facts.module.functions for c in fn.calls if facts.module.canonical(c.func) in STORES]
+    if not made:
+        return
+    uses = [_use(call, fn) for fn in facts.module.functions for call in fn.calls if _of_store(call, fn, facts)]
+    sets = [use for use in uses if short_name(use.call.func) in SETS]
+    if not sets or any(not use.keys for use in sets):
+        return
+    for use in uses:
+        for key in use.keys if short_name(use.call.func) in WAITS else ():
+            setting = [s for s in sets if any(_may_be(key, other) for other in s.keys)]
+            if not setting:
+                yield _report(use, key, sets[0], "no rank sets this key")
+                break
+            tests = [_own_condition(s, use, facts) for s in setting]
+            if all(test is not None for test in tests):
+                how = f"only a rank with `if {ast.unparse(tests[0].test)}` (line {tests[0].lineno}) sets it"  # type: ignore[union-attr]
+                yield _report(use, key, setting[0], how)
+                break
+
+
+def _of_store(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in SETS | WAITS:
+        return False
+    owner = type_name(call.func.value, fn, facts.module)
+    return owner in STORES or (not owner and short_name(call.func.value).lower().strip("_").endswith("store"))
+
+
+def _use(call: ast.Call, fn: Function) -> Use:
+    return Use(call, fn, _patterns(keyword(call, "keys") or keyword(call, "key", 0), fn))
+
+
+def _patterns(node: ast.expr | None, fn: Function) -> tuple[str, ...]:
+    """The keys that an expression stands for."""
+    if isinstance(node, ast.Name):
+        node = fn.bound.get(node.id)
+    if isinstance(node, ast.List | ast.Tuple):
+        return tuple(key for element in node.elts for key in _patterns(element, fn))
+    if isinstance(node, ast.ListComp):
+        return _patterns(node.elt, fn)
+    if isinstance(node, ast.Constant):
+        return (node.value,) if isinstance(node.value, str) else ()
+    if isinstance(node, ast.JoinedStr):
+        return ("".join(str(v.value) if isinstance(v, ast.Constant) else "*" for v in node.values),)
+    return ()
+
+
+def _may_be(key: str, other: str) -> bool:
+    return fnmatchcase(key.replace("*", "0"), other) or fnmatchcase(other.replace("*", "0"), key)
+
+
+def _own_condition(setting: Use, waiting: Use, facts: Facts) -> ast.If | None:
+    """The condition under which alone a key is set, inside a branch of some ranks; None when the others share it."""
+    test = enclosing(setting.call, ast.If)
+    outer = enclosing(test, ast.If) if test is not None else None
+    if not isinstance(test, ast.If):
+        return None
+    both = isinstance(test.test, ast.BoolOp) and len(facts.sequences.conditions(test.test, setting.fn)) == 1
+    nested = isinstance(outer, ast.If) and bool(facts.sequences.conditions(outer.test, setting.fn))
+    if any(short_name(n.func) in SETS for s in test.orelse for n in ast.walk(s) if isinstance(n, ast.Call)):
+        return None  # either side sets it
+    if not both and not (nested and not facts.sequences.conditions(test.test, setting.fn)):
+        return None
+    asked = enclosing(waiting.call, ast.If)
+    while isinstance(asked, ast.If):
+        if ast.unparse(asked.test) == ast.unparse(test.test):
+            return None
+        asked = enclosing(asked, ast.If)
+    return test
+
+
+def _report(use: Use, key: str, setting: Use, how: str) -> Finding:
+    shown = key.replace("*", "...")
+    return finding(
+        use.call,
+        use.fn,
+        f"{text_of(use.call)} waits for the key {shown!r}, but {how}",
+        [
+            Step("rank 0", setting.call.lineno, f"may pass {text_of(setting.call)} by, or sets another key there"),
+            Step("rank 1", use.call.lineno, f"waits for {shown!r}"),
+        ],
+        remedy="set the key on every path of the rank that sets it, under the name that the others ask for",
+        about=shown,
+        confidence=0.75,
+        waits=[Wait("rank 1", f"called {text_of(use.call)}", f"set {shown!r}", "rank 0")],
+    )
+
+
+RULE = Rule(
+    "PC513",
+    "store-key-never-set",
+    "a key of a store that is waited for and not sure to be set",
+    find,
+    bad="""
+        import torch.distributed as dist
+
+        def first_step(rank, host, world, newest):
+            store = dist.TCPStore(host, 29500, world, rank == 0)
+            if rank == 0:
+                if newest is not None:
+                    store.set("step", str(newest))
+            return int(store.get("step"))
+    """,
+    good="""
+        import torch.distributed as dist
+
+        def first_step(rank, host, world, newest):
+            store = dist.TCPStore(host, 29500, world, rank == 0)
+            if rank == 0:
+                store.set("step", str(newest or 0))
+            return int(store.get("step"))
+    """,
+    needs=("Store",),
+)

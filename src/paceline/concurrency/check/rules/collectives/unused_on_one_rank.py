@@ -1,0 +1,171 @@
+"""A part of a model that one rank does not use in a step, while the gradients are averaged parameter by parameter.
+
+`DistributedDataParallel` waits for the gradient of every parameter on every rank, and a loop over `if p.grad is not
+None: all_reduce(p.grad)` for those that this rank happens to have. Where `forward` calls a layer under a test of the
+rank, of the data of this rank or of a random number of its own, one rank has no gradient for it: the others wait, or
+average one layer with another. Run the layer on every rank and multiply its output by zero, or pass
+`find_unused_parameters=True`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.libraries.catalogue import RANK_WORDS, WRAPPERS
+from paceline.concurrency.check.ranks.sequences import SKIPS
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, last_line
+from paceline.concurrency.check.varying.reasons import DATA
+from paceline.narrative import Wait
+
+LAYERS = ("torch.nn.", "nn.")
+COUNTS = ("any", "all", "sum", "numel", "nonzero", "max", "min")  # of the elements of a tensor
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report layers that `forward` calls under a test that ranks decide differently, where gradients are averaged."""
+    average = _averaged(facts)
+    for fn in facts.module.functions if average is not None else ():
+        if fn.name != "forward" or fn.cls is None or not fn.cls.is_model:
+            continue
+        for test in fn.tests:
+            asked = facts.sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
+            why = asked[0].why if asked else _counts_input(test, fn) if isinstance(test, ast.If) else ""
+            layer = _on_one_side(test, fn) if why else None  # type: ignore[arg-type]
+            if layer is not None and average is not None:
+                yield _report(fn, test, layer, why, average)  # type: ignore[arg-type]
+                break
+
+
+def _averaged(facts: Facts) -> ast.Call | None:
+    """The call that averages the gradients of used parameters alone, by a wrapper or by hand."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            unused = keyword(call, "find_unused_parameters", 6)
+            if short_name(call.func) in WRAPPERS and not (unused is not None and not is_constant(unused, False)):
+                return call
+            around = enclosing(call, ast.If)
+            found = facts.sequences.collective(call, fn) if isinstance(around, ast.If) else None
+            if found is not None and found.name == "all_reduce" and "grad is not None" in ast.unparse(around.test):  # type: ignore[union-attr]
+                return call
+    return None
+
+
+def _counts_input(test: ast.If, fn: Function) -> str:
+    """Why a test of a batch differs from rank to rank: it counts elements of what `forward` was given."""
+    for call in (n for n in ast.walk(test.test) if isinstance(n, ast.Call)):
+        counted = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in COUNTS else None
+        while isinstance(counted, ast.Subscript | ast.Attribute | ast.Compare):
+            counted = counted.left if isinstance(counted, ast.Compare) else counted.value
+        if isinstance(counted, ast.Name) and counted.id in fn.parameters and counted.id != fn.self_name:
+            return DATA
+    return ""
+
+
+def _on_one_side(test: ast.If, fn: Function) -> ast.Call | None:
+    """The layer that one side of a test calls and the other does not."""
+    yes, no = _layers(test.body, fn), _layers(test.orelse, fn)
+    last = test.body[-1]
+    if isinstance(last, SKIPS) and not test.orelse:
+        no = [call for call in _layers(fn.body, fn) if call.lineno > last_line(test)]
+    names = [{dotted(call.func) for call in side} for side in (yes, no)]
+    rest = {dotted(c.func) for c in _layers(fn.body, fn) if c not in yes and c not in no}
+    return next((c for c in (*yes, *no) if dotted(c.func) not in (names[0] & names[1]) | rest), None)
+
+
+def _layers(body: list[ast.stmt], fn: Function) -> list[ast.Call]:
+    """The calls of own layers in some statements."""
+    inside = {id(node) for statement in body for node in ast.walk(statement)}
+    calls = ((c, fn.looped.get(c.func.id) if isinstance(c.func, ast.Name) else c.func) for c in fn.calls)
+    return [c for c, of in calls if id(c) in inside and isinstance(of, ast.Attribute) and _is_layer(of, fn)]
+
+
+def _is_layer(node: ast.Attribute, fn: Function) -> bool:
+    """Whether an attribute of the model has parameters: a layer of PyTorch, another model, or one that was given."""
+    if fn.cls is None or dotted(node.value) != fn.self_name or fn.cls.method(node.attr) is not None:
+        return False
+    return any(_has_parameters(v, fn.cls) for cls in fn.cls.ancestry for v, _ in cls.values.get(node.attr, ()))
+
+
+def _has_parameters(value: ast.expr, cls: Class) -> bool:
+    if not isinstance(value, ast.Call):
+        return isinstance(value, ast.Name)  # an encoder that the constructor was given
+    name = short_name(value.func)
+    own = cls.module.classes.get(name)
+    plain = ("Dropout", "ReLU", "GELU", "Softmax", "Identity", "MaxPool", "AvgPool", "Flatten", "Upsample", "Sigmoid")
+    known = cls.module.canonical(value.func).startswith(LAYERS) and not name.startswith(plain)
+    return known or (own is not None and own.is_model)
+
+
+def _report(fn: Function, test: ast.If, layer: ast.Call, why: str, average: ast.Call) -> Finding:
+    name = dotted(layer.func)
+    return finding(
+        test,
+        fn,
+        f"`if {ast.unparse(test.test)}` depends on {why} and decides whether {name}() runs (line {layer.lineno}): a "
+        f"rank that skips it has no gradient for its parameters, which {text_of(average)} at line "
+        f"{average.lineno} averages over all ranks",
+        [
+            Step("rank 0", layer.lineno, f"runs {name}(), and waits for the average of its gradient"),
+            Step("rank 1", test.lineno, f"skips {name}(), and has no gradient for it"),
+        ],
+        remedy="run the layer on every rank and multiply its output by zero where it does not count, or pass "
+        "find_unused_parameters=True",
+        about=name,
+        confidence=0.6,
+        waits=[
+            Wait("rank 0", f"ran {name}", f"the gradient of {name}", "rank 1"),
+            Wait("rank 1", f"skipped {name}", "reach the next collective", "rank 0"),
+        ],
+    )
+
+
+RULE = Rule(
+    "PC514",
+    "unused-on-one-rank",
+    "a layer that one rank does not use, while the gradients are averaged",
+    find,
+    bad="""
+        import random
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.extra = nn.Linear(4, 4), nn.Linear(4, 4)
+
+            def forward(self, x):
+                x = self.body(x)
+                if random.random() < 0.5:
+                    x = x + self.extra(x)
+                return x
+
+        def wrap():
+            return DistributedDataParallel(Net())
+    """,
+    good="""
+        import random
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.extra = nn.Linear(4, 4), nn.Linear(4, 4)
+
+            def forward(self, x):
+                x = self.body(x)
+                return x + self.extra(x) * (random.random() < 0.5)
+
+        def wrap():
+            return DistributedDataParallel(Net())
+    """,
+    needs=RANK_WORDS,
+)

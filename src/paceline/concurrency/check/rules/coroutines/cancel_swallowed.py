@@ -1,0 +1,120 @@
+"""A loop of a task that continues when it is cancelled.
+
+`task.cancel()` raises `CancelledError` at the task's next `await`. A loop that catches it, by name, with `except:` or
+as `BaseException`, and continues, is not cancelled: what waits for its end waits for ever, and so do `asyncio.run()`
+and `TaskGroup` when they end. Raise it again, or leave the loop.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, parent
+
+CATCHES = ("CancelledError", "BaseException")
+#: Calls that a handler may make besides those of a logger.
+TELLS = ("print", "print_exc", "format_exc", "sleep", "str", "repr", "type")
+LEAVES = (ast.Raise, ast.Return, ast.Break)
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report handlers of endless loops that take a cancellation for an error like another one."""
+    for fn in facts.module.functions:
+        for wait in fn.awaits if fn.asynchronous else ():
+            tried = _tried(wait)
+            loop = enclosing(tried, ast.While) if tried is not None else None
+            if tried is None or not isinstance(loop, ast.While) or not _endless(loop) or _ends(wait, fn):
+                continue
+            handler = next((h for h in tried.handlers if _catches(h)), None)
+            if handler is not None and all(_only_tells(n) for s in handler.body for n in ast.walk(s)):
+                yield _report(fn, wait, handler)
+                break
+
+
+def _tried(wait: ast.Await) -> ast.Try | None:
+    """The nearest `try` in whose body an await is; None where another kind of handler or a loop is in between."""
+    at: ast.AST = wait
+    around = parent(wait)
+    while around is not None and not isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(around, ast.Try) and at in around.body:
+            return around
+        at, around = around, parent(around)
+    return None
+
+
+def _endless(loop: ast.While) -> bool:
+    return isinstance(loop.test, ast.Constant) and bool(loop.test.value)
+
+
+def _ends(wait: ast.Await, fn: Function) -> bool:
+    """Whether the function waits for a task that it has itself cancelled."""
+    name = dotted(wait.value)
+    return any(short_name(c.func) == "cancel" for c in fn.calls) or (bool(name) and not name.endswith("()"))
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler catches a cancellation."""
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(kind is None or short_name(kind) in CATCHES for kind in kinds)
+
+
+def _only_tells(node: ast.AST) -> bool:
+    """Whether a handler continues after this, and leaves the exception to nothing that may decide otherwise."""
+    tells = not isinstance(node, ast.Call) or (
+        isinstance(node.func, ast.Attribute | ast.Name)
+        and (short_name(node.func) in TELLS or "log" in dotted(node.func).lower())
+    )
+    return tells and not isinstance(node, LEAVES)
+
+
+def _report(fn: Function, wait: ast.Await, handler: ast.ExceptHandler) -> Finding:
+    return finding(
+        handler,
+        fn,
+        f"a cancellation of {fn.qualname} at line {wait.lineno} is caught here, and the loop continues: the task never "
+        "ends",
+        [
+            Step("task A", wait.lineno, f"cancels {fn.qualname}, and waits for its end"),
+            Step("task B", handler.lineno, "catches CancelledError, and begins the next turn of its loop"),
+        ],
+        remedy="catch Exception, or raise CancelledError again",
+        about=fn.qualname,
+        confidence=0.65,
+    )
+
+
+RULE = Rule(
+    "PC311",
+    "cancel-swallowed",
+    "a loop of a task that continues when it is cancelled",
+    find,
+    bad="""
+        import asyncio
+
+        async def poll(client):
+            while True:
+                try:
+                    await client.poll()
+                    await asyncio.sleep(1)
+                except BaseException as error:
+                    print("poll failed", error)
+    """,
+    good="""
+        import asyncio
+
+        async def poll(client):
+            while True:
+                try:
+                    await client.poll()
+                    await asyncio.sleep(1)
+                except Exception as error:
+                    print("poll failed", error)
+    """,
+    needs=("await ",),
+)

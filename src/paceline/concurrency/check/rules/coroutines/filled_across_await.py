@@ -1,0 +1,124 @@
+"""A collection that is emptied, and filled again across awaits.
+
+`self.items = []` and then `async for item in fetch(): self.items.append(item)` shows every other task an empty or
+half-filled collection while the coroutine waits; two such coroutines at once fill it twice. Fill a new collection in a
+local variable, and assign it once it is complete.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import last_line, parent
+from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.shared_state import BEGINNINGS, accesses_of_class, is_teardown
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report coroutines that empty an attribute, await, and fill it, where another method reads it."""
+    for cls in facts.module.classes.values():
+        if not any(fn.cls is cls and fn.asynchronous for fn in facts.module.functions):
+            continue
+        for accesses in accesses_of_class(cls, facts).values():
+            yield from _of_one(accesses)
+
+
+def _of_one(accesses: list[Access]) -> Iterator[Finding]:
+    for emptied in accesses:
+        fn = emptied.fn
+        if not fn.asynchronous or emptied.locks or is_teardown(fn) or not _empties(emptied) or _holds_lock(fn):
+            continue
+        filled = next((a for a in accesses if _fills(a, fn) and (a.fn is not fn or a.line > emptied.line)), None)
+        last = filled.line if filled is not None and filled.fn is fn else last_line(fn.body)
+        pause = next((p for p in fn.awaits if filled and emptied.line < p.lineno <= last), None)
+        read = next((a for a in accesses if a.fn is not fn and not a.changes and a.fn.name not in BEGINNINGS), None)
+        if filled is not None and pause is not None and read is not None:
+            yield _report(emptied, pause.lineno, filled, read)
+            return
+
+
+def _holds_lock(fn: Function) -> bool:
+    """Whether the coroutine holds something, most likely a lock, for a while."""
+    return any("lock" in ast.unparse(i.context_expr).lower() for w in fn.withs for i in w.items)
+
+
+def _empties(access: Access) -> bool:
+    """Whether an empty collection is assigned, or the old one cleared."""
+    up = parent(access.node)
+    if isinstance(up, ast.Attribute):
+        return up.attr == "clear"
+    value = up.value if isinstance(up, ast.Assign | ast.AnnAssign) else None
+    if isinstance(value, ast.List | ast.Set):
+        return not value.elts
+    if isinstance(value, ast.Call):
+        return (
+            short_name(value.func) in ("list", "dict", "set", "defaultdict", "OrderedDict", "deque") and not value.args
+        )
+    return isinstance(value, ast.Dict) and not value.keys
+
+
+def _fills(access: Access, fn: Function) -> bool:
+    """Whether this adds to the collection: in the coroutine, in a function inside it, or in one that it awaits."""
+    own = f"{fn.self_name}.{access.fn.name}"
+    awaited = any(isinstance(a.value, ast.Call) and dotted(a.value.func) == own for a in fn.awaits)
+    return access.kind == "grow" and (access.fn is fn or access.fn.outer is fn or (awaited and access.fn.asynchronous))
+
+
+def _report(emptied: Access, pause: int, filled: Access, read: Access) -> Finding:
+    return finding(
+        emptied.node,
+        emptied.fn,
+        f"{emptied.thing} is emptied here and filled at line {filled.line}, with an await in between (line {pause}): "
+        f"{read.fn.qualname} may read it half-filled (line {read.line})",
+        [
+            Step("task A", emptied.line, f"{emptied.fn.qualname} empties {emptied.thing}"),
+            Step("task A", pause, "awaits: the loop runs other tasks"),
+            Step("task B", read.line, f"{read.fn.qualname} reads it, and finds too little"),
+            Step("task A", filled.line, "fills it"),
+        ],
+        remedy="fill a local collection, and assign it to the attribute once it is complete",
+        about=emptied.thing,
+        confidence=0.55,
+    )
+
+
+RULE = Rule(
+    "PC310",
+    "filled-across-await",
+    "a collection that is emptied, and filled again across awaits",
+    find,
+    bad="""
+        class Catalogue:
+            def __init__(self):
+                self.items = []
+
+            async def reload(self, source):
+                self.items = []
+                async for item in source.fetch():
+                    self.items.append(await item.load())
+
+            def names(self):
+                return [item.name for item in self.items]
+    """,
+    good="""
+        class Catalogue:
+            def __init__(self):
+                self.items = []
+
+            async def reload(self, source):
+                items = []
+                async for item in source.fetch():
+                    items.append(await item.load())
+                self.items = items
+
+            def names(self):
+                return [item.name for item in self.items]
+    """,
+    needs=("await",),
+)

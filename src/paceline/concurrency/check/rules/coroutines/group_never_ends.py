@@ -1,0 +1,247 @@
+"""A group of tasks that is waited for, one of which never ends.
+
+A `TaskGroup` or nursery ends with its last task, and `gather` returns with its last coroutine. A heartbeat or a report
+in a `while True` among them keeps the others' results back for ever. So does a clean-up that awaits the task of such a
+loop. Keep its task and cancel it once the others are done.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
+from paceline.concurrency.check.syntax.tree import following, is_within, parent, statement_of
+from paceline.concurrency.check.threads.shared_state import ENDINGS
+from paceline.narrative import Wait
+
+GROUPS = ("TaskGroup", "open_nursery", "create_task_group")
+STARTS = ("create_task", "ensure_future", "start_soon")
+#: What ends other tasks, or the program.
+ENDS = {"cancel", "exit", "_exit", "stop", "aclose", "kill", "raise_signal"}
+#: Functions of libraries that may run as long as the program does.
+LASTS = re.compile(r"forever|serve|listen|consume|wait|join|run|start|recv|receive|poll|watch|closed")
+DEPTH = 3
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report groups with a task that never ends beside one that does, where something comes after the group."""
+    for fn in facts.module.functions:
+        yield from _awaited_in_vain(fn, facts)
+        for block in fn.withs:
+            group = next((i for i in block.items if _opens_group(i.context_expr)), None)
+            if isinstance(block, ast.AsyncWith) and group is not None and group.optional_vars is not None:
+                starts = _started_in(block, dotted(group.optional_vars), fn)
+                yield from _of_group(block, starts, fn, facts)
+        for wait in fn.awaits:
+            call = wait.value
+            if isinstance(call, ast.Call) and short_name(call.func) == "gather" and not keyword(call, "timeout"):
+                inner: list[tuple[ast.Call, ast.expr]] = [(a, a) for a in call.args if isinstance(a, ast.Call)]
+                if len(inner) == len(call.args) and isinstance(parent(wait), ast.Expr | ast.Assign | ast.Return):
+                    yield from _of_group(wait, inner, fn, facts)
+
+
+def _awaited_in_vain(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A clean-up that awaits a task without an end, which nothing cancels."""
+    if not fn.asynchronous or not any(word in fn.name.lower() for word in ENDINGS):
+        return
+    for wait in fn.awaits:
+        text = ast.unparse(wait.value)
+        if not isinstance(wait.value, ast.Name | ast.Attribute | ast.Subscript):
+            continue
+        made = [(v, f) for f in facts.module.functions for t, v in f.assigns if ast.unparse(t) == text]
+        started = [
+            (v.args[0], f) for v, f in made if isinstance(v, ast.Call) and v.args and short_name(v.func) in STARTS
+        ]
+        run = [each for given, f in started if (each := _runs(given, f, facts)) is not None]
+        ended = any(
+            short_name(c.func) in ENDS and (f is fn or ast.unparse(c.func).startswith(text))
+            for f in facts.module.functions
+            for c in f.calls
+        )
+        if run and not ended and all(_never_ends(each, facts) for each in run):
+            yield _report_awaited(fn, wait, run[0])
+            return
+
+
+def _report_awaited(fn: Function, wait: ast.Await, run: Function) -> Finding:
+    return finding(
+        wait,
+        fn,
+        f"{fn.qualname} waits for the end of {run.qualname}, which never ends, and nothing cancels its task",
+        [
+            Step("task B", run.line, f"{run.qualname} runs for ever"),
+            Step("task A", wait.lineno, f"{fn.qualname} waits for its end"),
+        ],
+        remedy="cancel the task before it is awaited, and catch CancelledError",
+        about=run.qualname,
+        confidence=0.7,
+        waits=[Wait("task A", "cleans up", f"end {run.name}", "task B, which never ends")],
+    )
+
+
+def _opens_group(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and short_name(node.func) in GROUPS
+
+
+def _started_in(block: ast.AsyncWith, group: str, fn: Function) -> list[tuple[ast.Call, ast.expr]]:
+    """The calls that start a task in a group, each with what it runs; none where the group is handed to others."""
+    used = [n for n in fn.names if n.id == group and isinstance(n.ctx, ast.Load)]
+    starts = []
+    for name in used:
+        method = parent(name)
+        call = parent(method) if isinstance(method, ast.Attribute) and method.attr in STARTS else None
+        if not isinstance(call, ast.Call) or call.func is not method or not call.args:
+            return []
+        starts.append((call, call.args[0]))
+    return starts
+
+
+def _of_group(
+    at: ast.AsyncWith | ast.Await, starts: list[tuple[ast.Call, ast.expr]], fn: Function, facts: Facts
+) -> Iterator[Finding]:
+    run = [(call, _runs(given, fn, facts)) for call, given in starts]
+    known = [(call, each) for call, each in run if each is not None]
+    lasting = [(call, each) for call, each in known if _never_ends(each, facts)]
+    ending = [(call, each) for call, each in known if _surely_ends(each, facts)]
+    works = isinstance(at, ast.AsyncWith) and _works(at, fn)
+    if not lasting or not (ending or works) or len(known) < len(run) or not _goes_on(at, fn):
+        return
+    if any(short_name(c.func) in ENDS for each in (fn, *(e for _, e in known)) for c in each.calls):
+        return
+    yield _report(fn, at, *lasting[0], ending[0][1] if ending else fn)
+
+
+def _works(block: ast.AsyncWith, fn: Function) -> bool:
+    """Whether the body of a group does work of its own that comes to an end: it awaits, in no endless loop."""
+    inside = [a for a in fn.awaits if is_within(a, block.body)]
+    named = (short_name(a.value.func).lower() if isinstance(a.value, ast.Call) else "wait" for a in inside)
+    loops = (n for s in block.body for n in ast.walk(s) if isinstance(n, ast.While | ast.AsyncFor))
+    return bool(inside) and not any(LASTS.search(name) for name in named) and next(loops, None) is None
+
+
+def _runs(given: ast.expr, fn: Function, facts: Facts) -> Function | None:
+    """The coroutine of the file that a task runs."""
+    found = facts.module.callee(given, fn) if isinstance(given, ast.Call) else facts.module.function_named(given, fn)
+    return found if found is not None and found.asynchronous and not found.generator else None
+
+
+def _never_ends(fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether a coroutine is not left but by an exception that it does not raise itself."""
+    if fn.graph is None or depth > DEPTH or any(isinstance(n, ast.Raise) for n in ast.walk(fn.node)):
+        return False
+    todo, seen = [fn.graph.entry], set[int]()
+    while todo:
+        node = todo.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            todo += node.following()
+    if id(fn.graph.end) not in seen:
+        return True
+    last = fn.body[-1]
+    call = last.value.value if isinstance(last, ast.Expr) and isinstance(last.value, ast.Await) else None
+    inner = facts.module.callee(call, fn) if isinstance(call, ast.Call) else None
+    return inner is not None and inner is not fn and inner.asynchronous and _never_ends(inner, facts, depth + 1)
+
+
+def _surely_ends(fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether a coroutine comes to an end: it has no loop but over elements, and awaits nothing that may last."""
+    raises = any(isinstance(n, ast.Raise) for n in ast.walk(fn.node))
+    if depth > DEPTH or raises or any(isinstance(loop, ast.While | ast.AsyncFor) for loop in fn.loops):
+        return False
+    for wait in fn.awaits:
+        call = wait.value
+        callee = facts.module.callee(call, fn) if isinstance(call, ast.Call) else None
+        if callee is not None and not _surely_ends(callee, facts, depth + 1):
+            return False
+        if callee is None and (not isinstance(call, ast.Call) or LASTS.search(short_name(call.func).lower())):
+            return False
+    return True
+
+
+def _goes_on(at: ast.AST, fn: Function) -> bool:
+    """Whether the function has something to do after the group, or returns what it waited for."""
+    statement: ast.AST | None = statement_of(at)
+    if isinstance(statement, ast.Return | ast.Assign):
+        return True
+    while statement is not None and statement is not fn.node:
+        if following(statement):
+            return True
+        statement = parent(statement)
+    return False
+
+
+def _report(
+    fn: Function, at: ast.AsyncWith | ast.Await, start: ast.Call, lasting: Function, ending: Function
+) -> Finding:
+    what = "the group" if isinstance(at, ast.AsyncWith) else text_of(at.value)
+    return finding(
+        start,
+        fn,
+        f"{lasting.qualname} never ends, and {what} waits for it: what follows is not reached when {ending.qualname} "
+        "is done",
+        [
+            Step("task A", start.lineno, f"{fn.qualname} starts {lasting.qualname}"),
+            Step("task B", ending.line, f"{ending.qualname} comes to its end"),
+            Step("task C", lasting.line, f"{lasting.qualname} runs for ever"),
+            Step("task A", at.lineno, "waits for both"),
+        ],
+        remedy=f"keep the task of {lasting.name}, and cancel it once the others are done",
+        about=lasting.qualname,
+        confidence=0.65,
+        waits=[Wait("task A", "started the tasks", f"end {lasting.name}", "task C, which never ends")],
+    )
+
+
+RULE = Rule(
+    "PC315",
+    "group-never-ends",
+    "a group of tasks that is waited for, one of which never ends",
+    find,
+    bad="""
+        import asyncio
+
+        async def report(counts):
+            while True:
+                await asyncio.sleep(10)
+                print(sum(counts))
+
+        async def count(path, counts):
+            counts.append(len(open(path).read()))
+
+        async def total(paths):
+            counts = []
+            async with asyncio.TaskGroup() as group:
+                group.create_task(report(counts))
+                for path in paths:
+                    group.create_task(count(path, counts))
+            return sum(counts)
+    """,
+    good="""
+        import asyncio
+
+        async def report(counts):
+            while True:
+                await asyncio.sleep(10)
+                print(sum(counts))
+
+        async def count(path, counts):
+            counts.append(len(open(path).read()))
+
+        async def total(paths):
+            counts = []
+            reporting = asyncio.create_task(report(counts))
+            async with asyncio.TaskGroup() as group:
+                for path in paths:
+                    group.create_task(count(path, counts))
+            reporting.cancel()
+            return sum(counts)
+    """,
+    needs=("TaskGroup", "open_nursery", "create_task_group", "gather", "create_task", "ensure_future"),
+)

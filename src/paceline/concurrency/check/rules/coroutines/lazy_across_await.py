@@ -1,0 +1,359 @@
+"""Something created on first use across an await, by two tasks at once.
+
+`if self.session is None: self.session = await connect()` lets the loop run other tasks while it connects. A second
+task finds None as well and connects too; the first session is lost, and what it holds is never released. The same holds
+for a flag that is tested, and changed only after an await.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
+from paceline.concurrency.check.syntax.tree import contexts_around, enclosing, following, is_within, last_line, parent
+from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.shared_state import (
+    accesses_of_class,
+    accesses_of_globals,
+    is_teardown,
+    starts_or_ends,
+)
+from paceline.concurrency.check.threads.sharing import absent, filled_if_missing, line_of_check
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report `if x is None: x = await ...` that is not under a lock."""
+    for fn in facts.module.functions:
+        if not fn.asynchronous or fn.name in ("__aenter__", "__aexit__"):
+            continue
+        for test in fn.tests:
+            name = absent(test.test) or _present(test.test) if isinstance(test, ast.If) else ""
+            if (
+                not name
+                or ((starts_or_ends(fn) or fn.name.startswith("__")) and not _stores_what_it_opens(test, name))
+                or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
+                or _locked(test, fn, facts)
+            ):
+                continue
+            made = next((s for s in test.body if isinstance(s, ast.Assign) and _stores(s, name)), None)
+            inner = (s for s in _nested(test) if isinstance(s.value, ast.Await) and _stores(s, name))
+            made = made or next((s for s in inner if not _locked(s, fn, facts)), None)
+            if made is not None and isinstance(made.value, ast.Await):
+                if not facts.lets_others_run(made.value, fn):
+                    continue
+                yield _report(fn, test.lineno, made, name, 0.65 if _opens(made.value) else 0.4)
+            elif made is None and (opened := _through_method(test, name, fn, facts)) is not None:
+                yield _report(fn, test.lineno, opened, name, 0.6)
+            elif made is not None and _waits(test.body[: test.body.index(made)], fn) and not is_teardown(fn):
+                constant = isinstance(made.value, ast.Constant)
+                if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
+                    yield _report_flag(fn, test, made, name)
+        yield from _ended_twice(fn, facts)
+        yield from _taken_late(fn, facts)
+    everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
+    for accesses in (*everything, *accesses_of_globals(facts).values()):
+        yield from _entries(accesses, facts)
+        yield from _claims(accesses, facts)
+
+
+def _claims(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """`if key in self.busy: return`, an await, and then `self.busy.add(key)`: two tasks do the same work."""
+    for access in accesses:
+        fn, up = access.fn, parent(access.node)
+        if access.kind != "grow" or access.locks or not fn.asynchronous or _locked(access.node, fn, facts):
+            continue
+        call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("add", "append") else None
+        key = up.slice if isinstance(up, ast.Subscript) else None
+        key = call.args[0] if isinstance(call, ast.Call) and len(call.args) == 1 else key
+        line = line_of_check(access, key) if key is not None else 0
+        test = next((t for t in fn.tests if t.lineno == line and isinstance(t, ast.If)), None)
+        if test is None or not _gives_up(test, access) or _locked(test, fn, facts):
+            continue
+        first = test.lineno if access.line <= last_line(test) else last_line(test)
+        if any(first < a.lineno and last_line(a) < access.line and _on_the_way(a, access) for a in fn.awaits):
+            yield _report_claim(access, test)
+            return
+
+
+def _gives_up(test: ast.If, access: Access) -> bool:
+    """Whether the task that comes second does nothing, rather than take what is stored: that would be a cache."""
+    taken, own = dotted(access.node), parent(access.node)
+    if access.line <= last_line(test):
+        reads = (s for s in access.fn.subscripts if s is not own and dotted(s.value) == taken)
+        return not test.orelse and next(reads, None) is None
+    return not any(dotted(n) == taken for s in test.body for n in ast.walk(s) if isinstance(n, ast.Attribute))
+
+
+def _on_the_way(pause: ast.AST, access: Access) -> bool:
+    """Whether an await is in a block around the change, so that the change comes after it."""
+    at: ast.AST | None = pause
+    while at is not None and not isinstance(at, ast.stmt):
+        at = parent(at)
+    around, up = parent(at) if at is not None else None, parent(access.node)
+    while up is not None and up is not around:
+        up = parent(up)
+    return up is not None
+
+
+def _report_claim(access: Access, test: ast.If) -> Finding:
+    assert isinstance(access.node, ast.expr)
+    return finding(
+        access.node,
+        access.fn,
+        f"{access.thing} is asked for a key at line {test.lineno}, and gets it here only after an await: a second task "
+        "finds it missing too, and does the same",
+        [
+            Step("task A", test.lineno, f"{access.fn.qualname} finds no such key"),
+            Step("task B", test.lineno, "finds none either, while task A awaits"),
+            Step("both", access.line, "store it, and have done the same work"),
+        ],
+        remedy="store the key before the first await, and take it out again if the work fails; or hold an asyncio.Lock",
+        about=access.thing,
+        confidence=0.55,
+    )
+
+
+def _taken_late(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if seat.owner is not None: raise`, an await, and then `seat.owner = customer`, of an object that tasks share."""
+    for test in fn.tests:
+        if not isinstance(test, ast.If) or not isinstance(test.body[-1], ast.Raise | ast.Return) or test.orelse:
+            continue
+        asked = {dotted(n) for n in ast.walk(test.test) if isinstance(n, ast.Attribute)}
+        rest = following(test)
+        if _locked(test, fn, facts):
+            continue
+        for index, statement in enumerate(rest):
+            name = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+            own = (
+                name.startswith(f"{fn.self_name}.")
+                and isinstance(test.test, ast.Attribute)
+                and _called_twice(fn, facts)
+            )
+            shared = own or (_is_shared(name, fn) and not is_teardown(fn))
+            if name in asked and name.count(".") == 1 and _waits(rest[:index], fn) and shared:
+                assert isinstance(statement, ast.Assign)
+                between = any(dotted(t) == name and test.lineno < t.lineno < statement.lineno for t, _ in fn.assigns)
+                if not between and not is_constant(statement.value, None):
+                    yield _report_flag(fn, test, statement, name)
+                    return
+
+
+def _called_twice(fn: Function, facts: Facts) -> bool:
+    """Whether a coroutine is called by two others, or by one that runs as a task."""
+    callers = {id(caller) for caller, _ in facts.callers.get(id(fn), ())}
+    tasks = {id(root.function) for root in facts.roots if root.kind == "task"}
+    return len(callers) > 1 and bool(callers & tasks)
+
+
+def _is_shared(name: str, fn: Function) -> bool:
+    """Whether an object comes out of a container of the own object, where other tasks find it, too."""
+    made = fn.bound.get(name.partition(".")[0])
+    if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr == "get":
+        made = made.func.value
+    while isinstance(made, ast.Subscript | ast.Attribute):
+        if isinstance(made, ast.Attribute) and fn.self_name and dotted(made.value) == fn.self_name:
+            return True
+        made = made.value
+    return False
+
+
+def _ended_twice(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if self.live is None: return`, `await self.live.close()`, and only then `self.live = None`."""
+    for test in fn.tests:
+        name = (
+            absent(test.test) if isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Raise) else ""
+        )
+        if not name.startswith(f"{fn.self_name}.") or not fn.self_name or _locked(test, fn, facts):
+            continue
+        rest = following(test)
+        ends = next((s for s in rest if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
+        before = rest[: rest.index(ends)] if ends is not None else []
+        waits = [a for a in fn.awaits if any(is_within(a, s) for s in before)]
+        about = any(dotted(n) == name for a in waits for n in ast.walk(a))
+        if ends is not None and about and isinstance(ends.value, ast.Constant) and not ends.value.value:
+            yield _report_flag(fn, test, ends, name)
+            return
+
+
+def _through_method(test: ast.If | ast.While, name: str, fn: Function, facts: Facts) -> ast.Await | None:
+    """`if not self.connected: await self.connect()`, where the method sets the flag only after an await of its own."""
+    if fn.cls is None or not absent(test.test) or not isinstance(test, ast.If):
+        return None
+    for statement in test.body:
+        awaits = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(awaits, ast.Await) or not _opens(awaits) or not isinstance(awaits.value, ast.Call):
+            continue
+        opens = facts.module.callee(awaits.value, fn)
+        if opens is None or opens.cls is not fn.cls or opens.only_awaited is False:
+            continue
+        sets = [t for t, v in opens.assigns if dotted(t) == name and not is_constant(v, None)]
+        first = min((a.lineno for a in opens.awaits), default=0)
+        entered = (i.context_expr for w in opens.withs if isinstance(w, ast.AsyncWith) for i in w.items)
+        locked = any(_is_lock(e, opens, facts) for e in entered) or any(_checks(t, name) for t in opens.tests)
+        if sets and first and min(t.lineno for t in sets) >= first and not locked:
+            return awaits
+    return None
+
+
+def _is_lock(context: ast.expr, fn: Function, facts: Facts) -> bool:
+    """Whether an `async with` enters a lock, or something that may be one, rather than a request or a timeout."""
+    found = facts.module.resource(context, fn)
+    return found is not None or not isinstance(context, ast.Call)
+
+
+def _checks(test: ast.If | ast.While, name: str) -> bool:
+    """Whether a test asks for an attribute."""
+    return any(dotted(n) == name for n in ast.walk(test.test) if isinstance(n, ast.Attribute))
+
+
+def _entries(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """`if key not in d: d[key] = await connect(key)`: an entry of a dictionary that is an object of its own."""
+    for access, line in filled_if_missing(accesses):
+        made = enclosing(access.node, ast.Assign)
+        if _locked(access.node, access.fn, facts):
+            continue
+        kept = made.value if isinstance(made, ast.Assign) else None
+        values = _behind(kept, access.fn)
+        if isinstance(made, ast.Assign) and any(_opens(value) for value in values):
+            yield _report(access.fn, line, made, f"an entry of {access.thing}", 0.6)
+            return
+
+
+def _behind(kept: ast.expr | None, fn: Function) -> list[ast.expr]:
+    """What a stored value is made of: itself, what its name was given, and what an object is made with."""
+    values = (
+        [v for t, v in fn.assigns if dotted(t) == kept.id] if isinstance(kept, ast.Name) else [kept] if kept else []
+    )
+    made = [v for v in values if isinstance(v, ast.Call)]
+    given = {a.id for call in made for a in call.args if isinstance(a, ast.Name)}
+    return [*values, *(v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id in given)]
+
+
+def _stores_what_it_opens(test: ast.If | ast.While, name: str) -> bool:
+    """`if self.socket is None: self.socket = await connect()`, also in a method that is called so."""
+    return bool(absent(test.test)) and any(_opens(s.value) for s in _nested(test) if _stores(s, name))
+
+
+def _nested(test: ast.If | ast.While) -> list[ast.Assign]:
+    """The assignments in the branch of a test, also in blocks of it."""
+    return [n for s in test.body for n in ast.walk(s) if isinstance(n, ast.Assign)]
+
+
+def _stores(statement: ast.Assign, name: str) -> bool:
+    """Whether an assignment stores something in an attribute, alone or as a part: `_, self.protocol = ...`."""
+    target = statement.targets[0]
+    return name in ([dotted(n) for n in target.elts] if isinstance(target, ast.Tuple) else [dotted(target)])
+
+
+def _opens(value: ast.expr | None) -> bool:
+    """Whether a coroutine that is awaited makes something, rather than fetch a value, which may be fetched twice."""
+    call = value.value if isinstance(value, ast.Await) else None
+    if isinstance(call, ast.Call) and short_name(call.func) in ("wait_for", "shield") and call.args:
+        call = call.args[0]
+    return isinstance(call, ast.Call) and _OPENS.match(short_name(call.func).strip("_")) is not None
+
+
+#: Functions whose result is not just a value: two of them are one too many, or the second one makes the first one void.
+_OPENS = re.compile(
+    r"connect|open|create|start|spawn|launch|new|subscribe|log_?in|sign_?in|auth|refresh|renew"
+    r"|(get|fetch|obtain|request|acquire)_(\w+_)?(token|credentials?|session|connection|client|channel)s?$"
+)
+
+
+def _present(test: ast.expr) -> str:
+    """The `x` of a test of `x` itself, alone or as a part of an `and`."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return next((dotted(value) for value in test.values if isinstance(value, ast.Attribute)), "")
+    return dotted(test) if isinstance(test, ast.Attribute) else ""
+
+
+def _waits(statements: list[ast.stmt], fn: Function) -> bool:
+    """Whether the function itself awaits in one of these statements, and not only one that it defines there."""
+    return any(is_within(a, s) for s in statements for a in fn.awaits)
+
+
+def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
+    """Whether the test is inside a lock."""
+    around = list(contexts_around(test))
+    if any("lock" in ast.unparse(context).lower() for context in around):
+        return True
+    entered = (facts.module.resource(context, fn) for context in around)
+    if any(lock is not None and (lock.kind in ASYNC_LOCKS or not lock.sure) for lock in entered):
+        return True
+    return bool(facts.held_at(test, fn))
+
+
+def _report(fn: Function, tested: int, made: ast.Assign | ast.Await, name: str, confidence: float) -> Finding:
+    return finding(
+        made,
+        fn,
+        f"{name} is created across an await after line {tested} found it missing: a second task finds it "
+        "missing too and creates another one",
+        [
+            Step("task A", tested, f"{fn.qualname} finds no {name}"),
+            Step("task A", made.lineno, "awaits: the loop runs other tasks"),
+            Step("task B", tested, "finds none either, and creates another one"),
+        ],
+        remedy="hold an asyncio.Lock over both, or store the task that creates it and await that",
+        about=name,
+        confidence=confidence,
+    )
+
+
+def _report_flag(fn: Function, test: ast.If | ast.While, changed: ast.Assign, name: str) -> Finding:
+    return finding(
+        changed,
+        fn,
+        f"{name} is changed only after an await, though line {test.lineno} decides by it: a second task decides alike, "
+        "and does the same once more",
+        [
+            Step("task A", test.lineno, f"{fn.qualname} decides by {name}"),
+            Step("task A", changed.lineno, "awaits before it changes it: the loop runs other tasks"),
+            Step("task B", test.lineno, "finds it unchanged, and does the same"),
+        ],
+        remedy="change it before the await, or hold an asyncio.Lock over both",
+        about=name,
+        confidence=0.5,
+    )
+
+
+RULE = Rule(
+    "PC306",
+    "lazy-across-await",
+    "something created on first use across an await, by two tasks",
+    find,
+    bad="""
+        class Client:
+            def __init__(self, connect):
+                self._connect = connect
+                self._session = None
+
+            async def session(self):
+                if self._session is None:
+                    self._session = await self._connect()
+                return self._session
+    """,
+    good="""
+        import asyncio
+
+        class Client:
+            def __init__(self, connect):
+                self._connect = connect
+                self._session = None
+                self._lock = asyncio.Lock()
+
+            async def session(self):
+                async with self._lock:
+                    if self._session is None:
+                        self._session = await self._connect()
+                    return self._session
+    """,
+    needs=("await",),
+)

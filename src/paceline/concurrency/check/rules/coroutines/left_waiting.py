@@ -1,0 +1,185 @@
+"""Futures that nothing completes once the task that answers them has ended.
+
+A coroutine stores a future under the number of its request and awaits it; a task reads the answers and completes the
+futures. When the connection is closed, the loop of that task ends, by itself or by an exception, and a coroutine that
+still awaits a future waits for ever. On its way out the task has to fail all that are left.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import is_limited
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.futures import attribute_of, makes_future, parts
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.graph import catches_all
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, parent
+from paceline.concurrency.check.threads.accesses import GROWS
+from paceline.narrative import Wait
+
+RECEIVES = ("data_received", "datagram_received")
+#: What a function may do with a container of futures without looking at those that are left.
+BY_KEY = {"get", "setdefault", "popleft", "append", "appendleft", "add", "remove", "discard"}
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report containers of awaited futures of which only a loop that may end completes any."""
+    for cls in facts.module.classes.values():
+        methods = [fn for fn in facts.module.functions if fn.cls is cls and fn.self_name]
+        for attribute in cls.values:
+            waits = [wait for fn in methods if (wait := _kept_and_awaited(attribute, fn)) is not None]
+            if not waits or any(_sees_all(attribute, fn) for fn in methods):
+                continue
+            answers = [fn for fn in methods if any(_answers(c, attribute, fn) for c in fn.calls)]
+            ends = [end for fn in answers if (end := _ends(fn, cls, facts)) is not None]
+            if answers and len(ends) == len(answers):
+                yield _report(*ends[0], attribute, cls, waits[0])
+
+
+def _kept_and_awaited(attribute: str, fn: Function) -> tuple[Function, ast.AST] | None:
+    """Where a coroutine awaits, without a timeout, a future that it has put into an attribute of its object."""
+    own = f"{fn.self_name}.{attribute}"
+    made = {dotted(t) for t, v in fn.assigns if makes_future(v)}
+    kept = {dotted(part) for t, v in fn.assigns if dotted(t) == f"{own}[]" for part in parts(v)}
+    kept |= {
+        dotted(part)
+        for call in fn.calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in GROWS and dotted(call.func.value) == own
+        for argument in call.args
+        for part in parts(argument)
+    }
+    waits = (w for w in fn.awaits if dotted(w.value) in made & kept - {""} and not is_limited(w))
+    return next(((fn, wait) for wait in waits), None)
+
+
+def _sees_all(attribute: str, fn: Function) -> bool:
+    """Whether a function does more with the container than to store and take single futures: it may fail the rest."""
+    for node in fn.attributes:
+        if node.attr != attribute or not isinstance(node.ctx, ast.Load):
+            continue
+        up = parent(node)
+        if isinstance(up, ast.Subscript) and up.value is node:
+            continue
+        call = parent(up) if isinstance(up, ast.Attribute) else None
+        taken = isinstance(up, ast.Attribute) and isinstance(call, ast.Call) and call.func is up
+        if taken and (up.attr in BY_KEY or (up.attr == "pop" and call.args)):  # type: ignore[union-attr]
+            assert call is not None
+            looped = enclosing(call, ast.While)
+            if isinstance(looped, ast.While) and any(dotted(n) == dotted(node) for n in ast.walk(looped.test)):
+                return True  # `while self.waiting: self.waiting.popleft()`
+            continue
+        if isinstance(up, ast.Compare) or (isinstance(up, ast.Call) and short_name(up.func) == "len"):
+            continue
+        if isinstance(up, ast.If | ast.UnaryOp):
+            continue
+        return True
+    return any(isinstance(n.ctx, ast.Store) and n.attr == attribute and fn.name != "__init__" for n in fn.attributes)
+
+
+def _answers(call: ast.Call, attribute: str, fn: Function) -> bool:
+    """Whether a call completes a future out of this container."""
+    named = isinstance(call.func, ast.Attribute) and call.func.attr == "set_result"
+    return named and attribute_of(call.func.value, fn) == attribute  # type: ignore[attr-defined]
+
+
+def _ends(fn: Function, cls: Class, facts: Facts) -> tuple[Function, ast.AST] | None:
+    """Where the loop in which a function answers may end, or what is called while a connection is open."""
+    if fn.name in RECEIVES and any(base.rpartition(".")[2].endswith("Protocol") for base in cls.bases):
+        return fn, fn.node
+    for caller, call in ((fn, None), *((c, e.effect.node) for c, e in facts.callers.get(id(fn), ()))):
+        sets = [c for c in caller.calls if short_name(c.func) == "set_result"] if call is None else [call]
+        for at in sets:
+            loop = enclosing(at, ast.While, ast.AsyncFor)
+            if not caller.asynchronous or not isinstance(loop, ast.While | ast.AsyncFor):
+                continue
+            leaves = (n for n in ast.walk(loop) if isinstance(n, ast.Break | ast.Return))
+            if (left := next(leaves, None)) is not None:
+                return caller, left
+            if isinstance(loop, ast.AsyncFor) or not _holds(loop):
+                return caller, loop
+    return None
+
+
+def _holds(loop: ast.While) -> bool:
+    """Whether a loop continues whatever is raised in it."""
+    tried = [s for s in loop.body if isinstance(s, ast.Try)]
+    return len(loop.body) == 1 and bool(tried) and any(catches_all(h) for h in tried[0].handlers)
+
+
+def _report(fn: Function, at: ast.AST, attribute: str, cls: Class, waiter: tuple[Function, ast.AST]) -> Finding:
+    other, wait = waiter
+    line = getattr(at, "lineno", fn.line)
+    told = getattr(wait, "lineno", other.line)
+    return finding(
+        at,
+        fn,
+        f"{fn.qualname} completes the futures in {cls.name}.{attribute}, and none of those that are left when it ends: "
+        f"{other.qualname} awaits one for ever (line {told})",
+        [
+            Step("task A", told, f"{other.qualname} awaits a future that it has put into {cls.name}.{attribute}"),
+            Step("task B", line, f"{fn.qualname} ends: the connection is closed, or an answer cannot be read"),
+            Step("task A", told, "waits for ever: nothing else completes its future"),
+        ],
+        remedy=f"in a `finally`, call set_exception on every future that is left in {attribute}",
+        about=f"{cls.name}.{attribute}",
+        confidence=0.6,
+        waits=[Wait("task A", "sent its request", "complete its future", "task B, which has ended")],
+    )
+
+
+RULE = Rule(
+    "PC314",
+    "left-waiting",
+    "futures that nothing completes once the task that answers them has ended",
+    find,
+    bad="""
+        import asyncio
+
+        class Client:
+            def __init__(self, stream):
+                self.stream = stream
+                self.waiting = {}
+
+            async def ask(self, key):
+                answer = asyncio.get_running_loop().create_future()
+                self.waiting[key] = answer
+                await self.stream.send(key)
+                return await answer
+
+            async def read(self):
+                async for key, value in self.stream:
+                    answer = self.waiting.pop(key)
+                    if not answer.done():
+                        answer.set_result(value)
+    """,
+    good="""
+        import asyncio
+
+        class Client:
+            def __init__(self, stream):
+                self.stream = stream
+                self.waiting = {}
+
+            async def ask(self, key):
+                answer = asyncio.get_running_loop().create_future()
+                self.waiting[key] = answer
+                await self.stream.send(key)
+                return await answer
+
+            async def read(self):
+                try:
+                    async for key, value in self.stream:
+                        answer = self.waiting.pop(key)
+                        if not answer.done():
+                            answer.set_result(value)
+                finally:
+                    for answer in self.waiting.values():
+                        answer.cancel()
+    """,
+    needs=("set_result",),
+)

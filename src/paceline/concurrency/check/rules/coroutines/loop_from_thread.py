@@ -1,0 +1,200 @@
+"""The event loop used from another thread.
+
+Except for `call_soon_threadsafe` and `run_coroutine_threadsafe`, nothing of asyncio may be used from a thread other
+than the loop's. A callback scheduled by `call_soon`, an `asyncio.Event` that is set or an item put into an
+`asyncio.Queue` does not wake the loop: it may sleep on for ever.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import enclosing
+
+OF_LOOP = ("call_soon", "call_later", "call_at")
+OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_event_loop")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report uses of the loop, its events and queues in functions that threads run."""
+    for fn in facts.module.functions:
+        yield from _stops(fn, facts)
+        yield from _stopped_from_outside(fn, facts)
+    for root in facts.roots:
+        fn = root.function
+        if root.kind != "thread" or fn.asynchronous or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
+            continue
+        for call in fn.calls:
+            what = _touches(call, fn, facts)
+            if what:
+                yield finding(
+                    call,
+                    fn,
+                    f"{text_of(call)} {what} from the thread started at line {root.line}: this does not wake the "
+                    "loop, which may sleep on for ever",
+                    [
+                        Step("the loop", root.line, "sleeps until the next event is due"),
+                        Step("thread B", call.lineno, f"calls {text_of(call)}, which does not wake it"),
+                    ],
+                    remedy="use loop.call_soon_threadsafe(...) or asyncio.run_coroutine_threadsafe(...)",
+                    about=text_of(call),
+                    confidence=0.8,
+                )
+                break
+
+
+def _stops(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`loop.call_soon(loop.stop)` and then `thread.join()`: the loop runs in that thread, and is not woken."""
+    if fn.asynchronous:
+        return
+    for call in fn.calls:
+        joins = (c for c in fn.calls if short_name(c.func) == "join" and c.lineno > call.lineno)
+        last = call.args[0] if call.args else call
+        if not isinstance(call.func, ast.Attribute) or call.func.attr != "call_soon" or short_name(last) != "stop":
+            continue
+        join = next((c for c in joins if "thread" in dotted(c.func).lower()), None)
+        if join is not None and not _in_own_thread(call, fn):
+            yield finding(
+                call,
+                fn,
+                f"{text_of(call)} does not wake the loop of the thread that is joined at line {join.lineno}",
+                [
+                    Step("thread B", join.lineno, "runs the loop, which sleeps until the next event is due"),
+                    Step("thread A", call.lineno, f"calls {text_of(call)}, which does not wake it"),
+                    Step("thread A", join.lineno, "waits for thread B"),
+                ],
+                remedy="use loop.call_soon_threadsafe(...)",
+                about=text_of(call),
+                confidence=0.8,
+            )
+
+
+def _in_own_thread(call: ast.Call, fn: Function) -> bool:
+    """Whether a test has found that this is the thread of the loop: `if thread is threading.current_thread()`."""
+    around = enclosing(call, ast.If)
+    named = (n for n in ast.walk(around.test) if isinstance(n, ast.expr)) if isinstance(around, ast.If) else ()
+    values = (fn.bound.get(n.id, n) if isinstance(n, ast.Name) else n for n in named)
+    return any(isinstance(v, ast.Call) and short_name(v.func) in ("current_thread", "get_ident") for v in values)
+
+
+def _stopped_from_outside(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`self.loop.stop()` in one thread while `self.loop.run_forever()` runs in another one."""
+    if fn.asynchronous or facts.threads_of(fn) or fn.outer is not facts.module.top:
+        return
+    for call in fn.calls:
+        of = dotted(call.func.value) if isinstance(call.func, ast.Attribute) and call.func.attr == "stop" else ""
+        runs = next((r for r in _loops_of_threads(facts) if r[0] == of), None) if of else None
+        if runs is not None:
+            yield finding(
+                call,
+                fn,
+                f"{of}.stop() does not wake the loop, which {runs[1].qualname} runs in another thread",
+                [
+                    Step("thread B", runs[1].line, "runs the loop, which sleeps until the next event is due"),
+                    Step("thread A", call.lineno, f"calls {of}.stop(), which does not wake it"),
+                ],
+                remedy=f"use {of}.call_soon_threadsafe({of}.stop)",
+                about=of,
+                confidence=0.7,
+            )
+
+
+def _loops_of_threads(facts: Facts) -> Iterator[tuple[str, Function]]:
+    """The loops that threads run for ever, as attributes of the object, each with the function that runs it."""
+    for fn in facts.module.functions:
+        for call in fn.calls if facts.threads_of(fn) else ():
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "run_forever":
+                of = dotted(call.func.value)
+                if of.startswith(f"{fn.self_name}.") and fn.self_name:
+                    yield of, fn
+
+
+def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
+    """What a call does to the loop; empty if nothing."""
+    if not isinstance(call.func, ast.Attribute):
+        return ""
+    name, owner = call.func.attr, short_name(call.func.value).lower()
+    if name in OF_LOOP and "loop" in owner:
+        return "schedules a callback"
+    if name == "create_task" and ("loop" in owner or owner == "asyncio"):
+        return "creates a task"
+    if name == "cancel" and not call.args and _is_task(call.func.value, fn):
+        return "cancels a task"
+    if name in ("set_result", "set_exception") and _is_future(call.func.value, fn, facts):
+        return "completes a future of asyncio"
+    found = facts.module.resource(call.func.value, fn)
+    if found is not None and found.sure:
+        if found.kind == "AsyncEvent" and name == "set":
+            return "sets an asyncio.Event"
+        if found.kind == "AsyncQueue" and name == "put_nowait":
+            return "puts an item into an asyncio.Queue"
+    return ""
+
+
+def _is_future(node: ast.expr, fn: Function, facts: Facts) -> bool:
+    """Whether a loop has made this future: here, in the object, or where it is passed from."""
+    values: list[ast.expr] = []
+    if isinstance(node, ast.Name):
+        for scope in fn.scopes():
+            if node.id in scope.bound:
+                values = [scope.bound[node.id]]
+                break
+            if node.id in scope.parameters:
+                given = facts.module.objects.arguments(scope, node.id)
+                values = [
+                    a.caller.bound.get(a.value.id, a.value) if isinstance(a.value, ast.Name) else a.value for a in given
+                ]
+                break
+    elif isinstance(node, ast.Attribute) and fn.cls is not None and dotted(node.value) == fn.self_name:
+        values = [value for value, _ in fn.cls.values.get(node.attr, ())]
+    return any(isinstance(v, ast.Call) and short_name(v.func) == "create_future" for v in values)
+
+
+def _is_task(node: ast.expr, fn: Function) -> bool:
+    """Whether an attribute of the object is a task of asyncio."""
+    own = isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None
+    values = fn.cls.values.get(node.attr, ()) if own and fn.cls is not None else ()  # type: ignore[attr-defined]
+    return any(isinstance(v, ast.Call) and short_name(v.func) in ("create_task", "ensure_future") for v, _ in values)
+
+
+RULE = Rule(
+    "PC304",
+    "loop-from-thread",
+    "the event loop used from another thread",
+    find,
+    bad="""
+        import asyncio
+        import threading
+
+        class Bridge:
+            def __init__(self):
+                self.items = asyncio.Queue()
+                threading.Thread(target=self._read).start()
+
+            def _read(self):
+                for line in open("/dev/stdin"):
+                    self.items.put_nowait(line)
+    """,
+    good="""
+        import asyncio
+        import threading
+
+        class Bridge:
+            def __init__(self, loop):
+                self.loop = loop
+                self.items = asyncio.Queue()
+                threading.Thread(target=self._read).start()
+
+            def _read(self):
+                for line in open("/dev/stdin"):
+                    self.loop.call_soon_threadsafe(self.items.put_nowait, line)
+    """,
+    needs=("asyncio",),
+)

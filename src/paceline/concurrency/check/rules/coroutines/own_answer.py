@@ -1,0 +1,133 @@
+"""A loop that waits for something that only a later turn of the same loop does.
+
+A coroutine reads messages in a loop and distributes them: it puts the answers into a queue, or sets the event or future
+that others wait for. If it calls one of those itself, it waits for an answer that it would have to read first. Start
+what waits as a task of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts, Wait, call_steps
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import short_name
+from paceline.concurrency.check.syntax.tree import enclosing, on_different_branches
+from paceline.narrative import Wait as Waits
+
+DOES = {"AsyncEvent": ("set",), "AsyncQueue": ("put", "put_nowait"), "Event": ("set",), "Queue": ("put", "put_nowait"),
+        "SimpleQueue": ("put",)}  # fmt: skip
+GETS = ("get", "wait")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report loops that wait, on a way through calls, for what only they do themselves, in another turn."""
+    for fn in facts.module.functions:
+        loops = [loop for loop in fn.loops if isinstance(loop, ast.While | ast.AsyncFor | ast.For)]
+        for effect in facts.runs(fn) if loops else ():
+            loop = enclosing(effect.node, ast.While, ast.AsyncFor, ast.For)
+            if effect.callee is None or loop is None:
+                continue
+            found = next(((w, d) for w in facts.waits(effect.callee).values() if (d := _does(w, fn, facts))), None)
+            if found is not None and any(_later(effect.node, does) for does in found[1]):
+                yield _report(fn, effect.node, *found)
+                return
+
+
+def _does(wait: Wait, fn: Function, facts: Facts) -> list[ast.Call]:
+    """The calls of a loop that do what is waited for; none where another function does it as well."""
+    resource = wait.effect.resource
+    method = short_name(getattr(wait.effect.node, "func", wait.effect.node))
+    if resource is None or not resource.sure or resource.one_of_several or method not in GETS:
+        return []
+    own: list[ast.Call] = []
+    for other in facts.module.functions:
+        for call in other.calls:
+            if not isinstance(call.func, ast.Attribute) or call.func.attr not in DOES.get(resource.kind, ()):
+                continue
+            found = facts.module.resource(call.func.value, other)
+            if found is not None and found.id == resource.id:
+                if other is not fn:
+                    return []
+                own.append(call)
+    return own
+
+
+def _later(waits: ast.expr, does: ast.Call) -> bool:
+    """Whether a call does something only after another one returns, or in another turn of the loop."""
+    loop = enclosing(waits, ast.While, ast.AsyncFor, ast.For)
+    return loop is enclosing(does, ast.While, ast.AsyncFor, ast.For) and (
+        on_different_branches(waits, does) or waits.lineno < does.lineno
+    )
+
+
+def _report(fn: Function, at: ast.expr, wait: Wait, does: list[ast.Call]) -> Finding:
+    what = text_of(does[0])
+    return finding(
+        at,
+        fn,
+        f"{text_of(at)} waits for {wait.effect.waits_for}, which only this loop does (line {does[0].lineno}), and the "
+        "loop waits for the call to return",
+        [
+            *call_steps("task A", ((fn, at), *wait.steps), f"waits for {wait.effect.waits_for}"),
+            Step("task A", does[0].lineno, f"would call {what} in a further turn, which does not come"),
+        ],
+        remedy=f"start {text_of(at)} as a task of its own, so that the loop continues",
+        about=what,
+        confidence=0.7,
+        waits=[Waits("task A", f"called {text_of(at)}", f"call {what}", "itself")],
+    )
+
+
+RULE = Rule(
+    "PC319",
+    "own-answer",
+    "a loop that waits for something that only a later turn of the same loop does",
+    find,
+    bad="""
+        import asyncio
+
+        class Link:
+            def __init__(self, stream):
+                self.stream = stream
+                self.answers = asyncio.Queue()
+
+            async def ask(self, question):
+                await self.stream.send(question)
+                return await self.answers.get()
+
+            async def read(self):
+                async for kind, text in self.stream:
+                    if kind == "answer":
+                        self.answers.put_nowait(text)
+                    else:
+                        await self.stream.send(await self.ask(text))
+    """,
+    good="""
+        import asyncio
+
+        class Link:
+            def __init__(self, stream):
+                self.stream = stream
+                self.answers = asyncio.Queue()
+                self.asked = set()
+
+            async def ask(self, question):
+                await self.stream.send(question)
+                await self.stream.send(await self.answers.get())
+
+            async def read(self):
+                async for kind, text in self.stream:
+                    if kind == "answer":
+                        self.answers.put_nowait(text)
+                    else:
+                        task = asyncio.create_task(self.ask(text))
+                        self.asked.add(task)
+                        task.add_done_callback(self.asked.discard)
+    """,
+    needs=("async ",),
+)

@@ -1,0 +1,274 @@
+"""What other threads wait for is not done when the work before it raises.
+
+A thread or task works and then sets an event, puts an end mark into a queue, or meets others at a barrier, for which
+they wait without a timeout. If the work raises, also where the thread catches that and returns, the event stays unset,
+the mark is not sent or the barrier one party short, and they wait for ever. Set an event, and send an end mark, in a
+`finally`; abort the barrier.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Container, Iterator
+
+from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
+from paceline.concurrency.check.flow.effects import has_timeout, is_limited
+from paceline.concurrency.check.libraries.catalogue import QUEUES
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.endings import is_end_mark
+from paceline.concurrency.check.rules.rule import Rule, finding, queue_of, resource_of
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, lines_of
+from paceline.concurrency.check.threads.evidence import owns_lock
+from paceline.concurrency.check.threads.roots import in_loop
+
+KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
+MEETS = ("wait", "abort")
+BARRIERS = ("Barrier", "AsyncBarrier")
+Waiter = tuple[Function, ast.Call]
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report threads and tasks in which an exception skips what others wait for."""
+    waits, gets = _waited_for(facts)
+    run: dict[int, tuple[Function, set[str]]] = {}
+    for root in (r for r in facts.roots if not r.together):
+        run.setdefault(id(root.function), (root.function, set()))[1].add(root.kind)
+    for fn, kinds in run.values():
+        yield from _events(fn, {e: w for e, (kind, w) in waits.items() if KINDS[kind] in kinds}, facts)
+        yield from _end_marks(fn, gets if kinds & {"thread", "process", "task"} else {}, facts)
+        if "thread" in kinds:
+            yield from _barriers(fn, facts)
+    for fn in {id(r.function): r.function for r in facts.roots if r.kind == "task"}.values():
+        yield from _barriers(fn, facts)
+    for fn in facts.module.functions:
+        yield from _made_for_others(fn, facts)
+    for fn in facts.module.functions if waits else ():
+        cleared = {e for call in fn.calls if (e := _subject(call, ("clear",), KINDS, fn, facts)) in waits}
+        if cleared and id(fn) not in run:  # says itself that others wait while it works
+            yield from _events(fn, {e: waits[e][1] for e in cleared}, facts)
+        elif id(fn) not in run and fn.cls is not None and owns_lock(fn.cls, facts):
+            yield from _for_others(fn, facts)
+
+
+def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, Waiter]]:
+    """The events that are waited for without a timeout, with their kind, and the queues that a loop gets from so."""
+    waits: dict[str, tuple[str, Waiter]] = {}
+    gets: dict[str, Waiter] = {}
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            found = resource_of(call, ("wait", "get"), fn, facts)
+            if found is None or has_timeout(call, short_name(call.func)) or is_limited(call):
+                continue
+            if short_name(call.func) == "wait" and found.kind in KINDS:
+                waits.setdefault(found.id, (found.kind, (fn, call)))
+            elif found.kind in QUEUES and not found.one_of_several and in_loop(call, fn):
+                gets.setdefault(found.id, (fn, call))
+    return waits, gets
+
+
+def _events(fn: Function, waits: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:
+    """The events that a thread sets once, though not if it raises."""
+    for event in dict.fromkeys(e for c in fn.calls if (e := _subject(c, ("set",), KINDS, fn, facts)) in waits):
+        sets = [c for c in fn.calls if _subject(c, ("set",), KINDS, fn, facts) == event]
+        conditional = any(enclosing(c, ast.If) or in_loop(c, fn) for c in sets)
+        if conditional or waits[event][0] is fn or _set_elsewhere(event, fn, facts):
+            continue
+        yield from _skipped(fn, sets, event, waits[event])
+
+
+def _for_others(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """An event that the first caller sets after the work, and for which later callers of the same method wait."""
+    calls = [(c, e) for c in fn.calls if (e := _subject(c, ("set", "wait"), KINDS, fn, facts))]
+    for event in dict.fromkeys(e for _, e in calls):
+        sets = [c for c, e in calls if e == event and short_name(c.func) == "set"]
+        waits = [c for c, e in calls if e == event and short_name(c.func) == "wait" and not has_timeout(c, "wait")]
+        aside = [w for w in waits if enclosing(w, ast.If) is not None and sets and w.lineno < sets[0].lineno]
+        if aside and not any(in_loop(c, fn) for c in sets) and not _set_elsewhere(event, fn, facts):
+            yield from _skipped(fn, sets, event, (fn, aside[0]))
+
+
+def _made_for_others(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """An event that a function stores where others find and await it, and sets only if its own work succeeds."""
+    for target, value in fn.assigns:
+        if not isinstance(target, ast.Name) or not isinstance(value, ast.Call):
+            continue
+        if facts.module.constructed_kind(value, fn) not in KINDS:
+            continue
+        stored = [
+            dotted(t).partition("[")[0]
+            for t, v in fn.assigns
+            if isinstance(t, ast.Subscript) and _is(v, value, target.id)
+        ]
+        sets = [c for c in fn.calls if dotted(c.func) == f"{target.id}.set"]
+        if not stored or not sets or any(enclosing(c, ast.If) or in_loop(c, fn) or _at_last(c) for c in sets):
+            continue
+        waits = (
+            (other, c)
+            for other in facts.module.functions
+            for c in other.calls
+            if dotted(c.func) in (f"{stored[0]}[].wait", f"{stored[0]}.get().wait") and not is_limited(c)
+        )
+        waiter = next(waits, None)
+        if waiter is not None:
+            duty = Duty(fn, one_of(sets))
+            for skipped in [s for s in duty.skipped_by_exceptions() if s.node.line > value.lineno][:1]:
+                yield _report(fn, sets[0], skipped, stored[0], waiter)
+
+
+def _at_last(call: ast.Call) -> bool:
+    """Whether a call is made in a `finally`."""
+    tried = enclosing(call, ast.Try)
+    return isinstance(tried, ast.Try) and any(n is call for s in tried.finalbody for n in ast.walk(s))
+
+
+def _is(value: ast.expr, made: ast.Call, name: str) -> bool:
+    """Whether a value is what was made, by its name or by the same assignment."""
+    return value is made or (isinstance(value, ast.Name) and value.id == name)
+
+
+def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:
+    """The end marks that a thread puts into a queue after its work, though not if that raises."""
+    puts: dict[str, list[ast.Call]] = {}
+    for call in fn.calls:
+        queue = queue_of(call, ("put", "put_nowait"), fn, facts)
+        if queue in gets and gets[queue][0] is not fn and not in_loop(call, fn) and is_end_mark(call):
+            puts.setdefault(queue, []).append(call)
+    for queue, marks in puts.items():
+        works = any(queue_of(c, ("put", "put_nowait"), fn, facts) == queue and in_loop(c, fn) for c in fn.calls)
+        if works and not any(enclosing(mark, ast.If) for mark in marks):
+            yield from _skipped(fn, marks, queue, gets[queue])
+
+
+def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Waiter) -> Iterator[Finding]:
+    """The first step whose exception skips what others wait for."""
+    duty = Duty(fn, one_of(met_by))
+    made = fn.bound.get(what.rpartition(".")[2])
+    there = made.lineno if made is not None and what.startswith(fn.qualname + ".") else 0  # a local event
+    ways = [s for s in duty.skipped_by_exceptions() if s.node.line > there and not _met_in_handler(s, met_by)]
+    ways += [s for s in duty.returns_without() if _in_handler(s)] if not ways else []
+    for skipped in ways[:1]:
+        yield _report(fn, met_by[0], skipped, what, waiter)
+
+
+def _met_in_handler(skipped: Skipped, met_by: list[ast.Call]) -> bool:
+    """Whether the exceptions that a step is expected to raise are caught, and the handler does what is owed."""
+    tried = enclosing(skipped.node.syntax, ast.Try) if skipped.node.syntax is not None else None
+    handlers = tried.handlers if isinstance(tried, ast.Try) else []
+    return any(node is call for handler in handlers for node in ast.walk(handler) for call in met_by)
+
+
+def _in_handler(skipped: Skipped) -> bool:
+    """Whether a return is in a handler, so that something has gone wrong."""
+    return skipped.node.syntax is not None and enclosing(skipped.node.syntax, ast.ExceptHandler) is not None
+
+
+def _barriers(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """The barriers at which a thread does not arrive once it has caught an exception."""
+    for barrier in dict.fromkeys(b for c in fn.calls if (b := _subject(c, ("wait",), BARRIERS, fn, facts))):
+        if any(short_name(c.func) == "wait" and has_timeout(c, "wait") for c in fn.calls):
+            continue
+        duty = Duty(fn, lambda call, of=barrier: _subject(call, MEETS, BARRIERS, fn, facts) == of)  # type: ignore[misc]
+        for skipped in [s for s in duty.skipped_by_exceptions() if s.caught][:1]:
+            yield _left(fn, skipped, barrier)
+        returns = sorted(duty.returns_without(), key=lambda skipped: skipped.node.line)
+        for skipped in [s for s in returns if not _all_return(s, fn)][:1]:
+            yield _left(fn, skipped, barrier)
+
+
+def _all_return(skipped: Skipped, fn: Function) -> bool:
+    """Whether every thread takes a return, or none: nothing that it depends on differs between them."""
+    tests = [t for t in fn.tests if skipped.node.line in lines_of(t)]
+    names = {n.id for t in tests for n in ast.walk(t.test) if isinstance(n, ast.Name)}
+    return not names & ({*fn.parameters, *fn.bound, *fn.looped} - {fn.self_name})
+
+
+def _subject(call: ast.Call, methods: tuple[str, ...], kinds: Container[str], fn: Function, facts: Facts) -> str:
+    """The event or barrier of which a call is such a method; empty where it is none."""
+    found = resource_of(call, methods, fn, facts)
+    return found.id if found is not None and found.kind in kinds else ""
+
+
+def _set_elsewhere(event: str, fn: Function, facts: Facts) -> bool:
+    """Whether another function sets the event too."""
+    others = (other for other in facts.module.functions if other is not fn)
+    return any(_subject(c, ("set",), KINDS, other, facts) == event for other in others for c in other.calls)
+
+
+def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: Waiter) -> Finding:
+    other, wait = waiter
+    line = skipped.node.line
+    sets = short_name(at.func) == "set"
+    what = f"{event} is set" if sets else f"the end mark is put into {event}"
+    ends = "returns" if skipped.caught else "ends"
+    fails = f"line {line} raises" if skipped.raised else f"the exception before line {line} comes"
+    return finding(
+        at,
+        fn,
+        f"{what} only if everything before succeeds; if {fails}, {other.qualname} waits for it for ever "
+        f"(line {wait.lineno})",
+        [
+            Step("thread B", line, f"{fn.qualname} raises and {ends} before {what}"),
+            Step("thread A", wait.lineno, f"{other.qualname} waits for {event} for ever"),
+        ],
+        remedy=f"{'set' if sets else 'put'} it in a `finally`, and report the exception",
+        about=event,
+        confidence=0.6,
+    )
+
+
+def _left(fn: Function, skipped: Skipped, barrier: str) -> Finding:
+    line = skipped.node.line
+    return finding(
+        skipped.node.syntax or fn.node,
+        fn,
+        f"{f'if line {line} raises, ' * skipped.raised}{fn.qualname} returns without reaching {barrier}: the others "
+        "wait there for ever",
+        [
+            Step("thread B", line, f"{fn.qualname} {'raises, catches that, and ' * skipped.raised}returns"),
+            Step("thread A", fn.line, f"waits at {barrier}, where one party is missing"),
+        ],
+        remedy=f"call {barrier.rpartition('.')[2]}.abort() {'in the handler' if skipped.raised else 'before'}, or "
+        "wait with a timeout",
+        about=barrier,
+        confidence=0.7,
+    )
+
+
+RULE = Rule(
+    "PC209",
+    "never-set",
+    "an event not set, an end mark not sent, or a barrier not reached, when the work before raises",
+    find,
+    bad="""
+        import threading
+
+        ready = threading.Event()
+
+        def load(source):
+            source.read()
+            ready.set()
+
+        def run(source):
+            threading.Thread(target=load, args=(source,)).start()
+            ready.wait()
+    """,
+    good="""
+        import threading
+
+        ready = threading.Event()
+
+        def load(source):
+            try:
+                source.read()
+            finally:
+                ready.set()
+
+        def run(source):
+            threading.Thread(target=load, args=(source,)).start()
+            ready.wait()
+    """,
+    needs=("Event", "Barrier", "Queue"),
+)

@@ -1,0 +1,188 @@
+"""A wait with a timeout after which the result is used, whether or not it has come.
+
+`event.wait(5)` returns False when the time is over. A function that ignores that, and returns what the other thread
+stores before it sets the event, returns an old value, or none, as if it were the answer. Raise an error where the wait
+returns False.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import has_timeout, text_of
+from paceline.concurrency.check.libraries.catalogue import THREAD_EVENTS
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, parent
+from paceline.concurrency.check.values.bindings import start_arguments
+
+ASKS = ("is_alive", "exitcode", "terminate", "kill")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits whose result is dropped, before a use of what the setter of the event has stored."""
+    for fn in facts.module.functions:
+        yield from _joined(fn, facts)
+        for call in fn.calls:
+            if not _unnoticed(call, fn, facts):
+                continue
+            read = _used(call, fn)
+            setter = _stores(read, call, fn, facts) if read is not None else None
+            if read is not None and setter is not None:
+                yield _report(fn, call, read, setter)
+                break
+
+
+def _joined(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`child.join(60)`, and then a use of what the child was given, whether or not it has ended."""
+    for target, made in fn.assigns:
+        if not isinstance(target, ast.Name) or not isinstance(made, ast.Call):
+            continue
+        if facts.module.constructed_kind(made, fn) not in ("Process", "Thread"):
+            continue
+        parts = (n for argument in start_arguments(made, fn) for n in ast.walk(argument))
+        given = {n.id for n in parts if isinstance(n, ast.Name)} - {fn.self_name}
+        join = next((c for c in fn.calls if dotted(c.func) == f"{target.id}.join" and has_timeout(c, "join")), None)
+        asked = any(dotted(a) in [f"{target.id}.{how}" for how in ASKS] for a in fn.attributes)
+        if join is None or asked or not isinstance(parent(join), ast.Expr):
+            continue
+        later = (n for n in fn.names if n.id in given and n.lineno > join.lineno and n.id != target.id)
+        used = next((n for n in later if isinstance(enclosing(n, ast.Call), ast.Call)), None)
+        if used is not None:
+            yield _report_joined(fn, join, used)
+
+
+def _report_joined(fn: Function, join: ast.Call, used: ast.Name) -> Finding:
+    return finding(
+        join,
+        fn,
+        f"{text_of(join)} gives up after its timeout, and nothing asks whether the other side has ended: {used.id}, "
+        f"which it still works with, is used at line {used.lineno}",
+        [
+            Step("the child", join.lineno, f"works with {used.id} for longer than the timeout"),
+            Step("the parent", join.lineno, f"{fn.qualname} continues"),
+            Step("the parent", used.lineno, f"uses {used.id} while the child is changing it"),
+        ],
+        remedy="ask is_alive() after the join, and end the child or raise an error",
+        about=used.id,
+        confidence=0.6,
+    )
+
+
+def _unnoticed(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether this waits for an event with a timeout, outside a loop, and drops what the wait returns."""
+    if short_name(call.func) != "wait" or not isinstance(call.func, ast.Attribute) or not has_timeout(call, "wait"):
+        return False
+    dropped = isinstance(parent(call), ast.Expr) and enclosing(call, ast.While, ast.For) is None
+    event = call.func.value
+    known = facts.module.resource(event, fn) if dropped else None
+    if known is not None:
+        return known.kind in THREAD_EVENTS
+    key = event.slice if isinstance(event, ast.Subscript) else None
+    return dropped and isinstance(key, ast.Constant) and _is_event(key.value, facts)
+
+
+def _is_event(key: object, facts: Facts) -> bool:
+    """Whether some dictionary of this file has an event under a key."""
+    made = (n for fn in facts.module.functions for c in fn.calls if isinstance(n := parent(c), ast.Dict))
+    return any(
+        is_constant(k, key) and isinstance(v, ast.Call) and short_name(v.func) == "Event"
+        for n in made
+        for k, v in zip(n.keys, n.values, strict=True)
+    )
+
+
+def _used(call: ast.Call, fn: Function) -> ast.expr | None:
+    """What is returned after the wait: an attribute or item that nothing has tested since."""
+    later = [r for r in fn.returns if r.value is not None and r.lineno > call.lineno]
+    read = later[0].value if later else None
+    if not isinstance(read, ast.Attribute | ast.Subscript) or not dotted(read).strip("[]"):
+        return None
+    text = ast.unparse(read)
+    tests = [t.test for t in fn.tests if t.lineno > call.lineno]
+    event = ast.unparse(call.func.value)  # type: ignore[attr-defined]
+    asked = any(part in ast.unparse(test) for test in tests for part in (text, event))
+    return None if asked or enclosing(later[0], ast.If) is not enclosing(call, ast.If) else read
+
+
+def _stores(read: ast.expr, call: ast.Call, fn: Function, facts: Facts) -> Function | None:
+    """Another function that stores what is read, and then sets an event of the same object."""
+    name = _last(read)
+    event = _last(call.func.value)  # type: ignore[attr-defined]
+    for other in facts.module.functions:
+        sets = [c for c in other.calls if short_name(c.func) == "set" and _last(getattr(c.func, "value", c)) == event]
+        stored = [t for t, _ in other.assigns if isinstance(t, ast.Attribute | ast.Subscript) and _last(t) == name]
+        if other is not fn and any(s.lineno <= c.lineno for s in stored for c in sets):
+            return other
+    return None
+
+
+def _last(node: ast.expr) -> object:
+    """The attribute or the constant key at the end of an expression."""
+    if isinstance(node, ast.Subscript):
+        return node.slice.value if isinstance(node.slice, ast.Constant) else ""
+    return short_name(node)
+
+
+def _report(fn: Function, call: ast.Call, read: ast.expr, setter: Function) -> Finding:
+    text = ast.unparse(read)
+    return finding(
+        call,
+        fn,
+        f"{text_of(call)} gives up after its timeout, and its return value is ignored: {text}, which "
+        f"{setter.qualname} stores, is used whether or not it has come",
+        [
+            Step("thread A", call.lineno, f"{fn.qualname} waits until the time is over"),
+            Step("thread A", read.lineno, f"returns {text}, which has not come"),
+            Step("thread B", setter.line, f"{setter.qualname} stores it, too late"),
+        ],
+        remedy=f"raise an error if {text_of(call)} returns False",
+        about=text,
+        confidence=0.65,
+    )
+
+
+RULE = Rule(
+    "PC230",
+    "timeout-unnoticed",
+    "a wait whose timeout is ignored, and a result used whether or not it has come",
+    find,
+    bad="""
+        import threading
+
+        class Request:
+            def __init__(self):
+                self.done = threading.Event()
+                self.answer = None
+
+            def resolve(self, answer):
+                self.answer = answer
+                self.done.set()
+
+            def get(self):
+                self.done.wait(5)
+                return self.answer
+    """,
+    good="""
+        import threading
+
+        class Request:
+            def __init__(self):
+                self.done = threading.Event()
+                self.answer = None
+
+            def resolve(self, answer):
+                self.answer = answer
+                self.done.set()
+
+            def get(self):
+                if not self.done.wait(5):
+                    raise TimeoutError
+                return self.answer
+    """,
+    needs=("Event", "join"),
+)

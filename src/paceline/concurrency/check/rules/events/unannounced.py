@@ -1,0 +1,227 @@
+"""A change that waiters of a condition ask for, without a notification.
+
+A thread waits in `while self.readers: cond.wait()`, and the method that lowers `readers` does not notify the condition:
+the waiter sleeps although it could continue. So does a `close()` that sets the flag in the waiters' loop and wakes none
+of them. Notify after every change that can end a wait.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import has_timeout, text_of
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
+from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, parent
+from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.shared_state import BEGINNINGS, accesses_of_class, accesses_of_globals
+
+CONDITIONS = ("Condition", "AsyncCondition")
+UP, DOWN = "up", "down"  # the change of an attribute that can end a wait
+_MORE = (ast.Gt, ast.GtE)
+_LESS = (ast.Lt, ast.LtE)
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report changes that can end a wait in functions that notify no waiter, themselves or around a call."""
+    waits = list(_waits(facts))
+    if not waits:
+        return
+    notifying = _notifying(facts)
+    seen: set[tuple[int, str]] = set()
+    for fn, call, condition in waits:
+        for part, holds in _asked(fn, call):
+            for node, way in _directions(part, holds):
+                for access in _accesses(node, fn, facts):
+                    key = id(access.fn), access.thing
+                    if key in seen or not _ends(access, way) or access.fn.name in BEGINNINGS:
+                        continue
+                    if condition.id in access.locks:
+                        late = _silent(access.fn, condition, notifying, facts)
+                    else:
+                        late = _notified_before(access, condition, facts)
+                    if not late:
+                        continue
+                    seen.add(key)
+                    yield _report(access, fn, call, condition.id)
+
+
+def _waits(facts: Facts) -> Iterator[tuple[Function, ast.Call, Resource]]:
+    """The waits for a condition of this file that have no timeout."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            found = resource_of(call, ("wait", "wait_for"), fn, facts)
+            known = found is not None and found.kind in CONDITIONS and found.sure and not found.one_of_several
+            if found is not None and known and not has_timeout(call, short_name(call.func)):
+                yield fn, call, found
+
+
+def _asked(fn: Function, call: ast.Call) -> Iterator[tuple[ast.expr, bool]]:
+    """What a wait asks for, and whether it continues waiting while that is true."""
+    if short_name(call.func) == "wait_for":
+        predicate = call.args[0] if call.args else None
+        if isinstance(predicate, ast.Lambda):
+            yield predicate.body, False
+        return
+    loop = enclosing(call, ast.While)
+    if isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant):
+        yield loop.test, True
+
+
+def _directions(test: ast.expr, waits: bool) -> Iterator[tuple[ast.expr, str]]:
+    """The attributes and globals of a test, each with the change that can end a wait while the test has this value."""
+    if isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _directions(value, waits)
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _directions(test.operand, not waits)
+    elif isinstance(test, ast.Compare) and len(test.ops) == 1:
+        left, right = _counted(test.left), _counted(test.comparators[0])
+        operator = test.ops[0]
+        equal = isinstance(operator, ast.Eq) and is_constant(right, 0)
+        rises = isinstance(operator, _LESS) or equal
+        if isinstance(operator, _LESS + _MORE) or equal or (isinstance(operator, ast.NotEq) and is_constant(right, 0)):
+            yield left, UP if rises == waits else DOWN
+            yield right, DOWN if rises == waits else UP
+        elif isinstance(operator, ast.Is | ast.IsNot) and is_constant(right, None):
+            yield left, UP if isinstance(operator, ast.Is) == waits else DOWN
+    else:
+        yield _counted(test), DOWN if waits else UP
+
+
+def _counted(node: ast.expr) -> ast.expr:
+    """The container of which a length is taken."""
+    return node.args[0] if isinstance(node, ast.Call) and short_name(node.func) == "len" and node.args else node
+
+
+def _accesses(node: ast.expr, fn: Function, facts: Facts) -> list[Access]:
+    """The accesses of an attribute of the own object, or of a global."""
+    if isinstance(node, ast.Attribute) and fn.cls is not None and dotted(node.value) == fn.self_name:
+        owners: list[Class] = [cls for cls in fn.cls.ancestry if node.attr in cls.values]
+        return [a for cls in owners for a in accesses_of_class(cls, facts).get(node.attr, ())]
+    return accesses_of_globals(facts).get(node.id, []) if isinstance(node, ast.Name) else []
+
+
+def _ends(access: Access, way: str) -> bool:
+    """Whether a change goes in the direction that can end the wait."""
+    if access.kind in ("grow", "shrink"):
+        method = parent(access.node)
+        moved = isinstance(method, ast.Attribute) and method.attr == "move_to_end"
+        return (access.kind == "grow") == (way == UP) and not moved
+    if access.kind == "update":
+        operator = getattr(parent(access.node), "op", None)
+        return isinstance(operator, ast.Add if way == UP else ast.Sub)
+    assigned = parent(access.node)
+    value = assigned.value if isinstance(assigned, ast.Assign) else None
+    if access.kind == "write" and way == UP and isinstance(value, ast.Name | ast.Call):
+        return True
+    if access.kind not in ("write", "none") or not isinstance(value, ast.Constant):
+        return False
+    return bool(value.value) == (way == UP)
+
+
+def _notifying(facts: Facts) -> dict[int, set[str]]:
+    """Function -> the conditions that it notifies, itself or by a call."""
+    found: dict[int, set[str]] = {}
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            woken = resource_of(call, ("notify", "notify_all", "notifyAll"), fn, facts)
+            if woken is not None:
+                found.setdefault(id(fn), set()).add(woken.id)
+    changed = bool(found)
+    while changed:
+        changed = False
+        for fn in facts.module.functions:
+            for effect in facts.walker.effects(fn):
+                new = found.get(id(effect.callee), set()) if effect.callee is not None else set()
+                if new - found.get(id(fn), set()):
+                    found.setdefault(id(fn), set()).update(new)
+                    changed = True
+    return found
+
+
+def _silent(fn: Function, condition: Resource, notifying: dict[int, set[str]], facts: Facts) -> bool:
+    """Whether neither a function nor any that calls it notifies a condition."""
+    callers = [caller for caller, _ in facts.callers.get(id(fn), ())]
+    return all(condition.id not in notifying.get(id(each), ()) for each in (fn, *callers))
+
+
+def _notified_before(access: Access, condition: Resource, facts: Facts) -> bool:
+    """Whether a change without the condition comes after the notification of its function."""
+    woken = ((c, resource_of(c, ("notify", "notify_all"), access.fn, facts)) for c in access.fn.calls)
+    lines = [call.lineno for call, found in woken if found is not None and found.id == condition.id]
+    return bool(lines) and max(lines) < access.line
+
+
+def _report(access: Access, fn: Function, call: ast.Call, condition: str) -> Finding:
+    assert isinstance(access.node, ast.expr)
+    return finding(
+        access.node,
+        access.fn,
+        f"{access.thing} is changed without a notification of {condition}: {fn.qualname} waits for that change (line "
+        f"{call.lineno}), and is not woken",
+        [
+            Step("thread A", call.lineno, f"{fn.qualname} waits in {text_of(call)}"),
+            Step("thread B", access.line, f"{access.fn.qualname} changes {access.thing}, and notifies no one"),
+            Step("thread A", call.lineno, "sleeps on, although it could continue"),
+        ],
+        remedy="notify the condition after the change",
+        about=access.thing,
+        confidence=0.7,
+    )
+
+
+RULE = Rule(
+    "PC228",
+    "unannounced",
+    "a change that waiters of a condition ask for, without a notification",
+    find,
+    bad="""
+        import threading
+
+        class Gate:
+            def __init__(self):
+                self.changed = threading.Condition()
+                self.readers = 0
+
+            def enter(self):
+                with self.changed:
+                    self.readers += 1
+
+            def leave(self):
+                with self.changed:
+                    self.readers -= 1
+
+            def wait(self):
+                with self.changed:
+                    while self.readers > 0:
+                        self.changed.wait()
+    """,
+    good="""
+        import threading
+
+        class Gate:
+            def __init__(self):
+                self.changed = threading.Condition()
+                self.readers = 0
+
+            def enter(self):
+                with self.changed:
+                    self.readers += 1
+
+            def leave(self):
+                with self.changed:
+                    self.readers -= 1
+                    self.changed.notify_all()
+
+            def wait(self):
+                with self.changed:
+                    while self.readers > 0:
+                        self.changed.wait()
+    """,
+    needs=("Condition",),
+)

@@ -1,0 +1,272 @@
+"""A lock that a forked child inherits in the locked state.
+
+Code that compares `os.getpid()` with a number it kept expects to be forked. A lock that another thread holds at that
+moment is held in the child too, by a thread that does not exist there. The child must create the lock again: in a
+function registered with `os.register_at_fork(after_in_child=...)`, or where the new process is detected. A process that
+is forked while its parent holds a lock never gets it, even if the parent releases it at once.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import runs_now
+from paceline.concurrency.check.flow.walk import Held
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.forks import FORKS, on_child_side
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts, call_steps
+from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
+from paceline.concurrency.check.syntax.names import keyword, short_name
+from paceline.concurrency.check.syntax.tree import lines_of
+from paceline.concurrency.check.together.places import same_file
+from paceline.narrative import Wait
+
+STARTS = ("start", "fork", "forkpty")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report locks that are created once, in code that compares process ids."""
+    module = facts.module
+    if any(a.attr == "register_at_fork" for fn in module.functions for a in fn.attributes):
+        return
+    yield from _held(facts)
+    yield from _globals(facts)
+    for cls in module.classes.values():
+        asks = [fn for fn in cls.methods.values() if _asks(fn, facts)]
+        if not asks or not any(isinstance(n, ast.Compare) and _has_pid(n) for fn in asks for n in ast.walk(fn.node)):
+            continue
+        for attribute, values in cls.values.items():
+            made = [(m, fn) for value, fn in values if (m := module.constructed(value, fn))]
+            if not made or made[0][0][0] not in ("Lock", "RLock", "Condition"):
+                continue
+            (_kind, call), maker = made[0]
+            if (
+                not module.canonical(call.func).startswith(("threading.", "_thread."))
+                or len(made) > 1
+                or _again(maker, cls)
+            ):
+                continue
+            lock = f"{cls.name}.{attribute}"
+            taker = next((fn for fn in cls.methods.values() if lock in facts.takes(fn)), None)
+            if taker is not None:
+                yield _report(call, maker, asks[0], taker, lock, facts)
+
+
+def _globals(facts: Facts) -> Iterator[Finding]:
+    """Global locks that a function takes which compares the process id."""
+    top = facts.module.top
+    for fn in facts.module.functions:
+        if not _asks(fn, facts) or not any(isinstance(n, ast.Compare) and _has_pid(n) for n in ast.walk(fn.node)):
+            continue
+        for lock, take in facts.takes(fn).items():
+            made = facts.module.constructed(top.bound[lock], top) if lock in top.bound else None
+            again = any(lock in other.globals for other in facts.module.functions if other is not top)
+            if made is None or again or not take.resource.sure or not same_file(made[1].lineno, fn.line):
+                continue
+            if facts.module.canonical(made[1].func).startswith(("threading.", "_thread.")):
+                yield _report(made[1], top, fn, fn, lock, facts)
+
+
+def _held(facts: Facts) -> Iterator[Finding]:
+    """Locks of threads that are held where a child is forked which takes them."""
+    for fn in facts.module.functions:
+        for effect, held in facts.events(fn):
+            locks = [h for h in held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several]
+            call = effect.node
+            if not locks and isinstance(call, ast.Call) and short_name(call.func) in STARTS and facts.has_threads:
+                yield from _held_elsewhere(call, fn, facts)
+            if not locks or not isinstance(call, ast.Call):
+                continue
+            takes = {name: steps for steps in _in_child(call, fn, facts) for name in steps}
+            for first in locks:
+                lock = first.resource
+                if lock.id in takes and _of_threads(lock, facts):
+                    needed = next(steps[lock.id] for steps in _in_child(call, fn, facts) if lock.id in steps)
+                    yield _forked(first, call, fn, needed)
+
+
+def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A lock that a child takes, and that a thread started before the fork takes again and again."""
+    begun = [r for r in facts.roots if r.kind == "thread" and r.line < call.lineno and r.line in lines_of(fn.node)]
+    for takes in _in_child(call, fn, facts) if begun and _forks(facts) else ():
+        for name, steps in takes.items():
+            for root in begun:
+                take = facts.takes(root.function).get(name)
+                lock = take.resource if take is not None else None
+                if lock is None or not lock.sure or not lock.non_reentrant or not _of_threads(lock, facts):
+                    continue
+                if "." not in name:  # a global; an object's lock may be another one in the child
+                    yield _forked_beside(lock, call, fn, root.function, take.steps[-1][1].lineno, steps)  # type: ignore[union-attr]
+                    return
+
+
+def _forks(facts: Facts) -> bool:
+    """Whether nothing in the file asks for another way to start processes than a fork."""
+    words = {"spawn", "forkserver"}
+    given = (a for fn in facts.module.functions for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords)))
+    return not any(isinstance(a, ast.Constant) and a.value in words for a in given)
+
+
+def _forked_beside(
+    lock: Resource,
+    call: ast.Call,
+    fn: Function,
+    thread: Function,
+    line: int,
+    needed: tuple[tuple[Function, ast.expr], ...],
+) -> Finding:
+    return finding(
+        call,
+        fn,
+        f"a child is forked while {thread.qualname}, in a thread, may hold {lock.id} (line {line}), and the child "
+        f"takes {lock.id} itself (line {needed[-1][1].lineno}): no thread of the child ever releases it",
+        [
+            Step("thread B", line, f"{thread.qualname} takes {lock.id}"),
+            Step("the parent", call.lineno, f"{fn.qualname} forks: the child's copy of {lock.id} is held"),
+            *call_steps("the child", needed, f"waits for {lock.id}, which no thread of the child releases"),
+        ],
+        remedy="use the spawn method, or fork before the thread is started",
+        about=lock.id,
+        confidence=0.7,
+        waits=[Wait("the child", "was forked", f"release {lock.id}", "thread B, which the child does not have")],
+    )
+
+
+def _in_child(call: ast.Call, fn: Function, facts: Facts) -> Iterator[dict[str, tuple[tuple[Function, ast.expr], ...]]]:
+    """The locks that a child takes which this call forks, each with the path to it."""
+    module = facts.module
+    if module.canonical(call.func) in FORKS:
+        for effect in facts.walker.effects(fn):
+            if on_child_side(effect.node, call):
+                if effect.kind == "take" and effect.resource is not None:
+                    yield {effect.resource.id: ((fn, effect.node),)}
+                elif effect.callee is not None and runs_now(effect):
+                    takes = facts.takes(effect.callee)
+                    yield {name: ((fn, effect.node), *take.steps) for name, take in takes.items()}
+    elif isinstance(call.func, ast.Attribute) and call.func.attr == "start":
+        process = module.resource(call.func.value, fn)
+        if process is None or process.kind != "Process":
+            return
+        made = next((c for f in module.functions for c in f.calls if _makes(c, process.line)), None)
+        target = made and keyword(made, "target", 1)
+        child = module.function_named(target, fn) if target else None
+        if child is not None:
+            yield {name: take.steps for name, take in facts.takes(child).items()}
+
+
+def _makes(call: ast.Call, line: int) -> bool:
+    return call.lineno == line and keyword(call, "target") is not None
+
+
+def _of_threads(lock: Resource, facts: Facts) -> bool:
+    """Whether a lock belongs to threads: one of multiprocessing is released by the parent for the child too."""
+    calls = (c for fn in facts.module.functions for c in fn.calls if c.lineno == lock.line)
+    names = [facts.module.canonical(c.func) for c in calls]
+    return not any(name.startswith("multiprocessing.") for name in names)
+
+
+def _forked(first: Held, call: ast.Call, fn: Function, needed: tuple[tuple[Function, ast.expr], ...]) -> Finding:
+    lock = first.resource.id
+    return finding(
+        call,
+        fn,
+        f"a child is forked while {lock} is held (since line {first.line}), and it takes {lock} itself (line "
+        f"{needed[-1][1].lineno}): no thread of the child ever releases it",
+        [
+            Step("the parent", first.line, f"{fn.qualname} takes {lock}"),
+            Step("the parent", call.lineno, f"forks: the child's copy of {lock} is held"),
+            *call_steps("the child", needed, f"waits for {lock}, which no thread of the child releases"),
+        ],
+        remedy=f"fork after {lock} is released, or use the spawn method and pass what the child needs",
+        about=lock,
+        confidence=0.8,
+        waits=[
+            Wait("the child", "was forked", f"release {lock}", "the parent's thread, which the child does not have"),
+        ],
+    )
+
+
+def _asks(fn: Function, facts: Facts) -> bool:
+    """Whether a function calls os.getpid()."""
+    return any(facts.module.canonical(call.func).endswith("os.getpid") for call in fn.calls)
+
+
+def _has_pid(node: ast.Compare) -> bool:
+    """Whether a comparison involves a process id."""
+    sides = [node.left, *node.comparators]
+    return any("pid" in ast.unparse(side).lower() for side in sides)
+
+
+def _again(maker: Function, cls: Class) -> bool:
+    """Whether the lock is created in a method that others call too, such as when a new process is detected."""
+    return maker.cls is cls and any(
+        isinstance(call.func, ast.Attribute) and call.func.attr == maker.name
+        for fn in cls.methods.values()
+        if fn.name != "__init__"
+        for call in fn.calls
+    )
+
+
+def _report(call: ast.Call, maker: Function, asks: Function, taker: Function, lock: str, facts: Facts) -> Finding:
+    take = facts.takes(taker)[lock].steps[-1][1]
+    return finding(
+        call,
+        maker,
+        f"{lock} is not created again after a fork, though {asks.qualname} expects to run in a forked process: "
+        f"a child forked while the lock is held waits for ever at line {take.lineno}",
+        [
+            Step("thread A", take.lineno, f"{taker.qualname} takes {lock}"),
+            Step("thread B", asks.line, "forks: in the child the lock is held, but there is no thread A"),
+            Step("the child", take.lineno, f"{taker.qualname} waits for {lock}, which no thread of the child releases"),
+        ],
+        remedy="create it again in the child: os.register_at_fork(after_in_child=...)",
+        about=lock,
+        confidence=0.8,
+    )
+
+
+RULE = Rule(
+    "PC113",
+    "lock-across-fork",
+    "a lock that a forked child inherits locked",
+    find,
+    bad="""
+        import os
+        import threading
+
+        class Monitor:
+            def __init__(self):
+                self._lock = threading.Lock()
+                self._pid = None
+
+            def ensure_running(self):
+                if self._pid == os.getpid():
+                    return
+                with self._lock:
+                    threading.Thread(target=print, daemon=True).start()
+                    self._pid = os.getpid()
+    """,
+    good="""
+        import os
+        import threading
+
+        class Monitor:
+            def __init__(self):
+                self._reset()
+                os.register_at_fork(after_in_child=self._reset)
+
+            def _reset(self):
+                self._lock = threading.Lock()
+                self._pid = None
+
+            def ensure_running(self):
+                if self._pid == os.getpid():
+                    return
+                with self._lock:
+                    threading.Thread(target=print, daemon=True).start()
+                    self._pid = os.getpid()
+    """,
+    needs=("getpid", "fork", "Process"),
+)

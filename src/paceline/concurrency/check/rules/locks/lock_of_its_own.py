@@ -1,0 +1,116 @@
+"""A lock that no other thread can take.
+
+`with threading.Lock():` creates a new lock each time, so it excludes no other thread. The same holds for a lock in a
+local variable that never leaves the function: every call has its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.libraries.catalogue import LOCKS
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.tree import parent
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report locks that are created where they are taken, and local locks that do not leave their function."""
+    module = facts.module
+    for fn in module.functions:
+        for statement in fn.withs:
+            for item in statement.items:
+                made = module.constructed(item.context_expr, fn) if isinstance(item.context_expr, ast.Call) else None
+                if made is not None and made[0] in LOCKS and item.optional_vars is None and not made[1].args:
+                    yield _report(
+                        fn,
+                        item.context_expr,
+                        "a new lock is created here each time, so it excludes no other thread",
+                        "",
+                    )
+        if fn is module.top:
+            continue
+        for target, value in fn.assigns:
+            made = module.constructed(value, fn)
+            if made is None or made[0] not in ("Lock", "RLock", "AsyncLock") or not isinstance(target, ast.Name):
+                continue
+            if len(getattr(parent(target), "targets", ())) > 1:
+                continue  # `self.locks[key] = lock = Lock()`
+            if target.id not in fn.globals and _stays(target.id, fn):
+                yield _report(
+                    fn, value, f"the lock {target.id} never leaves {fn.qualname}: every call creates its own", target.id
+                )
+
+
+def _stays(name: str, fn: Function) -> bool:
+    """Whether the name is used only in `with` and for the lock's methods, in this function alone."""
+    used = False
+    for node in ast.walk(fn.node):
+        if isinstance(node, ast.Nonlocal) and name in node.names:
+            return False
+        if not isinstance(node, ast.Name) or node.id != name or isinstance(node.ctx, ast.Store):
+            continue
+        around = parent(node)
+        if _owner(node, fn) is not fn.node:
+            return False
+        if (isinstance(around, ast.withitem) and around.context_expr is node) or (
+            isinstance(around, ast.Attribute) and around.attr in ("acquire", "release", "locked")
+        ):
+            used = True
+        else:
+            return False
+    return used
+
+
+def _owner(node: ast.AST, fn: Function) -> ast.AST | None:
+    """The function in whose body a node is."""
+    at = parent(node)
+    while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        at = parent(at)
+    return at
+
+
+def _report(fn: Function, at: ast.expr, message: str, name: str) -> Finding:
+    return finding(
+        at,
+        fn,
+        message,
+        [
+            Step("thread A", at.lineno, f"takes the lock that {text_of(at)} has just created"),
+            Step("thread B", at.lineno, "takes another one, and enters at the same time"),
+        ],
+        remedy="create the lock once, where all users of the data share it: in an attribute or a global",
+        about=name,
+        confidence=0.9,
+    )
+
+
+RULE = Rule(
+    "PC106",
+    "lock-of-its-own",
+    "a lock that no other thread can take",
+    find,
+    bad="""
+        import threading
+
+        counts = {}
+
+        def count(word):
+            with threading.Lock():
+                counts[word] = counts.get(word, 0) + 1
+    """,
+    good="""
+        import threading
+
+        counts = {}
+        lock = threading.Lock()
+
+        def count(word):
+            with lock:
+                counts[word] = counts.get(word, 0) + 1
+    """,
+)

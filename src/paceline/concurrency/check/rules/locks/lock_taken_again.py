@@ -1,0 +1,189 @@
+"""A lock that its holder takes again.
+
+A `threading.Lock`, `multiprocessing.Lock` or `asyncio.Lock` does not record who holds it: when the same thread takes it
+a second time, it waits for itself. Usually the second take is hidden in a method that is called while the lock is held.
+Threads that hold a permit of a semaphore and take another one wait for each other once all permits are taken. Only
+locks whose creation is seen are judged, and only where both takes are on the same object.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import Effect, runs_now, text_of
+from paceline.concurrency.check.flow.walk import Held
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts, call_steps, is_single, same_object
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted
+from paceline.concurrency.check.syntax.tree import is_within
+from paceline.narrative import Wait
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report takes of a held lock on the same object, directly or through calls."""
+    for fn in facts.module.functions:
+        reported: set[tuple[str, int]] = set()
+        yield from _between_items(fn, facts)
+        for effect, held in facts.events(fn):
+            for first in held:
+                lock = first.resource
+                alone = lock.non_reentrant or lock.kind == "Semaphore"
+                if not alone or not lock.sure or lock.one_of_several:
+                    continue
+                steps: tuple[tuple[Function, ast.expr], ...] | None = None
+                if effect.kind == "take" and effect.resource is not None and effect.resource.id == lock.id:
+                    node = effect.node.func.value if isinstance(effect.node, ast.Call) else effect.node  # type: ignore[attr-defined]
+                    if dotted(node) == first.receiver and effect.line != first.line:
+                        steps = ((fn, effect.node),)
+                elif (
+                    lock.non_reentrant and effect.callee and runs_now(effect) and _of_the_same(effect, first, fn, facts)
+                ):
+                    take = facts.takes(effect.callee).get(lock.id)
+                    if take is not None and take.same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
+                        steps = ((fn, effect.node), *take.steps)
+                elif (
+                    effect.callee is not None
+                    and runs_now(effect)
+                    and (same_object(effect, fn) or is_single(first.resource))
+                ):
+                    take = facts.takes(effect.callee).get(lock.id)
+                    mine = (
+                        first.receiver.startswith((fn.self_name + ".", "cls."))
+                        if fn.self_name
+                        else "." not in first.receiver
+                    )
+                    same = take is not None and take.same and (mine or "." not in first.receiver)
+                    if take is not None and same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
+                        steps = ((fn, effect.node), *take.steps)
+                if steps is not None and (lock.id, effect.line) not in reported:
+                    reported.add((lock.id, effect.line))
+                    yield _report(fn, first, steps)
+
+
+def _between_items(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A loop over a generator that holds a lock at its yield, and takes that lock for an item."""
+    for loop in fn.loops:
+        call = loop.iter if isinstance(loop, ast.For) else None
+        maker = facts.module.callee(call, fn) if isinstance(call, ast.Call) else None
+        if not isinstance(loop, ast.For) or maker is None or not maker.generator:
+            continue
+        held = {h.resource.id: h for h in facts.walk(maker).at_yield if h.resource.non_reentrant and h.resource.sure}
+        for effect in facts.walker.effects(fn) if held else ():
+            if not is_within(effect.node, loop.body) or effect.callee is None or not runs_now(effect):
+                continue
+            take = next((t for name, t in facts.takes(effect.callee).items() if name in held), None)
+            if take is not None:
+                yield _report_between(fn, loop, held[take.resource.id], maker, ((fn, effect.node), *take.steps))
+                return
+
+
+def _report_between(
+    fn: Function, loop: ast.For, held: Held, maker: Function, steps: tuple[tuple[Function, ast.expr], ...]
+) -> Finding:
+    lock = held.resource.id
+    return finding(
+        steps[0][1],
+        fn,
+        f"{lock} is taken by {text_of(steps[0][1])} in a loop over {maker.qualname}, which holds it while the loop "
+        f"works (since line {held.line}): the thread waits for itself",
+        [
+            Step("thread A", loop.lineno, f"{fn.qualname} asks {maker.qualname} for an item"),
+            Step("thread A", held.line, f"{maker.qualname} takes {lock}, and yields the item"),
+            *call_steps("thread A", steps, f"waits for {lock}, which the generator holds"),
+        ],
+        remedy=f"copy the items under {lock}, and yield them after it is released",
+        about=lock,
+        confidence=0.85,
+        waits=[Wait("thread A", f"took {lock} at line {held.line}", f"release {lock}", "thread A")],
+    )
+
+
+def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> bool:
+    """Whether a call is a method of the other object whose lock is held: `ledger.balance()` under `ledger.lock`."""
+    function = getattr(effect.node, "func", None)
+    owner = first.receiver.rpartition(".")[0] if first.resource.non_reentrant else ""
+    if not isinstance(function, ast.Attribute) or not owner or owner in (fn.self_name, "cls") or "(" in owner:
+        return False
+    called = dotted(function.value)
+    if called == owner:
+        return True
+    for block in fn.withs:
+        for item in block.items:  # `with ledger.transaction() as tx`, which yields the ledger itself
+            made = item.context_expr
+            named = item.optional_vars is not None and dotted(item.optional_vars) == called
+            callee = facts.module.callee(made, fn) if named and isinstance(made, ast.Call) else None
+            given = [dotted(y.value) for y in callee.yields if y.value is not None] if callee is not None else []
+            of_owner = isinstance(made, ast.Call) and dotted(getattr(made.func, "value", made)) == owner
+            if callee is not None and of_owner and given == [callee.self_name]:
+                return True
+    return False
+
+
+def _report(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Finding:
+    lock = first.resource
+    where, _last = steps[-1]
+    by = "" if len(steps) == 1 else f" by {text_of(steps[0][1])}"
+    return finding(
+        steps[0][1],
+        fn,
+        f"{lock.id} is taken again{by} while it is held (since line {first.line}): "
+        + (
+            "once as many threads hold a permit as there are, all of them wait for another one"
+            if lock.kind == "Semaphore"
+            else "it is not an RLock, so the thread waits for itself"
+        ),
+        [
+            Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
+            *call_steps("thread A", steps, f"waits for {lock.id}, which it holds itself"),
+        ],
+        remedy=f"call it after the lock is released, split off the part of {where.qualname} that needs the lock "
+        "to be held, or use an RLock",
+        about=lock.id,
+        confidence=0.9,
+        waits=[Wait("thread A", f"took {lock.id} at line {first.line}", f"release {lock.id}", "thread A")],
+    )
+
+
+RULE = Rule(
+    "PC103",
+    "lock-taken-again",
+    "a lock that its holder takes again",
+    find,
+    bad="""
+        import threading
+
+        class Pool:
+            def __init__(self):
+                self._lock = threading.Lock()
+                self._free = []
+
+            def size(self):
+                with self._lock:
+                    return len(self._free)
+
+            def put(self, item):
+                with self._lock:
+                    if self.size() < 10:
+                        self._free.append(item)
+    """,
+    good="""
+        import threading
+
+        class Pool:
+            def __init__(self):
+                self._lock = threading.Lock()
+                self._free = []
+
+            def size(self):
+                with self._lock:
+                    return len(self._free)
+
+            def put(self, item):
+                with self._lock:
+                    if len(self._free) < 10:
+                        self._free.append(item)
+    """,
+)

@@ -1,0 +1,357 @@
+"""A wait for a thread that first needs a lock which the waiting thread holds.
+
+A thread is joined, the result of a task is awaited, an event must be set, an item must be put: if the thread that does
+so takes the same lock on the way, and the waiting thread holds it, both wait for ever. Reported only where that path is
+seen; a wait under a lock that no other thread needs is merely slow.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import Effect, runs_now, text_of
+from paceline.concurrency.check.flow.walk import Held
+from paceline.concurrency.check.libraries.catalogue import TAKE_ITEM
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts, call_steps
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, is_within
+from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.shared_state import accesses_of_class
+from paceline.narrative import Wait
+
+Steps = tuple[tuple[Function, ast.expr], ...]
+DOES = {"Event": "set", "ProcessEvent": "set", "Queue": "put", "SimpleQueue": "put", "ProcessQueue": "put",
+        "AsyncEvent": "set", "AsyncQueue": "put"}  # fmt: skip
+STARTS = ("create_task", "ensure_future", "start_soon")
+#: Functions that wait for the coroutines and tasks that they are given.
+GATHERS = ("gather", "wait", "shield")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits under a lock that the awaited thread takes first."""
+    for fn in facts.module.functions:
+        reported: set[str] = set()
+        for effect, held in facts.events(fn):
+            if not held:
+                continue
+            for wait, steps in _waits(effect, fn, facts):
+                for first in held:
+                    lock = first.resource.id
+                    if lock in reported or (wait.resource is not None and wait.resource.id == lock):
+                        continue
+                    way = _needed(wait, lock, fn, facts) or _called_under(wait, lock, steps[-1][0], facts)
+                    if way is not None:
+                        reported.add(lock)
+                        yield _report(fn, first, wait, steps, way)
+        yield from _polls(fn, facts)
+        yield from _tasks(fn, facts)
+
+
+def _tasks(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Tasks that are awaited under a lock of asyncio that they need: by themselves, with `gather` or in a group."""
+    for wait in fn.awaits if fn.asynchronous else ():
+        for lock in sorted(facts.held_at(wait, fn) - facts.guards(fn)):
+            for run, node in _awaited_tasks(wait.value, fn, facts):
+                take = facts.takes(run).get(lock)
+                same = take is not None and take.same and ("." not in lock or _of_object(node, fn))
+                if take is not None and same and take.resource.sure and take.resource.kind == "AsyncLock":
+                    yield _report_task(fn, wait, run, lock, take.steps)
+                    return
+
+
+def _awaited_tasks(value: ast.expr, fn: Function, facts: Facts) -> Iterator[tuple[Function, ast.Call]]:
+    """The coroutines that run in tasks for which an await waits, each with the call that makes it."""
+    if any(short_name(c.func) == "cancel" and c.lineno <= value.lineno for c in fn.calls):
+        return
+    if isinstance(value, ast.Call) and short_name(value.func) in GATHERS and keyword(value, "timeout") is None:
+        for given in value.args:
+            made = given.value if isinstance(given, ast.Starred) else given
+            yield from _made(made, fn, facts, 0)
+    elif isinstance(value, ast.Name | ast.Attribute):
+        yield from _made(value, fn, facts, 0)
+
+
+def _made(value: ast.expr, fn: Function, facts: Facts, depth: int) -> Iterator[tuple[Function, ast.Call]]:
+    """The coroutines behind a task, a list of tasks, or a call of a coroutine."""
+    if depth > DEPTH:
+        return
+    if isinstance(value, ast.ListComp | ast.GeneratorExp | ast.SetComp):
+        yield from _made(value.elt, fn, facts, depth + 1)
+    elif isinstance(value, ast.Call):
+        made = value.args[0] if short_name(value.func) in STARTS and value.args else value
+        run = facts.module.callee(made, fn) if isinstance(made, ast.Call) else None
+        if run is not None and run.asynchronous and isinstance(made, ast.Call):
+            yield run, made
+    elif isinstance(value, ast.Name | ast.Attribute):
+        elements = facts.module.objects.elements(value, fn)
+        values: list[tuple[ast.expr, Function]] = [
+            (v.what, v.fn) for v in elements if isinstance(v.what, ast.Call) and v.fn is not None
+        ]
+        if isinstance(value, ast.Name) and value.id in fn.bound:
+            values.append((fn.bound[value.id], fn))
+        elif isinstance(value, ast.Attribute):
+            pairs = ((t, v, f) for f in facts.module.functions for t, v in f.assigns if isinstance(t, ast.Attribute))
+            values += [(v, f) for t, v, f in pairs if t.attr == value.attr and isinstance(v, ast.Call)]
+        for each, scope in values:
+            if each is not value:
+                yield from _made(each, scope, facts, depth + 1)
+
+
+DEPTH = 4  # names and lists through which a task is followed
+
+
+def _of_object(call: ast.Call, fn: Function) -> bool:
+    """Whether a method of the own object is called."""
+    return isinstance(call.func, ast.Attribute) and dotted(call.func.value) in ("self", fn.self_name)
+
+
+def _report_task(fn: Function, wait: ast.Await, run: Function, lock: str, needed: Steps) -> Finding:
+    return finding(
+        wait,
+        fn,
+        f"{fn.qualname} awaits the task of {run.qualname} while {lock} is held, and {run.qualname} needs {lock} first",
+        [
+            Step("task A", wait.lineno, f"{fn.qualname} holds {lock} and waits for {run.qualname} to end"),
+            *call_steps("task B", needed, f"waits for {lock}, which task A holds"),
+        ],
+        remedy=f"release {lock} before the task is awaited",
+        about=lock,
+        confidence=0.8,
+        waits=[
+            Wait("task A", f"holds {lock}", f"end {run.name}", "task B"),
+            Wait("task B", f"runs {run.name}", f"release {lock}", "task A"),
+        ],
+    )
+
+
+def _polls(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`while self.queue: sleep(1)` under the lock that others need to change what the loop asks for."""
+    for loop in fn.loops:
+        sleeps = isinstance(loop, ast.While) and [
+            c for c in fn.calls if short_name(c.func) == "sleep" and enclosing(c, ast.While, ast.For) is loop
+        ]
+        locks = facts.held_at(loop.body[0], fn) if sleeps and isinstance(loop, ast.While) else frozenset()
+        if not locks or not isinstance(loop, ast.While) or fn.cls is None or not sleeps:
+            continue
+        if any(m.kind == "free" and m.line >= loop.lineno for m in facts.walker.effects(fn)):
+            continue
+        asked = {
+            n.attr for n in ast.walk(loop.test) if isinstance(n, ast.Attribute) and dotted(n.value) == fn.self_name
+        }
+        for name in sorted(asked):
+            changes = [a for a in accesses_of_class(fn.cls, facts).get(name, ()) if a.changes and a.fn is not fn]
+            other = next((a for a in changes if a.locks & locks), None)
+            if other is not None:
+                yield _report_poll(fn, loop, sleeps[0], other, min(other.locks & locks))
+                return
+
+
+def _report_poll(fn: Function, loop: ast.While, sleeps: ast.Call, other: Access, lock: str) -> Finding:
+    return finding(
+        sleeps,
+        fn,
+        f"{fn.qualname} sleeps until {other.thing} changes while {lock} is held, and {other.fn.qualname} needs {lock} "
+        f"to change it (line {other.line})",
+        [
+            Step("thread A", loop.lineno, f"{fn.qualname} holds {lock} and finds that it has to wait"),
+            Step("thread B", other.line, f"{other.fn.qualname} waits for {lock}, which thread A holds"),
+        ],
+        remedy=f"use a Condition, whose wait() releases {lock}, or release it around the sleep",
+        about=lock,
+        confidence=0.7,
+        waits=[
+            Wait("thread A", f"holds {lock}", f"change {other.thing}", "thread B"),
+            Wait("thread B", f"runs {other.fn.qualname}", f"release {lock}", "thread A"),
+        ],
+    )
+
+
+def _waits(effect: Effect, fn: Function, facts: Facts) -> Iterator[tuple[Effect, Steps]]:
+    """The waits without a timeout that a call leads to."""
+    if effect.kind in ("wait", "pause"):
+        if not effect.timeout:
+            yield effect, ((fn, effect.node),)
+    elif effect.callee is not None and runs_now(effect):
+        for wait in facts.waits(effect.callee).values():
+            yield wait.effect, ((fn, effect.node), *wait.steps)
+    elif _maps(effect.node, fn, facts):
+        yield Effect("wait", effect.node, None, None, "every task to end"), ((fn, effect.node),)
+    elif _shuts_down(effect.node):
+        yield Effect("wait", effect.node, None, None, "every submitted task to end"), ((fn, effect.node),)
+
+
+def _maps(call: ast.expr, fn: Function, facts: Facts) -> bool:
+    """Whether this is `executor.map`, whose results or `with` block end only when all tasks have ended."""
+    if not isinstance(call, ast.Call) or short_name(call.func) != "map" or not isinstance(call.func, ast.Attribute):
+        return False
+    found = facts.module.resource(call.func.value, fn)
+    return found is not None and found.kind == "Executor"
+
+
+def _shuts_down(call: ast.expr) -> bool:
+    """Whether this is `shutdown(wait=True)`."""
+    if not isinstance(call, ast.Call) or short_name(call.func) != "shutdown":
+        return False
+    wait = keyword(call, "wait", 0)
+    return wait is not None and not is_constant(wait, False)
+
+
+def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | None:
+    """The function that must act first, and the path on which it waits for the lock; None if there is none."""
+    kind = wait.resource.kind if wait.resource is not None else "Executor"
+    if kind in ("Thread", "Future", "Executor"):
+        for root in facts.roots:
+            if root.kind == "thread":
+                take = facts.takes(root.function).get(lock)
+                if take is not None:
+                    return root.function.qualname, take.steps
+        return _submitting(lock, fn, facts) if kind == "Executor" else None
+    assert wait.resource is not None
+    if kind in ("AsyncEvent", "AsyncQueue") and not _all_need(wait.resource.id, kind, lock, fn, facts):
+        return None
+    does = "notify" if kind == "Condition" else "get" if wait.waits_for == TAKE_ITEM else DOES.get(kind, "")
+    for other in facts.module.functions if does else ():
+        for effect, held in facts.events(other):
+            call = effect.node
+            if not isinstance(call, ast.Call) or not short_name(call.func).startswith(does) or other is fn:
+                continue
+            found = facts.module.resource(call.func.value, other) if isinstance(call.func, ast.Attribute) else None
+            if found is None or found.id != wait.resource.id:
+                continue
+            mine = next((h for h in held if h.resource.id == lock), None)
+            if mine is not None:
+                return other.qualname, ((other, _at(mine, call)),)
+            take = facts.takes(other).get(lock) if kind != "Condition" else None
+            if take is not None and _comes_first(take.steps[0][1], call, other):
+                return other.qualname, take.steps
+    return None
+
+
+def _called_under(wait: Effect, lock: str, waiter: Function, facts: Facts) -> tuple[str, Steps] | None:
+    """The call under the lock by which a condition is notified, where every call of what notifies it is such a one."""
+    if wait.resource is None or wait.resource.kind != "Condition":
+        return None
+    for other in facts.module.functions:
+        notifies = (c for c in other.calls if short_name(c.func).startswith("notify") and other is not waiter)
+        known = (facts.module.resource(c.func.value, other) for c in notifies if isinstance(c.func, ast.Attribute))
+        calls = facts.callers.get(id(other), []) if any(r and r.id == wait.resource.id for r in known) else []
+        under = [(caller, h, e.effect) for caller, e in calls for h in e.held if h.resource.id == lock]
+        if under and len(under) == len(calls):
+            caller, held, effect = under[0]
+            return caller.qualname, ((caller, ast.copy_location(ast.Name(held.receiver or lock), effect.node)),)
+    return None
+
+
+def _all_need(resource: str, kind: str, lock: str, fn: Function, facts: Facts) -> bool:
+    """Whether every coroutine that does what is waited for needs the lock on its way."""
+    others = []
+    for other in facts.module.functions:
+        calls = [
+            c for c in other.calls if short_name(c.func).startswith(DOES[kind]) and isinstance(c.func, ast.Attribute)
+        ]
+        for call in calls if other is not fn and other.name != "__init__" else ():
+            found = facts.module.resource(call.func.value, other)  # type: ignore[attr-defined]
+            if found is not None and found.id == resource:
+                others.append((other, call))
+    needs = ((facts.takes(o).get(lock), o, c) for o, c in others)
+    held = (lock in facts.held_at(c, o) or (t is not None and _comes_first(t.steps[0][1], c, o)) for t, o, c in needs)
+    return bool(others) and all(held)
+
+
+def _comes_first(take: ast.expr, call: ast.Call, fn: Function) -> bool:
+    """Whether a lock is taken on the way to a call: before it, or in a loop around both."""
+    loop = enclosing(call, ast.For, ast.While)
+    around = loop is not None and is_within(take, loop)
+    return around or (take.lineno < call.lineno and enclosing(take, ast.If) is None)
+
+
+def _at(held: Held, call: ast.Call) -> ast.expr:
+    name = ast.Name(held.receiver or held.resource.id)
+    return ast.copy_location(name, call)
+
+
+def _submitting(lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | None:
+    """The same for an executor that wraps another one and whose tasks submit again, under the same lock."""
+    if fn.cls is None:
+        return None
+    submit = fn.cls.method("submit")
+    take = facts.takes(submit).get(lock) if submit is not None else None
+    return None if submit is None or take is None else (submit.qualname, take.steps)
+
+
+def _report(fn: Function, first: Held, wait: Effect, steps: Steps, way: tuple[str, Steps]) -> Finding:
+    lock, (other, needed) = first.resource, way
+    return finding(
+        steps[0][1],
+        fn,
+        f"{text_of(steps[0][1])} waits for {wait.waits_for} while {lock.id} is held, and {other} needs {lock.id} first",
+        [
+            Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
+            *call_steps("thread A", steps, f"waits for {wait.waits_for}"),
+            *call_steps("thread B", needed, f"waits for {lock.id}, which thread A holds"),
+        ],
+        remedy=f"release {lock.id} before waiting, or wait with a timeout and release it in between",
+        about=lock.id,
+        confidence=0.85 if wait.resource is not None and lock.sure else 0.6,
+        waits=[
+            Wait(
+                "thread A",
+                f"took {lock.id} at line {first.line}",
+                wait.waits_for.partition(" to ")[2] or "end",
+                "thread B",
+            ),
+            Wait("thread B", f"runs {other}", f"release {lock.id}", "thread A"),
+        ],
+    )
+
+
+RULE = Rule(
+    "PC105",
+    "wait-under-lock",
+    "a wait for a thread that needs a lock which the waiting thread holds",
+    find,
+    bad="""
+        import threading
+
+        class Service:
+            def __init__(self):
+                self._lock = threading.Lock()
+                self._thread = threading.Thread(target=self._run)
+                self._open = True
+
+            def _run(self):
+                while True:
+                    with self._lock:
+                        if not self._open:
+                            return
+
+            def close(self):
+                with self._lock:
+                    self._open = False
+                    self._thread.join()
+    """,
+    good="""
+        import threading
+
+        class Service:
+            def __init__(self):
+                self._lock = threading.Lock()
+                self._thread = threading.Thread(target=self._run)
+                self._open = True
+
+            def _run(self):
+                while True:
+                    with self._lock:
+                        if not self._open:
+                            return
+
+            def close(self):
+                with self._lock:
+                    self._open = False
+                self._thread.join()
+    """,
+)

@@ -1,0 +1,304 @@
+"""An object that a child process gets a copy of, where both sides are meant to have the same one.
+
+A child process has its own memory. `threading.Event` and `queue.Queue` that are given to it are copies (or cannot be
+given to it at all): an event that the parent sets is never set in the child, and an item that the child puts never
+arrives. A list or dictionary that the child fills stays empty in the parent, and a global that it assigns unchanged.
+The events and queues of multiprocessing are shared; results come back through a queue, a pipe or a `Manager`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.names import keyword, short_name
+from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.threads.accesses import GROWS, SHRINKS, kind_of
+from paceline.concurrency.check.threads.shared_state import is_container
+from paceline.concurrency.check.values.bindings import start_arguments
+from paceline.concurrency.check.values.library_types import type_name
+
+#: Methods of a pool that have its processes run a function, and what makes such pools.
+TASKS = {
+    "map", "imap", "imap_unordered", "starmap", "apply", "map_async", "starmap_async", "apply_async", "submit",
+}  # fmt: skip
+POOLS = {
+    "multiprocessing.Pool", "multiprocessing.pool.Pool", "concurrent.futures.ProcessPoolExecutor",
+    "concurrent.futures.process.ProcessPoolExecutor",
+}  # fmt: skip
+OF_PROCESSES = (
+    *("Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition", "Event", "Barrier"),
+    *("Queue", "JoinableQueue", "SimpleQueue", "Value", "Array"),
+)
+PROXIES = ("multiprocessing.DictProxy", "multiprocessing.ListProxy")
+OF_THREADS = {"Event": "threading.Event", "Queue": "queue.Queue", "SimpleQueue": "queue.SimpleQueue"}
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report events, queues and containers of one process that are given to a child."""
+    for fn in facts.module.functions:
+        yield from _inside_proxy(fn, facts)
+        for call in fn.calls:
+            runs = _run_in_child(call, fn, facts)
+            if facts.module.constructed_kind(call, fn) == "Process":
+                yield from _given(call, fn, runs, facts)
+            if runs is not None:
+                yield from _assigned(runs, call, fn, facts)
+                yield from _assigned_late(runs, call, fn)
+                yield from _in_task(call, fn, facts)
+                if runs.cls is not None and _is_target(call, fn):
+                    yield from _kept(runs.cls, runs, facts)
+    for cls in facts.module.classes.values():
+        if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
+            yield from _kept(cls, cls.methods["run"], facts)
+
+
+def _is_target(call: ast.Call, fn: Function) -> bool:
+    """Whether a process runs a method of the object that starts it."""
+    target = keyword(call, "target", 1) if short_name(call.func) == "Process" else None
+    return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == fn.self_name
+
+
+def _assigned_late(runs: Function, task: ast.Call, fn: Function) -> Iterator[Finding]:
+    """A global that is assigned after the processes of a pool were forked, which read it."""
+    pool = task.func.value if isinstance(task.func, ast.Attribute) else None
+    made = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else None
+    read = {n.id for n in runs.names if isinstance(n.ctx, ast.Load)} - {n.id for n in runs.stores} - {*runs.parameters}
+    for store in fn.stores if isinstance(made, ast.Call) else ():
+        if store.id in fn.globals and store.id in read and made.lineno < store.lineno <= task.lineno:  # type: ignore[union-attr]
+            yield _report_late(store, runs, made, fn)  # type: ignore[arg-type]
+            return
+
+
+def _in_task(task: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A lock or queue of multiprocessing among the arguments of a task: only a new process can be given one."""
+    if short_name(task.func) not in TASKS:
+        return
+    given = [*task.args[1:], *(k.value for k in task.keywords)]
+    given += [fn.bound[a.id] for a in given if isinstance(a, ast.Name) and a.id in fn.bound]
+    for name in (n for value in given for n in ast.walk(value) if isinstance(n, ast.Name)):
+        made = fn.bound.get(name.id)
+        origin = facts.module.canonical(made.func) if isinstance(made, ast.Call) else ""
+        if origin.startswith("multiprocessing.") and origin.rpartition(".")[2] in OF_PROCESSES:
+            yield _report_in_task(name, fn, origin)
+            return
+
+
+def _report_in_task(name: ast.Name, fn: Function, origin: str) -> Finding:
+    return finding(
+        name,
+        fn,
+        f"{name.id}, a {origin}, is given to a task of a pool: it cannot be pickled, and the task "
+        "fails with RuntimeError",
+        [
+            Step("the parent", name.lineno, f"{fn.qualname} sends {name.id} to a process that is running already"),
+            Step("the parent", name.lineno, "RuntimeError: it is shared with a new process only"),
+        ],
+        remedy="pass it by the pool's `initializer`, or take one of a multiprocessing.Manager",
+        about=name.id,
+        confidence=0.8,
+    )
+
+
+def _inside_proxy(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A change of what a proxy of a manager holds: `shared[key].append(x)` changes a copy."""
+    for item in fn.subscripts:
+        up = parent(item)
+        called = isinstance(up, ast.Attribute) and up.attr in GROWS | SHRINKS and isinstance(parent(up), ast.Call)
+        stored = isinstance(up, ast.Subscript) and up.value is item and not isinstance(up.ctx, ast.Load)
+        if (called or stored) and type_name(item.value, fn, facts.module) in PROXIES:
+            yield _report_proxy(item, fn)
+            return
+
+
+def _report_proxy(item: ast.Subscript, fn: Function) -> Finding:
+    text = ast.unparse(item)
+    return finding(
+        item,
+        fn,
+        f"{text} of a manager's proxy is a copy: the change is lost, and no other process sees it",
+        [
+            Step("the child", item.lineno, f"{fn.qualname} gets a copy of {text}, and changes that"),
+            Step("the manager", item.lineno, "keeps the old value"),
+        ],
+        remedy=f"store the changed value again: {text} = value",
+        about=text,
+        confidence=0.75,
+    )
+
+
+def _run_in_child(call: ast.Call, fn: Function, facts: Facts) -> Function | None:
+    """The function that a call has a child process run: a `Process`, or a task of a pool of processes."""
+    module = facts.module
+    if module.constructed_kind(call, fn) == "Process":
+        target = keyword(call, "target", 1)
+        return module.function_named(target, fn) if target is not None else None
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in TASKS or not call.args:
+        return None
+    pool = call.func.value
+    made = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else pool
+    name = module.canonical(made.func) if isinstance(made, ast.Call) else ""
+    return module.function_named(call.args[0], fn) if name in POOLS else None
+
+
+def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """The globals that a child process assigns, and that the function which starts it reads afterwards."""
+    own = {n.id for n in fn.stores} - fn.globals if fn is not facts.module.top else set()
+    after = [n for n in fn.names if isinstance(n.ctx, ast.Load) and n.lineno > start.lineno and n.id not in own]
+    for store in (n for n in runs.stores if n.id in runs.globals):
+        read = next((n for n in after if n.id == store.id), None)
+        if read is not None:
+            yield _report_assigned(store, runs, read, fn)
+            return
+
+
+def _given(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) -> Iterator[Finding]:
+    """What one process is given as its arguments."""
+    names = [p for p in runs.parameters if runs.cls is None or p != runs.self_name] if runs is not None else []
+    for position, value in enumerate(start_arguments(call, fn)):
+        found = facts.module.resource(value, fn)
+        if found is not None and found.sure and found.kind in OF_THREADS:
+            yield _report(value, fn, found.id, OF_THREADS[found.kind])
+            return
+        made = fn.bound.get(value.id) if isinstance(value, ast.Name) else None
+        fills = runs is not None and position < len(names) and _fills(runs, names[position])
+        if isinstance(value, ast.Name) and is_container(made) and fills and _used_after(value, fn):
+            yield _report_filled(value, fn, runs)  # type: ignore[arg-type]
+            return
+
+
+def _kept(cls: Class, runs: Function, facts: Facts) -> Iterator[Finding]:
+    """Events and queues of threads in an object of which a process runs a method, and that other methods use."""
+    for name in cls.values:
+        found = facts.module.attribute(cls, name)
+        if found is None or not found.sure or found.kind not in OF_THREADS:
+            continue
+        users = [fn for fn in cls.methods.values() if any(_is(n, name, fn) for n in fn.attributes)]
+        maker = next((fn for value, fn in cls.values[name] if fn.cls is cls and fn.name == "__init__"), None)
+        outside = [fn for fn in users if fn.name != "__init__" and fn is not runs and not facts.reached.get(id(fn))]
+        if maker is not None and runs in users and outside:
+            at = next(n for n in maker.attributes if _is(n, name, maker))
+            yield _report(at, maker, found.id, OF_THREADS[found.kind])
+
+
+def _is(node: ast.Attribute, name: str, fn: Function) -> bool:
+    return node.attr == name and isinstance(node.value, ast.Name) and node.value.id == fn.self_name
+
+
+def _fills(fn: Function, name: str) -> bool:
+    """Whether a function changes what a parameter holds."""
+    uses = [n for n in fn.names if n.id == name]
+    return all(isinstance(n.ctx, ast.Load) for n in uses) and any(kind_of(n) in ("grow", "update") for n in uses)
+
+
+def _used_after(value: ast.Name, fn: Function) -> bool:
+    """Whether the function that starts the process reads the container later on."""
+    return any(n.id == value.id and n.lineno > value.lineno and isinstance(n.ctx, ast.Load) for n in fn.names)
+
+
+def _report(at: ast.expr, fn: Function, what: str, kind: str) -> Finding:
+    instead = "multiprocessing." + kind.rpartition(".")[2]
+    return finding(
+        at,
+        fn,
+        f"{what} is a {kind}, of which the child process gets a copy: what one side does to it, the other never sees",
+        [
+            Step("the parent", at.lineno, f"{fn.qualname} gives {what} to a child process, which has a copy"),
+            Step("the child", at.lineno, f"waits on its own {short_name(at) or what}"),
+        ],
+        remedy=f"use a {instead}",
+        about=what,
+        confidence=0.7,
+    )
+
+
+def _report_late(store: ast.Name, runs: Function, made: ast.Call, fn: Function) -> Finding:
+    return finding(
+        store,
+        fn,
+        f"{store.id} is assigned after the pool has started its processes (line {made.lineno}): {runs.qualname}, which "
+        "they run, reads the value of before",
+        [
+            Step("the parent", made.lineno, "starts the processes, each with its copy of all globals"),
+            Step("the parent", store.lineno, f"{fn.qualname} assigns {store.id}, for itself"),
+            Step("the child", runs.line, f"{runs.qualname} reads its copy"),
+        ],
+        remedy="assign it before the pool is made, or in the pool's `initializer`",
+        about=store.id,
+        confidence=0.75,
+    )
+
+
+def _report_assigned(store: ast.Name, runs: Function, read: ast.Name, fn: Function) -> Finding:
+    return finding(
+        store,
+        runs,
+        f"{store.id} is assigned by {runs.qualname} in a child process, which has a copy of it: {fn.qualname} reads "
+        f"the parent's, which stays as it was (line {read.lineno})",
+        [
+            Step("the child", store.lineno, f"{runs.qualname} assigns to its copy of {store.id}"),
+            Step("the parent", read.lineno, f"{fn.qualname} reads {store.id}, which has not changed"),
+        ],
+        remedy="return the result, send it through a queue or pipe, or use multiprocessing.Value",
+        about=store.id,
+        confidence=0.75,
+    )
+
+
+def _report_filled(at: ast.Name, fn: Function, runs: Function) -> Finding:
+    return finding(
+        at,
+        fn,
+        f"{at.id} is filled by {runs.qualname} in a child process, which has a copy: it stays as it is here",
+        [
+            Step("the child", runs.line, f"{runs.qualname} adds to its copy of {at.id}"),
+            Step("the parent", at.lineno, f"{fn.qualname} reads {at.id}, which has not changed"),
+        ],
+        remedy="send the results through a queue or pipe, or use a Manager or a pool",
+        about=at.id,
+        confidence=0.75,
+    )
+
+
+RULE = Rule(
+    "PC222",
+    "copied-to-child",
+    "an event, queue or list of which a child process gets a copy",
+    find,
+    bad="""
+        import multiprocessing
+        import threading
+
+        def record(stop):
+            while not stop.is_set():
+                take_picture()
+
+        def capture():
+            stop = threading.Event()
+            child = multiprocessing.Process(target=record, args=(stop,))
+            child.start()
+            input()
+            stop.set()
+            child.join()
+    """,
+    good="""
+        import multiprocessing
+
+        def record(stop):
+            while not stop.is_set():
+                take_picture()
+
+        def capture():
+            stop = multiprocessing.Event()
+            child = multiprocessing.Process(target=record, args=(stop,))
+            child.start()
+            input()
+            stop.set()
+            child.join()
+    """,
+    needs=("Process", "Pool"),
+)

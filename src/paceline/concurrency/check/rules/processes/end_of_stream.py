@@ -1,0 +1,153 @@
+"""A loop that reads until something comes, and does not see that the other side has ended.
+
+At the end of a stream `recv(n)`, `read(n)` and `readline()` return at once, and with nothing. A loop that only looks
+for a delimiter or for enough bytes then turns for ever, without a wait and at full load: the peer has closed the
+connection, or the process has died. Leave the loop when nothing was read. Reported where the loop has no other way out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, parent
+
+READS = ("recv", "read", "readline")
+#: What takes what was read as it is, and raises nothing where it is empty.
+HARMLESS = {"decode", "encode", "strip", "rstrip", "lstrip", "append", "extend", "write", "print", "endswith",
+            "startswith", "find", "join", "str", "bytes", "bytearray", "debug", "info", "lower", "upper"}  # fmt: skip
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report loops over reads that are left by what was read only."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            loop = enclosing(call, ast.While, ast.For) if _reads(call) else None
+            if isinstance(loop, ast.While) and _endless(loop, call, fn):
+                yield _report(fn, call, loop)
+                break
+
+
+def _reads(call: ast.Call) -> bool:
+    """Whether this reads from a stream: a socket's `recv` and a file's `read` are given a size."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in READS or call.keywords:
+        return False
+    name = dotted(call.func.value).lower()
+    if any(word in name for word in ("serial", "ser.", "port", "tty", "uart", "usb", "i2c", "queue", "input", "stdin")):
+        return False  # these wait, or give nothing when a timeout is over
+    sized = len(call.args) == 1 and not (isinstance(call.args[0], ast.Constant) and call.args[0].value is None)
+    return bool(name) and not name.endswith("ser") and (sized or (call.func.attr == "readline" and not call.args))
+
+
+def _endless(loop: ast.While, call: ast.Call, fn: Function) -> bool:
+    """Whether nothing but what was read ends a loop, in which an empty read changes nothing."""
+    kept = parent(call)
+    kept = parent(kept) if isinstance(kept, ast.Await) else kept
+    while isinstance(kept, ast.Attribute | ast.Call) and short_name(getattr(kept, "func", kept)) in HARMLESS:
+        kept = parent(kept)
+    target = kept.targets[0] if isinstance(kept, ast.Assign) and len(kept.targets) == 1 else None
+    target = kept.target if isinstance(kept, ast.AugAssign) and isinstance(kept.op, ast.Add) else target
+    if not isinstance(target, ast.Name | ast.Attribute) or enclosing(call, ast.Try) is not enclosing(loop, ast.Try):
+        return False
+    names = {dotted(target)}
+    grown = {dotted(n.target) for n in ast.walk(loop) if isinstance(n, ast.AugAssign) and _is_of(n.value, names)}
+    tests = [n.test for n in ast.walk(loop) if isinstance(n, ast.If | ast.While)]
+    if isinstance(loop.test, ast.Constant) and loop.test.value:
+        tests = tests[1:]
+        if not any(isinstance(n, ast.Break | ast.Return) for s in loop.body for n in ast.walk(s)):
+            return False  # is meant to continue for ever
+    grows = isinstance(kept, ast.AugAssign)
+    if not all(_by_content(test, {*names, *grown}, names if not grows else set()) for test in tests):
+        return False
+    return not any(_may_raise(n, names, fn) for s in loop.body for n in ast.walk(s))
+
+
+def _is_of(value: ast.expr, names: set[str]) -> bool:
+    """Whether this is what was read, perhaps decoded."""
+    value = value.func.value if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) else value
+    return dotted(value) in names
+
+
+def _by_content(test: ast.expr, all_of: set[str], read: set[str]) -> bool:
+    """Whether a test is true only of something that was read: `c == "\\n"`, `b"\\r\\n" in data`, `len(data) < n`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = test.operand
+        return isinstance(inner, ast.Call) and short_name(inner.func) == "endswith" and _by_content(inner, all_of, read)
+    if isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute):
+        return test.func.attr in ("endswith", "startswith") and dotted(test.func.value) in all_of
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    left, right = test.left, test.comparators[0]
+    if isinstance(test.ops[0], ast.In | ast.NotIn):
+        return dotted(right) in all_of and isinstance(left, ast.Constant) and bool(left.value)
+    sized = isinstance(left, ast.Call) and short_name(left.func) == "len" and len(left.args) == 1
+    if sized and dotted(left.args[0]) in all_of - read:  # type: ignore[attr-defined]
+        return isinstance(test.ops[0], ast.Lt | ast.NotEq | ast.LtE)
+    if isinstance(test.ops[0], ast.Eq | ast.NotEq) and dotted(left) in all_of:
+        return isinstance(right, ast.Constant) and bool(right.value)
+    return False
+
+
+def _may_raise(node: ast.AST, names: set[str], fn: Function) -> bool:
+    """Whether something is done with what was read that ends the loop, or may raise where it is empty."""
+    if isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom):
+        return True
+    if isinstance(node, ast.Subscript):
+        return dotted(node.value) in names and not isinstance(node.slice, ast.Slice)
+    if not isinstance(node, ast.Call):
+        return False
+    name = short_name(node.func)
+    given = any(dotted(n) in names for a in [*node.args, *(k.value for k in node.keywords)] for n in ast.walk(a))
+    return given and name not in HARMLESS and name not in ("len", *READS)
+
+
+def _report(fn: Function, call: ast.Call, loop: ast.While) -> Finding:
+    stream = dotted(call.func.value)  # type: ignore[attr-defined]
+    return finding(
+        call,
+        fn,
+        f"at the end of the stream {stream}.{short_name(call.func)}() returns nothing, at once: the loop at line "
+        f"{loop.lineno} has no test for that, and turns for ever",
+        [
+            Step("the other side", call.lineno, f"closes {stream}, or dies"),
+            Step("this thread", call.lineno, "reads nothing, and does not wait"),
+            Step("this thread", loop.lineno, "finds no end of what it reads, and begins the next turn"),
+        ],
+        remedy=f"leave the loop, or raise an error, where {short_name(call.func)}() returns nothing",
+        about=stream,
+        confidence=0.65,
+    )
+
+
+RULE = Rule(
+    "PC225",
+    "end-of-stream",
+    "a loop of reads that does not see the end of the stream",
+    find,
+    bad="""
+        def read_line(connection):
+            line = b""
+            while True:
+                byte = connection.recv(1)
+                if byte == b"\\n":
+                    break
+                line += byte
+            return line
+    """,
+    good="""
+        def read_line(connection):
+            line = b""
+            while True:
+                byte = connection.recv(1)
+                if not byte or byte == b"\\n":
+                    break
+                line += byte
+            return line
+    """,
+    needs=("recv", ".read(", "readline"),
+)

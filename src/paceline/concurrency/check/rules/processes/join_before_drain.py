@@ -1,0 +1,156 @@
+"""A child process that is joined before its queue is read.
+
+A `multiprocessing.Queue` is a pipe, and so is a `Pipe`. Data that does not fit into the pipe stays in the child, which
+cannot exit until it is read; and the parent does not read while it waits for the child. A small result passes, a large
+one hangs.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import has_timeout
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.values.bindings import start_arguments
+from paceline.narrative import Wait
+
+READS = ("get", "get_nowait", "recv", "recv_bytes")
+WRITES = ("put", "put_nowait", "send", "send_bytes", "close")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report joins of a child before the first read of the queue or pipe that it writes to."""
+    for fn in facts.module.functions:
+        started = [c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"]
+        for queue, made in _given(started, fn, facts).items():
+            join = next((c for c in fn.calls if c.lineno > made.lineno and _joins(c, fn, facts)), None)
+            if join is None:
+                continue
+            uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
+            reads = [c.lineno for c in uses if _reads(c, queue, fn, facts)]
+            if any(c.lineno <= join.lineno for c in uses if c.lineno not in reads and short_name(c.func) not in WRITES):
+                continue
+            if reads and min(reads) > join.lineno:
+                yield _report(fn, join, queue, made, min(reads))
+
+
+def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:
+    """The parent's queue or pipe end -> the call that passes it, or the other end, to a child process."""
+    found: dict[str, ast.Call] = {}
+    for call in started:
+        for value in start_arguments(call, fn):
+            resource = facts.module.resource(value, fn)
+            if resource is not None and resource.kind == "ProcessQueue":
+                found[dotted(value)] = call
+            if resource is not None and resource.kind == "Pipe" and isinstance(value, ast.Name):
+                ends = [n for n, v in fn.bound.items() if v is fn.bound.get(value.id) and n != value.id]
+                found.update(dict.fromkeys(ends, call))
+    return found
+
+
+def _joins(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call joins a process without a timeout."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "join" or has_timeout(call, "join") or call.args:
+        return False
+    found = facts.module.resource(call.func.value, fn)
+    if found is not None:
+        return found.kind == "Process"
+    if not isinstance(call.func.value, ast.Name):
+        return False
+    for loop in fn.loops:
+        target = getattr(loop, "target", None)
+        if isinstance(target, ast.Name) and target.id == call.func.value.id and isinstance(loop.iter, ast.Name):  # type: ignore[union-attr]
+            return _holds_processes(loop.iter.id, fn, facts)  # type: ignore[union-attr]
+    return False
+
+
+def _holds_processes(name: str, fn: Function, facts: Facts) -> bool:
+    """Whether this function fills the list with processes."""
+    start = fn.bound.get(name)
+    inside = [n for n in ast.walk(start) if isinstance(n, ast.Call)] if start is not None else []
+    for call in fn.calls:
+        if dotted(call.func) == f"{name}.append" and call.args:
+            given = call.args[0]
+            found = facts.module.resource(given, fn)
+            if found is not None and found.kind == "Process":
+                return True
+            inside += [given] if isinstance(given, ast.Call) else []
+    return any(facts.module.constructed_kind(call, fn) == "Process" for call in inside)
+
+
+def _touches(call: ast.Call, queue: str) -> bool:
+    """Whether a call uses the queue."""
+    if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == queue:
+        return True
+    return any(dotted(a) == queue for a in (*call.args, *(k.value for k in call.keywords)))
+
+
+def _reads(call: ast.Call, queue: str, fn: Function, facts: Facts) -> bool:
+    """Whether a call reads the queue, or passes it to a function that does."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr in READS and dotted(call.func.value) == queue:
+        return True
+    callee = facts.module.callee(call, fn)
+    for name in callee.parameters if callee is not None else ():
+        given = facts.module.objects.argument_at(callee, name, call)  # type: ignore[arg-type]
+        if given is not None and dotted(given.value) == queue:
+            return any(dotted(c.func) in [f"{name}.{read}" for read in READS] for c in callee.calls)  # type: ignore[union-attr]
+    return False
+
+
+def _report(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: int) -> Finding:
+    return finding(
+        join,
+        fn,
+        f"the child is joined before {queue} is read (line {read}): it cannot exit while data that does not "
+        "fit into the pipe is unread",
+        [
+            Step(
+                "the child",
+                started.lineno,
+                f"puts its result into {queue}, and at exit waits until the pipe has taken it",
+            ),
+            Step("the parent", join.lineno, f"waits for the child to exit before it reads {queue} at line {read}"),
+        ],
+        remedy=f"read {queue} first, then join",
+        about=queue,
+        confidence=0.85,
+        waits=[
+            Wait("the child", "put its result", "read the pipe", "the parent"),
+            Wait("the parent", "started the child", "exit", "the child"),
+        ],
+    )
+
+
+RULE = Rule(
+    "PC201",
+    "join-before-drain",
+    "a child process joined before its queue is read",
+    find,
+    bad="""
+        from multiprocessing import Process, Queue
+
+        def run(work):
+            results = Queue()
+            child = Process(target=work, args=(results,))
+            child.start()
+            child.join()
+            return results.get(timeout=5)
+    """,
+    good="""
+        from multiprocessing import Process, Queue
+
+        def run(work):
+            results = Queue()
+            child = Process(target=work, args=(results,))
+            child.start()
+            result = results.get(timeout=5)
+            child.join()
+            return result
+    """,
+    needs=("Process",),
+)

@@ -1,0 +1,390 @@
+"""A child process that is waited for while its output is not read.
+
+With `stdout=PIPE` the output of the child goes into a pipe of some 64 KB. When it is full, the child blocks until the
+pipe is read, and the parent, in `wait()`, waits for the child. `communicate()` reads both pipes while it waits. The
+same happens when both are pipes and only one is read to its end, and when the whole input is written before the output
+is read.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
+from paceline.concurrency.check.syntax.tree import awaited, enclosing, is_within, last_line, parent
+from paceline.narrative import Wait
+
+ENDS = ("terminate", "kill", "send_signal")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits for a child whose output pipes are not read before."""
+    for fn in facts.module.functions:
+        yield from _in_turn(fn)
+        yield from _read_afterwards(fn)
+        for call in fn.calls:
+            name = facts.module.canonical(call.func)
+            if name in ("subprocess.call", "subprocess.check_call") and _pipes(call, fn):
+                piped = " and ".join(_pipes(call, fn))
+                yield _report(call, call, fn, piped, "subprocess.run(..., capture_output=True)")
+            if (
+                short_name(call.func) == "wait"
+                and isinstance(call.func, ast.Attribute)
+                and _makes(call.func.value, fn, facts)
+            ):
+                piped = " and ".join(_pipes(call.func.value, fn))  # type: ignore[arg-type]
+                yield _report(call, call.func.value, fn, piped, "communicate()")  # type: ignore[arg-type]
+        for target, value in fn.assigns:
+            made = awaited(value)
+            if isinstance(made, ast.Call) and _makes(made, fn, facts):
+                yield from _child(target, made, fn, facts)
+                yield from _fed_first(dotted(target), made, made, fn)
+            elif isinstance(made, ast.Call) and (child := _returned(made, fn, facts)) is not None:
+                yield from _fed_first(dotted(target), made, child, fn)
+                if len(_pipes(child, fn)) == 2 and isinstance(target, ast.Name):
+                    yield from _one_of_two(target.id, made, child, fn)
+
+
+def _returned(call: ast.Call, fn: Function, facts: Facts) -> ast.Call | None:
+    """The child process with pipes that a function of this file starts and returns."""
+    callee = facts.module.callee(call, fn)
+    for given in callee.returns if callee is not None and callee.name != "__init__" else ():
+        value = callee.bound.get(given.value.id) if isinstance(given.value, ast.Name) else given.value  # type: ignore[union-attr]
+        if isinstance(value, ast.Call) and _makes(value, callee, facts):  # type: ignore[arg-type]
+            return value
+    return None
+
+
+def _fed_first(name: str, made: ast.Call, child: ast.Call, fn: Function) -> Iterator[Finding]:
+    """`p.stdin.write(data)`, `p.stdin.close()`, and only then `p.stdout.read()`."""
+    if not _is_pipe(keyword(child, "stdin"), fn) or not _is_pipe(keyword(child, "stdout"), fn):
+        return
+    later = [c for c in fn.calls if c.lineno >= made.lineno]
+    write = next((c for c in later if dotted(c.func) == f"{name}.stdin.write"), None)
+    if write is None or not write.args or isinstance(write.args[0], ast.Constant):
+        return
+    ends = next((c for c in later if dotted(c.func) == f"{name}.stdin.close" and c.lineno >= write.lineno), None)
+    reads = [a for a in fn.attributes if a.attr == "stdout" and dotted(a.value) == name and a.lineno >= made.lineno]
+    if ends is None or not reads or any(a.lineno < ends.lineno for a in reads):
+        return
+    yield finding(
+        write,
+        fn,
+        f"{name}.stdin gets its whole input here before {name}.stdout is read (line {reads[0].lineno}): once the child "
+        "has filled the pipe of its output it reads no more, and both wait for each other",
+        [
+            Step("the child", write.lineno, "fills the pipe of its output, and blocks until it is read"),
+            Step("the parent", write.lineno, "fills the pipe of the input, and blocks until the child reads it"),
+        ],
+        remedy=f"use {name}.communicate(input), which writes and reads at the same time",
+        about=name,
+        confidence=0.6,
+        waits=[
+            Wait("the child", "filled stdout", "read stdout", "the parent"),
+            Wait("the parent", "filled stdin", "read stdin", "the child"),
+        ],
+    )
+
+
+def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
+    """Whether this starts a child process with a pipe for its output."""
+    if not isinstance(node, ast.Call) or not _pipes(node, fn):
+        return False
+    return facts.module.constructed_kind(node, fn) == "Popen" or short_name(node.func) in (
+        "create_subprocess_exec",
+        "create_subprocess_shell",
+    )
+
+
+def _pipes(call: ast.Call, fn: Function) -> list[str]:
+    """The streams of a call that are pipes."""
+    return [name for name in ("stdout", "stderr") if _is_pipe(keyword(call, name), fn)]
+
+
+def _is_pipe(given: ast.expr | None, fn: Function) -> bool:
+    """Whether an argument is `PIPE`, or a variable that may be: `sink = None if verbose else PIPE`."""
+    if isinstance(given, ast.IfExp):
+        return _is_pipe(given.body, fn) or _is_pipe(given.orelse, fn)
+    if isinstance(given, ast.Name) and given.id != "PIPE":
+        value = next((scope.bound[given.id] for scope in fn.scopes() if given.id in scope.bound), None)
+        return isinstance(value, ast.Attribute | ast.IfExp) and _is_pipe(value, fn)
+    return given is not None and short_name(given) == "PIPE"
+
+
+def _in_turn(fn: Function) -> Iterator[Finding]:
+    """A loop that reads a line of one pipe and then a line of the other one, of one child."""
+    lines = {c: dotted(c.func).removesuffix(".readline") for c in fn.calls if short_name(c.func) == "readline"}
+    for first, of in lines.items():
+        loop = enclosing(first, ast.While, ast.For)
+        other = of.removesuffix("stdout") + "stderr" if of.endswith(".stdout") else ""
+        second = next((c for c in lines if enclosing(c, ast.While, ast.For) is loop and lines[c] == other), None)
+        asked = any(short_name(c.func) in ("select", "poll", "set_blocking") and c.args for c in fn.calls)
+        asked = asked or (second is not None and enclosing(first, ast.If) is not enclosing(second, ast.If))
+        if loop is None or second is None or asked or isinstance(parent(first), ast.Await):
+            continue
+        now, next_ = sorted((first, second), key=lambda c: c.lineno)
+        yield finding(
+            now,
+            fn,
+            f"{text_of(now)} waits for a line while the child may fill the other pipe, which is read only afterwards "
+            f"(line {next_.lineno})",
+            [
+                Step("the child", next_.lineno, f"fills the pipe of {text_of(next_)}, and blocks until it is read"),
+                Step("the parent", now.lineno, f"waits in {text_of(now)} for a line that the child does not write"),
+            ],
+            remedy="read each pipe in a thread of its own, or send stderr to stdout",
+            about=of.rpartition(".")[0],
+            confidence=0.65,
+        )
+        return
+
+
+def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Report the waits for one child process."""
+    name, pipes = dotted(target), _pipes(made, fn)
+    if not name:
+        return
+    local = isinstance(target, ast.Name)
+    functions = [fn] if local or fn.cls is None else list(fn.cls.methods.values())
+    if local and any(_is(a, name) for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))):
+        return  # the function that it is passed to may read it
+    places = [
+        (a, f)
+        for f in functions
+        for a in f.attributes
+        if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")
+    ]
+    reads = [a for a, _ in places]
+    for f in functions:
+        for call in f.calls:
+            if not isinstance(call.func, ast.Attribute) or call.func.attr != "wait" or dotted(call.func.value) != name:
+                continue
+            if local and call.lineno < made.lineno:
+                continue
+            here = [a for a, at in places if at is f is fn and _earlier(a, call, made)]
+            elsewhere = [a for a, at in places if not local and (f is not fn or (at is not fn and _beside(at, facts)))]
+            before = here + elsewhere
+            if not before and not _ended(name, call, f):
+                yield _report(call, made, f, " and ".join(pipes), f"{name}.communicate()")
+                return
+    until = _until(reads) if not local else None
+    if until is not None:
+        yield _left_unread(until, made, next(f for a, f in places if a is until), name)
+    polled = _polled(name, fn, made, reads) if local else None
+    if polled is not None:
+        yield _report(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
+    if local and len(pipes) == 2:
+        yield from _one_of_two(name, made, made, fn)
+
+
+def _one_of_two(name: str, made: ast.Call, child: ast.Call, fn: Function) -> Iterator[Finding]:
+    """One of two pipes is read to its end while nothing reads the other one, a nested function included."""
+    reads = [a for a in fn.attributes if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")]
+    first = _one_only(reads, made)
+    beside = [n for n in ast.walk(fn.node) if isinstance(n, ast.Attribute) and dotted(n.value) == name]
+    other = "stderr" if first is not None and first.attr == "stdout" else "stdout"
+    if first is not None and not any(n.attr == other and n not in fn.attributes for n in beside):
+        yield _one(first, child, fn, name)
+
+
+def _read_afterwards(fn: Function) -> Iterator[Finding]:
+    """`status = child.wait()` and then `child.stderr.read()`, wherever the child was started."""
+    for wait in fn.calls:
+        child = dotted(wait.func).removesuffix(".wait") if short_name(wait.func) == "wait" else ""
+        reads = [a for a in fn.attributes if child and a.attr in ("stdout", "stderr") and dotted(a.value) == child]
+        whole = [a for a in reads if dotted(parent(a) or a).endswith(".read")]
+        if not whole or whole[0].lineno < wait.lineno or any(a.lineno < wait.lineno for a in reads):
+            continue
+        made = fn.bound.get(child) if child.isidentifier() else None
+        if made is None and not _timeout(wait) and not _ended(child, wait, fn):
+            yield _report_read_late(wait, whole[0], fn, child)
+            return
+
+
+def _report_read_late(wait: ast.Call, read: ast.Attribute, fn: Function, child: str) -> Finding:
+    return finding(
+        wait,
+        fn,
+        f"{child}.{read.attr} is read only after the child has ended (line {read.lineno}): once the pipe is full, "
+        "parent and child wait for each other",
+        [
+            Step("the child", wait.lineno, f"fills the pipe of {read.attr}, and blocks until it is read"),
+            Step("the parent", wait.lineno, "waits for the child to exit, and does not read"),
+        ],
+        remedy=f"use {child}.communicate(), which reads while it waits",
+        about=child,
+        confidence=0.7,
+        waits=[
+            Wait("the child", f"filled {read.attr}", "read the pipe", "the parent"),
+            Wait("the parent", "waits for the child", "exit", "the child"),
+        ],
+    )
+
+
+def _until(reads: list[ast.Attribute]) -> ast.Attribute | None:
+    """The only read of a pipe, where it is a line of a loop that is left by what the line says."""
+    only = reads[0] if len(reads) == 1 else None
+    line = parent(only) if only is not None else None
+    call = parent(line) if isinstance(line, ast.Attribute) and line.attr == "readline" else None
+    loop = enclosing(only, ast.While, ast.For) if only is not None and call is not None else None
+    endless = isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and loop.test.value
+    if loop is None or not (endless or isinstance(loop, ast.For)):
+        return None
+    for test in (n for n in ast.walk(loop) if isinstance(n, ast.If)):
+        ended = isinstance(test.test, ast.UnaryOp) or (
+            isinstance(test.test, ast.Compare)
+            and isinstance(test.test.comparators[0], ast.Constant)
+            and not test.test.comparators[0].value
+        )
+        if not ended and isinstance(test.body[-1], ast.Break | ast.Return):
+            return only
+    return None
+
+
+def _left_unread(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Finding:
+    return finding(
+        read,
+        fn,
+        f"{name}.{read.attr}, a pipe (line {made.lineno}), is read until a certain line and then no more: the child "
+        "blocks once it has written as much as the pipe holds",
+        [
+            Step("the parent", read.lineno, f"{fn.qualname} finds its line, and stops to read"),
+            Step("the child", made.lineno, "fills the pipe, and blocks until it is read"),
+        ],
+        remedy="read on in a task or thread, or send the output to a file",
+        about=name,
+        confidence=0.6,
+        waits=[Wait("the child", f"filled {read.attr}", f"read {read.attr}", "the parent")],
+    )
+
+
+def _polled(name: str, fn: Function, made: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:
+    """`while p.poll() is None:` where the pipe is read neither before nor inside."""
+    for loop in fn.loops:
+        if isinstance(loop, ast.While) and loop.lineno > made.lineno:
+            for node in ast.walk(loop.test):
+                if isinstance(node, ast.Call) and dotted(node.func) == f"{name}.poll":
+                    return None if any(made.lineno <= a.lineno <= last_line(loop) for a in reads) else node
+    return None
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return dotted(node).startswith(name) and dotted(node) in (name, name + ".stdout", name + ".stderr")
+
+
+def _earlier(read: ast.Attribute, wait: ast.Call, made: ast.Call) -> bool:
+    return made.lineno <= read.lineno <= wait.lineno
+
+
+def _beside(fn: Function, facts: Facts) -> bool:
+    """Whether a thread or task runs a function, and so may read while another function waits."""
+    return any(root.startswith(("thread:", "task:")) for root in facts.reached.get(id(fn), ()))
+
+
+def _timeout(call: ast.Call) -> bool:
+    return bool(call.args or call.keywords)
+
+
+def _ended(name: str, wait: ast.Call, fn: Function) -> bool:
+    """Whether the function ends the child: then its wait is short, or its timeout says that the child does not obey."""
+    return any(dotted(c.func) in (f"{name}.{how}" for how in ENDS) for c in fn.calls if c.lineno <= wait.lineno)
+
+
+def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | None:
+    """The first read of a pipe to its end, where the other pipe is not read before; else None."""
+    after = sorted((a for a in reads if a.lineno >= made.lineno), key=lambda a: (a.lineno, a.col_offset))
+    if not after or any(a.attr == "communicate" for a in after):
+        return None
+    around = parent(after[0])
+    if (
+        isinstance(around, ast.Attribute)
+        and around.attr == "read"
+        and isinstance(up := parent(around), ast.Call)
+        and not up.args
+    ):
+        return after[0]
+    if isinstance(around, ast.For | ast.comprehension) and around.iter is after[0]:
+        return after[0]
+    line = around.attr == "readline" if isinstance(around, ast.Attribute) else False
+    loop = enclosing(after[0], ast.While, ast.For)
+    if line and loop is not None and not any(a.attr != after[0].attr and is_within(a, loop) for a in after):
+        return after[0]
+    return None
+
+
+def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Finding:
+    other = "stderr" if read.attr == "stdout" else "stdout"
+    return finding(
+        read,
+        fn,
+        f"{name}.{read.attr} is read to its end while {other}, which is a pipe too (line {made.lineno}), is not "
+        "read: a child that fills it never exits",
+        [
+            Step("the child", made.lineno, f"fills the pipe of {other}, and blocks until it is read"),
+            Step("the parent", read.lineno, f"reads {read.attr} until the child closes it"),
+        ],
+        remedy=f"use {name}.communicate(), or send {other} elsewhere (STDOUT, DEVNULL, a file)",
+        about=name,
+        confidence=0.6,
+        waits=[
+            Wait("the child", f"filled {other}", f"read {other}", "the parent"),
+            Wait("the parent", f"reads {read.attr}", "end", "the child"),
+        ],
+    )
+
+
+def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str) -> Finding:
+    return finding(
+        at,
+        fn,
+        f"waits for the child without reading its {pipes} (piped at line {made.lineno}): once a pipe is full, "
+        f"parent and child wait for each other{', until the timeout' if _timeout(at) else ''}",
+        [
+            Step("the child", made.lineno, f"fills the pipe of {pipes}, and blocks until it is read"),
+            Step("the parent", at.lineno, "waits for the child to exit, and does not read"),
+        ],
+        remedy=f"use {instead}, which reads while it waits",
+        about=dotted(made.func) + str(_order(made, fn)),
+        confidence=0.6 if _timeout(at) else 0.85,
+        waits=[
+            Wait("the child", f"filled {pipes}", "read the pipe", "the parent"),
+            Wait("the parent", "started the child", "end", "the child"),
+        ],
+    )
+
+
+def _order(made: ast.Call, fn: Function) -> int:
+    """The index among the function's calls of that name, which changes less often than the line."""
+    return sum(dotted(c.func) == dotted(made.func) and c.lineno < made.lineno for c in fn.calls)
+
+
+RULE = Rule(
+    "PC202",
+    "pipe-not-read",
+    "a child process waited for while its output is not read",
+    find,
+    bad="""
+        import subprocess
+
+        def build(command):
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            if child.wait() != 0:
+                raise RuntimeError(child.stderr.read())
+    """,
+    good="""
+        import subprocess
+
+        def build(command):
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            _, errors = child.communicate()
+            if child.returncode != 0:
+                raise RuntimeError(errors)
+    """,
+    needs=("PIPE", "stdout.read", "stderr.read"),
+)

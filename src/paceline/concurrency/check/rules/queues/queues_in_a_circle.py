@@ -1,0 +1,231 @@
+"""Bounded queues that wait for each other in a circle.
+
+A `put` into a full queue waits until the consumer takes something out. If the consumer is at that moment itself
+waiting to put into a full queue whose consumer is the first thread, neither continues. This happens where a thread may
+put more than it takes: several results for one item, or all items before the first result. A stage that takes one
+item and puts one back, in turn, cannot fill a queue.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from paceline.concurrency.check.flow.components import shortest_circles
+from paceline.concurrency.check.flow.effects import has_timeout, runs_now
+from paceline.concurrency.check.libraries.catalogue import QUEUES
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Formal, Function, Resource
+from paceline.concurrency.check.syntax.names import dotted
+from paceline.concurrency.check.syntax.tree import enclosing, parent
+from paceline.narrative import Wait
+
+DEPTH = 3  # calls through which a thread's use of queues is followed
+
+
+class Use(NamedTuple):
+    """A blocking put or get."""
+
+    queue: Resource
+    puts: bool
+    call: ast.Call
+    fn: Function
+
+
+class Actor(NamedTuple):
+    """A thread, task or process, or the code that starts it, with what it puts and gets."""
+
+    name: str
+    uses: tuple[Use, ...]
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report circles of bounded queues of which one is fed faster than it is emptied."""
+    actors = list(_actors(facts))
+    following: dict[str, list[str]] = {}
+    edges: dict[tuple[str, str], tuple[Actor, Use, Use]] = {}
+    for actor in actors:
+        for put in (u for u in actor.uses if u.puts and u.queue.bounded):
+            for other in (o for o in actors if any(not u.puts and u.queue.id == put.queue.id for u in o.uses)):
+                if other is actor and (not _grows(actor, put) or _of_another(put, actor)):
+                    continue
+                got = next(u for u in other.uses if not u.puts and u.queue.id == put.queue.id)
+                following.setdefault(actor.name, []).append(other.name)
+                edges.setdefault((actor.name, other.name), (actor, put, got))
+    for name, others in following.items():
+        if name in others:
+            yield _report([edges[name, name]])
+    for circle in shortest_circles(following):
+        used = [edges[pair] for pair in pairwise([*circle, circle[0]])]
+        queues = {put.queue.id for _, put, _ in used}
+        if len(queues) == len(used) and any(_grows(actor, put) for actor, put, _ in used):
+            yield _report(used)
+
+
+def _of_another(put: Use, actor: Actor) -> bool:
+    """Whether a stage puts into the queue of another object, as a chain of them does: `self.next.inbox`."""
+    got = [dotted(getattr(u.call.func, "value", u.call)) for u in actor.uses if not u.puts]
+    text = dotted(getattr(put.call.func, "value", put.call))
+    return text.count(".") > 1 and text not in got
+
+
+def _actors(facts: Facts) -> Iterator[Actor]:
+    """The roots of the file, every object whose queues were passed to it, and the functions that start them."""
+    started = {id(root.function) for root in facts.roots}
+    for fn in facts.module.functions:
+        uses = _uses(fn, facts, DEPTH)
+        if not uses or not (any(u.puts for u in uses) and any(not u.puts for u in uses)):
+            continue
+        formals = [u.queue.formal for u in uses if u.queue.formal is not None]
+        sites = facts.module.objects.sites(formals[0].function) if formals else []
+        for number, site in enumerate(sites, 1):
+            bound = [_passed(use, formals[0].function, site, facts) for use in uses]
+            yield Actor(f"{fn.qualname} ({number})", tuple(use for use in bound if use is not None))
+        if not formals and (id(fn) in started or _starts(fn, facts) or _is_beside(fn, started, facts)):
+            yield Actor(fn.qualname, tuple(uses))
+
+
+def _starts(fn: Function, facts: Facts) -> bool:
+    """Whether a function starts a thread or process, and so runs beside it."""
+    return any(facts.module.constructed_kind(call, fn) in ("Thread", "Process") for call in fn.calls)
+
+
+def _is_beside(fn: Function, started: set[int], facts: Facts) -> bool:
+    """Whether a method is called from outside a thread that another method of its class is."""
+    methods = fn.cls.methods.values() if fn.cls is not None else ()
+    return any(id(method) in started for method in methods) and not facts.threads_of(fn)
+
+
+def _uses(fn: Function, facts: Facts, depth: int) -> list[Use]:
+    """The blocking puts and gets of a function and of what it calls."""
+    found = []
+    for effect in facts.walker.effects(fn):
+        call = effect.node
+        if effect.callee is not None and effect.callee is not fn and depth and runs_now(effect):
+            found += _uses(effect.callee, facts, depth - 1)
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        if call.func.attr in ("put", "get") and not has_timeout(call, call.func.attr):
+            queue = facts.module.resource(call.func.value, fn)
+            if queue is not None and queue.kind in QUEUES and not queue.one_of_several:
+                found.append(Use(queue, call.func.attr == "put", call, fn))
+    return found
+
+
+def _passed(use: Use, owner: Function, site: ast.Call, facts: Facts) -> Use | None:
+    """A use of a parameter as a use of what a call passes for it."""
+    formal: Formal | None = use.queue.formal
+    if formal is None or formal.function is not owner:
+        return use
+    given = facts.module.objects.argument_at(owner, formal.name, site)
+    queue = given and facts.module.resource(given.value, given.caller)
+    return use._replace(queue=queue) if queue else None
+
+
+def _grows(actor: Actor, put: Use) -> bool:
+    """Whether the actor may put more than it gets: not one for one, in the same turn of the same loop."""
+    puts = [u for u in actor.uses if u.puts and u.queue.id == put.queue.id]
+    gets = [u for u in actor.uses if not u.puts]
+    if len(puts) > len(gets):
+        return True
+    return any(all(not _matches(p, g) for g in gets) for p in puts)
+
+
+def _matches(put: Use, get: Use) -> bool:
+    """Whether every put comes with this get: in the same loop, and under no condition that the put is not under."""
+    return _loop(put) == _loop(get) and _conditions(get) <= _conditions(put)
+
+
+def _loop(use: Use) -> int:
+    at: ast.AST | None = use.call
+    while at is not None:
+        before, at = at, parent(at)
+        if isinstance(at, ast.While | ast.ListComp) or (
+            isinstance(at, ast.For | ast.AsyncFor) and before is not at.iter
+        ):
+            return id(at)
+    return id(use.fn)
+
+
+def _conditions(use: Use) -> set[int]:
+    """The tests around a call within its loop."""
+    found: set[int] = set()
+    at = enclosing(use.call, ast.If, ast.For, ast.AsyncFor, ast.While)
+    while isinstance(at, ast.If):
+        found.add(id(at))
+        at = enclosing(at, ast.If, ast.For, ast.AsyncFor, ast.While)
+    return found
+
+
+def _report(circle: list[tuple[Actor, Use, Use]]) -> Finding:
+    story, waits = [], []
+    for number, (actor, put, _) in enumerate(circle):
+        whom = circle[(number + 1) % len(circle)][0].name
+        story.append(
+            Step(actor.name, put.call.lineno, f"puts into {put.queue.id}, which is full, and waits for {whom}")
+        )
+        waits.append(Wait(actor.name, f"filled {put.queue.id}", f"take an item out of {put.queue.id}", whom))
+    _, put, got = circle[0]
+    others = f" (line {', line '.join(str(use.call.lineno) for _, use, _ in circle[1:])})" if len(circle) > 1 else ""
+    return finding(
+        put.call,
+        put.fn,
+        f"{put.queue.id} is bounded, and its consumer (line {got.call.lineno}) may itself be waiting to put into a "
+        f"full queue{others}, which this thread would have to empty: once the queues are full, all wait",
+        story,
+        remedy="leave one queue of the circle unbounded, put with a timeout, or take items out between the puts",
+        about=put.queue.id,
+        confidence=0.7,
+        waits=waits,
+    )
+
+
+RULE = Rule(
+    "PC210",
+    "queues-in-a-circle",
+    "bounded queues whose producers and consumers wait for each other",
+    find,
+    bad="""
+        import queue
+        import threading
+
+        pages = queue.Queue(maxsize=10)
+        links = queue.Queue(maxsize=10)
+
+        def parse():
+            while True:
+                for link in pages.get().links:
+                    links.put(link)
+
+        def fetch():
+            while True:
+                pages.put(links.get().open())
+
+        threading.Thread(target=parse).start()
+        threading.Thread(target=fetch).start()
+    """,
+    good="""
+        import queue
+        import threading
+
+        pages = queue.Queue(maxsize=10)
+        links = queue.Queue()
+
+        def parse():
+            while True:
+                for link in pages.get().links:
+                    links.put(link)
+
+        def fetch():
+            while True:
+                pages.put(links.get().open())
+
+        threading.Thread(target=parse).start()
+        threading.Thread(target=fetch).start()
+    """,
+    needs=("Queue",),
+)

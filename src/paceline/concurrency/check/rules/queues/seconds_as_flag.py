@@ -1,0 +1,123 @@
+"""A number of seconds where a call expects whether to wait at all.
+
+The first parameter of `Queue.get()` and of `acquire()`, and the second one of `Queue.put()`, is `block`: whether to
+wait. `queue.get(5)` therefore waits for ever, since 5 counts as true. Pass the number by name: `queue.get(timeout=5)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, THREAD_QUEUES
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import keyword, short_name
+
+#: Method -> the position at which it expects whether to wait.
+FLAGS = {"get": 0, "put": 1, "acquire": 0}
+KINDS = {*THREAD_QUEUES} | LOCKS - ASYNC_LOCKS
+NAMED = re.compile(r"time_?out|wait|sec(ond)?s?$|delay|interval|patience", re.I)
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report numbers of seconds given as the flag of a wait, without a timeout."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            method = short_name(call.func)
+            given = call.args[FLAGS[method]] if len(call.args) == FLAGS.get(method, -2) + 1 else None
+            if given is None or keyword(call, "timeout") is not None or not _is_time(given, fn):
+                continue
+            resource = resource_of(call, (method,), fn, facts)
+            if resource is not None and resource.sure and resource.kind in KINDS:
+                yield _report(call, given, fn, resource.id)
+
+
+def _is_time(given: ast.expr, fn: Function) -> bool:
+    """Whether a value is a number of seconds: by its value where that is known, else by its name."""
+    value = _value(given, fn)
+    if isinstance(value, ast.Constant):
+        number = value.value
+        return isinstance(number, int | float) and not isinstance(number, bool) and number not in (0, 1)
+    return value is given and NAMED.search(short_name(given)) is not None
+
+
+def _value(given: ast.expr, fn: Function) -> ast.expr:
+    """What a name or an attribute was set to, or a parameter's default; the expression itself where that is unknown."""
+    name = short_name(given)
+    if isinstance(given, ast.Name):
+        for scope in fn.scopes():
+            if name in scope.bound:
+                return scope.bound[name]
+            if name in scope.parameters:
+                return _default(name, scope) or given
+    if isinstance(given, ast.Attribute) and fn.cls is not None and short_name(given.value) == fn.self_name:
+        values = fn.cls.values.get(name, ())
+        return values[0][0] if len(values) == 1 and isinstance(values[0][0], ast.Constant) else given
+    return given
+
+
+def _default(name: str, fn: Function) -> ast.expr | None:
+    """The default of a parameter."""
+    given = getattr(fn.node, "args", None)
+    if given is None:
+        return None
+    positional = [*given.posonlyargs, *given.args]
+    pairs = [
+        *zip(positional[::-1], given.defaults[::-1], strict=False),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    ]
+    found = next((default for argument, default in pairs if argument.arg == name), None)
+    return found if isinstance(found, ast.Constant) and found.value is not None else None
+
+
+def _report(call: ast.Call, given: ast.expr, fn: Function, resource: str) -> Finding:
+    method = short_name(call.func)
+    return finding(
+        call,
+        fn,
+        f"{text_of(call)} takes {ast.unparse(given)} as `{'blocking' if method == 'acquire' else 'block'}`, not as a "
+        "timeout: any number but 0 means that it waits for ever",
+        [
+            Step("thread A", call.lineno, f"{fn.qualname} calls {text_of(call)}, which has no timeout"),
+            Step("thread A", call.lineno, f"waits for {resource} for ever, if no other thread acts"),
+        ],
+        remedy=f"pass the number by name: timeout={ast.unparse(given)}",
+        about=resource,
+        confidence=0.85,
+    )
+
+
+RULE = Rule(
+    "PC219",
+    "seconds-as-flag",
+    "a number of seconds that is given as the flag whether to wait",
+    find,
+    bad="""
+        import queue
+
+        inbox = queue.Queue()
+
+        def next_line():
+            try:
+                return inbox.get(5)
+            except queue.Empty:
+                return None
+    """,
+    good="""
+        import queue
+
+        inbox = queue.Queue()
+
+        def next_line():
+            try:
+                return inbox.get(timeout=5)
+            except queue.Empty:
+                return None
+    """,
+    needs=("get", "put", "acquire"),
+)

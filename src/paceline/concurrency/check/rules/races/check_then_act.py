@@ -1,0 +1,391 @@
+"""A check of shared state and a use of it that another thread can come between.
+
+`if self.buffer is not None: self.buffer.flush()` reads the attribute twice; if another thread sets it to None in
+between, the second read fails. So does `if key in self.d: ... self.d[key]` when another thread removes the key. Read
+the value once into a local variable, or hold the lock over both.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.names import short_name
+from paceline.concurrency.check.syntax.tree import enclosing, last_line, lines_of, parent
+from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.evidence import CLAIMS, IMPORTS, of_all_objects, of_threads
+from paceline.concurrency.check.threads.shared_state import (
+    accesses_of_arguments,
+    accesses_of_class,
+    accesses_of_globals,
+    accesses_of_locals,
+    is_caught,
+    is_shared,
+    own_locks,
+)
+from paceline.concurrency.check.threads.sharing import (
+    claimed_at_once,
+    emptied_at_once,
+    filled_if_missing,
+    may_coincide,
+    removed_at_once,
+    stored_if_missing,
+)
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report checks and uses of attributes and globals that threads share, and `locked()` before acquire()."""
+    for cls in facts.module.classes.values():
+        if not is_shared(cls, facts):
+            continue
+        for accesses in accesses_of_class(cls, facts).values():
+            yield from _vanishes(accesses, facts)
+            yield from _removed(accesses, cls)
+            yield from _filled(accesses, cls)
+    for accesses, sign in _shared(facts):
+        yield from _at_once(accesses, sign, facts)
+    for accesses in (*accesses_of_arguments(facts), *accesses_of_locals(facts)):
+        yield from _at_once(accesses, 0.0, facts)
+    for accesses in accesses_of_globals(facts).values():
+        yield from _filled(accesses, None)
+    yield from _locked(facts)
+
+
+def _shared(facts: Facts) -> Iterator[tuple[list[Access], float]]:
+    """The accesses of every attribute and global that threads may share, and how strong the signs of that are."""
+    for cls in facts.module.classes.values():
+        sign = of_threads(cls, facts)
+        for accesses in accesses_of_class(cls, facts).values() if sign else ():
+            yield accesses, sign
+    for accesses in accesses_of_globals(facts).values():
+        if sign := of_threads(None, facts, accesses[0].line):
+            yield accesses, sign
+
+
+def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:
+    """Checks of a key and uses of it in functions that threads run at the same time."""
+    yield from _filled_twice(accesses, sign, facts)
+    yield from _claimed(accesses, facts)
+    yield from _last_item_taken(accesses, facts)
+    yield from _removed_between(accesses, facts)
+
+
+def _filled_twice(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:
+    """A key that two threads find missing, and each store an object for."""
+    for access, line in list(filled_if_missing(accesses))[:1]:
+        together = may_coincide(access, access, facts)
+        least = IMPORTS if of_all_objects(access.fn) else CLAIMS
+        alone = facts.runs_on_own(access.fn) and (access.fn.name == "run" or access.fn.name.startswith("_"))
+        if not together and (sign < least or alone or access.fn.asynchronous or facts.guards(access.fn)):
+            continue
+        yield finding(
+            access.node,
+            access.fn,
+            f"{access.thing} is filled here after line {line} found no such key; several threads may run "
+            f"{access.fn.qualname}, and two of them may find none and each store an object of its own",
+            [
+                Step("thread A", line, f"{access.fn.qualname} finds no such key"),
+                Step("thread B", line, "finds none either, and stores an object"),
+                Step("thread A", access.line, "stores another one: thread B keeps using the first"),
+            ],
+            remedy="hold a lock over the check and the change, or use setdefault()",
+            about=access.thing,
+            confidence=0.6 if together else 0.55,
+        )
+
+
+def _last_item_taken(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """The last item, which two threads take."""
+    for access, loop in list(emptied_at_once(accesses, facts))[:1]:
+        yield finding(
+            access.node,
+            access.fn,
+            f"{access.thing} is found not to be empty at line {loop.lineno}, and an item is taken here; threads "
+            f"may run {access.fn.qualname}, and another one may have taken the last item",
+            [
+                Step("thread A", loop.lineno, f"{access.fn.qualname} finds one item left"),
+                Step("thread B", access.line, "takes it"),
+                Step("thread A", access.line, "takes an item, and there is none"),
+            ],
+            remedy="catch the exception of an empty container, use a queue, or hold one lock over both",
+            about=access.thing,
+            confidence=0.65,
+        )
+
+
+def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """A key that another thread removes after it was found."""
+    for access, check, other in list(removed_at_once(accesses, facts))[:1]:
+        looped = isinstance(check, ast.For)
+        found = f"copies the keys of {access.thing}" if looped else "finds the key"
+        copied = f"the keys of {access.thing} are copied at line {check.lineno}, and an item"
+        what = (
+            f"{copied} is used here"
+            if looped
+            else f"{access.thing} is asked for a key at line {check.lineno} and used here"
+        )
+        yield finding(
+            access.node,
+            access.fn,
+            f"{what}; {other.fn.qualname}, in another thread, may remove it in between (line {other.line})",
+            [
+                Step("thread A", check.lineno, f"{access.fn.qualname} {found}"),
+                Step("thread B", other.line, f"{other.fn.qualname} removes it"),
+                Step("thread A", access.line, "uses it, and it is gone: an exception"),
+            ],
+            remedy="use .get() or .pop(key, None) and check the result, or hold one lock over both",
+            about=access.thing,
+            confidence=0.6 if facts.threads_of(other.fn) else 0.5,
+        )
+
+
+def _claimed(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """An item that two threads find missing, and both add."""
+    for access, line in list(claimed_at_once(accesses, facts))[:1]:
+        yield finding(
+            access.node,
+            access.fn,
+            f"{access.thing} is asked for an item at line {line}, and gets it here; several threads run "
+            f"{access.fn.qualname}, and two of them may find it missing and both take it",
+            [
+                Step("thread A", line, f"{access.fn.qualname} finds no such item"),
+                Step("thread B", line, "finds none either"),
+                Step("both", access.line, "add it, and do the same work"),
+            ],
+            remedy="hold a lock over the check and the change",
+            about=access.thing,
+            confidence=0.6,
+        )
+
+
+def _locked(facts: Facts) -> Iterator[Finding]:
+    """`if not lock.locked(): lock.acquire()`."""
+    for fn in facts.module.functions:
+        for test in fn.tests:
+            asked = next(
+                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) == "locked"), None
+            )
+            if asked is None or not isinstance(test, ast.If) or not isinstance(asked.func, ast.Attribute):
+                continue
+            lock = facts.module.resource(asked.func.value, fn)
+            if lock is None or lock.kind in ASYNC_LOCKS:
+                continue
+            for effect in facts.walker.effects(fn):
+                if (
+                    effect.kind == "take"
+                    and effect.resource is not None
+                    and effect.resource.id == lock.id
+                    and enclosing(effect.node, ast.If) is test
+                ):
+                    yield finding(
+                        effect.node,
+                        fn,
+                        f"{lock.id} is checked (line {test.lineno}) and then taken: another thread may take it in "
+                        "between, and this one waits after all",
+                        [
+                            Step("thread A", test.lineno, f"finds {lock.id} free"),
+                            Step("thread B", effect.line, "takes it"),
+                            Step("thread A", effect.line, "waits for it"),
+                        ],
+                        remedy="use acquire(blocking=False), which checks and takes in one step",
+                        about=lock.id,
+                        confidence=0.7,
+                    )
+
+
+def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
+    """`if key not in d: d[key] = ...` without the lock under which others change it."""
+    guarded = [a for a in accesses if a.changes and a.locks]
+    if not guarded:
+        return
+    common = own_locks(frozenset.intersection(*(a.locks for a in guarded)), cls)
+    for access in accesses:
+        test = enclosing(access.node, ast.If)
+        if access.kind == "grow" and not access.locks and common and test is not None and stored_if_missing(access):
+            line = getattr(test, "lineno", 0)
+            yield finding(
+                access.node,
+                access.fn,
+                f"{access.thing} is filled here after line {line} found no such key, without {common[0]}, "
+                f"which protects other changes of it (line {guarded[0].line})",
+                [
+                    Step("thread A", line, f"{access.fn.qualname} finds no such key"),
+                    Step("thread B", line, "finds none either, and stores an object"),
+                    Step("thread A", access.line, "stores another one: thread B keeps using the first"),
+                ],
+                remedy=f"hold {common[0]} over the check and the change, or use setdefault()",
+                about=access.thing,
+                confidence=0.65,
+            )
+            return
+
+
+def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """`if x: x.use()` while another thread may set `x` to None."""
+    gone = [a for a in accesses if a.kind == "none" and "fork" not in a.fn.name]
+    if not gone:
+        return
+    reported: set[bool] = set()  # at most one report inside threads and one outside
+    for access in accesses:
+        test = _test(access.node)
+        if test is None or access.changes or bool(facts.threads_of(access.fn)) in reported:
+            continue
+        use = next((a for a in accesses if a.fn is access.fn and a is not access and _used_in(a, test)), None)
+        if use is None or is_caught(use.node, "AttributeError", "TypeError"):
+            continue
+        other = next(
+            (a for a in gone if _concurrent(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None
+        )
+        if other is not None:
+            reported.add(bool(facts.threads_of(access.fn)))
+            yield finding(
+                use.node,
+                access.fn,
+                f"{access.thing} is checked (line {access.line}) and used here; {other.fn.qualname} may set it to "
+                f"None in between (line {other.line}), from another thread",
+                [
+                    Step("thread A", access.line, f"{access.fn.qualname} checks {access.thing}: it is not None"),
+                    Step("thread B", other.line, f"{other.fn.qualname} sets it to None"),
+                    Step("thread A", use.line, "uses it, and it is None"),
+                ],
+                remedy=f"read {access.thing} once into a local variable, or hold one lock over both",
+                about=access.thing,
+                confidence=0.65,
+            )
+
+
+def _test(node: ast.AST) -> ast.If | None:
+    """The `if` that tests whether this is truthy or not None."""
+    at: ast.AST | None = node
+    while at is not None and not isinstance(at, ast.stmt):
+        up = parent(at)
+        if isinstance(up, ast.Compare) and not any(isinstance(op, ast.Is | ast.IsNot) for op in up.ops):
+            return None
+        if isinstance(up, ast.Attribute | ast.Call | ast.Subscript):
+            return None
+        if isinstance(up, ast.If) and up.test is at:
+            return up
+        at = up
+    return None
+
+
+def _used_in(access: Access, test: ast.If) -> bool:
+    """`x.something` or `x[...]` on the branch where the check succeeded."""
+    if not isinstance(parent(access.node), ast.Attribute | ast.Subscript) or (
+        access.changes and access.kind in ("write", "none")
+    ):
+        return False
+    body = test.body
+    negative = isinstance(test.test, ast.UnaryOp) or any(
+        isinstance(n, ast.Is) for c in ast.walk(test.test) if isinstance(c, ast.Compare) for n in c.ops
+    )
+    if negative:
+        if test.orelse:
+            body = test.orelse
+        elif isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue):
+            return access.line > last_line(test)
+        else:
+            return False
+    return access.line in lines_of(body)
+
+
+def _concurrent(one: Function, two: Function, facts: Facts) -> bool:
+    """Whether two functions may run at the same time: they do not run in the same threads only."""
+    if one is two:
+        return False
+    first, second = facts.threads_of(one), facts.threads_of(two)
+    return bool(first) != bool(second) or bool(first and second and first != second)
+
+
+def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
+    """An item that is read without the lock under which items are removed."""
+    removals = [a for a in accesses if a.kind == "shrink" and a.locks]
+    if any(a.kind == "grow" and not a.locks for a in accesses):
+        return  # _filled reports that
+    if not removals or any(a.kind == "shrink" and not a.locks for a in accesses):
+        return
+    guard = frozenset(own_locks(frozenset.intersection(*(a.locks for a in removals)), cls))
+    reported: set[int] = set()
+    for access in accesses:
+        if access.kind != "item" or access.locks & guard or not guard or id(access.fn) in reported:
+            continue
+        if is_caught(access.node, "KeyError", "IndexError", "LookupError"):
+            continue
+        subscript = parent(access.node)
+        assert isinstance(subscript, ast.Subscript)
+        if isinstance(subscript.slice, ast.Constant | ast.Slice) or any(r.fn is access.fn for r in removals):
+            continue
+        if not _looked_up(subscript, access):
+            continue
+        reported.add(id(access.fn))
+        lock = min(guard)
+        removal = removals[0]
+        yield finding(
+            access.node,
+            access.fn,
+            f"an item of {access.thing} is read without {lock}, under which {removal.fn.qualname} removes "
+            f"items (line {removal.line}): it may have been removed since the check",
+            [
+                Step("thread A", access.fn.line, f"{access.fn.qualname} checks that the item exists"),
+                Step("thread B", removal.line, f"{removal.fn.qualname} removes it, under {lock}"),
+                Step("thread A", access.line, "reads it, and it is gone"),
+            ],
+            remedy=f"hold {lock}, or read it once with .get() and check the result",
+            about=access.thing,
+            confidence=0.6,
+        )
+
+
+def _looked_up(subscript: ast.Subscript, access: Access) -> bool:
+    """Whether a test before this line mentions the same key."""
+    key = ast.unparse(subscript.slice)
+    for test in access.fn.tests:
+        if test.lineno <= access.line and any(
+            isinstance(n, ast.Call | ast.Compare) and key in ast.unparse(n) for n in ast.walk(test.test)
+        ):
+            return True
+    return False
+
+
+RULE = Rule(
+    "PC401",
+    "check-then-act",
+    "a check of shared state and a use that another thread can come between",
+    find,
+    bad="""
+        import threading
+
+        class Recorder:
+            def __init__(self):
+                self.buffer = []
+                self.thread = threading.Thread(target=self._run)
+
+            def _run(self):
+                if self.buffer is not None:
+                    self.buffer.append(1)
+
+            def stop(self):
+                self.buffer = None
+    """,
+    good="""
+        import threading
+
+        class Recorder:
+            def __init__(self):
+                self.buffer = []
+                self.thread = threading.Thread(target=self._run)
+
+            def _run(self):
+                buffer = self.buffer
+                if buffer is not None:
+                    buffer.append(1)
+
+            def stop(self):
+                self.buffer = None
+    """,
+)

@@ -1,0 +1,348 @@
+"""A file or directory that is checked for and then created, by several processes at once.
+
+All ranks of a job find that the directory does not exist, one creates it, and the others fail with `FileExistsError`
+or remove what another one has just written. `os.makedirs(..., exist_ok=True)` and `unlink(missing_ok=True)` need no
+check. Reported where two programs may meet: in files that deal with ranks or processes (removals and writes as well),
+for folders of the user or the machine, for folders that a function is given or an object keeps, and for removals of
+locks, sockets and files with a process number. What a single command does in a folder of its own is reported only on
+request (`--everything`). A handler of OSError counts only if it tells the errors apart. `tempfile.mktemp()` is
+such a check too: it chooses a name that another program may take; and so is a test before a folder of the system is
+listed, whose contents come and go by themselves (`/dev`, `/proc`, `/run`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.libraries.catalogue import RANK_CALLS, RANK_ZERO_FIRST
+from paceline.concurrency.check.ranks.branches import condition
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.existing_files import ASKS, foreseen
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, is_within, last_line
+from paceline.concurrency.check.threads.evidence import IMPORTS, of_threads
+
+MAKES = ("makedirs", "mkdir")
+LISTS = ("listdir", "scandir")
+#: Classes whose objects are run by others.
+TASK = re.compile(r"(Task|Job|Worker|Request|Runnable|Download(er)?|Upload(er)?)$")
+#: Folders whose contents come and go by themselves.
+VOLATILE = re.compile(r"/(dev|proc|sys|run|var/run|var/lock)(/|$)")
+#: A folder of the user or of the machine, which every program that is started finds.
+SHARED = re.compile(r"home|expanduser|environ|cache|conf|user|tmp|temp|lock|pid|sock|share", re.I)
+#: A helper that makes a folder for its callers.
+MAKER = re.compile(r"mkdir|make_?dir|(en|as)sure|create_?(dir|folder|path)", re.I)
+REMOVES = ("remove", "unlink", "rmtree", "rmdir")
+#: Words in the names of files by which programs that run at the same time know of each other.
+BETWEEN_PROGRAMS = ("lock", "pid", "sock")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report creations, removals and writes of a path inside a test of its existence."""
+    yield from _temporary_name(facts)
+    yield from _lock_files(facts)
+    yield from _listed(facts)
+    yield from _recreated(facts)
+    ranks: bool | None = None  # computed only once a suspicious test is found
+    for fn in facts.module.functions:
+        for test in fn.tests:
+            if not isinstance(test, ast.If):
+                continue
+            asked = next(
+                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
+            )
+            if asked is None or _one_rank(test, fn, facts) or facts.held_at(test, fn) or _in_turn(fn, facts):
+                continue
+            if ranks is None:
+                ranks = _ranks(facts)
+            path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
+            for call in fn.calls:
+                if _decided_by(call, test) and _makes(call, path, fn, ranks) and not foreseen(call):
+                    yield _report(fn, test, call, path, _confidence(path, fn, ranks or _meets_others(fn, facts)))
+
+
+def _temporary_name(facts: Facts) -> Iterator[Finding]:
+    """`tempfile.mktemp()`: a name that no file had when it was chosen."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            if short_name(call.func) == "mktemp" and facts.module.canonical(call.func) == "tempfile.mktemp":
+                yield finding(
+                    call,
+                    fn,
+                    "tempfile.mktemp() only chooses a name: another program may create a file of that name before "
+                    "this one does",
+                    [
+                        Step("this program", call.lineno, "finds that no file has this name"),
+                        Step("another one", call.lineno, "creates a file of this name"),
+                        Step("this program", call.lineno, "opens the file of the other one"),
+                    ],
+                    remedy="use tempfile.mkstemp() or NamedTemporaryFile(), which create the file in the same step",
+                    about="tempfile.mktemp",
+                    confidence=0.55,
+                )
+                break
+
+
+def _recreated(facts: Facts) -> Iterator[Finding]:
+    """`rmtree(folder)` and then `folder.mkdir()`: another program may have created the folder in between."""
+    for fn in facts.module.functions:
+        gone = {path: c for c in fn.calls if short_name(c.func) == "rmtree" and (path := _path_of(c))}
+        for call in fn.calls if gone else ():
+            path = _path_of(call)
+            if short_name(call.func) not in MAKES or path not in gone or gone[path].lineno > call.lineno:
+                continue
+            if is_constant(keyword(call, "exist_ok"), True) or foreseen(call) or _one_rank_only(call, fn, facts):
+                continue
+            if _confidence(path, fn, _meets_others(fn, facts)) >= 0.5:
+                yield finding(
+                    call,
+                    fn,
+                    f"{path} is removed at line {gone[path].lineno} and created again here: another thread or program "
+                    "that does the same may have created it in between",
+                    [
+                        Step("this program", gone[path].lineno, f"removes {path}"),
+                        Step("another one", call.lineno, "removes it too, and creates it"),
+                        Step("this program", call.lineno, "creates it: FileExistsError"),
+                    ],
+                    remedy="pass exist_ok=True, or create a folder under a name of its own and rename it",
+                    about=path,
+                    confidence=0.55,
+                )
+                break
+
+
+def _path_of(call: ast.Call) -> str:
+    """The path that a function of `os` or `shutil`, or a method of a path, is about."""
+    owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return owner if owner and owner not in ("os", "shutil") else ast.unparse(call.args[0]) if call.args else ""
+
+
+def _one_rank_only(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a condition on the rank is around a call."""
+    test = enclosing(call, ast.If)
+    return isinstance(test, ast.If) and _one_rank(test, fn, facts)
+
+
+def _listed(facts: Facts) -> Iterator[Finding]:
+    """`if isdir("/dev/disk"): listdir("/dev/disk")`: the system may have removed the folder in between."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            test, path = enclosing(call, ast.If), ast.unparse(call.args[0]) if call.args else ""
+            if short_name(call.func) not in LISTS or not path or not isinstance(test, ast.If) or foreseen(call):
+                continue
+            value = fn.bound.get(path, call.args[0])
+            named = isinstance(value, ast.Constant) and isinstance(value.value, str) and VOLATILE.match(value.value)
+            asks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS and n.args]
+            if named and any(ast.unparse(ask.args[0]) == path for ask in asks):
+                yield finding(
+                    call,
+                    fn,
+                    f"{path} is checked (line {test.lineno}) before {text_of(call)}: the system, or another program, "
+                    "may remove the folder in between",
+                    [
+                        Step("this program", test.lineno, f"finds {path}"),
+                        Step("another one", test.lineno, "removes the last entry, and with it the folder"),
+                        Step("this program", call.lineno, "lists it: FileNotFoundError"),
+                    ],
+                    remedy="list it without a check, and catch FileNotFoundError",
+                    about=path,
+                    confidence=0.6,
+                )
+
+
+def _lock_files(facts: Facts) -> Iterator[Finding]:
+    """A file that tells of a running program, and is opened for writing after a look whether there is one."""
+    for fn in facts.module.functions:
+        for test in fn.tests:
+            asked = next(
+                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
+            )
+            path = ast.unparse(asked.args[0]) if asked is not None and asked.args else ""
+            if not path or not any(word in f"{fn.qualname} {path}".lower() for word in ("lock", "pid")):
+                continue
+            if isinstance(test, ast.If) and not _leaves(test):
+                continue
+            call = next((c for c in fn.calls if c.lineno > test.lineno and _opens_to_write(c, path)), None)
+            if call is not None:
+                yield _report_lock_file(fn, test, call, path)
+
+
+def _opens_to_write(call: ast.Call, path: str) -> bool:
+    """Whether a call opens this path for writing, whether or not the file exists by then."""
+    mode = keyword(call, "mode", 1)
+    opens = short_name(call.func) == "open" and bool(call.args) and ast.unparse(call.args[0]) == path
+    return opens and isinstance(mode, ast.Constant) and str(mode.value).startswith("w")
+
+
+def _leaves(test: ast.If) -> bool:
+    """Whether the function is left, or the program ended, where the path exists."""
+    last = test.body[-1]
+    ends = (
+        isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and short_name(last.value.func).endswith("exit")
+    )
+    return not isinstance(test.test, ast.UnaryOp) and (ends or isinstance(last, ast.Return | ast.Raise))
+
+
+def _report_lock_file(fn: Function, test: ast.If | ast.While, call: ast.Call, path: str) -> Finding:
+    return finding(
+        call,
+        fn,
+        f"{path} keeps other programs out, but two of them may find none at line {test.lineno}, and create it",
+        [
+            Step("this program", test.lineno, f"finds no {path}"),
+            Step("another one", test.lineno, "finds none either"),
+            Step("both", call.lineno, "create it, and continue"),
+        ],
+        remedy='create it in one step with the check: open(path, "x"), os.open(..., O_CREAT | O_EXCL), or a '
+        "lock of the file",
+        about=path,
+        confidence=0.65,
+    )
+
+
+def _decided_by(call: ast.Call, test: ast.If) -> bool:
+    """Whether a call is in a branch of the test, or comes after it where the test returns if the path exists."""
+    if enclosing(call, ast.If) is test:
+        first = is_within(call, test.body)
+        plain = isinstance(test.test, ast.Call)  # what exists is not made
+        return not (short_name(call.func) in MAKES and plain and first)
+    leaves = isinstance(test.body[-1], ast.Return) and not isinstance(test.test, ast.UnaryOp | ast.BoolOp)
+    return leaves and call.lineno > last_line(test) and enclosing(call, ast.If) is enclosing(test, ast.If)
+
+
+def _ranks(facts: Facts) -> bool:
+    """Whether this file runs on all ranks of a job at once: it asks for its rank or calls a collective."""
+    return any(
+        short_name(c.func) in RANK_CALLS or facts.sequences.collective(c, fn)
+        for fn in facts.module.functions
+        for c in fn.calls
+    )
+
+
+def _meets_others(fn: Function, facts: Facts) -> bool:
+    """Whether the file uses multiprocessing, or threads run the function: also as a task that another file starts."""
+    if any(origin.startswith("multiprocessing") for origin in facts.module.imports.values()) or facts.threads_of(fn):
+        return True
+    task = fn.cls is not None and fn.name in ("__call__", "run") and TASK.search(fn.cls.name)
+    return bool(task) and of_threads(fn.cls, facts) >= IMPORTS
+
+
+def _confidence(path: str, fn: Function, several: bool) -> float:
+    """How likely two programs meet there: by what the file starts, whose folder it is, and who calls the function."""
+    if several:
+        return 0.65
+    named = path.partition("(")[0].partition(".")[0]
+    made = _origin(named, fn)
+    if SHARED.search(" ".join([fn.name, path, *(ast.unparse(value) for value in made)])):
+        return 0.6
+    parts = {named} | {n.id for value in made for n in ast.walk(value) if isinstance(n, ast.Name)}
+    given = any(not parts.isdisjoint(scope.parameters) for scope in fn.scopes() if scope.parameters)
+    if given and MAKER.search(fn.name):
+        return 0.55
+    return 0.5 if given else 0.45
+
+
+def _origin(name: str, fn: Function) -> list[ast.expr]:
+    """What a variable is computed from, in this function and those around it, over a few assignments."""
+    found: list[ast.expr] = []
+    names = {name}
+    for _ in range(3):
+        values = [scope.bound[n] for n in names for scope in fn.scopes() if n in scope.bound]
+        found += values
+        names = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)} - names
+    return found
+
+
+def _in_turn(fn: Function, facts: Facts) -> bool:
+    """Whether all calls of a function are inside a context manager that lets one rank go first."""
+    around = [enclosing(site, ast.With) for site in facts.module.objects.sites(fn)]
+    return bool(around) and all(isinstance(w, ast.With) and _lets_one_go_first(w, facts) for w in around)
+
+
+def _lets_one_go_first(node: ast.With, facts: Facts) -> bool:
+    managers = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+    named = any(short_name(m.func) in RANK_ZERO_FIRST for m in managers)
+    own = (facts.module.function_named(m.func, facts.module.top) for m in managers)
+    return named or any(fn is not None and fn.generator and facts.sequences.operations(fn) for fn in own)
+
+
+def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
+    """Whether a condition on the rank is around the test."""
+    around = test
+    while isinstance(around, ast.If):
+        parts = around.test.values if isinstance(around.test, ast.BoolOp) else [around.test]
+        if any(condition(part, fn, facts.module) is not None for part in parts):
+            return True
+        around = enclosing(around, ast.If)  # type: ignore[assignment]
+    return False
+
+
+def _makes(call: ast.Call, path: str, fn: Function, ranks: bool) -> bool:
+    """Whether the call creates this path, or removes what others know of; among ranks, also whether it writes it."""
+    name = short_name(call.func)
+    places = [ast.unparse(a) for a in call.args] + [dotted(getattr(call.func, "value", call.func))]
+    if name in MAKES:
+        return path in places and not is_constant(keyword(call, "exist_ok"), True)
+    known = f"{fn.name} {path}".lower()
+    between = any(word in path.lower() for word in BETWEEN_PROGRAMS) or "cache" in known
+    if not ranks and not (between and name in REMOVES):
+        return False
+    if name in REMOVES:
+        return path in places and keyword(call, "ignore_errors") is None and keyword(call, "missing_ok") is None
+    return name in ("save", "savez", "dump") and path in places[:2] and len(call.args) > 1
+
+
+def _report(fn: Function, test: ast.If, call: ast.Call, path: str, confidence: float) -> Finding:
+    removes, makes = short_name(call.func) in REMOVES, short_name(call.func) in MAKES
+    remedy = "missing_ok=True, or ignore_errors=True" if removes else "exist_ok=True" if makes else ""
+    return finding(
+        call,
+        fn,
+        f"{path} is checked (line {test.lineno}) before {text_of(call)}: if two processes check at once, the "
+        "second one fails, or destroys what the first one did",
+        [
+            Step("rank 0", test.lineno, f"checks {path}"),
+            Step("rank 1", test.lineno, "checks too, with the same result"),
+            Step("rank 0", call.lineno, f"calls {text_of(call)}"),
+            Step(
+                "rank 1", call.lineno, "repeats it: an error, or a half-written file that the other one already reads"
+            ),
+        ],
+        remedy=f"do it without a check ({remedy})"
+        if remedy
+        else "let one rank do it while the others wait, or write to a temporary name and rename it",
+        about=path,
+        confidence=confidence,
+    )
+
+
+RULE = Rule(
+    "PC406",
+    "exists-then-create",
+    "a file checked for and then created or removed, by several processes",
+    find,
+    bad="""
+        import os
+        import torch.distributed as dist
+
+        def save(folder, image):
+            if not os.path.exists(folder):
+                os.makedirs(folder)
+            image.write(os.path.join(folder, str(dist.get_rank())))
+    """,
+    good="""
+        import os
+        import torch.distributed as dist
+
+        def save(folder, image):
+            os.makedirs(folder, exist_ok=True)
+            image.write(os.path.join(folder, str(dist.get_rank())))
+    """,
+    needs=("exists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink", "mktemp"),
+)

@@ -1,0 +1,273 @@
+"""Something created or started on first use, by two threads at once.
+
+Two threads find that it does not exist yet, and both create it: two connections, two threads where one was meant, or
+`threads can only be started once`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, last_line, parent
+from paceline.concurrency.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
+from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown, starts_or_ends
+from paceline.concurrency.check.threads.sharing import THREAD_WORDS, absent, may_overlap
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report tests of existence, outside a lock, that guard a creation or a start."""
+    for fn in facts.module.functions:
+        if (fn.name in BEGINNINGS and fn.name != "__new__") or fn is facts.module.top:
+            continue
+        for test in fn.tests:
+            if not isinstance(test, ast.If) or facts.held_at(test, fn):
+                continue
+            yield from _starts(test, fn, facts)
+            yield from _single(test, fn, facts)
+            yield from _made_at_once(test, fn, facts)
+            yield from _flagged(test, fn, facts)
+            yield from _own_lock(test, fn, facts)
+            yield from _told_by_thread(test, fn, facts)
+            yield from _event_as_lock(test, fn, facts)
+        yield from _unless_there(fn, facts)
+
+
+def _unless_there(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`try: return self.x`, and `except AttributeError: self.x = make()`, in an object that threads share."""
+    if fn.cls is None or fn.asynchronous or of_threads(fn.cls, facts) < OWNS_OTHER or facts.guards(fn):
+        return
+    for target, value in fn.assigns:
+        handler, name = enclosing(target, ast.ExceptHandler), dotted(target)
+        if not isinstance(handler, ast.ExceptHandler) or handler.type is None or not _creates(value, fn):
+            continue
+        tried = parent(handler)
+        asks = (n for s in tried.body for n in ast.walk(s)) if isinstance(tried, ast.Try) else ()
+        read = any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load) and dotted(n) == name for n in asks)
+        own = name.startswith(f"{fn.self_name}.") and name.count(".") == 1 and "local" not in name
+        if short_name(handler.type) == "AttributeError" and read and own and not facts.held_at(target, fn):
+            asked = f"`{ast.unparse(handler.type)}` of {name}"
+            yield _report(target, fn, f"{name} is created on first use by several threads", asked, name, 0.55)
+            return
+
+
+def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if not self.running: self.start()` of a thread, in a method that does something else."""
+    if fn.cls is None or not fn.cls.is_a("threading.Thread", "Thread") or fn.name.startswith("__"):
+        return
+    if starts_or_ends(fn):
+        return
+    if "is_alive" in ast.unparse(test.test) or "isAlive" in ast.unparse(test.test):
+        return
+    for statement in test.body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if (
+            isinstance(call, ast.Call)
+            and dotted(call.func) == f"{fn.self_name}.start"
+            and fn.cls.method("start") is None
+        ):
+            yield _report(
+                call,
+                fn,
+                "the thread is started on first use",
+                f"`{ast.unparse(test.test)}`",
+                f"{fn.cls.name}.start",
+                0.65,
+            )
+
+
+def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """An attribute or global that several threads create on first use."""
+    name = absent(test.test)
+    own = fn.cls is not None and name.startswith(fn.self_name + ".") and name.count(".") == 1
+    if not name or fn.asynchronous or not (own or name in fn.globals) or is_teardown(fn):
+        return
+    together = may_overlap(fn, fn, facts)
+    sign = of_threads(fn.cls if own else None, facts, fn.line)
+    least = IMPORTS if own and of_all_objects(fn) else OWNS_OTHER
+    if not together and (sign < least or facts.guards(fn) or starts_or_ends(fn)):
+        return
+    for statement in test.body:
+        if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
+            made = _creates(statement.value, fn)
+            if made and not facts.held_at(statement, fn):
+                tested = f"`{ast.unparse(test.test)}`"
+                sure = 0.6 if together else 0.55
+                yield _report(statement, fn, f"{name} is created on first use by several threads", tested, name, sure)
+                return
+
+
+def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if not self._sent: self._sent = True; send()` in an object that has a lock, without the lock."""
+    name = absent(test.test)
+    attribute = name.removeprefix(f"{fn.self_name}.")
+    if fn.cls is None or name == attribute or fn.asynchronous or is_teardown(fn) or not owns_lock(fn.cls, facts):
+        return
+    if facts.guards(fn) or starts_or_ends(fn) or fn.name.endswith("locked"):
+        return
+    for statement in test.body:
+        if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
+            works = any(isinstance(n, ast.Call) for s in test.body for n in ast.walk(s) if s is not statement)
+            if is_constant(statement.value, True) and works and not facts.held_at(statement, fn):
+                tested = f"`{ast.unparse(test.test)}`"
+                yield _report(statement, fn, f"{name} is tested and set without the object's lock", tested, name, 0.5)
+                return
+
+
+def _told_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if self.connected: return`, then a thread is started that sets the flag once it has connected."""
+    flag = dotted(test.test) if isinstance(test.body[-1], ast.Return) else ""
+    if fn.cls is None or not flag.startswith(f"{fn.self_name}.") or flag.count(".") != 1:
+        return
+    if any(dotted(t) == flag and t.lineno > test.lineno for t, _ in fn.assigns):
+        return
+    for root in facts.roots:
+        starts = root.kind == "thread" and test.lineno < root.line <= last_line(fn.node)
+        if starts and any(dotted(t) == flag and is_constant(v, True) for t, v in root.function.assigns):
+            start = next((c for c in fn.calls if c.lineno == root.line), None)
+            if start is not None and not facts.held_at(start, fn):
+                what = f"{flag} says that the thread is there, but is set only by the thread itself"
+                yield _report(start, fn, what, f"`not {flag}`", flag, 0.65)
+                return
+
+
+def _own_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if not self.busy: self.busy = True; work(); self.busy = False`: a lock of its own, of a test and a change."""
+    leaves = isinstance(test.body[-1], ast.Return | ast.Continue)
+    asked = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
+    names = {dotted(value) for value in asked} if leaves else {absent(value) for value in asked}
+    held = [name for name in names if _BUSY.search(name) and (name in fn.globals or name.startswith("self."))]
+    if not held or fn.asynchronous or of_threads(fn.cls, facts, fn.line) < IMPORTS:
+        return
+    changes = [(t, v) for t, v in fn.assigns if dotted(t) == held[0] and t.lineno > test.lineno]
+    taken = next((t for t, v in changes if is_constant(v, True)), None)
+    freed = any(is_constant(v, False) and taken is not None and t.lineno > taken.lineno for t, v in changes)
+    if taken is not None and freed and not facts.held_at(taken, fn):
+        tested = f"`{ast.unparse(test.test)}`"
+        yield _report(taken, fn, f"{held[0]} serves as a lock, but is tested and set apart", tested, held[0], 0.55)
+
+
+def _event_as_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if self.busy.is_set(): return`, `self.busy.set()`, the work, and `self.busy.clear()`: an event is no lock."""
+    asked = resource_of(test.test, ("is_set", "isSet"), fn, facts) if isinstance(test.test, ast.Call) else None
+    leaves = isinstance(test.body[-1], ast.Return | ast.Continue)
+    if asked is None or asked.kind != "Event" or not leaves or fn.asynchronous or facts.held_at(test, fn):
+        return
+    changes = [
+        (c, r) for c in fn.calls if c.lineno > test.lineno and (r := resource_of(c, ("set", "clear"), fn, facts))
+    ]
+    own = [c for c, r in changes if r.id == asked.id]
+    names = [short_name(c.func) for c in own]
+    if names[:1] == ["set"] and "clear" in names[1:]:
+        tested = f"`{ast.unparse(test.test)}`"
+        yield _report(own[0], fn, f"{asked.id} serves as a lock, but is tested and set apart", tested, asked.id, 0.55)
+
+
+_BUSY = re.compile(r"busy|running|working|in_progress|inprogress|locked|processing|flushing|syncing|reconnecting", re.I)
+
+
+def _creates(value: ast.expr, fn: Function) -> bool:
+    """Whether an object is made rather than a plain value: by a class, or by a function that is named so."""
+    if isinstance(value, ast.ListComp):
+        return _creates(value.elt, fn)
+    if isinstance(value, ast.Name) and isinstance(made := fn.bound.get(value.id), ast.Call):
+        return _creates(made, fn)
+    if not isinstance(value, ast.Call):
+        return False
+    name = short_name(value.func)
+    if name == "__new__" or (name == "cls" and name == fn.self_name):
+        return True
+    name = name.strip("_")
+    return name[:1].isupper() or name.startswith(
+        ("create", "make", "build", "new", "open", "connect", "get_", "load", "local")
+    )
+
+
+def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A thread of an object that has a lock, started on first use without it."""
+    name = absent(test.test)
+    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or starts_or_ends(fn):
+        return
+    if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
+        return
+    has_lock = any(
+        (m := facts.module.constructed(v, f)) and m[0] in ("Lock", "RLock")
+        for vs in fn.cls.values.values()
+        for v, f in vs
+    )
+    for statement in test.body:
+        if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name and has_lock:
+            made = facts.module.constructed(statement.value, fn)
+            if made is not None and made[0] == "Thread":
+                yield _report(
+                    statement,
+                    fn,
+                    f"{name} is created and started on first use, without the object's lock",
+                    f"`{ast.unparse(test.test)}`",
+                    name,
+                    0.65,
+                )
+
+
+def _report(at: ast.AST, fn: Function, what: str, asked: str, about: str, confidence: float) -> Finding:
+    line = getattr(at, "lineno", fn.line)
+    return finding(
+        at,
+        fn,
+        f"{what}: two threads may find {asked} true at the same time, and then both do it",
+        [
+            Step("thread A", line, f"{fn.qualname} finds {asked} true"),
+            Step("thread B", line, "finds it true as well, before thread A has changed it"),
+            Step("both", line, "create or start it"),
+        ],
+        remedy="check and create under one lock, or check again once it is held",
+        about=about,
+        confidence=confidence,
+    )
+
+
+RULE = Rule(
+    "PC405",
+    "lazy-start",
+    "something created or started on first use, by two threads at once",
+    find,
+    bad="""
+        import threading
+
+        class Timer(threading.Thread):
+            running = False
+
+            def run(self):
+                self.running = True
+
+            def enter(self, entry):
+                if not self.running:
+                    self.start()
+                return entry
+    """,
+    good="""
+        import threading
+
+        class Timer(threading.Thread):
+            def __init__(self):
+                super().__init__()
+                self._lock = threading.Lock()
+                self.running = False
+
+            def run(self):
+                self.running = True
+
+            def enter(self, entry):
+                with self._lock:
+                    if not self.running:
+                        self.start()
+                return entry
+    """,
+    needs=THREAD_WORDS,
+)

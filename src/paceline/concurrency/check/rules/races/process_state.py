@@ -1,0 +1,206 @@
+"""State of the whole process that is changed and put back, while other threads run.
+
+The working directory, the environment, `sys.stdout`, the umask, the locale and the default timeout of sockets belong to
+the process, not to a thread, and so do the globals of a module. A function or a context manager that sets one and puts
+the old value back changes it for all other threads meanwhile; and where two threads do so at once, the second one saves
+what the first one has set, and puts that back last. Pass the value on (`cwd=`, `env=`, `timeout=`), keep it in a
+`threading.local`, or hold one lock over all of it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant
+from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.evidence import IMPORTS, STARTS, of_threads
+from paceline.concurrency.check.threads.shared_state import accesses_of_globals
+from paceline.concurrency.check.threads.sharing import may_overlap
+
+#: Functions that set such state, and what that is.
+SETTERS = {
+    "os.chdir": "the working directory",
+    "os.umask": "the umask",
+    "locale.setlocale": "the locale",
+    "socket.setdefaulttimeout": "the default timeout of sockets",
+    "os.putenv": "the environment",
+    "os.unsetenv": "the environment",
+}
+#: Context managers that set such state for their block, and what that is.
+BLOCKS = {
+    "contextlib.redirect_stdout": "sys.stdout",
+    "contextlib.redirect_stderr": "sys.stderr",
+    "contextlib.chdir": "the working directory",
+    "warnings.catch_warnings": "the filter of warnings",
+}
+STREAMS = ("sys.stdout", "sys.stderr", "sys.stdin", "sys.argv")
+ENVIRONMENT = "os.environ"
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report functions that set state of the process and put it back, where several threads may run them."""
+    for fn in facts.module.functions:
+        if fn is facts.module.top or fn.name in ("main", "setUp", "tearDown") or fn.name.startswith("test"):
+            continue
+        changes = _changes(fn, facts)
+        for what in dict.fromkeys(changes.values()):
+            places = sorted((n for n, of in changes.items() if of == what), key=lambda n: n.lineno)
+            places = [place for place in places if _variable(place) in ("", _variable(places[-1]))]
+            swapped = len(places) > 1 and _puts_back(places[-1], fn)
+            if swapped and _meets(fn, facts) and not facts.held_at(places[0], fn):
+                yield _report(fn, places[0], places[-1], what)
+        yield from _blocks(fn, facts)
+    for accesses in accesses_of_globals(facts).values():
+        yield from _set_for_a_block(accesses, facts)
+
+
+def _blocks(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Context managers of the standard library that change such state, in functions that several threads run."""
+    for block in fn.withs:
+        for item in block.items:
+            call = item.context_expr
+            name = facts.module.canonical(call.func) if isinstance(call, ast.Call) else ""
+            if name in BLOCKS and may_overlap(fn, fn, facts) and not facts.held_at(block.body[0], fn):
+                yield _report(fn, call, block.body[-1], BLOCKS[name])  # type: ignore[arg-type]
+
+
+def _set_for_a_block(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """A global that a context manager sets, or a stack that it pushes to, for the block that it is entered for."""
+    if of_threads(None, facts, accesses[0].line) < STARTS:
+        return
+    changes = [a for a in accesses if a.changes and not a.locks]
+    for first in changes:
+        ends = {"grow": ("shrink",), "write": ("write", "none")}.get(first.kind, ())
+        last = next((a for a in changes if a.kind in ends and _ends_block(first, a)), None)
+        if last is not None:
+            assert isinstance(first.node, ast.expr)
+            assert isinstance(last.node, ast.expr)
+            yield _report(first.fn, first.node, last.node, first.thing)
+            return
+
+
+def _ends_block(first: Access, last: Access) -> bool:
+    """Whether one change is made where a context manager is entered, and the other one where it is left."""
+    if first.fn is last.fn:
+        between = any(first.line < y.lineno < last.line for y in first.fn.yields)
+        return between and first.fn.decorated("contextmanager") and not isinstance(parent(first.node), ast.Subscript)
+    return first.fn.cls is last.fn.cls and (first.fn.name, last.fn.name) == ("__enter__", "__exit__")
+
+
+def _changes(fn: Function, facts: Facts) -> dict[ast.expr, str]:
+    """Where a function changes state of the process, and which."""
+    found: dict[ast.expr, str] = {}
+    for call in fn.calls:
+        name = facts.module.canonical(call.func)
+        if name in SETTERS:
+            found[call] = SETTERS[name]
+        elif name.startswith(ENVIRONMENT + ".") and name.endswith((".pop", ".update", ".clear")):
+            found[call] = "the environment"
+    for target, _ in fn.assigns:
+        if facts.module.canonical(target) in STREAMS:
+            found[target] = facts.module.canonical(target)
+    for item in fn.subscripts:
+        if not isinstance(item.ctx, ast.Load) and facts.module.canonical(item.value) == ENVIRONMENT:
+            found[item] = "the environment"
+    return found
+
+
+def _variable(change: ast.expr) -> str:
+    """The variable of the environment that is changed, as written; empty for a change of other state, or of several."""
+    if isinstance(change, ast.Subscript):
+        return ast.unparse(change.slice)
+    single = isinstance(change, ast.Call) and dotted(change.func).endswith((".pop", "putenv", "unsetenv"))
+    return ast.unparse(change.args[0]) if single and change.args else ""  # type: ignore[attr-defined]
+
+
+def _puts_back(last: ast.expr, fn: Function) -> bool:
+    """Whether the last change puts an old value back: one that the function saved, or where it removes what it set."""
+    if isinstance(last, ast.Subscript) and isinstance(last.ctx, ast.Del):
+        return True
+    given = last.args if isinstance(last, ast.Call) else [v for t, v in fn.assigns if t is last]
+    old = [name for value in given for n in ast.walk(value) if (name := dotted(n)) in fn.bound]
+    saved = any(fn.bound[name].lineno < last.lineno for name in old)
+    removes = isinstance(last, ast.Call) and dotted(last.func).endswith((".pop", "unsetenv"))
+    return saved or removes or any(dotted(value).startswith("sys.__") or is_constant(value, None) for value in given)
+
+
+def _meets(fn: Function, facts: Facts) -> bool:
+    """Whether several threads may run a function, or other threads run meanwhile."""
+    if may_overlap(fn, fn, facts) or facts.threads_of(fn):
+        return True
+    tasks = any(other.asynchronous for other in facts.module.functions)
+    if fn.decorated("contextmanager") and (tasks or of_threads(fn.cls, facts, fn.line) >= IMPORTS):
+        return True  # for all that enter it
+    return not fn.asynchronous and of_threads(fn.cls, facts, fn.line) >= STARTS
+
+
+def _report(fn: Function, first: ast.expr, last: ast.expr, what: str) -> Finding:
+    return finding(
+        first,
+        fn,
+        f"{what} belongs to the whole process: {fn.qualname} changes it for all threads until line {last.lineno}, and "
+        "two threads that do so at once put back the wrong value",
+        [
+            Step("thread A", first.lineno, f"{fn.qualname} saves and sets {what}"),
+            Step("thread B", first.lineno, "saves what thread A has set, and sets its own"),
+            Step("thread A", last.lineno, "puts the old value back, while thread B works"),
+            Step("thread B", last.lineno, "puts back what thread A had set"),
+        ],
+        remedy="pass the value on (cwd=, env=, timeout=), or hold one lock over all of it",
+        about=what,
+        confidence=0.55,
+    )
+
+
+RULE = Rule(
+    "PC415",
+    "process-state",
+    "state of the whole process that is changed and put back while other threads run",
+    find,
+    bad="""
+        import os
+        import subprocess
+        from concurrent.futures import ThreadPoolExecutor
+
+        def build(folder):
+            before = os.getcwd()
+            os.chdir(folder)
+            try:
+                subprocess.run(["make"], check=True)
+            finally:
+                os.chdir(before)
+
+        def build_all(folders):
+            with ThreadPoolExecutor(8) as pool:
+                return [pool.submit(build, folder) for folder in folders]
+    """,
+    good="""
+        import subprocess
+        from concurrent.futures import ThreadPoolExecutor
+
+        def build(folder):
+            subprocess.run(["make"], check=True, cwd=folder)
+
+        def build_all(folders):
+            with ThreadPoolExecutor(8) as pool:
+                return [pool.submit(build, folder) for folder in folders]
+    """,
+    needs=(
+        "chdir",
+        "redirect_std",
+        "catch_warnings",
+        "umask",
+        "setlocale",
+        "setdefaulttimeout",
+        "environ",
+        *STREAMS,
+        "__enter__",
+        "contextmanager",
+    ),
+)

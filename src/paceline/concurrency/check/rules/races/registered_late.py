@@ -1,0 +1,296 @@
+"""An entry that is stored only after the message, thread or timer that will look it up has been sent or started.
+
+`number = self._send(request); self._waiting[number] = callback` leaves a gap: a reply that comes at once finds no entry
+in `_waiting`. Store the entry first, then send. The same holds for a thread that is added to a set of threads after it
+was started, and removes itself from there when it ends; and for the flag that a thread runs by, set after its start.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.libraries.catalogue import PUTS
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding, queue_of
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import awaited, enclosing, on_different_branches, parent
+from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.evidence import IMPORTS, STARTS, of_threads
+from paceline.concurrency.check.threads.shared_state import accesses_of_class, is_caught
+
+SENDS = ("send", "request", "publish", "submit", "write", "transmit", "dispatch", "emit", "post", "enqueue", "start",
+         "spawn", "worker", "call_async", "put")  # fmt: skip
+MESSAGES = ("send", "sendall", "sendto", "send_message", "send_request", "publish", "execute_command", "transmit")
+TAKES = ("pop", "remove", "discard", "get")
+ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report entries, stored under what a sending call returned, that another method takes out, and flags."""
+    for cls in facts.module.classes.values():
+        yield from _flag_set_late(cls, facts)
+        for accesses in accesses_of_class(cls, facts).values():
+            yield from _stored_late(accesses, cls, facts)
+
+
+def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
+    taken = [a for a in accesses if _takes(a)]
+    yield from _queued_first(accesses, facts)
+    for store in accesses if taken else ():
+        if store.kind != "grow":
+            continue
+        other = next((t for t in taken if t.fn is not store.fn), None)
+        sent = _sent_before(store, facts) if other is not None else None
+        if (
+            other is None
+            or sent is None
+            or on_different_branches(sent, store.node)
+            or _together(store, sent, other, facts)
+        ):
+            continue
+        if store.fn.asynchronous and of_threads(cls, facts) < STARTS and not _pauses_between(sent, store):
+            continue  # a task that was created runs only once this one awaits
+        if of_threads(cls, facts) < IMPORTS and not any(fn.asynchronous for fn in cls.methods.values()):
+            continue
+        yield _report(store, sent, other)
+        return
+
+
+def _pauses_between(sent: ast.Call, store: Access) -> bool:
+    """Whether a coroutine lets others run from the call on until the entry is stored."""
+    return any(sent.lineno <= pause.lineno <= store.line for pause in store.fn.awaits)
+
+
+def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Finding]:
+    """A flag without which a thread of the class ends, and which is set only after the thread was started."""
+    for run in {id(r.function): r.function for r in facts.roots if r.kind == "thread"}.values():
+        needed = {dotted(asked): asked for test in run.tests if (asked := _needed(test)) is not None}
+        for fn in cls.methods.values() if run.cls is cls else ():
+            starts = [
+                c for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "start" and not c.args
+            ]
+            for target, value in fn.assigns:
+                name = dotted(target)
+                started = next((c for c in starts if c.lineno < target.lineno and _in_one_block(c, target)), None)
+                if started is None or name not in needed or not (isinstance(value, ast.Constant) and value.value):
+                    continue
+                sets = [t.lineno for t, _ in fn.assigns if dotted(t) == name]
+                unset = (v for v, _ in cls.values.get(name.partition(".")[2], ()))
+                if min(sets) > started.lineno and any(isinstance(v, ast.Constant) and not v.value for v in unset):
+                    yield _report_flag(target, started, needed[name], fn, run)
+
+
+def _needed(test: ast.AST) -> ast.expr | None:
+    """What has to be true for a thread to continue: `while self.running`, `if not self.running: return`."""
+    asked = getattr(test, "test", None)
+    if isinstance(test, ast.If) and isinstance(asked, ast.UnaryOp) and isinstance(asked.op, ast.Not):
+        ends = not test.orelse and isinstance(test.body[-1], ast.Return | ast.Break)
+        return asked.operand if ends and isinstance(asked.operand, ast.Attribute) else None
+    first = asked.values[0] if isinstance(asked, ast.BoolOp) and isinstance(asked.op, ast.And) else asked
+    return first if isinstance(test, ast.While) and isinstance(first, ast.Attribute) else None
+
+
+def _in_one_block(call: ast.Call, target: ast.AST) -> bool:
+    """Whether a call and an assignment are statements of one block, so that one comes after the other."""
+    statement, assigned = enclosing(call, ast.stmt), parent(target)
+    return statement is not None and assigned is not None and parent(statement) is parent(assigned)
+
+
+def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """An entry under a key with which a thread has been started, or which was put into its queue, before."""
+    lookups = [a for a in accesses if (_takes(a) or a.kind == "item") and facts.threads_of(a.fn)]
+    for store in accesses if lookups else ():
+        other = next((a for a in lookups if a.fn is not store.fn and not is_caught(a.node, "KeyError")), None)
+        key = _key(store) if store.kind == "grow" else None
+        given = None if key is None or other is None else _given_before(key, store, facts)
+        if other is None or given is None or on_different_branches(given, store.node):
+            continue
+        if not _together(store, given, other, facts):
+            yield _report(store, given, other)
+            return
+
+
+def _given_before(key: str, store: Access, facts: Facts) -> ast.Call | None:
+    """The call that starts a thread with a key, or gives the key to one."""
+    fn = store.fn
+    for call in fn.calls:
+        name, made = short_name(call.func), call
+        if name == "start" and isinstance(call.func, ast.Attribute):
+            owner = call.func.value
+            value = fn.bound.get(owner.id) if isinstance(owner, ast.Name) else owner
+            made = value if isinstance(value, ast.Call) else call
+        elif name not in ("submit", "start_new_thread", "apply_async") and not queue_of(call, PUTS, fn, facts):
+            continue
+        given = (n for a in (*made.args, *(k.value for k in made.keywords)) for n in ast.walk(a))
+        if call.lineno < store.line and any(isinstance(n, ast.Name) and n.id == key for n in given):
+            return call if _leads(call, store) else None
+    return None
+
+
+def _leads(call: ast.Call, store: Access) -> bool:
+    """Whether the entry is stored on the way on that the call was made, and not on another one."""
+    branch, around = enclosing(call, ast.If), enclosing(store.node, ast.If)
+    return branch is None or branch is around or not isinstance(branch.body[-1], ast.Return)  # type: ignore[attr-defined]
+
+
+def _key(store: Access) -> str:
+    """The name of the key of an entry, or of the stored element."""
+    up = parent(store.node)
+    key = up.slice if isinstance(up, ast.Subscript) else None
+    if isinstance(up, ast.Attribute) and isinstance(call := parent(up), ast.Call) and call.args:
+        key = call.args[0]
+    return key.id if isinstance(key, ast.Name) else ""
+
+
+def _takes(access: Access) -> bool:
+    """Whether an entry is looked up and taken out."""
+    up = parent(access.node)
+    return access.kind == "shrink" or (isinstance(up, ast.Attribute) and up.attr in TAKES)
+
+
+def _sent_before(store: Access, facts: Facts) -> ast.Call | None:
+    """The call whose result is the key, or the stored element, and which sends or starts something."""
+    up = parent(store.node)
+    keys: list[ast.expr] = []
+    if isinstance(up, ast.Subscript):
+        keys = [up.slice]
+    elif isinstance(up, ast.Attribute) and isinstance(call := parent(up), ast.Call):
+        keys = call.args[:1]
+    for key in keys:
+        if isinstance(key, ast.Attribute) and isinstance(key.value, ast.Name):
+            return _sent_in_bulk(key.value.id, store)
+        if not isinstance(key, ast.Name):
+            continue
+        value = awaited(store.fn.bound.get(key.id))
+        if isinstance(value, ast.Call) and value.lineno < store.line and _sends(value, store.fn, facts):
+            return value
+        for call in store.fn.calls:
+            if call.lineno < store.line and (dotted(call.func) == f"{key.id}.start" or _sends_known(call, key, store)):
+                return call
+    return None
+
+
+def _sent_in_bulk(name: str, store: Access) -> ast.Call | None:
+    """The call that sends all elements of a list, where a loop over it then stores them: `d[task.uid] = task`."""
+    many = store.fn.looped.get(name)
+    for call in store.fn.calls if isinstance(many, ast.Name) else ():
+        given = [store.fn.bound.get(a.id, a) if isinstance(a, ast.Name) else a for a in call.args]
+        sent = any(isinstance(n, ast.Name) and n.id == many.id for a in given for n in ast.walk(a))  # type: ignore[union-attr]
+        if sent and short_name(call.func) in (*MESSAGES, "submit", "put") and call.lineno < store.line:
+            return call if _leads(call, store) else None
+    return None
+
+
+def _sends_known(call: ast.Call, key: ast.Name, store: Access) -> bool:
+    """Whether a call on every way to the entry sends a message, when the key of the entry was already known."""
+    fn = store.fn
+    if short_name(call.func) not in MESSAGES or any(n.id == key.id and n.lineno >= call.lineno for n in fn.stores):
+        return False
+    used = key.id in fn.parameters or any(n.id == key.id and n.lineno <= call.lineno for n in fn.names)
+    return used and _leads(call, store)
+
+
+def _sends(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call sends a message or starts a thread, by its name and by what it calls."""
+    name = short_name(call.func).lower().strip("_")
+    if name in ONES or any(name.startswith(word) for word in SENDS if word not in ONES):
+        return short_name(call.func)[:1].islower() or short_name(call.func).startswith("_")
+    callee = facts.module.callee(call, fn)
+    return callee is not None and any(
+        short_name(c.func).lower().strip("_") in ("send", "sendall", "send_message", "sendto") for c in callee.calls
+    )
+
+
+def _together(store: Access, sent: ast.Call, other: Access, facts: Facts) -> bool:
+    """Whether one lock is held over the call and the entry, and under which the entry is taken out."""
+    return bool(facts.held_at(sent, store.fn) & store.locks & other.locks)
+
+
+def _report(store: Access, sent: ast.Call, other: Access) -> Finding:
+    return finding(
+        store.node,
+        store.fn,
+        f"{store.thing} gets its entry here, after {text_of(sent)} at line {sent.lineno}: what that starts may be done "
+        f"first, and {other.fn.qualname} finds no entry (line {other.line})",
+        [
+            Step("thread A", sent.lineno, f"{store.fn.qualname} calls {text_of(sent)}"),
+            Step("thread B", other.line, f"{other.fn.qualname} looks for the entry, and finds none"),
+            Step("thread A", store.line, "stores the entry, which no one looks for any more"),
+        ],
+        remedy="store the entry before the call, and remove it if the call fails",
+        about=store.thing,
+        confidence=0.6,
+    )
+
+
+def _report_flag(target: ast.expr, started: ast.Call, asked: ast.expr, fn: Function, run: Function) -> Finding:
+    name = dotted(target)
+    return finding(
+        target,
+        fn,
+        f"{name} is set here, after the thread was started at line {started.lineno}: {run.qualname} may ask for it "
+        f"before (line {asked.lineno}), and ends",
+        [
+            Step("thread A", started.lineno, f"{fn.qualname} starts the thread"),
+            Step("thread B", asked.lineno, f"{run.qualname} finds {name} not set, and ends"),
+            Step("thread A", target.lineno, "sets it, and no thread runs any more"),
+        ],
+        remedy="set it before the thread is started",
+        about=name,
+        confidence=0.6,
+    )
+
+
+RULE = Rule(
+    "PC409",
+    "registered-late",
+    "an entry stored only after what looks it up was sent or started",
+    find,
+    bad="""
+        import threading
+
+        class Connection:
+            def __init__(self, channel):
+                self._lock = threading.Lock()
+                self._channel = channel
+                self._waiting = {}
+
+            def ask(self, request, callback):
+                number = self._send(request)
+                self._waiting[number] = callback
+
+            def _send(self, request):
+                with self._lock:
+                    return self._channel.send(request)
+
+            def answered(self, number, reply):
+                self._waiting.pop(number)(reply)
+    """,
+    good="""
+        import itertools
+        import threading
+
+        class Connection:
+            def __init__(self, channel):
+                self._lock = threading.Lock()
+                self._channel = channel
+                self._numbers = itertools.count()
+                self._waiting = {}
+
+            def ask(self, request, callback):
+                number = next(self._numbers)
+                self._waiting[number] = callback
+                self._send(number, request)
+
+            def _send(self, number, request):
+                with self._lock:
+                    self._channel.send(number, request)
+
+            def answered(self, number, reply):
+                self._waiting.pop(number)(reply)
+    """,
+)

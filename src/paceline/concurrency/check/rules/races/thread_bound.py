@@ -1,0 +1,112 @@
+"""An object of a library that one thread at a time may use, or only the thread that made it.
+
+A connection of sqlite3 refuses every thread but the one that opened it. A socket of ZeroMQ and a connection of pika
+crash or mix up their messages when two threads use them at once. Open one in each thread, or hold a lock around every
+use. Which classes these are is data, in `libraries/bound.json`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check import libraries
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Class
+from paceline.concurrency.check.syntax.names import keyword
+from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.shared_state import accesses_of_class, is_teardown
+from paceline.concurrency.check.threads.sharing import may_coincide
+from paceline.concurrency.check.values.library_types import type_name
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report such objects in attributes that a thread and another one use."""
+    if not facts.has_threads:
+        return
+    for cls in facts.module.classes.values():
+        for name, accesses in accesses_of_class(cls, facts).items():
+            if any(facts.threads_of(a.fn) for a in accesses):
+                yield from _of_one(name, accesses, cls, facts)
+
+
+def _of_one(name: str, accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
+    values = [(v, f) for v, f in cls.values.get(name, ()) if isinstance(v, ast.Call)]
+    kinds = {libraries.bound(type_name(value, fn, facts.module)) for value, fn in values}
+    used = [a for a in accesses if isinstance(parent(a.node), ast.Attribute) and not is_teardown(a.fn)]
+    if kinds == {"maker"}:
+        calls = (c for fn in facts.module.functions for c in fn.calls)
+        if any(keyword(c, "check_same_thread") is not None for c in calls):
+            return
+        if any(facts.threads_of(fn) and fn.name != "__init__" for _, fn in values):
+            return
+        at = next((a for a in used if facts.threads_of(a.fn)), None)
+        made = min(value.lineno for value, _ in values)
+        if at is not None:
+            yield _report(at, f"was opened by another thread (line {made}), and refuses this one", made, 0.7)
+    elif kinds == {"one"}:
+        for at in used:
+            other = next(
+                (o for o in used if o.fn is not at.fn and not o.locks & at.locks and may_coincide(at, o, facts)), None
+            )
+            if other is not None and facts.threads_of(at.fn):
+                yield _report(at, f"is used by {other.fn.qualname} in another thread at the same time", other.line, 0.6)
+                return
+
+
+def _report(at: Access, what: str, line: int, confidence: float) -> Finding:
+    assert isinstance(at.node, ast.expr)
+    return finding(
+        at.node,
+        at.fn,
+        f"{at.thing} {what}",
+        [
+            Step("thread A", line, f"opens or uses {at.thing}"),
+            Step("thread B", at.line, f"{at.fn.qualname} uses it: an error, or messages that are mixed up"),
+        ],
+        remedy="open one in each thread, or hold one lock around every use",
+        about=at.thing,
+        confidence=confidence,
+    )
+
+
+RULE = Rule(
+    "PC418",
+    "thread-bound",
+    "an object of a library that only one thread may use",
+    find,
+    bad="""
+        import queue
+        import sqlite3
+        import threading
+
+        class History:
+            def __init__(self, path):
+                self.lines = queue.Queue()
+                self.db = sqlite3.connect(path)
+                threading.Thread(target=self._write, daemon=True).start()
+
+            def _write(self):
+                while True:
+                    self.db.execute("insert into history values (?)", (self.lines.get(),))
+    """,
+    good="""
+        import queue
+        import sqlite3
+        import threading
+
+        class History:
+            def __init__(self, path):
+                self.lines = queue.Queue()
+                threading.Thread(target=self._write, args=(path,), daemon=True).start()
+
+            def _write(self, path):
+                db = sqlite3.connect(path)
+                while True:
+                    db.execute("insert into history values (?)", (self.lines.get(),))
+    """,
+    needs=("sqlite3", "zmq", "pika"),
+)

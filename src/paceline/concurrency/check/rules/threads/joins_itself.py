@@ -1,0 +1,179 @@
+"""A thread or task that waits for its own end.
+
+A thread that stops its own object by a method which joins that very thread would wait for its own end; `join()` raises
+RuntimeError instead, in the middle of the clean-up. So does a task that shuts its own executor down, and a task of
+asyncio that awaits itself; with `gather` it waits for ever. Such a method asks first which thread or task it runs in.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.reporting.findings import Finding
+from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.summaries import Facts, Wait, call_steps
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
+
+Steps = tuple[tuple[Function, ast.expr], ...]
+
+ASKS = {"current_thread", "currentThread", "get_ident", "ident", "current_task"}
+STARTS = ("create_task", "ensure_future")
+#: Functions that wait for the tasks that they are given.
+WAITS = ("gather", "wait", "wait_for", "shield")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report joins of the only thread or task that runs a function, and of executors, reached from that function."""
+    yield from _tasks(facts)
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            pool = resource_of(call, ("submit",), fn, facts)
+            task = facts.module.function_named(call.args[0], fn) if pool is not None and call.args else None
+            for wait in facts.waits(task).values() if task is not None and pool is not None else ():
+                ended = wait.effect.resource
+                where, node = wait.steps[-1]
+                if ended is not None and ended.kind == "Executor" and ended.id == pool.id and not _asks(wait):  # type: ignore[union-attr]
+                    yield _report(task, wait, node, where)  # type: ignore[arg-type]
+    for root in facts.roots:
+        if root.kind != "thread" or root.several:
+            continue
+        for wait in facts.waits(root.function).values():
+            fn, node = wait.steps[-1]
+            found = wait.effect.resource
+            if (
+                found is None
+                or found.kind != "Thread"
+                or _asks(wait)
+                or short_name(getattr(node, "func", node)) != "join"
+            ):
+                continue
+            made = next((c for f in facts.module.functions for c in f.calls if c.lineno == found.line), None)
+            target = keyword(made, "target", 1) if made is not None else None
+            makers = [f for f in facts.module.functions if made is not None and any(c is made for c in f.calls)]
+            if target is not None and any(facts.module.function_named(target, f) is root.function for f in makers):
+                yield _report(root.function, wait, node, fn)
+
+
+def _asks(wait: Wait) -> bool:
+    """Whether something on the way asks which thread it runs in."""
+    named = any(n.attr in ASKS for f, _ in wait.steps for n in f.attributes)
+    return named or any(short_name(c.func) in ASKS for f, _ in wait.steps for c in f.calls)
+
+
+def _tasks(facts: Facts) -> Iterator[Finding]:
+    """Awaits of the task in an attribute, reached from the coroutine that it runs."""
+    for cls in facts.module.classes.values():
+        for attribute, values in cls.values.items():
+            runs = [found for value, fn in values if (found := _run_by(value, fn, facts)) is not None]
+            others = [v for v, _ in values if isinstance(v, ast.Call)]
+            if len({id(fn) for fn in runs}) != 1 or len(others) != len(runs):
+                continue
+            for steps in _awaiting(runs[0], attribute, (), facts, set()):
+                yield _report_task(runs[0], attribute, steps)
+                break
+
+
+def _run_by(value: ast.expr, fn: Function, facts: Facts) -> Function | None:
+    """The coroutine that a task runs: `f` of `create_task(f())`."""
+    started = isinstance(value, ast.Call) and short_name(value.func) in STARTS and bool(value.args)
+    inner = value.args[0] if started else None  # type: ignore[attr-defined]
+    return facts.module.callee(inner, fn) if isinstance(inner, ast.Call) else None
+
+
+def _awaiting(fn: Function, attribute: str, way: Steps, facts: Facts, seen: set[int]) -> Iterator[Steps]:
+    """The ways from a function to an await of an attribute of its object, other than after it was taken out."""
+    own = f"{fn.self_name}.{attribute}"
+    asks = any(short_name(c.func) in ASKS for c in fn.calls)
+    replaced = [t.lineno for t, _ in fn.assigns for part in _parts(t) if dotted(part) == own]
+    if id(fn) in seen or asks or not fn.self_name:
+        return
+    seen.add(id(fn))
+    for wait in fn.awaits:
+        given = wait.value.args if isinstance(wait.value, ast.Call) and short_name(wait.value.func) in WAITS else ()
+        named = [dotted(n) for n in (wait.value, *(part for a in given for part in _parts(a)))]
+        kept = {name for t, v in fn.assigns for name in (dotted(t),) if own in [dotted(p) for p in _parts(v)]}
+        taken = any(name in kept for name in named)
+        if taken or (own in named and all(line >= wait.lineno for line in replaced)):
+            yield (*way, (fn, wait.value))
+    for effect in facts.runs(fn):
+        of_object = dotted(getattr(effect.node, "func", effect.node)).startswith(f"{fn.self_name}.")
+        callee = effect.callee
+        if callee is not None and callee.cls is not None and of_object and all(n > effect.line for n in replaced):
+            yield from _awaiting(callee, attribute, (*way, (fn, effect.node)), facts, seen)
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    """The elements of a tuple or list, or the expression alone."""
+    return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+
+
+def _report_task(target: Function, attribute: str, steps: Steps) -> Finding:
+    fn, node = steps[-1]
+    return finding(
+        node,
+        fn,
+        f"{fn.self_name}.{attribute} is awaited on a way from {target.qualname}, which runs in that task: it would "
+        "wait for its own end, and raises RuntimeError",
+        call_steps("task A", steps, "awaits the task that it runs in"),
+        remedy="await it only if `asyncio.current_task() is not` the task",
+        about=target.qualname,
+        confidence=0.75,
+    )
+
+
+def _report(target: Function, wait: Wait, node: ast.expr, fn: Function) -> Finding:
+    return finding(
+        node,
+        fn,
+        f"{text_of(node)} is reached from {target.qualname}, which runs in that thread: it would wait for its own end, "
+        "and raises RuntimeError",
+        call_steps("thread B", wait.steps, "joins the thread that it runs in"),
+        remedy="join only if `threading.current_thread() is not` the thread",
+        about=target.qualname,
+        confidence=0.75,
+    )
+
+
+RULE = Rule(
+    "PC214",
+    "joins-itself",
+    "a thread or task that waits for its own end",
+    find,
+    bad="""
+        import threading
+
+        class Worker:
+            def __init__(self, work):
+                self.work = work
+                self.thread = threading.Thread(target=self.run)
+                self.thread.start()
+
+            def run(self):
+                self.work()
+                self.stop()
+
+            def stop(self):
+                self.thread.join()
+    """,
+    good="""
+        import threading
+
+        class Worker:
+            def __init__(self, work):
+                self.work = work
+                self.thread = threading.Thread(target=self.run)
+                self.thread.start()
+
+            def run(self):
+                self.work()
+                self.stop()
+
+            def stop(self):
+                if threading.current_thread() is not self.thread:
+                    self.thread.join()
+    """,
+    needs=("join", "shutdown", "await "),
+)

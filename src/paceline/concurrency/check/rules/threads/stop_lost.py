@@ -1,0 +1,199 @@
+"""A request to stop that the thread or task itself resets when it begins.
+
+`stop()` clears a flag, or sets an event, and the loop of the thread ends. But the thread begins with `self.running =
+True`, or clears the event: a `stop()` that comes between `start()` and the first line of the thread is lost, and a join
+after it waits for ever. Set the flag, or clear the event, where the thread is started, before the start.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.libraries.catalogue import EVENTS
+from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant
+from paceline.concurrency.check.syntax.tree import enclosing
+from paceline.concurrency.check.threads.roots import Root
+from paceline.concurrency.check.threads.shared_state import BEGINNINGS
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Report flags and events that ask a thread or task to end, and that it resets at its beginning."""
+    for root in {id(r.function): r for r in facts.roots if r.kind in ("thread", "task")}.values():
+        fn = root.function
+        if fn.cls is None or (facts.callers.get(id(fn)) and _runs_directly(fn, facts)):
+            continue
+        found = _flag(fn, facts) or _event(fn, facts)
+        if found is not None:
+            yield _report(root, *found)
+
+
+def _runs_directly(fn: Function, facts: Facts) -> bool:
+    """Whether the function is also called in the foreground, where nothing can come before it."""
+    callers = facts.callers.get(id(fn), [])
+    return any(isinstance(getattr(event.effect.node, "up", None), ast.Expr | ast.Return) for _, event in callers)
+
+
+def _loop_of(fn: Function) -> ast.While | None:
+    """The first loop of a function that is not inside another block but `try` and `with`."""
+    loops = (n for n in fn.loops if isinstance(n, ast.While) and enclosing(n, ast.If, ast.While, ast.For) is None)
+    return next(loops, None)
+
+
+def _flag(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | None:
+    """`self.running = True` before `while self.running`, where another method assigns False."""
+    loop = _loop_of(fn)
+    for target, value in fn.assigns if loop is not None else ():
+        name = dotted(target)
+        if not name.startswith(f"{fn.self_name}.") or name.count(".") != 1 or not isinstance(value, ast.Constant):
+            continue
+        before = loop is not None and target.lineno < loop.lineno and enclosing(target, ast.If, ast.While) is None
+        asked = before and any(dotted(n) == name for n in ast.walk(loop.test))  # type: ignore[union-attr]
+        if not asked or not isinstance(value.value, bool) or _waits_before(fn, target):
+            continue
+        for other in _others(fn):
+            ends = (t for t, v in other.assigns if t.lineno and _same(t, name, fn, other))
+            end = next((t for t in ends if _opposite(t, other, value.value)), None)
+            if end is not None and not _begins(other, fn):
+                return target, name, other, end.lineno
+    return None
+
+
+def _event(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | None:
+    """`self.stopped.clear()` before `while not self.stopped.is_set()`, where another method sets it."""
+    loop = _loop_of(fn)
+    for call in fn.calls if loop is not None else ():
+        event = resource_of(call, ("clear",), fn, facts)
+        if event is None or event.kind not in EVENTS or loop is None or call.lineno >= loop.lineno:
+            continue
+        asks = [c for c in fn.calls if _ends(c, loop)]
+        asked = any((r := resource_of(c, ("is_set", "isSet", "wait"), fn, facts)) and r.id == event.id for c in asks)
+        if not asked or enclosing(call, ast.If, ast.While) is not None or _waits_before(fn, call):
+            continue
+        for other in _others(fn):
+            sets = (c for c in other.calls if (r := resource_of(c, ("set",), other, facts)) and r.id == event.id)
+            end = next(sets, None)
+            if end is not None and not _begins(other, fn):
+                return call, event.id, other, end.lineno
+    return None
+
+
+def _ends(call: ast.Call, loop: ast.While) -> bool:
+    """Whether a loop continues, or is left, by what a call returns."""
+    if any(n is call for n in ast.walk(loop.test)):
+        return True
+    test = enclosing(call, ast.If)
+    if not isinstance(test, ast.If) or not any(n is call for n in ast.walk(test.test)):
+        return False
+    return enclosing(test, ast.While) is loop and isinstance(test.body[-1], ast.Break | ast.Return)
+
+
+def _others(fn: Function) -> Iterator[Function]:
+    """The other methods of the object that may be called while the thread runs."""
+    assert fn.cls is not None
+    for other in fn.cls.methods.values():
+        if other is not fn and other.name not in BEGINNINGS:
+            yield other
+
+
+def _same(target: ast.expr, name: str, fn: Function, other: Function) -> bool:
+    """Whether this is the same attribute of the object, as another method names it."""
+    return dotted(target) == name.replace(f"{fn.self_name}.", f"{other.self_name}.", 1)
+
+
+def _opposite(target: ast.expr, fn: Function, value: bool) -> bool:
+    """Whether the other truth value is assigned."""
+    return any(t is target and is_constant(v, not value) for t, v in fn.assigns)
+
+
+def _begins(other: Function, fn: Function) -> bool:
+    """Whether a method starts the thread itself, so that it does not come in between."""
+    return other.name.strip("_").startswith(("start", "run", "begin", "launch", "restart")) or any(
+        dotted(n).endswith(f".{fn.name}") for n in other.attributes
+    )
+
+
+def _waits_before(fn: Function, node: ast.expr) -> bool:
+    """Whether the function awaits or waits before: then what it resets is of another turn."""
+    return any(a.lineno < node.lineno for a in fn.awaits)
+
+
+def _report(root: Root, at: ast.expr, what: str, other: Function, line: int) -> Finding:
+    fn = root.function
+    runs = "task" if root.kind == "task" else "thread"
+    event = isinstance(at, ast.Call)
+    does = f"clears {what}" if event else f"sets {what} again"
+    return finding(
+        at,
+        fn,
+        f"the {runs} itself {does} when it begins: if {other.qualname} comes before that (line {line}), the request to "
+        "stop is lost, and the loop never ends",
+        [
+            Step("thread A", root.line, f"starts the {runs}"),
+            Step("thread A", line, f"{other.qualname} asks it to stop"),
+            Step("thread B", at.lineno, f"begins only now, and {does}"),
+            Step("thread B", at.lineno, "runs for ever, and a thread that waits for its end does, too"),
+        ],
+        remedy=f"{'clear the event' if event else 'set the flag'} before the {runs} is started, not in it",
+        about=what,
+        confidence=0.6,
+    )
+
+
+RULE = Rule(
+    "PC224",
+    "stop-lost",
+    "a request to stop that the thread itself resets when it begins",
+    find,
+    bad="""
+        import threading
+        import time
+
+        class Poller:
+            def __init__(self, poll):
+                self.poll = poll
+                self.running = False
+
+            def start(self):
+                self.thread = threading.Thread(target=self._run)
+                self.thread.start()
+
+            def _run(self):
+                self.running = True
+                while self.running:
+                    self.poll()
+                    time.sleep(1)
+
+            def stop(self):
+                self.running = False
+                self.thread.join()
+    """,
+    good="""
+        import threading
+        import time
+
+        class Poller:
+            def __init__(self, poll):
+                self.poll = poll
+                self.running = False
+
+            def start(self):
+                self.running = True
+                self.thread = threading.Thread(target=self._run)
+                self.thread.start()
+
+            def _run(self):
+                while self.running:
+                    self.poll()
+                    time.sleep(1)
+
+            def stop(self):
+                self.running = False
+                self.thread.join()
+    """,
+    needs=("hread", "create_task", "ensure_future"),
+)

@@ -1,0 +1,336 @@
+"""Where other paths of execution begin: threads, processes, tasks, signal handlers, destructors, forks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from paceline.concurrency.check.flow.walk import Walker
+from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.threads.library_threads import started_by_libraries
+from paceline.concurrency.check.threads.own_objects import brings_own, owned
+from paceline.concurrency.check.values.module import Module
+from paceline.concurrency.check.values.targets import functions_of
+
+
+class Root(NamedTuple):
+    """A function in which another path of execution begins."""
+
+    kind: str  # thread, process, task, signal, del, gc, fork, exit
+    function: Function
+    line: int
+    several: bool  # started in a loop, or more than once
+    alone: bool = False  # joined before another thread is started
+    own: bool = False  # each of several has an object of its own
+    together: bool = False  # its waiter sees its failure at once, whether or not the others have ended
+    once_in: Function | None = None  # a function that starts one of it each time that it runs
+
+
+class Roots:
+    """The roots of one file, and which functions they reach."""
+
+    def __init__(self, module: Module, walker: Walker) -> None:
+        self.module, self.walker = module, walker
+
+    @cached_property
+    def all(self) -> list[Root]:
+        """The functions in which threads, processes, tasks, handlers and destructors begin."""
+        return list(self._roots())
+
+    def _roots(self) -> Iterator[Root]:
+        """Every root of the file, in no particular order."""
+        module = self.module
+        for begun in started_by_libraries(module):
+            yield Root("thread", *begun)
+        for fn in module.functions:
+            if self._serves(fn):
+                yield Root("thread", fn, fn.line, True)
+            if self._said_to_run_in_threads(fn):
+                yield Root("thread", fn, fn.line, True)
+            if fn.name == "__del__":
+                yield Root("del", fn, fn.line, True)
+            for call in fn.calls:
+                yield from self._started_by(call, fn)
+            for target, value in fn.assigns:
+                if isinstance(target, ast.Subscript) and short_name(target.value) == "signals":
+                    yield from (Root("signal", each, value.lineno, False) for each in functions_of(value, fn, module))
+        for cls in module.classes.values():
+            if self._handles_requests(cls):
+                yield from (
+                    Root("thread", m, m.line, True, own=True) for m in cls.methods.values() if HANDLES.match(m.name)
+                )
+            if "run" in cls.methods and cls.is_thread:
+                names = {cls.name, *(each.name for each in module.objects.index.derived(cls))}
+                made = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) in names]
+                several = any(in_loop(c, f) for f, c in made) or (
+                    len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
+                )
+                alone = bool(made) and all(joined_at_once(c, f) for f, c in made)
+                yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone, True)
+            if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
+                yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
+            if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
+                yield Root("process", cls.methods["run"], cls.node.lineno, False)
+
+    def _said_to_run_in_threads(self, fn: Function) -> bool:
+        """Whether its name or its documentation says that other threads call this function: `call_from_thread`."""
+        if fn.asynchronous or fn.cls is None or fn.name.startswith(("__", "test")):
+            return False
+        told = ast.get_docstring(fn.node, clean=False) if isinstance(fn.node, ast.FunctionDef) else None
+        return FROM_THREADS.search(fn.name) is not None or (told is not None and CALLED.search(told) is not None)
+
+    @cached_property
+    def _serves_in_threads(self) -> bool:
+        """Whether the file has to do with a server of the standard library that runs each request in a thread."""
+        names = {short for origin in self.module.imports.values() if (short := origin.rpartition(".")[2])}
+        names |= {a.attr for fn in self.module.functions for a in fn.attributes}
+        return any(name.startswith("Threading") for name in names)
+
+    def _handles_requests(self, cls: Class) -> bool:
+        """Whether a server of the standard library makes objects of this class in the threads of its requests."""
+        return any(base.endswith("RequestHandler") for base in cls.bases) and self._serves_in_threads
+
+    def _serves(self, fn: Function) -> bool:
+        """Whether a server of web pages runs this function, each request in a thread."""
+        if fn.asynchronous or fn.cls is not None or not getattr(fn.node, "decorator_list", ()):
+            return False
+        calls = [d.func for d in fn.node.decorator_list if isinstance(d, ast.Call)]  # type: ignore[union-attr]
+        routed = any(isinstance(f, ast.Attribute) and f.attr in ROUTES for f in calls)
+        return routed and any(origin.split(".")[0] in SERVERS for origin in self.module.imports.values())
+
+    def _started_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
+        """The root that a call starts, if any."""
+        name = short_name(call.func)
+        if name in RUNS_TOGETHER:
+            for coroutine, several in _coroutines(call, fn):
+                started = self.module.callee(coroutine, fn)
+                if started is not None and started.asynchronous and not started.generator:
+                    yield Root("task", started, call.lineno, several, together=True)
+            return
+        if name not in STARTS:
+            if name == "append" and "gc.callbacks" in self.module.canonical(call.func) and call.args:
+                for found in functions_of(call.args[0], fn, self.module):
+                    yield Root("gc", found, call.lineno, True)
+            yield from self._prepared_by(call, fn)
+            return
+        kind, argument, position = STARTS[name]
+        if name in EACH and not self._is_pool(call, fn):
+            return
+        if name in STARTS_IN_MODULE and STARTS_IN_MODULE[name] not in self.module.canonical(call.func).split("."):
+            return
+        if kind == "thread" and isinstance(call.func, ast.Attribute) and self._of_processes(call.func.value, fn):
+            kind = "process"
+        if name == "apply_async" and self._makers(call, fn) & {"ThreadPool"}:
+            kind = "thread"
+        value = keyword(call, argument, position)
+        if kind == "task" and isinstance(value, ast.Call):
+            value = value.func
+        if kind == "fork":
+            value = call.keywords[0].value if call.keywords else None
+        for found in [] if value is None else functions_of(value, fn, self.module):
+            many = name in ("submit", "apply_async", *EACH) and not self._has_one_worker(call, fn)
+            several = many or (name not in ("submit", *EACH) and self._is_repeated(call, fn, value, found))
+            own = brings_own(value, call, fn)  # type: ignore[arg-type]
+            alone = not several and joined_at_once(call, fn)
+            once_in = None if name in EACH or in_loop(call, fn) else fn
+            yield Root(kind, found, call.lineno, several, alone, own, once_in=once_in)
+
+    def _prepared_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
+        """What every worker of a pool runs before its tasks."""
+        value = keyword(call, "initializer")
+        if value is not None:
+            kind = "thread" if "Thread" in short_name(call.func) else "process"
+            for found in functions_of(value, fn, self.module):
+                yield Root(kind, found, call.lineno, not is_constant(keyword(call, "max_workers", 0), 1))
+
+    def _makers(self, call: ast.Call, fn: Function) -> set[str]:
+        """The constructors that may have made the object whose method a call is."""
+        made = self.module.objects.made(call.func.value, fn) if isinstance(call.func, ast.Attribute) else ()
+        return {short_name(each.func) for each, _ in made}
+
+    def _of_processes(self, node: ast.expr, fn: Function) -> bool:
+        """Whether an executor runs its tasks in processes, which share nothing."""
+        return any(
+            short_name(call.func) in ("ProcessPoolExecutor", "Pool") for call, _ in self.module.objects.made(node, fn)
+        )
+
+    def _is_pool(self, call: ast.Call, fn: Function) -> bool:
+        """Whether a call is one of an executor or of a pool of threads."""
+        return not self._makers(call, fn).isdisjoint(POOLS_OF_THREADS) or self._is_executor(call, fn)
+
+    def _is_executor(self, call: ast.Call, fn: Function) -> bool:
+        found = self.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
+        return found is not None and found.kind == "Executor"
+
+    def _has_one_worker(self, call: ast.Call, fn: Function) -> bool:
+        """Whether an executor has one thread, and so runs one task at a time; where it is unknown, all of the file."""
+        made = self.module.objects.made(call.func.value, fn) if isinstance(call.func, ast.Attribute) else []
+        pools = [c for c, _ in made if short_name(c.func) == "ThreadPoolExecutor"] or self._pools
+        return bool(pools) and all(is_constant(keyword(c, "max_workers", 0), 1) for c in pools)
+
+    @cached_property
+    def _pools(self) -> list[ast.Call]:
+        return [c for fn in self.module.functions for c in fn.calls if short_name(c.func) == "ThreadPoolExecutor"]
+
+    def _is_repeated(self, call: ast.Call, fn: Function, value: ast.expr | None, started: Function) -> bool:
+        """Whether a start happens more than once: in a loop, or in a function that is called for it repeatedly."""
+        if in_loop(call, fn):
+            return True
+        sites = self._sites.get(id(fn), [])
+        name = value.id if isinstance(value, ast.Name) else ""
+        if name in fn.parameters:
+            given = self.module.objects.arguments(fn, name)
+            chosen = {id(a.site) for a in given if started in functions_of(a.value, a.caller, self.module)}
+            sites = [(site, caller) for site, caller in sites if id(site) in chosen]
+        elif fn.outer in (None, self.module.top) or not started.outer:
+            return False  # an object of its own may be started each time
+        return any(in_loop(site, caller) for site, caller in sites)
+
+    @cached_property
+    def _sites(self) -> dict[int, list[tuple[ast.expr, Function]]]:
+        """Function -> the calls that run it."""
+        found: dict[int, list[tuple[ast.expr, Function]]] = {}
+        for caller in self.module.functions:
+            for effect in self.walker.effects(caller):
+                if effect.callee is not None:
+                    found.setdefault(id(effect.callee), []).append((effect.node, caller))
+        return found
+
+    @cached_property
+    def on_loop(self) -> set[int]:
+        """The functions that an event loop runs as callbacks: those given to `call_later`, `add_reader`."""
+        found: set[int] = set()
+        for fn in self.module.functions:
+            for call in fn.calls:
+                name = short_name(call.func)
+                if name not in RUNS_ON_LOOP or not isinstance(call.func, ast.Attribute):
+                    continue
+                owner = short_name(getattr(call.func.value, "func", call.func.value)).lower()
+                given = call.args[RUNS_ON_LOOP[name] : RUNS_ON_LOOP[name] + 1]
+                if "loop" in owner:
+                    found |= {id(each) for value in given for each in functions_of(value, fn, self.module)}
+        return found
+
+    @cached_property
+    def reached(self) -> dict[int, set[str]]:
+        """Function -> the roots that reach it, each as `kind:name`."""
+        found: dict[int, set[str]] = {}
+        for root in self.all:
+            tag = f"{root.kind}:{root.function.qualname}"
+            todo = [root.function]
+            while todo:
+                fn = todo.pop()
+                tags = found.setdefault(id(fn), set())
+                if tag not in tags:
+                    tags.add(tag)
+                    todo += [m.callee for m in self.walker.effects(fn) if m.callee is not None]
+        return found
+
+    def threads_of(self, fn: Function) -> set[str]:
+        """The threads that reach a function."""
+        return {t for t in self.reached.get(id(fn), ()) if t.startswith("thread:")}
+
+    @cached_property
+    def own(self) -> set[int]:
+        """The functions that each thread runs on an object of its own, as far as this file can tell."""
+        starts = ((root.function, root.own) for root in self.all if root.kind == "thread")
+        return owned(starts, self.walker.effects, self.module)
+
+    @cached_property
+    def has_threads(self) -> bool:
+        """Whether the file starts any thread."""
+        return any(root.kind == "thread" for root in self.all)
+
+
+def _coroutines(call: ast.Call, fn: Function) -> Iterator[tuple[ast.Call, bool]]:
+    """The calls of coroutines that `gather` and its like run as tasks, and whether each stands for several of them."""
+    for given in call.args:
+        made = given.value if isinstance(given, ast.Starred) else given
+        if isinstance(made, ast.Name):
+            made = fn.bound.get(made.id, made)
+            filled = (c.args[0] for c in fn.calls if c.args and dotted(c.func) == f"{dotted(given)}.append")
+            yield from ((value, in_loop(value, fn)) for value in filled if isinstance(value, ast.Call))
+        parts = made.elts if isinstance(made, ast.List | ast.Tuple | ast.Set) else [made]
+        for part in parts:
+            inner = part.value if isinstance(part, ast.Starred) else part
+            several = isinstance(inner, ast.ListComp | ast.GeneratorExp | ast.SetComp)
+            value = inner.elt if isinstance(inner, ast.ListComp | ast.GeneratorExp | ast.SetComp) else inner
+            if isinstance(value, ast.Call):
+                yield value, several or in_loop(call, fn)
+
+
+def in_loop(node: ast.AST, fn: Function) -> bool:
+    """Whether this is inside a loop or comprehension of the function."""
+    at = parent(node)
+    while at is not None and at is not fn.node:
+        if isinstance(at, _LOOPS):
+            return True
+        at = parent(at)
+    return False
+
+
+def joined_at_once(made: ast.Call, fn: Function) -> bool:
+    """A thread whose `start()` is followed by its `join()`, with no other start in between."""
+    name = next((dotted(target) for target, value in fn.assigns if value is made), "")
+    if not name or in_loop(made, fn):
+        return False
+    own = [c for c in fn.calls if dotted(c.func) in (f"{name}.start", f"{name}.join") and c.lineno >= made.lineno]
+    if len(own) < 2 or short_name(own[0].func) != "start" or short_name(own[1].func) != "join":
+        return False
+    return not any(short_name(c.func) == "start" and own[0].lineno < c.lineno < own[1].lineno for c in fn.calls)
+
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+
+# Calls that start another path of execution -> its kind, and the name and position of the argument that it runs.
+STARTS: dict[str, tuple[str, str, int]] = {
+    "Thread": ("thread", "target", 1),
+    "Timer": ("thread", "function", 1),
+    "start_new_thread": ("thread", "function", 0),
+    "submit": ("thread", "fn", 0),
+    "map": ("thread", "fn", 0),
+    **dict.fromkeys(("imap", "imap_unordered", "map_async", "starmap", "starmap_async"), ("thread", "func", 0)),
+    "run_in_executor": ("thread", "func", 1),
+    "to_thread": ("thread", "func", 0),
+    "Process": ("process", "target", 1),
+    "apply_async": ("process", "func", 0),
+    "create_task": ("task", "coro", 0),
+    "ensure_future": ("task", "coro", 0),
+    "start_soon": ("task", "async_fn", 0),
+    "signal": ("signal", "handler", 1),
+    "finalize": ("del", "func", 1),
+    "ref": ("del", "callback", 1),
+    "register": ("exit", "func", 0),
+    "register_at_fork": ("fork", "after_in_child", 0),
+}
+#: Those of them that run a function once for each element, in the workers of a pool.
+EACH = ("map", "imap", "imap_unordered", "map_async", "starmap", "starmap_async")
+POOLS_OF_THREADS = {"ThreadPoolExecutor", "ThreadPool"}
+#: Calls that run the coroutines that they are given as tasks, at the same time.
+RUNS_TOGETHER = {"gather", "as_completed"}
+#: Methods of an event loop, or of its tasks, that take a callback -> its position.
+RUNS_ON_LOOP = {"call_soon": 0, "call_soon_threadsafe": 0, "call_later": 1, "call_at": 1, "add_reader": 1,
+                "add_writer": 1, "add_signal_handler": 1, "add_timeout": 1, "add_callback": 0}  # fmt: skip
+# Web frameworks that run each request in a thread, and the decorators of their functions.
+SERVERS = {"flask", "fastapi", "starlette", "bottle"}
+ROUTES = {"route", "get", "post", "put", "patch", "delete"}
+#: How functions are called, or are said to be called, that other threads run.
+FROM_THREADS = re.compile(r"from_(an?other_|any_|worker_)?(thread|executor)$|(?<!un)(?<!not_)thread_?safe$")
+CALLED = re.compile(
+    r"(?<!not )(?<!never )(?<!only )\b(?:called|invoked|executed)\s+(?:from|by|in|on)\s+"
+    r"(?:an?|another|other|different|any|many|several|multiple|arbitrary|worker)\b[^.,;:]{0,30}\bthreads?\b"
+)
+#: The methods of a request handler of the standard library that a request runs.
+HANDLES = re.compile("handle$|do_[A-Z]+$")
+STARTS_IN_MODULE = {
+    "register": "atexit",
+    "register_at_fork": "os",
+    "finalize": "weakref",
+    "ref": "weakref",
+    "signal": "signal",
+}

@@ -1,0 +1,298 @@
+"""What two threads reach at once: evidence that functions overlap in time, from where the threads of a file begin.
+
+Two functions overlap if different threads reach them, or one kind of thread that is started several times: a loop of
+threads, the tasks of an executor, the requests of a server. A function that no thread reaches overlaps with a thread if
+others may call it while the thread runs: it is public, and neither starts the threads nor tears the object down.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check import libraries
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import awaited, enclosing, last_line, parent
+from paceline.concurrency.check.threads.accesses import VIEWS, Access
+from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_caught, is_teardown
+
+CALLERS = 4  # calls through which a private function is followed to those that may hold a lock
+# A file without any of these starts no threads, and no library starts them for it.
+THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc", *libraries.threaded())
+
+
+def may_coincide(one: Access, other: Access, facts: Facts) -> bool:
+    """Whether two accesses may be made to the same object at the same time in two threads."""
+    if facts.runs_on_own(one.fn) and facts.runs_on_own(other.fn) and not of_class(one, facts):
+        return False
+    return may_overlap(one.fn, other.fn, facts)
+
+
+def of_class(access: Access, facts: Facts) -> bool:
+    """Whether what is accessed is one for all objects: a global, or an attribute that only the class itself assigns."""
+    node, cls = access.node, access.fn.cls
+    if not isinstance(node, ast.Attribute) or cls is None:
+        return True
+    if (
+        not isinstance(node.value, ast.Name)
+        or node.value.id != access.fn.self_name
+        or access.fn.decorated("classmethod")
+    ):
+        return True
+    values = [pair for each in cls.ancestry for pair in each.values.get(node.attr, ())]
+    return bool(values) and all(fn.cls not in cls.ancestry or fn.decorated("classmethod") for _, fn in values)
+
+
+def may_overlap(one: Function, other: Function, facts: Facts) -> bool:
+    """Whether two functions may run at the same time in two threads, by what this file starts."""
+    mine, theirs = facts.threads_of(one), facts.threads_of(other)
+    if one.asynchronous and other.asynchronous:
+        return False  # one loop runs both, one after the other between two awaits
+    if mine and theirs:
+        return mine != theirs or len(mine) > 1 or several(mine, facts) or (one is other and _from_outside(one, facts))
+    if not mine and not theirs:
+        return False
+    return _open(other if mine else one, facts)
+
+
+def several(threads: set[str], facts: Facts) -> bool:
+    """Whether one of these threads is started more than once."""
+    return any(r.several and f"{r.kind}:{r.function.qualname}" in threads for r in facts.roots)
+
+
+def _from_outside(fn: Function, facts: Facts) -> bool:
+    """Whether a function that a thread runs is also called by one that others may call while the thread runs."""
+    callers = (caller for caller, _ in facts.callers.get(id(fn), ()) if not facts.threads_of(caller))
+    return any(_open(caller, facts) for caller in callers)
+
+
+def _open(fn: Function, facts: Facts) -> bool:
+    """Whether a function that no thread reaches may be called while threads run."""
+    hidden = (
+        fn.generator or fn.name.startswith("_") or fn.name in BEGINNINGS or fn is facts.module.top or is_teardown(fn)
+    )
+    starts = any(short_name(call.func) in ("start", "submit") for call in fn.calls)
+    return not hidden and not starts and fn.cls is not None
+
+
+def may_be_alone(fn: Function, facts: Facts, depth: int = CALLERS) -> bool:
+    """Whether a function may run under its caller's lock, or before or after all other threads."""
+    if fn.name in BEGINNINGS or fn.name.endswith("locked") or is_teardown(fn) or not depth:
+        return True
+    if not fn.name.startswith("_") or fn.name.startswith("__") or facts.threads_of(fn):
+        return False
+    callers = facts.callers.get(id(fn), [])
+    return all(event.held or may_be_alone(caller, facts, depth - 1) for caller, event in callers)
+
+
+def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
+    """A key that is filled where it was found missing, in a function that several threads run: where, and that line."""
+    for access, line in filled_if_missing(accesses):
+        if may_coincide(access, access, facts):
+            yield access, line
+
+
+def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
+    """`if key not in d: d[key] = make()` and its like without a lock: the change, and the line of the look-up."""
+    for access in accesses:
+        subscript = parent(access.node)
+        if access.kind != "grow" or access.locks or not isinstance(subscript, ast.Subscript):
+            continue
+        made = parent(subscript)
+        value = awaited(made.value) if isinstance(made, ast.Assign) else None
+        if isinstance(value, ast.Name):
+            value = awaited(access.fn.bound.get(value.id))
+        line = _looked_up(subscript, access.fn) if isinstance(value, ast.Call) else 0
+        if line:
+            yield access, line
+
+
+def stored_if_missing(access: Access) -> bool:
+    """Whether a key is stored under a test that found it missing: `if key not in d: d[key] = ...`."""
+    test, subscript = enclosing(access.node, ast.If), parent(access.node)
+    asked = isinstance(test, ast.If) and isinstance(subscript, ast.Subscript)
+    return asked and asks_for(test, subscript.slice, dotted(subscript.value), ast.NotIn)  # type: ignore[union-attr, arg-type]
+
+
+def claimed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
+    """`if key in seen: return`, then `seen.add(key)`, in a function that several threads run: where, and the test."""
+    for access in accesses:
+        method = parent(access.node)
+        call = parent(method) if isinstance(method, ast.Attribute) and method.attr in ("add", "append") else None
+        if access.kind != "grow" or access.locks or not isinstance(call, ast.Call) or len(call.args) != 1:
+            continue
+        line = line_of_check(access, call.args[0])
+        if line and may_coincide(access, access, facts):
+            yield access, line
+
+
+def line_of_check(access: Access, key: ast.expr) -> int:
+    """The line of a test that found a key missing, where an access is decided by it; 0 if there is none."""
+    around, container = enclosing(access.node, ast.If), dotted(access.node)
+    while isinstance(around, ast.If):
+        if asks_for(around, key, container, ast.NotIn) and access.line <= last_line(around.body):
+            return around.lineno
+        around = enclosing(around, ast.If)
+    for test in access.fn.tests:
+        leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Continue | ast.Raise)
+        if leaves and test.lineno < access.line and asks_for(test, key, container, ast.In):  # type: ignore[arg-type]
+            return test.lineno if _around(access.node, test) is not None else 0
+    return 0
+
+
+def _looked_up(subscript: ast.Subscript, fn: Function) -> int:
+    """The line at which the key of a subscript was looked up and found missing; 0 if it was not."""
+    test = enclosing(subscript, ast.If)
+    if isinstance(test, ast.If) and asks_for(test, subscript.slice, dotted(subscript.value), ast.NotIn):
+        return test.lineno
+    handler = enclosing(subscript, ast.ExceptHandler)
+    if isinstance(handler, ast.ExceptHandler) and handler.type is not None and short_name(handler.type) == "KeyError":
+        tried = parent(handler)
+        reads = (n for n in ast.walk(tried) if isinstance(n, ast.Subscript)) if isinstance(tried, ast.Try) else ()
+        if any(ast.dump(n.slice) == ast.dump(subscript.slice) for n in reads if n.lineno < handler.lineno):
+            return getattr(tried, "lineno", 0)
+    for asked in fn.tests:
+        if asked.lineno > subscript.lineno or not isinstance(asked, ast.If):
+            continue
+        leaves = isinstance(asked.body[-1], ast.Return) and asked is not test
+        missing = absent(asked.test) if asked is test else dotted(_present(asked.test)) if leaves else ""
+        for target, found in fn.assigns if missing else ():
+            gets = isinstance(found, ast.Call) and short_name(found.func) == "get" and bool(found.args)
+            if gets and dotted(target) == missing and dotted(found.func.value) == dotted(subscript.value):  # type: ignore[attr-defined]
+                return found.lineno
+        if leaves and asks_for(asked, subscript.slice, dotted(subscript.value), ast.In):
+            return asked.lineno
+    return 0
+
+
+def absent(test: ast.expr) -> str:
+    """The `x` of `x is None`, `not x`, `(x := ...) is None`, `not hasattr(o, "x")`, `x is None or ...`; else empty."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
+        return absent(test.values[0])
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Is):
+        right = test.comparators[0]
+        left = test.left.target if isinstance(test.left, ast.NamedExpr) else test.left
+        return dotted(left) if isinstance(right, ast.Constant) and right.value is None else ""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        operand = test.operand.target if isinstance(test.operand, ast.NamedExpr) else test.operand
+        if isinstance(operand, ast.Call) and short_name(operand.func) == "hasattr" and len(operand.args) == 2:
+            owner, name = operand.args
+            named = isinstance(name, ast.Constant) and isinstance(name.value, str)
+            return f"{dotted(owner)}.{name.value}" if named else ""  # type: ignore[attr-defined]
+        return dotted(operand) if isinstance(operand, ast.Attribute | ast.Name) else ""
+    return ""
+
+
+def _present(test: ast.expr) -> ast.expr:
+    """The `x` of `x` and `x is not None`."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.IsNot):
+        return test.left
+    return test
+
+
+def removed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, ast.If | ast.For, Access]]:
+    """`if key in d: d[key]`, or `for key in list(d): d[key]`, where another thread may take the key away in between."""
+    removals = [a for a in accesses if a.kind == "shrink" and not is_teardown(a.fn)]
+    for access in accesses if removals else ():
+        check = checked(access)
+        if check is None:
+            continue
+        apart = (r for r in removals if r is not access and not r.locks & access.locks)
+        other = next((r for r in apart if may_coincide(r, access, facts)), None)
+        if other is None and access.kind == "shrink" and not access.locks and may_coincide(access, access, facts):
+            other = access
+        if other is not None:
+            yield access, check, other
+
+
+def checked(access: Access) -> ast.If | ast.For | None:
+    """What found the key that is used here: a test of it, or a loop over a copy of the container's keys."""
+    key = needed_key(access)
+    if key is None or is_caught(access.node, "KeyError", "LookupError", "ValueError", "IndexError"):
+        return None
+    test = enclosing(access.node, ast.If)
+    while isinstance(test, ast.If):
+        if asks_for(test, key, dotted(access.node), ast.In):
+            return test
+        test = enclosing(test, ast.If)
+    for test in access.fn.tests:
+        if not isinstance(test, ast.If) or test.lineno >= access.line:
+            continue
+        if isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue):
+            same_block = parent(test) is _around(access.node, test)
+            if same_block and asks_for(test, key, dotted(access.node), ast.NotIn):
+                return test
+    loop = enclosing(access.node, ast.For)
+    while isinstance(loop, ast.For):
+        if dotted(access.node) == copied(loop.iter) and _is_key(key, loop):
+            return loop
+        loop = enclosing(loop, ast.For)
+    return None
+
+
+def needed_key(access: Access) -> ast.expr | None:
+    """The key that must be there: of `d[key]`, `del d[key]`, `d.pop(key)` and `items.remove(key)`."""
+    up = parent(access.node)
+    if isinstance(up, ast.Subscript):
+        return None if isinstance(up.ctx, ast.Store) or access.kind == "update" else up.slice
+    call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("pop", "remove", "index") else None
+    return call.args[0] if isinstance(call, ast.Call) and len(call.args) == 1 and not call.keywords else None
+
+
+def copied(node: ast.expr) -> str:
+    """The container of which this is a copy of the keys: `list(d)`, `tuple(d.keys())`, `sorted(d)`, `d.copy()`."""
+    if isinstance(node, ast.Call) and short_name(node.func) in _COPIES and len(node.args) == 1:
+        inner = node.args[0]
+        viewed = isinstance(inner, ast.Call) and short_name(inner.func) in VIEWS and not inner.args
+        return dotted(inner.func.value if viewed else inner)  # type: ignore[attr-defined]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "copy":
+        return dotted(node.func.value)
+    return ""
+
+
+_COPIES = {"list", "tuple", "set", "sorted", "frozenset"}
+
+
+def _is_key(key: ast.expr, loop: ast.For) -> bool:
+    """Whether a key is the one that a loop over keys, or over items, is at."""
+    target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+    return isinstance(key, ast.Name) and isinstance(target, ast.Name) and key.id == target.id
+
+
+def _around(node: ast.AST, test: ast.AST) -> ast.AST | None:
+    """The syntax node around a test, if it is also around another node."""
+    around, at = parent(test), parent(node)
+    while at is not None and at is not around:
+        at = parent(at)
+    return at
+
+
+def emptied_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, ast.If | ast.While]]:
+    """`while items: items.pop()` in a function that several threads run: one of them finds the last item gone."""
+    for access in accesses:
+        test, method = enclosing(access.node, ast.If, ast.While), parent(access.node)
+        if access.kind != "shrink" or access.locks or not isinstance(method, ast.Attribute):
+            continue
+        call = parent(method)
+        keyed = method.attr == "pop" and isinstance(call, ast.Call) and len(call.args) > 1
+        if method.attr not in ("pop", "popleft", "popitem") or keyed or not isinstance(test, ast.If | ast.While):
+            continue
+        asked = test.test.left if isinstance(test.test, ast.Compare) else test.test
+        counted = asked.args[0] if isinstance(asked, ast.Call) and short_name(asked.func) == "len" else asked
+        caught = is_caught(access.node, "IndexError", "KeyError", "LookupError")
+        if dotted(counted) == dotted(access.node) and not caught and may_coincide(access, access, facts):
+            yield access, test
+
+
+def asks_for(test: ast.If, key: ast.expr, container: str, operator: type[ast.cmpop]) -> bool:
+    """Whether a test asks for a key in a container."""
+    text = ast.unparse(key)
+    return any(
+        isinstance(n, ast.Compare)
+        and isinstance(n.ops[0], operator)
+        and ast.unparse(n.left) == text
+        and dotted(n.comparators[0]).removesuffix(".keys()") == container
+        for n in ast.walk(test.test)
+    )

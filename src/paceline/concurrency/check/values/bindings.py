@@ -1,0 +1,154 @@
+"""What a call gives to the parameters of the functions that it runs: at once, in a thread or task, or later.
+
+`submit(work, job)` runs `work(job)`, `Thread(target=work, args=(job,))` and `Pool(initializer=work, initargs=(job,))`
+do, and `map(work, jobs)` gives it the elements of `jobs`. Which calls those are is data.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.names import keyword, short_name
+from paceline.concurrency.check.values.sources import Slot, Source
+
+#: Calls that run another function -> the keyword and position of that function; its arguments follow it.
+RUNS_LATER = {
+    "submit": ("fn", 0), "run_in_executor": ("func", 1), "to_thread": ("func", 0), "partial": ("func", 0),
+    "start_soon": ("async_fn", 0), "call_soon": ("callback", 0), "call_soon_threadsafe": ("callback", 0),
+    "run_sync": ("func", 0), "call_later": ("callback", 1), "call_at": ("callback", 1), "finalize": ("func", 1),
+    "register": ("func", 0),
+}  # fmt: skip
+#: The same with a tuple of arguments -> the position of the function, and how far behind it the tuple is.
+TAKES_ARGUMENTS = {"Thread": (1, 2), "Process": (1, 2), "Timer": (1, 1), "apply_async": (0, 1), "apply": (0, 1),
+                   "start_new_thread": (0, 1), "start_process": (0, 1), "spawn": (0, 1)}  # fmt: skip
+#: Calls that run a function for each element of what follows it.
+FOR_EACH = {"map", "imap", "imap_unordered", "map_async", "starmap", "starmap_async"}
+
+
+class Argument(NamedTuple):
+    """One value that is passed for a parameter."""
+
+    value: ast.expr
+    caller: Function
+    site: ast.Call
+
+
+class Binding(NamedTuple):
+    """What a call gives to a parameter, or to a key of the parameter for further arguments."""
+
+    fn: Function
+    name: str  # with a star in front of the one that takes further arguments, and two of further named ones
+    source: Source
+    slot: Slot = None
+
+
+#: The functions that an expression may run, each with whether its first parameter is bound to an object.
+Runs = Callable[[ast.expr], list[tuple[Function, bool]]]
+
+
+def bindings(call: ast.Call, caller: Function, runs: Runs) -> Iterator[Binding]:
+    """What a call gives to the parameters of what it runs."""
+    direct = runs(call.func)
+    for fn, bound in direct:
+        yield from _placed(fn, bound, call.args, [k for k in call.keywords if k.arg], caller)
+    name = short_name(call.func)
+    prepares = keyword(call, "initializer")
+    if prepares is not None:
+        given = _elements(keyword(call, "initargs"))
+        for fn, bound in runs(prepares):
+            yield from _placed(fn, bound, given, [], caller)
+    if direct:
+        return
+    if name in RUNS_LATER:
+        word, position = RUNS_LATER[name]
+        named = [k for k in call.keywords if k.arg not in (word, None)]
+        yield from _later(keyword(call, word, position), call.args[position + 1 :], named, caller, runs)
+    elif name in TAKES_ARGUMENTS:
+        position, further = TAKES_ARGUMENTS[name]
+        target = keyword(call, "target", position) or keyword(call, "func", position)
+        also = keyword(call, "kwargs")
+        pairs = zip(also.keys, also.values, strict=True) if isinstance(also, ast.Dict) else ()
+        named = [ast.keyword(str(k.value), v) for k, v in pairs if isinstance(k, ast.Constant)]
+        given = _elements(keyword(call, "args", position + further))
+        yield from _later(target, given, named, caller, runs)
+    elif name in FOR_EACH and call.args:
+        each = [Source("element", value, caller) for value in call.args[1:]]
+        for fn, bound in runs(call.args[0]):
+            names = list(fn.parameters)[int(bound) :]
+            if name.startswith("star"):
+                yield from (Binding(fn, p, s._replace(take="part", slot=n)) for s in each for n, p in enumerate(names))
+            else:
+                yield from (Binding(fn, p, s) for p, s in zip(names, each, strict=False))
+
+
+def _elements(node: ast.expr | None) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple | ast.List) else []
+
+
+def _later(
+    target: ast.expr | None, rest: list[ast.expr], named: list[ast.keyword], caller: Function, runs: Runs
+) -> Iterator[Binding]:
+    """What a function gets that is run later."""
+    for fn, bound in runs(target) if target is not None else ():
+        yield from _placed(fn, bound, rest, named, caller)
+
+
+def _placed(
+    fn: Function, bound: bool, rest: list[ast.expr], named: list[ast.keyword], caller: Function
+) -> Iterator[Binding]:
+    """Arguments by position, then by name; what is left over goes to the parameters for further arguments."""
+    names = list(fn.parameters)[int(bound) :]
+    arguments = fn.node.args if not isinstance(fn.node, ast.Module) else None
+    placed = names[: _places(fn) - int(bound)]
+    for parameter, value in zip(placed, rest, strict=False):
+        if isinstance(value, ast.Starred):
+            break
+        yield Binding(fn, parameter, Source("is", value, caller))
+    for value in rest[len(placed) :] if fn.rest else ():
+        whole = isinstance(value, ast.Starred)
+        yield Binding(fn, f"*{fn.rest}", Source("element" if whole else "is", _bare(value), caller))
+    for each in named:
+        if each.arg in fn.parameters:
+            yield Binding(fn, each.arg, Source("is", each.value, caller))
+        elif arguments is not None and arguments.kwarg is not None:
+            yield Binding(fn, f"**{arguments.kwarg.arg}", Source("is", each.value, caller), each.arg)
+
+
+def _bare(value: ast.expr) -> ast.expr:
+    return value.value if isinstance(value, ast.Starred) else value
+
+
+def _places(fn: Function) -> int:
+    """How many parameters a function has that are given by position alone or by either."""
+    given = getattr(fn.node, "args", None)
+    return len(given.posonlyargs) + len(given.args) if isinstance(given, ast.arguments) else len(fn.parameters)
+
+
+def fields(call: ast.Call, cls: Class, caller: Function) -> Iterator[tuple[Class, str, Source]]:
+    """What a call gives to the attributes of an object whose class declares them: of a data class, a named tuple."""
+    declared = [(each, name) for each in reversed(cls.ancestry) for name in each.annotations]
+    for (owner, name), value in zip(declared, call.args, strict=False):
+        if isinstance(value, ast.Starred):
+            break
+        yield owner, name, Source("is", value, caller)
+    by_name = {name: owner for owner, name in declared}
+    for each in call.keywords:
+        if each.arg in by_name:
+            yield by_name[each.arg], each.arg, Source("is", each.value, caller)
+
+
+def start_arguments(call: ast.Call, fn: Function) -> list[ast.expr]:
+    """The arguments of a Process or Thread: `args=` and `kwargs=`, also where they name a tuple."""
+    found: list[ast.expr] = []
+    for name, position in (("args", 3), ("kwargs", 4)):
+        given = keyword(call, name, position)
+        if isinstance(given, ast.Name):
+            given = fn.bound.get(given.id)
+        if isinstance(given, ast.Tuple | ast.List):
+            found += given.elts
+        elif isinstance(given, ast.Dict):
+            found += given.values
+    return found

@@ -1,0 +1,139 @@
+"""What an object is taken for of which nothing is known but how it is named and used.
+
+`def sync_all(client): client.call("sync")` may be called from anywhere. `ByUse` finds the class of `client`: the one
+that is named like it and has all the attributes that the function uses, or the one that alone has all of them, provided
+that one of them is not a word of containers, files or threads. It does the same for an attribute that the constructor
+gets from its caller. `ByName` finds the method that `callback.on_epoch_end()` runs: the only one of the file with that
+name.
+"""
+
+from __future__ import annotations
+
+import ast
+import queue
+import re
+import socket
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future
+from functools import cached_property
+from io import BufferedRandom, TextIOWrapper
+from pathlib import Path
+
+from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function
+from paceline.concurrency.check.syntax.names import dotted
+from paceline.concurrency.check.together.places import file_number, of_own_file
+
+_KNOWN = (
+    *(dict, list, set, str, bytes, deque, BufferedRandom, TextIOWrapper, Path, Executor, Future, socket.socket),
+    *(queue.Queue, subprocess.Popen, threading.Thread, threading.Event, threading.Condition),
+)
+_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
+#: What objects of libraries, and of many classes, have as well.
+COMMON = {
+    *(name for cls in _KNOWN for name in dir(cls)),
+    "acquire", "release", "locked", "reset", "execute", "fetch", "request", "post", "delete", "head", "options", "id",
+    "key", "value", "data", "path", "size", "state", "status", "config", "args", "stop", "begin", "end", "init",
+    "setup", "process", "handle", "save", "load", "check", "call", "main", "lock", "logger", "log", "info", "debug",
+    "warning", "error", "critical", "device", "shape", "dtype", "call_soon", "call_later", "call_soon_threadsafe",
+    "run_until_complete", "run_in_executor", "create_task", "start_soon", "run_forever", "wait_closed",
+    "add_signal_handler", "state_dict", "load_state_dict", "zero_grad", "set_epoch", "save_checkpoint",
+    "load_checkpoint", "train_batch", "save_pretrained", "from_pretrained", "training_step", "validation_step",
+    "send_json", "send_text", "send_bytes", "receive_text", "receive_json", "all_reduce", "all_gather", "all_to_all",
+    "add_scalar", "set_description", "raise_for_status", "process_request", "handle_request", "get_logger",
+}  # fmt: skip
+
+
+class ByUse:
+    """The class of an object, by the attributes that are used of it."""
+
+    def __init__(self, classes: Iterable[Class]) -> None:
+        self._having: dict[str, set[Class]] = {}
+        self._known: dict[tuple[int, str], Class | None] = {}
+        self._named: dict[tuple[int, str], Class | None] = {}  # by file, and by 0 for all; None: of several classes
+        for cls in classes:
+            words = _WORDS.findall(cls.name)
+            for first in range(len(words)):
+                word = "".join(words[first:]).lower()
+                for key in {(0, word), (file_number(cls.node.lineno), word)}:
+                    self._named[key] = cls if key not in self._named or not first else None
+            for each in cls.ancestry:
+                for name in (*each.methods, *each.values, *each.annotations):
+                    self._having.setdefault(name, set()).add(cls)
+
+    def of(self, fn: Function, name: str) -> Class | None:
+        """The class that a parameter is an object of."""
+        key = id(fn), name
+        if key not in self._known:
+            names = {use.attr for use in _uses(fn, name)}
+            passed_on = names == {fn.name}  # to an object behind this one: `def flush(self, out): out.flush()`
+            word = name.strip("_").replace("_", "")
+            named = self._named.get((file_number(fn.line), word)) or self._named.get((0, word))
+            fits = named is not None and all(named in self._having.get(use, ()) for use in names)
+            self._known[key] = None if passed_on else named if fits else self._fitting(names, fn.line)
+        return self._known[key]
+
+    def of_attribute(self, cls: Class, name: str) -> Class | None:
+        """The class of an attribute that only a base of a library assigns: the `server` of a request handler."""
+        key = id(cls), name
+        if key not in self._known and (cls in self._having.get(name, ()) or not any(c.bases for c in cls.ancestry)):
+            self._known[key] = None
+        if key not in self._known:
+            uses = [a for m in cls.methods.values() for a in m.attributes if dotted(a.value) == f"{m.self_name}.{name}"]
+            self._known[key] = self._fitting({use.attr for use in uses}, cls.node.lineno)
+        return self._known[key]
+
+    def _fitting(self, names: set[str], line: int) -> Class | None:
+        """The only class, or the base of all, that has all of these attributes, one of which is a word of its own."""
+        if names <= COMMON:
+            return None
+        found = set.intersection(*(self._having.get(name, set()) for name in names))
+        near = of_own_file(found, line, lambda cls: cls.node.lineno)
+        bases = [cls for cls in near if not {*near} & {*cls.ancestry[1:]}]
+        return bases[0] if len(bases) == 1 else None
+
+
+def _uses(fn: Function, name: str) -> Iterator[ast.Attribute]:
+    """The attributes that are used of a parameter, also where the constructor keeps it in an attribute."""
+    yield from (a for a in fn.attributes if isinstance(a.value, ast.Name) and a.value.id == name)
+    kept = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Name) and v.id == name} if fn.cls else set()
+    for method in fn.cls.methods.values() if kept and fn.cls is not None and fn.name == "__init__" else ():
+        yield from (a for a in method.attributes if isinstance(a.value, ast.Attribute) and dotted(a.value) in kept)
+
+
+class ByName:
+    """The method that a call runs, by its name alone."""
+
+    def __init__(self, module: Declarations) -> None:
+        self._module = module
+
+    def method(self, node: ast.Attribute, fn: Function) -> Function | None:
+        """The only method with such a name, of an object of which nothing is known."""
+        if not isinstance(node.value, ast.Name | ast.Subscript) or "_" not in node.attr.strip("_"):
+            return None
+        if node.attr in COMMON:
+            return None
+        head = dotted(node.value).partition("[")[0].partition(".")[0]
+        if head in self._module.imports or any(head in scope.bound for scope in fn.scopes()):
+            return None
+        found = of_own_file(self._methods.get(node.attr, []), fn.line, lambda method: method.line)
+        return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def _methods(self) -> dict[str, list[Function]]:
+        """The methods that do something, by their names."""
+        found: dict[str, list[Function]] = {}
+        for cls in self._module.classes.values():
+            for name, method in cls.methods.items():
+                if not name.startswith("__") and not all(_is_idle(statement) for statement in method.body):
+                    found.setdefault(name, []).append(method)
+        return found
+
+
+def _is_idle(statement: ast.stmt) -> bool:
+    """Whether a statement is `pass`, a docstring or an ellipsis, as in a method that subclasses replace."""
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )

@@ -1,0 +1,301 @@
+"""Resolves names within a file: which of them are locks, queues and threads, and which function a call runs.
+
+A resource is known by identity: `Pool._lock` is the attribute of a class, `LOCK` a global, `run.lock` a local of `run`.
+A lock whose creation was not seen, and which is only named like one, is not `sure`.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cached_property
+
+from paceline.concurrency.check.libraries import catalogue
+from paceline.concurrency.check.syntax.declarations import Class, Declarations, Formal, Function, Resource
+from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.concurrency.check.together.places import of_own_file
+from paceline.concurrency.check.values.guesses import ByUse
+from paceline.concurrency.check.values.lock_names import derived, guessed, lock_class
+from paceline.concurrency.check.values.meeting import Meeting
+from paceline.concurrency.check.values.naming import name_of_site
+from paceline.concurrency.check.values.objects import Objects
+from paceline.concurrency.check.values.outside_assignments import adopt
+from paceline.concurrency.check.values.wrappers import Wrappers
+from paceline.concurrency.check.varying.values import Varying
+
+ALIASES = 4  # assignments through which a name is followed
+WRAPPING = ("partial", "WeakMethod", "ref", "wraps")  # calls that stand for the function that they are given
+
+
+class Module(Declarations):
+    """The declarations of a file, with names resolved."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._names: dict[int, tuple[ast.AST, str]] = {}
+        super().__init__(tree)
+        self._names.clear()  # not all imports were known
+        self.objects = Objects(self)
+        adopt(self.functions, self.type_of)
+        self.objects.guess = lambda fn, name: self._by_use.of(fn, name)
+
+    def canonical(self, node: ast.AST) -> str:
+        """The dotted name of an expression with its imports resolved; empty when it is not a name."""
+        known = self._names.get(id(node))
+        if known is None:
+            known = self._names[id(node)] = node, super().canonical(node)
+        return known[1]
+
+    @cached_property
+    def _by_use(self) -> ByUse:
+        return ByUse(self.classes.values())
+
+    @cached_property
+    def varying(self) -> Varying:
+        """Return the expressions that differ from rank to rank."""
+        return Varying(self, self.objects, self.callee, self.type_of)
+
+    @cached_property
+    def meeting(self) -> Meeting:
+        """Which functions run in one program."""
+        return Meeting(self.functions, self.top, self.function_named)
+
+    @cached_property
+    def wrappers(self) -> Wrappers:
+        """What wraps or shards the models of this file."""
+        return Wrappers(self, self.meeting)
+
+    # -- resources
+
+    def constructed(self, value: ast.expr, fn: Function) -> tuple[str, ast.Call] | None:
+        """The kind of resource that this expression creates, and the call that creates it."""
+        if isinstance(value, ast.IfExp):
+            return self.constructed(value.body, fn) or self.constructed(value.orelse, fn)
+        if isinstance(value, ast.BoolOp):
+            return next((m for v in value.values if (m := self.constructed(v, fn))), None)
+        if not isinstance(value, ast.Call):
+            return None
+        kind = self.constructed_kind(value, fn)
+        return None if kind is None else (kind, value)
+
+    def constructed_kind(self, call: ast.Call, fn: Function) -> str | None:
+        """The kind of resource that this call creates; None when it creates none."""
+        name = self.canonical(call.func)
+        if (kind := catalogue.CONSTRUCTORS.get(name)) is not None:
+            return kind
+        words = name.split(".")
+        if (own := self.classes.get(name)) is not None:
+            return derived(own) or lock_class(own, self.attribute)
+        if words[-1] == "field":  # dataclasses
+            factory = keyword(call, "default_factory")
+            return None if factory is None else catalogue.CONSTRUCTORS.get(self.canonical(factory))
+        if words[-1] == "submit" and len(words) > 1:
+            return "Future"
+        if words[-1] not in catalogue.CONTEXT_MAKES or len(words) < 2:
+            short = ".".join(words[-2:])
+            return catalogue.CONSTRUCTORS.get(short) if len(words) > 2 else None
+        if words[-2] == "get_context()" or (len(words) == 2 and self._is_context(words[0], fn)):
+            return catalogue.CONSTRUCTORS.get("multiprocessing." + words[-1])
+        return catalogue.CONSTRUCTORS.get(".".join(words[-2:]))
+
+    def _is_context(self, name: str, fn: Function) -> bool:
+        """Whether a name is bound to `multiprocessing.get_context(...)`."""
+        made = next((v for scope in fn.scopes() if isinstance(v := scope.bound.get(name), ast.Call)), None)
+        return made is not None and short_name(made.func) == "get_context"
+
+    def resource(self, node: ast.expr, fn: Function, depth: int = 0) -> Resource | None:
+        """The lock, queue, thread or other resource that an expression names; None when it names none."""
+        text = dotted(node)
+        if not text or depth > ALIASES:
+            return None
+        if text.endswith("]") or "[]" in text:
+            text = ast.unparse(node)  # elements are distinguished by their index
+        if text in fn.memo:
+            return fn.memo[text]
+        fn.memo[text] = None
+        found = self._resource(node, text, fn, depth)
+        if found is None or not found.sure:
+            found = self._made(node, fn) or found
+        fn.memo[text] = found
+        return found
+
+    def _made(self, node: ast.expr, fn: Function) -> Resource | None:
+        """The one resource that an expression may be, known by where it is made."""
+        made = [(kind, c, at) for c, at in self.objects.made(node, fn) if (kind := self.constructed_kind(c, at))]
+        if not made or len({kind for kind, _, _ in made}) > 1:
+            return None
+        names = [name_of_site(call, at) for _, call, at in made]
+        kind, call, at = made[0]
+        found = self._new(names[0].id, (kind, call), at)
+        several = names[0].several or len({name.id for name in names}) > 1
+        return found._replace(one_of_several=True) if several else found
+
+    def _resource(self, node: ast.expr, text: str, fn: Function, depth: int) -> Resource | None:
+        """The uncached part of `resource`."""
+        if isinstance(node, ast.Name):
+            if fn.cls is not None and node.id == fn.self_name and (kind := derived(fn.cls)) is not None:
+                return Resource(fn.cls.name, kind, True)
+            return self._of_name(node.id, fn, depth)
+        if isinstance(node, ast.Attribute):
+            owner = self.type_of(node.value, fn)
+            if owner is not None:
+                return self.attribute(owner, node.attr) or guessed(f"{owner.name}.{node.attr}", node.attr)
+            only = self._only_owner(node.attr, node.lineno)
+            if only is not None and not isinstance(node.value, ast.Call):
+                return self.attribute(only, node.attr)
+            scope = fn.cls.name + ":" if fn.cls is not None and text.split(".")[0] == fn.self_name else ""
+            return guessed(scope + self.canonical(node), node.attr)
+        if isinstance(node, ast.Subscript):
+            if (element := self._element(node.value, fn, depth)) is not None:
+                if isinstance(node.slice, ast.Constant):
+                    return element._replace(id=f"{element.id[:-1]}{node.slice.value!r}]", one_of_several=False)
+                return element
+            name = short_name(node.value)
+            found = guessed((fn.cls.name + ":" if fn.cls else "") + text, name)
+            return found and found._replace(one_of_several=True)
+        if isinstance(node, ast.Call):
+            made = self.constructed(node, fn)
+            if made is not None:
+                return Resource(f"{fn.qualname}:{node.lineno}", made[0], True, False, True, node.lineno)
+            if self.callee(node, fn) is None:
+                found = guessed((fn.cls.name + ":" if fn.cls else "") + text, short_name(node.func))
+                return found and found._replace(one_of_several=True)
+        return None
+
+    def _of_name(self, name: str, fn: Function, depth: int) -> Resource | None:
+        """A local, a parameter, a global or an imported name as a resource."""
+        for scope in fn.scopes():
+            value = scope.bound.get(name)
+            if name in fn.globals and scope is not self.top:
+                continue
+            if value is not None:
+                made = self.constructed(value, scope)
+                where = name if scope is self.top else f"{scope.qualname}.{name}"
+                if made is not None:
+                    return self._new(where, made, scope)
+                if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) and dotted(value) != name:
+                    return self.resource(value, scope, depth + 1) or guessed(where, name)
+                return guessed(where, name)
+            if name in scope.looped and (element := self._element(scope.looped[name], scope, depth)) is not None:
+                return element
+            if name in scope.parameters:
+                return self._of_parameter(name, scope, depth)
+        origin = self.imports.get(name)
+        return guessed(origin, name) if origin is not None else None
+
+    def _of_parameter(self, name: str, fn: Function, depth: int) -> Resource | None:
+        """A parameter: the one resource that all callers pass, or one that differs from call to call."""
+        annotation, where = fn.parameters[name], f"{fn.qualname}.{name}"
+        given = [self.resource(a.value, a.caller, depth + 1) for a in self.objects.arguments(fn, name)]
+        known = [r for r in given if r is not None and r.sure]
+        if known:  # further callers, of which less is known, make it no less the lock of these
+            first, alike = known[0], len(known) == len(given) and all(r.id == known[0].id for r in known)
+            if alike and not first.one_of_several:
+                return first
+            return Resource(where, first.kind, True, first.non_reentrant, formal=Formal(fn, name))
+        kind = catalogue.CONSTRUCTORS.get(self.canonical(annotation)) if annotation is not None else None
+        if kind is not None:
+            return Resource(where, kind, True, kind in catalogue.NON_REENTRANT, formal=Formal(fn, name))
+        found = guessed(where, name)
+        return found and found._replace(formal=Formal(fn, name))
+
+    def _element(self, node: ast.expr, fn: Function, depth: int) -> Resource | None:
+        """One of the resources that a container holds."""
+        holders = [v for v in self.objects.of(node, fn) if v.kind == "container" and v.fn is not None]
+        for value in self.objects.elements(node, fn) if holders and depth <= ALIASES else ():
+            made = self.constructed(value.what, value.fn) if isinstance(value.what, ast.Call) and value.fn else None
+            if made is not None and value.fn is not None and isinstance(holders[0].what, ast.expr) and holders[0].fn:
+                name = name_of_site(holders[0].what, holders[0].fn).id
+                return self._new(f"{name}[]", made, value.fn)._replace(one_of_several=True)
+        return None
+
+    def attribute(self, owner: Class, attribute: str) -> Resource | None:
+        """The resource that a class or its bases assign to an attribute."""
+        for cls in owner.ancestry:
+            values = cls.values.get(attribute, ())
+            for value, fn in values:
+                made = self.constructed(value, fn)
+                if made is not None:
+                    return self._new(f"{cls.name}.{attribute}", made, fn)
+            for value, fn in values:
+                if isinstance(value, ast.Attribute | ast.Name) and dotted(value) != f"{fn.self_name}.{attribute}":
+                    found = self.resource(value, fn, 1)
+                    if found is not None and not isinstance(value, ast.Name):
+                        return found
+                    if found is not None:
+                        given = isinstance(value, ast.Name) and found.id != f"{fn.qualname}.{value.id}"
+                        own = not given or not found.sure
+                        return found._replace(id=f"{cls.name}.{attribute}") if own else found
+        return None
+
+    def _new(self, where: str, made: tuple[str, ast.Call], fn: Function) -> Resource:
+        """The resource that a constructor call creates; a Condition shares the identity of its lock."""
+        kind, call = made
+        if kind in ("Condition", "AsyncCondition") and (inner := keyword(call, "lock", 0)) is not None:
+            lock = self.constructed(inner, fn)
+            if lock is not None:
+                alone = lock[0] in catalogue.NON_REENTRANT
+                return Resource(where, kind, True, alone, False, call.lineno)
+            shared = self.resource(inner, fn, 1)
+            if shared is not None:
+                return Resource(shared.id, kind, shared.sure, shared.non_reentrant, shared.one_of_several, shared.line)
+            return Resource(where, kind, True, False, False, call.lineno)
+        size = keyword(call, "maxsize", 0) if kind in catalogue.QUEUES else None
+        bounded = size is not None and not is_constant(size, 0)
+        alone = kind in catalogue.NON_REENTRANT or kind == "AsyncCondition"
+        return Resource(where, kind, True, alone, False, call.lineno, None, bounded)
+
+    @cached_property
+    def _owners(self) -> dict[str, list[Class]]:
+        """Attribute -> the classes that assign a resource to it."""
+        owners: dict[str, list[Class]] = {}
+        for cls in self.classes.values():
+            for attribute, values in cls.values.items():
+                if any(self.constructed(value, fn) for value, fn in values):
+                    owners.setdefault(attribute, []).append(cls)
+        return owners
+
+    def _only_owner(self, attribute: str, line: int) -> Class | None:
+        """The class whose attribute of this name is a resource, if there is just one such class."""
+        owners = of_own_file(self._owners.get(attribute, ()), line, lambda cls: cls.node.lineno)
+        return owners[0] if len(owners) == 1 else None
+
+    # -- types and calls
+
+    def type_of(self, node: ast.expr, fn: Function) -> Class | None:
+        """The class, of this file, whose instance an expression is."""
+        return self.objects.once("type", node, fn, lambda: self._type_of(node, fn))
+
+    def _type_of(self, node: ast.expr, fn: Function) -> Class | None:
+        """The unremembered part of `type_of`."""
+        found = self.objects.classes(node, fn)
+        if found:
+            return found[0]
+        if isinstance(node, ast.Attribute) and fn.cls is not None and dotted(node.value) == fn.self_name:
+            return self._by_use.of_attribute(fn.cls, node.attr) if self.objects.guess is not None else None
+        return None
+
+    def callee(self, call: ast.Call, fn: Function) -> Function | None:
+        """The function of this file that a call runs; of an object, its `__call__`."""
+        found = self.function_named(call.func, fn)
+        if found is not None or not isinstance(call.func, ast.Name | ast.Attribute):
+            return found
+        kind = self.type_of(call.func, fn)
+        if kind is None or kind.name == short_name(call.func):
+            return None
+        return kind.method("__call__") or (kind.method("forward") if kind.is_model else None)
+
+    def function_named(self, node: ast.expr, fn: Function) -> Function | None:
+        """The one function of this file that an expression stands for, through aliases, `partial` and `super()`."""
+        return self.objects.once("function", node, fn, lambda: self._function_named(node, fn))
+
+    def _function_named(self, node: ast.expr, fn: Function) -> Function | None:
+        """The unremembered part of `function_named`."""
+        if isinstance(node, ast.Call) and node.args and short_name(node.func) in WRAPPING:
+            return self.function_named(node.args[0], fn)
+        found = self.objects.functions(node, fn)
+        if isinstance(node, ast.Attribute):
+            owner = self.type_of(node.value, fn)
+            if owner is not None and (method := owner.method(node.attr)) is not None:
+                return method
+            return found[0] if len(found) == 1 else self.objects.only_method(node, fn)
+        named = [each for each in found if isinstance(node, ast.Name) and each.name == node.id]
+        return named[0] if named else found[0] if len(found) == 1 else None

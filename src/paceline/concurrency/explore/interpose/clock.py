@@ -1,0 +1,49 @@
+"""`time`: a clock that passes only when the scheduler says so, and sleeps that cost nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from paceline.concurrency.explore.interpose.control import here, step
+from paceline.concurrency.explore.scheduler import real_monotonic, real_sleep
+
+#: To look at a clock takes this long, so that a loop that polls a clock ends.
+TICK = 0.001
+EPOCH = 1_700_000_000.0  # the virtual time of day at the virtual second 0
+
+
+def monotonic() -> float:
+    """Return the virtual time in a thread under control, else the real one."""
+    where = here()
+    if where is None:
+        return real_monotonic()
+    run, _ = where
+    run.now += TICK
+    return run.now
+
+
+def _virtual(real: Callable[[], float], epoch: float) -> Callable[[], float]:
+    return lambda: monotonic() + epoch if here() is not None else real()
+
+
+def _virtual_ns(real: Callable[[], int], epoch: float) -> Callable[[], int]:
+    return lambda: int((monotonic() + epoch) * 1e9) if here() is not None else real()
+
+
+def sleep(seconds: float, /) -> None:
+    """Let virtual time pass."""
+    if here() is None:
+        real_sleep(seconds)
+    elif seconds <= 0:
+        step("yields to", "other threads", "clock", mode="read")
+    else:
+        step("sleeps", f"for {seconds:g} s", "clock", ready=lambda: False, timeout=seconds)
+
+
+def install() -> None:
+    """Put the virtual clock in the place of the real one."""
+    time.sleep = sleep  # type: ignore[assignment]
+    for name, epoch in (("monotonic", 0.0), ("perf_counter", 0.0), ("time", EPOCH)):
+        setattr(time, name, _virtual(getattr(time, name), epoch))
+        setattr(time, f"{name}_ns", _virtual_ns(getattr(time, f"{name}_ns"), epoch))

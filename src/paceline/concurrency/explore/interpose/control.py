@@ -1,0 +1,124 @@
+"""What the controlled forms share: the run in progress, the line that called, and whether to control it at all."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections.abc import Callable, Hashable
+from types import FrameType
+from typing import Any
+
+from paceline.concurrency.explore.operation import Mode, Operation, Place, Touch
+from paceline.concurrency.explore.scheduler import Run, Task, real_monotonic, real_sleep
+
+MARK = "__explore__"  # the name that a rewritten module has
+#: Modules of the standard library that create threads and locks on behalf of the program.
+MODELLED = {
+    "queue", "logging", "logging.handlers", "sched", "socketserver", "concurrent.futures._base",
+    "concurrent.futures.thread", "asyncio.base_events", "multiprocessing.pool", "multiprocessing.dummy",
+}  # fmt: skip
+_ASSIGNED = re.compile(r"^\s*([\w.\[\]'\"]+)\s*(?::[^=]+)?=[^=]")
+
+#: The run in progress; None before and after one.
+run: Run | None = None
+
+
+def begin(new: Run) -> None:
+    """Make a run the one in progress."""
+    global run
+    run = new
+
+
+def here() -> tuple[Run, Task] | None:
+    """Return the run and the task of the thread that calls; None if it is not under control."""
+    task = run.current() if run is not None else None
+    return (run, task) if run is not None and task is not None else None
+
+
+def is_controlled(depth: int = 2) -> bool:
+    """Whether the code that calls is the program's, or creates something on its behalf."""
+    if run is None or run.current() is None:
+        return False
+    names = sys._getframe(depth).f_globals
+    return MARK in names or names.get("__name__") in MODELLED
+
+
+def frame_of_program() -> FrameType | None:
+    """Return the innermost frame of the program's own code, leaving out what it generates, as data classes do."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (MARK not in frame.f_globals or frame.f_code.co_filename.startswith("<")):
+        frame = frame.f_back
+    return frame
+
+
+def place() -> Place:
+    """Return the line of the program that is being executed."""
+    frame = frame_of_program()
+    if frame is None:
+        return Place("<python>", 0, "")
+    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def name_of_new(kind: str) -> str:
+    """Name an object by the line that creates it: `Lock Pool._lock`, or `Lock of pool.py:12`."""
+    frame = frame_of_program()
+    if frame is None:
+        return kind
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    assigned = _ASSIGNED.match(linecache.getline(file, line))
+    if assigned is None or "," in assigned[1]:
+        return f"{kind} of {file.rpartition('/')[2]}:{line}"
+    name = assigned[1]
+    if name.startswith("self.") and "self" in frame.f_locals:
+        name = f"{type(frame.f_locals['self']).__name__}.{name[5:]}"
+    return f"{kind} {name}"
+
+
+def step(
+    verb: str,
+    subject: object,
+    location: Hashable,
+    *,
+    mode: Mode = "write",
+    ready: Callable[[], bool] | None = None,
+    timeout: float | None = None,
+    **rest: Any,
+) -> bool:
+    """Perform an operation on one object; False if its time ran out first."""
+    where = here()
+    if where is None:
+        return wait_outside(ready, timeout)
+    current, task = where
+    operation = Operation(verb, subject, (Touch(location, mode),), place(), **rest)
+    if timeout is not None and timeout <= 0:  # it looks once, and does not wait
+        current.perform(task, operation)
+        return ready is None or ready()
+    if ready is not None:
+        operation.ready = ready
+    if timeout is not None:
+        operation.deadline = current.now + timeout
+    return current.perform(task, operation)
+
+
+def wait_outside(ready: Callable[[], bool] | None, timeout: float | None) -> bool:
+    """Wait in a thread that is not under control, by polling: the interpreter lock keeps each look consistent."""
+    end = None if timeout is None else real_monotonic() + timeout
+    while ready is not None and not ready():
+        if end is not None and real_monotonic() >= end:
+            return False
+        real_sleep(0.001)
+    return True
+
+
+def me() -> int:
+    """Return the number of the thread that calls; -1 for one that is not under control."""
+    where = here()
+    return where[1].number if where else -1
+
+
+def task_name(number: int | None) -> str:
+    """Return the name of a thread by its number."""
+    if number is None or run is None or not 0 <= number < len(run.tasks):
+        return "a thread outside the program"
+    return run.tasks[number].name

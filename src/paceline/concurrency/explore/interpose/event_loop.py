@@ -1,0 +1,138 @@
+"""asyncio: the loop runs its callbacks in its own order, first in, first out, as it always does.
+
+What varies is time, and the threads beside the loop: it may be late, so that several timers are due at once, and a
+callback from another thread may come before or after any of its own. Choosing among ready callbacks would report what
+can never happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from asyncio import events
+from typing import Any
+
+from paceline.concurrency.explore.failures import exception_in
+from paceline.concurrency.explore.finding import Finding
+from paceline.concurrency.explore.interpose import control
+from paceline.concurrency.explore.interpose.control import here, step
+from paceline.concurrency.explore.operation import Place
+from paceline.concurrency.explore.scheduler import real_monotonic
+
+RealLoop = asyncio.SelectorEventLoop
+_acquire, _release = asyncio.Lock.acquire, asyncio.Lock.release
+
+#: Exceptions in tasks and callbacks that no one has read.
+unread: list[Finding] = []
+
+
+class Loop(RealLoop):
+    """The loop of asyncio, waiting under control."""
+
+    def time(self) -> float:
+        where = here()
+        return where[0].now if where else real_monotonic()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception) and here() is not None and self._exception_handler is None:  # type: ignore[attr-defined]
+            who = _name_of(context.get("task") or context.get("future")) or "a callback of the loop"
+            unread.append(exception_in(who, error, "unread exception", f" ({context.get('message', '')})"))
+        super().call_exception_handler(context)
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        step("calls into", "the loop", id(self), releases=True)
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+    def _run_once(self) -> None:
+        if here() is None:
+            super()._run_once()  # type: ignore[misc]
+            return
+        self._wait_for_work()
+        # With a callback ready or a timer due, the loop of asyncio looks at its sockets without waiting.
+        super()._run_once()  # type: ignore[misc]
+
+    def _wait_for_work(self) -> None:
+        """Wait until a callback is ready; or let time pass to the next timer, which may be earlier than necessary."""
+        while not self._has_work():
+            due = self._next_timer()
+            step("waits in", Waiting(self), id(self), ready=self._has_work, deadline=due, acquires=True)
+            if due is not None and due <= self.time():
+                return
+        due = self._next_timer()
+        if due is not None:
+            step("runs", "callbacks of the loop", id(self), deadline=due, acquires=True)
+
+    def _has_work(self) -> bool:
+        if self._ready or self._stopping:  # type: ignore[attr-defined]
+            return True
+        if len(self._selector.get_map()) > 1:  # type: ignore[attr-defined]  # more than the loop's own pipe
+            self._process_events(self._selector.select(0))  # type: ignore[attr-defined]
+        return bool(self._ready)  # type: ignore[attr-defined]
+
+    def _next_timer(self) -> float | None:
+        times = [each._when for each in self._scheduled if not each._cancelled]  # type: ignore[attr-defined]
+        return min(times, default=None)
+
+
+class Waiting:
+    """What a loop waits for: an answer for each of its tasks."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def __str__(self) -> str:
+        tasks = sorted(asyncio.all_tasks(self._loop), key=lambda task: task.get_name())
+        return "its loop: " + "; ".join(_describe(task) for task in tasks if not task.done())
+
+
+def _describe(task: asyncio.Task[Any]) -> str:
+    """Return where a task is, and who holds the lock that it waits for."""
+    stack = [each for each in task.get_stack() if control.MARK in each.f_globals]
+    text = f"task {task.get_name()}"
+    if stack:
+        code = stack[-1].f_code
+        text += f" at {code.co_filename.rpartition('/')[2]}:{stack[-1].f_lineno}"
+    lock = _waits_for.get(task)
+    holder = _holders.get(lock) if lock is not None else None
+    if holder is not None:
+        text += f" waits for a lock that task {holder[0]} holds since line {holder[1].line}"
+    return text
+
+
+_waits_for: dict[asyncio.Task[Any], asyncio.Lock] = {}
+_holders: dict[asyncio.Lock, tuple[str, Place]] = {}
+
+
+async def _acquire_and_note(self: asyncio.Lock) -> Any:
+    task = asyncio.current_task()
+    assert task is not None
+    _waits_for[task] = self
+    try:
+        result = await _acquire(self)
+    finally:
+        del _waits_for[task]
+    _holders[self] = (task.get_name(), control.place())
+    return result
+
+
+def _release_and_note(self: asyncio.Lock) -> None:
+    _holders.pop(self, None)
+    _release(self)
+
+
+def _name_of(task: Any) -> str:
+    return f"task {task.get_name()}" if isinstance(task, asyncio.Task) else ""
+
+
+def new_loop() -> Loop:
+    """Return a loop under control; its selector waits for real files and sockets only."""
+    return Loop(selectors.DefaultSelector())
+
+
+def install() -> None:
+    """Make every new loop a controlled one."""
+    events.new_event_loop = asyncio.new_event_loop = new_loop
+    asyncio.SelectorEventLoop = Loop
+    asyncio.Lock.acquire = _acquire_and_note  # type: ignore[method-assign]
+    asyncio.Lock.release = _release_and_note  # type: ignore[method-assign]

@@ -1,0 +1,94 @@
+"""`concurrent.futures`: its pool of threads works over the controlled threads and queues; its futures are followed.
+
+An exception that a task puts into a Future is lost if no one reads the Future.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures.thread as pool
+import itertools
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from paceline.concurrency.explore.failures import exception_in
+from paceline.concurrency.explore.finding import Finding
+from paceline.concurrency.explore.interpose import control
+from paceline.concurrency.explore.interpose.locks import Lock
+
+_orders = itertools.count()
+_init = Future.__init__
+_set_exception, _result, _exception = Future.set_exception, Future.result, Future.exception
+_add_callback = Future.add_done_callback
+
+#: Futures with an exception that no one has read, and the thread that put it there.
+_unread: dict[int, tuple[Future[Any], str]] = {}
+
+
+def unread() -> Finding | None:
+    """Return the first exception in a Future that no one has read."""
+    for future, who in _unread.values():
+        error = _exception(future, 0)
+        if isinstance(error, Exception):
+            return exception_in(who, error, "unread exception", ", in a Future whose result no one reads")
+    return None
+
+
+def _note_exception(self: Future[Any], exception: BaseException | None) -> None:
+    if control.here() is not None and not getattr(self, "explored_read", False):
+        _unread[id(self)] = (self, control.task_name(control.me()))
+    _set_exception(self, exception)
+
+
+def _read(self: Future[Any]) -> None:
+    _unread.pop(id(self), None)
+    self.explored_read = True  # type: ignore[attr-defined]
+
+
+def _read_result(self: Future[Any], timeout: float | None = None) -> Any:
+    _read(self)
+    return _result(self, timeout)
+
+
+def _read_exception(self: Future[Any], timeout: float | None = None) -> BaseException | None:
+    _read(self)
+    return _exception(self, timeout)
+
+
+def _read_by_callback(self: Future[Any], fn: Any) -> None:
+    _read(self)  # what it calls can read it
+    _add_callback(self, fn)
+
+
+def _numbered_init(self: Future[Any]) -> None:
+    _init(self)
+    self.explored_order = next(_orders)  # type: ignore[attr-defined]
+
+
+def _hash(self: Future[Any]) -> int:
+    """Keep the order of a set of futures the same in every run, which by their addresses it would not be."""
+    return int(self.explored_order)  # type: ignore[attr-defined]
+
+
+def begin() -> None:
+    """Give the module a lock under control in the place of the one that it made when it was imported."""
+    lock = object.__new__(Lock)
+    lock.__init__()  # type: ignore[misc]
+    lock.name = "the lock of concurrent.futures"
+    pool._global_shutdown_lock = lock  # type: ignore[assignment]
+
+
+def end() -> None:
+    """Wait for the threads of all pools, as Python does at its end."""
+    for call in reversed(getattr(threading, "_threading_atexits", [])):
+        call()
+
+
+def install() -> None:
+    """Follow the futures."""
+    Future.__init__ = _numbered_init  # type: ignore[method-assign, assignment]
+    Future.__hash__ = _hash  # type: ignore[method-assign, assignment]
+    Future.set_exception = _note_exception  # type: ignore[method-assign]
+    Future.result = _read_result  # type: ignore[method-assign]
+    Future.exception = _read_exception  # type: ignore[method-assign]
+    Future.add_done_callback = _read_by_callback  # type: ignore[method-assign]

@@ -1,0 +1,149 @@
+"""`threading.Thread` and `Timer` under control.
+
+The thread is a real one of Python's, so that `current_thread`, `local` and `enumerate` need no help; its body waits
+until the scheduler chooses it, and its end is an operation like any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paceline.concurrency.explore.failures import exception_in
+from paceline.concurrency.explore.interpose import control
+from paceline.concurrency.explore.interpose.control import here, step
+from paceline.concurrency.explore.operation import Operation, Touch
+from paceline.concurrency.explore.scheduler import Task
+
+RealThread = threading.Thread
+_orders = itertools.count()
+
+
+class Thread(RealThread):
+    """A thread that runs when it is chosen."""
+
+    task: Task | None = None
+    order: int
+
+    def __new__(cls, *_: Any, **__: Any) -> Thread:
+        thread = super().__new__(cls)
+        thread.order = next(_orders)
+        return thread
+
+    def __hash__(self) -> int:
+        # A pool joins the threads of a set; by their addresses their order would differ from run to run.
+        return self.order
+
+    def start(self) -> None:
+        where = here()
+        if where is None or not _is_of_program(self):
+            super().start()
+            return
+        run, _ = where
+        if self.task is not None:
+            raise RuntimeError("threads can only be started once")
+        step("starts", self.name, ("thread", len(run.tasks)))
+        task = self.task = run.add(self.name, self.daemon)
+        body = self.run
+        self.run = lambda: _run_controlled(task, body)  # type: ignore[method-assign]
+        _announce_start(task)
+        super().start()
+
+    def join(self, timeout: float | None = None) -> None:
+        task = self.task
+        if task is None or here() is None:
+            super().join(timeout)
+            return
+        if threading.current_thread() is self:
+            raise RuntimeError("cannot join current thread")
+        wait_for_end(task, timeout)
+
+    def is_alive(self) -> bool:
+        if self.task is None:
+            return super().is_alive()
+        step("looks at", self.task, ("end", self.task.number), mode="read", acquires=True)
+        return not self.task.done
+
+
+class Timer(Thread):
+    """A thread that calls a function after a time, unless it is cancelled before."""
+
+    def __init__(
+        self,
+        interval: float,
+        function: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.interval, self.function, self.args, self.kwargs = interval, function, args or (), kwargs or {}
+        self.finished = threading.Event()
+
+    def cancel(self) -> None:
+        self.finished.set()
+
+    def run(self) -> None:
+        if not self.finished.wait(self.interval):
+            self.function(*self.args, **self.kwargs)
+        self.finished.set()
+
+
+def start_task(name: str, body: Callable[[], Any], context: Any = None) -> Task:
+    """Start a thread that is no Thread of the program's: a rank."""
+    assert control.run is not None
+    task = control.run.add(name, context=context)
+    _announce_start(task)
+    RealThread(target=_run_controlled, args=(task, body), name=name, daemon=True).start()
+    return task
+
+
+def _run_controlled(task: Task, body: Callable[[], Any]) -> None:
+    """Run the body of a thread as a task, in the thread that calls."""
+    run = control.run
+    assert run is not None
+    run.begin(task)
+    try:
+        body()
+    except SystemExit as error:
+        if task.context is not None and error.code:  # a rank's code is that of its process
+            run.finish(exception_in(task.name, error, "exit"))
+    except BaseException as error:
+        if threading.excepthook is threading.__excepthook__:
+            run.finish(exception_in(task.name, error))
+        threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
+    step("ends", task.name, ("end", task.number), releases=True)
+    run.end(task)
+
+
+def _announce_start(task: Task) -> None:
+    """Let a new task be chosen, before its real thread has come to its gate."""
+    task.pending = Operation("begins", task.name, (Touch(("thread", task.number), "write"),), control.place())
+
+
+def wait_for_end(task: Task, timeout: float | None = None) -> bool:
+    """Wait for the end of a task."""
+    return step(
+        "waits for", task, ("end", task.number), mode="read",
+        ready=lambda: task.done, timeout=None if timeout is None or timeout < 0 else timeout,
+        acquires=True, holder=lambda: task.number,
+    )  # fmt: skip
+
+
+def _is_of_program(thread: threading.Thread) -> bool:
+    """Whether the code that starts a thread, or its class, is the program's own."""
+    started_by = sys._getframe(2).f_globals
+    module = sys.modules.get(type(thread).__module__)
+    return (
+        control.MARK in started_by
+        or started_by.get("__name__") in control.MODELLED
+        or control.MARK in getattr(module, "__dict__", {})
+    )
+
+
+def install() -> None:
+    """Put them in the place of those of `threading`."""
+    threading.Thread = Thread  # type: ignore[misc]
+    threading.Timer = Timer  # type: ignore[misc, assignment]

@@ -1,0 +1,120 @@
+"""A collective is a meeting of all ranks of a group, and a message a meeting of two: pure machines.
+
+The ranks of a group call its collectives in one order. So the n-th call of each rank belongs to the n-th meeting, and a
+meeting to which two ranks bring different calls is an error that a real backend answers with a hang, or wrong values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from paceline.concurrency.explore.operation import Place
+
+
+class Call(NamedTuple):
+    """A collective as one rank calls it; `name` and `detail` must be the same on all."""
+
+    name: str  # all_reduce, gradient of DDP
+    detail: str  # shape, type, operator, root
+    place: Place
+
+    def matches(self, other: Call) -> bool:
+        return (self.name, self.detail) == (other.name, other.detail)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """One collective of a group."""
+
+    members: tuple[int, ...]  # ranks of the world
+    calls: dict[int, Call] = field(default_factory=dict)
+    data: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.calls) == len(self.members)
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank in self.members if rank not in self.calls]
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The meetings of a process group."""
+
+    members: tuple[int, ...]
+    meetings: list[Meeting] = field(default_factory=list)
+    calls: dict[int, int] = field(default_factory=dict)  # how many each rank has made
+
+    def arrive(self, rank: int, call: Call, data: Any) -> Meeting:
+        """Bring the next call of a rank to its meeting."""
+        number = self.calls.get(rank, 0)
+        self.calls[rank] = number + 1
+        if number == len(self.meetings):
+            self.meetings.append(Meeting(self.members))
+        meeting = self.meetings[number]
+        meeting.calls[rank], meeting.data[rank] = call, data
+        return meeting
+
+
+def different(meeting: Meeting) -> tuple[int, int] | None:
+    """Return two ranks that brought different calls to a meeting."""
+    ranks = sorted(meeting.calls)
+    first = meeting.calls[ranks[0]]
+    other = next((rank for rank in ranks if not meeting.calls[rank].matches(first)), None)
+    return None if other is None else (ranks[0], other)
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """What one rank sends to another; it is received as soon as the other has asked for it."""
+
+    sender: int
+    data: Any
+    received: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What one rank has asked for, of one sender or of any."""
+
+    sender: int | None
+    message: Message | None = None
+
+    def accepts(self, message: Message) -> bool:
+        return self.sender in (None, message.sender)
+
+
+@dataclass(slots=True)
+class Post:
+    """Messages and requests that have not met: by group, receiver and tag, the oldest first."""
+
+    messages: dict[tuple[str, int, int], list[Message]] = field(default_factory=dict)
+    requests: dict[tuple[str, int, int], list[Request]] = field(default_factory=dict)
+
+    def send(self, group: str, sender: int, receiver: int, tag: int, data: Any) -> Message:
+        """Bring a message to the oldest request for it, or let it wait for one."""
+        message, requests = Message(sender, data), self.requests.setdefault((group, receiver, tag), [])
+        request = next((each for each in requests if each.accepts(message)), None)
+        if request is None:
+            self.messages.setdefault((group, receiver, tag), []).append(message)
+        else:
+            requests.remove(request)
+            request.message, message.received = message, True
+        return message
+
+    def request(self, group: str, sender: int | None, receiver: int, tag: int) -> Request:
+        """Ask for a message, of any sender if it is None."""
+        request, messages = Request(sender), self.messages.setdefault((group, receiver, tag), [])
+        message = next((each for each in messages if request.accepts(each)), None)
+        if message is None:
+            self.requests.setdefault((group, receiver, tag), []).append(request)
+        else:
+            messages.remove(message)
+            request.message, message.received = message, True
+        return request

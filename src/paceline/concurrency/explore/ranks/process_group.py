@@ -1,0 +1,371 @@
+"""The backend of `torch.distributed` that takes the place of gloo, NCCL and MPI.
+
+It is registered as PyTorch provides for, so that DDP, device meshes, object collectives and functional collectives work
+on it as on any backend. A call announces itself, and waits until all ranks of the group have brought theirs; then
+each rank computes its own result from what all have brought.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.futures import Future
+
+from paceline.concurrency.explore.finding import Finding, at
+from paceline.concurrency.explore.interpose import control
+from paceline.concurrency.explore.interpose.control import step
+from paceline.concurrency.explore.ranks.meetings import Call, Group, Meeting, Message, Post, different
+
+BACKEND = "explored"
+_groups: dict[str, Group] = {}
+_post = Post()
+_made: dict[tuple[int, tuple[int, ...]], int] = {}
+Tensors = list[torch.Tensor]
+native: Any = torch._C._distributed_c10d
+
+
+class Missing:
+    """What a rank waits for in a collective."""
+
+    def __init__(self, call: Call, meeting: Meeting) -> None:
+        self._call, self._meeting = call, meeting
+
+    def __str__(self) -> str:
+        return str(self._call)
+
+
+class Work(dist._Work):  # type: ignore[misc, name-defined]
+    """A collective or message that was begun."""
+
+    def __init__(self, finish: Callable[[], Any]) -> None:
+        super().__init__()
+        self._finish: Callable[[], Any] | None = finish
+        self._result: Any = None
+
+    def wait(self, timeout: Any = None) -> bool:
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            self._result = finish()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._finish is None
+
+    def is_success(self) -> bool:
+        return self.is_completed()
+
+    def result(self) -> Any:
+        self.wait()
+        return self._result
+
+    def get_future(self) -> Future[Any]:
+        # DDP waits for the future where no thread can be scheduled, so the work is done before it gets it.
+        self.wait()
+        future: Future[Any] = Future()
+        future.set_result(self._result)
+        return future
+
+
+_ProcessGroup: Any = dist.ProcessGroup  # whose methods PyTorch declares with several signatures each
+
+
+class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
+    """A process group as one rank has it."""
+
+    def __init__(self, name: str, rank: int, members: tuple[int, ...]) -> None:
+        super().__init__(rank, len(members))
+        self._name, self._position, self._members = name, rank, members
+        self._group = _groups.setdefault(name, Group(members))
+
+    # ---- collectives
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        operator = _operator(opts)
+
+        def finish(all_: list[Tensors]) -> Tensors:
+            for at_, tensor in enumerate(tensors):
+                tensor.copy_(_reduced([each[at_] for each in all_], operator))
+            return tensors
+
+        return self._collective("all_reduce", f"{operator} of {_shapes(tensors)}", _copies(tensors), finish)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Work:
+        operator = _operator(opts)
+
+        def finish(all_: list[Tensors]) -> Tensors:
+            if self._position == opts.rootRank:
+                tensors[0].copy_(_reduced([each[0] for each in all_], operator))
+            return tensors
+
+        detail = f"{operator} of {_shapes(tensors)} to {opts.rootRank}"
+        return self._collective("reduce", detail, _copies(tensors), finish)
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
+        def finish(all_: list[Tensors]) -> Tensors:
+            for mine, theirs in zip(tensors, all_[opts.rootRank], strict=True):
+                mine.copy_(theirs)
+            return tensors
+
+        return self._collective("broadcast", f"{_shapes(tensors)} from {opts.rootRank}", _copies(tensors), finish)
+
+    def barrier(self, opts: Any = None) -> Work:
+        return self._collective("barrier", "", None, lambda all_: None)
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        def finish(all_: list[Tensors]) -> list[Tensors]:
+            for at_, output in enumerate(outputs):
+                for mine, theirs in zip(output, all_, strict=True):
+                    mine.copy_(theirs[at_])
+            return outputs
+
+        return self._collective("all_gather", _shapes(inputs), _copies(inputs), finish)
+
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+        def finish(all_: list[Tensors]) -> Tensors:
+            output.view(-1).copy_(torch.cat([each[0].reshape(-1) for each in all_]))
+            return [output]
+
+        return self._collective("all_gather", _shapes([source]), _copies([source]), finish)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
+        return _together([self.all_gather_single(*each) for each in zip(outputs, sources, strict=True)], outputs)
+
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Work:
+        def finish(all_: list[Tensors]) -> list[Tensors]:
+            if self._position == opts.rootRank:
+                for mine, theirs in zip(outputs[0], all_, strict=True):
+                    mine.copy_(theirs[0])
+            return outputs
+
+        return self._collective("gather", f"{_shapes(inputs)} to {opts.rootRank}", _copies(inputs), finish)
+
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
+        def finish(all_: list[Tensors]) -> Tensors:
+            outputs[0].copy_(all_[opts.rootRank][self._position])
+            return outputs
+
+        data = _copies(inputs[0]) if inputs else []
+        return self._collective("scatter", f"{_shapes(outputs)} from {opts.rootRank}", data, finish)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
+        operator = _operator(opts)
+
+        def finish(all_: list[Tensors]) -> Tensors:
+            outputs[0].copy_(_reduced([each[self._position] for each in all_], operator))
+            return outputs
+
+        return self._collective("reduce_scatter", f"{operator} of {_shapes(inputs[0])}", _copies(inputs[0]), finish)
+
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+        parts = list(source.reshape(len(self._members), -1))
+        return self.reduce_scatter([output.view(-1)], [parts], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
+        works = [self.reduce_scatter_single(*each, opts) for each in zip(outputs, sources, strict=True)]
+        return _together(works, outputs)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        def finish(all_: list[Tensors]) -> Tensors:
+            for mine, theirs in zip(outputs, all_, strict=True):
+                mine.copy_(theirs[self._position])
+            return outputs
+
+        return self._collective("all_to_all", "", _copies(inputs), finish)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any, input_sizes: Any, opts: Any = None
+    ) -> Work:
+        size = len(self._members)
+        outputs = list(output.split(list(output_sizes) or output.shape[0] // size))
+        inputs = list(source.split(list(input_sizes) or source.shape[0] // size))
+        return self.alltoall(outputs, inputs, opts)
+
+    # The names of earlier versions of PyTorch.
+    _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _collective(self, name: str, detail: str, data: Any, finish: Callable[[list[Any]], Any]) -> Work:
+        call = Call(_name_of_call(name), detail, control.place())
+        me = self._members[self._position]
+        meeting = self._group.arrive(me, call, data)
+        if (two := different(meeting)) is not None:
+            assert control.run is not None
+            control.run.finish(_different(meeting, *two))
+
+        def complete() -> Any:
+            step("calls", Missing(call, meeting), ("meeting", id(meeting)), mode="read", ready=lambda: meeting.complete)
+            return finish([meeting.data[rank] for rank in self._members])
+
+        return Work(complete)
+
+    # ---- messages
+
+    def send(self, tensors: Tensors, receiver: int, tag: int) -> Work:
+        message = _post.send(self._name, self._position, receiver, tag, tensors[0].detach().clone())
+        text = f"send to rank {self._members[receiver]}"
+        return Work(lambda: self._wait_for_receiver(message, text))
+
+    def _wait_for_receiver(self, message: Message, text: str) -> None:
+        # A real backend may keep a small message until it is received, but a large one only waits.
+        step("calls", text, id(message), mode="read", ready=lambda: message.received)
+
+    def recv(self, tensors: Tensors, sender: int, tag: int) -> Work:
+        return self._receive(tensors, sender, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: Tensors, sender: int | None, tag: int) -> Work:
+        request = _post.request(self._name, sender, self._position, tag)
+        source = "any rank" if sender is None else f"rank {self._members[sender]}"
+
+        def finish() -> Tensors:
+            step("calls", f"recv from {source}", id(request), mode="read", ready=lambda: request.message is not None)
+            assert request.message is not None
+            tensors[0].copy_(request.message.data)
+            return tensors
+
+        return Work(finish)
+
+    # ---- what PyTorch asks of a group
+
+    def size(self) -> int:
+        return len(self._members)
+
+    def rank(self) -> int:
+        return self._position
+
+    @property
+    def pg_name(self) -> str:
+        return distributed_c10d._world.pg_names[self]
+
+    group_name = pg_name
+
+    def getBackendName(self) -> str:  # noqa: N802  # as PyTorch calls it
+        return BACKEND
+
+    def __repr__(self) -> str:
+        return f"ExploredGroup(rank {self._position} of {len(self._members)})"
+
+
+def _name_of_call(name: str) -> str:
+    """Name a collective as the program calls it: `all_gather_object`, or what DDP does on its behalf."""
+    frame = sys._getframe(2)
+    while frame is not None and control.MARK not in frame.f_globals:
+        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module.startswith("torch.autograd"):
+            return "gradient of DDP"
+        if module == "torch.nn.parallel.distributed":
+            name = "start of DDP" if function == "__init__" else name
+            name = "buffers of DDP" if function in ("_sync_buffers", "_pre_forward") else name
+        elif module.startswith("torch.distributed.distributed_c10d") and function not in ("wrapper", "<lambda>"):
+            name = function
+        frame = frame.f_back  # type: ignore[assignment]
+    return name
+
+
+def _different(meeting: Meeting, first: int, second: int) -> Finding:
+    calls = meeting.calls
+    same_name = calls[first].name == calls[second].name
+
+    def words(rank: int, full: bool) -> str:
+        return f"calls {calls[rank].name}{f'({calls[rank].detail})' if full else ''}"
+
+    scenes = tuple((f"rank {rank}", words(rank, True), calls[rank].place) for rank in (first, second))
+    message = ", ".join(f"rank {rank} {words(rank, same_name)}{at(calls[rank].place)}" for rank in (second, first))
+    advice = "let every rank call the same collectives in the same order"
+    return Finding("collectives differ", message, scenes, advice, calls[second].place)
+
+
+def _together(works: list[Work], result: Any) -> Work:
+    def finish() -> Any:
+        for work in works:
+            work.wait()
+        return result
+
+    return Work(finish)
+
+
+def _operator(opts: Any) -> str:
+    operator = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+    names = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+    return next((name.lower() for name in names if operator == getattr(dist.ReduceOp, name)), "sum")
+
+
+_REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda stack: stack.sum(0, dtype=stack.dtype),
+    "avg": lambda stack: stack.mean(0),
+    "product": lambda stack: stack.prod(0),
+    "min": lambda stack: stack.amin(0),
+    "max": lambda stack: stack.amax(0),
+}
+
+
+def _reduced(tensors: Tensors, operator: str) -> torch.Tensor:
+    stack = torch.stack(tensors)
+    if operator in ("band", "bor", "bxor"):
+        result = stack[0]
+        for each in stack[1:]:
+            result = {"band": result & each, "bor": result | each, "bxor": result ^ each}[operator]
+        return result
+    return _REDUCE[operator](stack)
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return [each.detach().clone() for each in tensors]
+
+
+def _shapes(tensors: Tensors) -> str:
+    return ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors)
+
+
+def _create(options: Any, _: Any) -> ExploredGroup:
+    """Make the group of one rank; all of its ranks must come to make it."""
+    members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    # PyTorch counts the groups of this process, and so of all ranks; each rank counts its own groups of these members.
+    me = members[options.group_rank], members
+    number = _made[me] = _made.get(me, 0) + 1
+    group = ExploredGroup(f"{members} {number}", options.group_rank, members)
+    name = "new_group" if options.global_ranks_in_group else "init_process_group"
+    group._collective(name, "", None, lambda all_: None).wait()
+    return group
+
+
+_init, _new_group = dist.init_process_group, dist.new_group
+
+
+def _init_process_group(
+    backend: Any = None, init_method: Any = None, timeout: Any = None, *args: Any, **rest: Any
+) -> None:
+    import os
+
+    world = rest.pop("world_size", -1)
+    rank = rest.pop("rank", -1)
+    if args:  # world_size and rank by position
+        world, rank = args[0], args[1] if len(args) > 1 else rank
+    world = int(os.environ["WORLD_SIZE"]) if world < 0 else world
+    rank = int(os.environ["RANK"]) if rank < 0 else rank
+    _init(BACKEND, store=native.HashStore(), world_size=world, rank=rank)
+
+
+def _new_group_explored(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **rest: Any) -> Any:
+    return _new_group(ranks)
+
+
+def install() -> None:
+    """Register the backend, and let it take the place of every other one."""
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    modules: tuple[Any, ...] = (dist, distributed_c10d)
+    for module in modules:
+        module.init_process_group = _init_process_group
+        module.new_group = _new_group_explored
+        module.monitored_barrier = lambda group=None, *_, **__: dist.barrier(group)
+    native._set_thread_isolation_mode(True)  # groups are found by their names, which are the same on all ranks

@@ -1,0 +1,229 @@
+"""What rewritten code calls before an access: it announces the access, unless no other thread could see it."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Hashable, Iterator
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+
+from paceline.concurrency.explore.interpose import control
+from paceline.concurrency.explore.operation import Mode, Operation, Place, Touch
+
+CONTAINERS = (list, dict, set, collections.deque, bytearray)
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+READING = {
+    "get", "keys", "values", "items", "copy", "count", "index", "union", "intersection", "difference", "issubset",
+    "issuperset", "isdisjoint", "most_common", "elements",
+}  # fmt: skip
+CODE = (FunctionType, BuiltinFunctionType, classmethod, staticmethod, property, functools.cached_property, type)
+_ABSENT = object()
+
+
+class _Open(threading.local):
+    """What the expressions that a thread evaluates have begun: each call finds its own by a number of the source."""
+
+    def __init__(self) -> None:
+        self.containers: list[tuple[int, Any]] = []  # whose index is being computed
+        self.writes: list[tuple[int, str, tuple[Touch, ...], int]] = []  # of `target += value`
+
+
+class Points:
+    """The calls of one file."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._open = _Open()
+
+    # ---- attributes
+
+    def at(self, owner: Any, name: str, line: int, mode: str, number: int = 0) -> Any:
+        """Announce that an attribute is read or written; return its owner."""
+        if self._is_alone():
+            return owner
+        location = _attribute(owner, name, mode == "read")
+        if location is not None:
+            self._announce(owner, f"{_label(owner)}.{name}", (Touch(location, _mode(mode)),), line, mode, number)
+        return owner
+
+    def method(self, owner: Any, name: str, line: int) -> Any:
+        """Announce a call of a method: of a container it reads or changes the elements."""
+        if isinstance(owner, CONTAINERS):
+            mode: Mode = "read" if name in READING else "write"
+            self.whole(owner, line, mode)
+            return owner
+        return self.at(owner, name, line, "read")
+
+    # ---- items and elements
+
+    def hold(self, container: Any, number: int) -> Any:
+        """Remember a container until its index is computed."""
+        if isinstance(container, CONTAINERS):
+            self._open.containers.append((number, container))
+        return container
+
+    def item(self, key: Any, line: int, number: int, mode: str) -> Any:
+        """Announce that an item is read or written; return its index."""
+        container = _pop(self._open.containers, number)
+        if container is not None and not self._is_alone():
+            touches = _item_touches(container[1], key, mode)
+            self._announce(container[1], f"{_label(container[1])}[{_short(key)}]", touches, line, mode, number)
+        return key
+
+    def whole(self, container: Any, line: int, mode: str) -> Any:
+        """Announce that all elements of a container are read, or that their number may change."""
+        if isinstance(container, CONTAINERS) and not self._is_alone():
+            shape, elements = (id(container), "shape"), (id(container), "elements")
+            touches = (Touch(shape, _mode(mode)), Touch(elements, "read"))
+            self._announce(container, f"the elements of a {_label(container)}", touches, line, mode, is_access=False)
+        return container
+
+    def elements(self, iterable: Any, line: int) -> Any:
+        """Announce each element of a loop over a container."""
+        if isinstance(iterable, CONTAINERS) and not self._is_alone():
+            return self._each(iterable, iterable, line)
+        if isinstance(iterable, VIEWS) and not self._is_alone():
+            return self._each(iterable, _mapping(iterable), line)
+        return iterable
+
+    def _each(self, iterable: Any, container: Any, line: int) -> Iterator[Any]:
+        iterator = iter(iterable)
+        while True:
+            self.whole(container, line, "read")
+            element = next(iterator, _ABSENT)
+            if element is _ABSENT:
+                return
+            yield element
+
+    # ---- variables
+
+    def name(self, name: str, owner: str, line: int, mode: str) -> None:
+        """Announce that a shared variable is read or written."""
+        location = (self._file, owner, name)
+        self._announce(None, name, (Touch(location, _mode(mode)),), line, mode)
+
+    def stored(self, value: Any, name: str, owner: str, line: int) -> Any:
+        """Announce that a value is stored in a shared variable; return the value."""
+        self.name(name, owner, line, "write")
+        return value
+
+    def store(self, value: Any, number: int) -> Any:
+        """Announce the write of `target += value`, whose read was announced with the mode `both`."""
+        write = _pop(self._open.writes, number)
+        if write is not None:
+            _, subject, touches, line = write
+            self._perform(subject, touches, line, "writes")
+        return value
+
+    # ----
+
+    def _is_alone(self) -> bool:
+        where = control.here()
+        return where is None or where[0].alone or where[1].context is not None  # ranks share nothing
+
+    def _announce(
+        self,
+        owner: Any,
+        subject: str,
+        touches: tuple[Touch, ...],
+        line: int,
+        mode: str,
+        number: int = 0,
+        is_access: bool = True,
+    ) -> None:
+        if self._is_alone():
+            return
+        if owner is not None:
+            _keep(owner)
+        if mode == "both":
+            self._perform(subject, tuple(Touch(each.location, "read") for each in touches), line, "reads")
+            self._open.writes.append((number, subject, touches, line))
+        else:
+            self._perform(subject, touches, line, "reads" if mode == "read" else "writes", is_access)
+
+    def _perform(self, subject: str, touches: tuple[Touch, ...], line: int, verb: str, is_access: bool = True) -> None:
+        where = control.here()
+        if where is not None:
+            run, task = where
+            place = Place(self._file, line, "")
+            run.perform(task, Operation(verb, subject, touches, place, is_data=True, is_access=is_access))
+
+
+def _pop(entries: list[Any], number: int) -> Any:
+    """Remove and return the last entry with a number; None if there is none: it was begun before the first thread."""
+    for at in range(len(entries) - 1, -1, -1):
+        if entries[at][0] == number:
+            return entries.pop(at)
+    return None
+
+
+def _item_touches(container: Any, key: Any, mode: str) -> tuple[Touch, ...]:
+    """Return what an item's access touches: storing a new key changes the shape, an old one marks the elements."""
+    shape, elements = (id(container), "shape"), (id(container), "elements")
+    try:
+        item: Hashable = (id(container), "item", key if isinstance(key, int | str | tuple) else hash(key))
+        is_new = isinstance(container, dict) and key not in container
+    except TypeError:
+        return (Touch(shape, _mode(mode)),)
+    if mode == "read":
+        return Touch(item, "read"), Touch(shape, "read")
+    return Touch(item, "write"), Touch(shape, "write" if is_new else "read"), Touch(elements, "mark")
+
+
+def _attribute(owner: Any, name: str, is_read: bool) -> Hashable | None:
+    """Return the location of an attribute; None for methods, properties and what a class computes."""
+    if isinstance(owner, ModuleType):
+        return (owner.__file__, "", name) if control.MARK in owner.__dict__ else None
+    kind = type(owner)
+    for each in owner.__mro__ if isinstance(owner, type) else kind.__mro__:
+        value = each.__dict__.get(name, _ABSENT)
+        if value is not _ABSENT:
+            break
+    if isinstance(value, CODE):
+        return None
+    if not is_read or isinstance(owner, type):
+        return (id(owner), name)
+    try:
+        if name in object.__getattribute__(owner, "__dict__"):
+            return (id(owner), name)
+    except AttributeError:
+        pass
+    if isinstance(value, MemberDescriptorType):
+        return (id(owner), name)
+    return None if value is _ABSENT or hasattr(value, "__get__") else (id(each), name)
+
+
+#: Objects whose number must not be used again for another object in the same run.
+_kept: dict[int, Any] = {}
+
+
+def _keep(owner: Any) -> None:
+    """Keep the identity of an object: by a weak reference where there can be one, so that it is destroyed in time."""
+    number = id(owner)
+    if number not in _kept:
+        try:
+            _kept[number] = weakref.ref(owner, lambda _: _kept.pop(number, None))
+        except TypeError:
+            _kept[number] = owner
+
+
+def _mapping(view: Any) -> Any:
+    """Return the identity of the dictionary that a view is of."""
+    return next((each for each in gc.get_referents(view) if isinstance(each, dict)), view)
+
+
+def _mode(mode: str) -> Mode:
+    return "read" if mode == "read" else "write"
+
+
+def _label(owner: Any) -> str:
+    return owner.__name__ if isinstance(owner, type | ModuleType) else type(owner).__name__
+
+
+def _short(key: Any) -> str:
+    text = repr(key)
+    return text if len(text) <= 20 else f"{text[:17]}..."

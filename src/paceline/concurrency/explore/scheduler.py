@@ -1,0 +1,315 @@
+"""One thread runs at a time, and who is next is chosen at every operation.
+
+A thread announces its operation to `Run.perform` and stops. It continues when it is chosen, and then it is the only one
+that runs, until its next operation. The thread that stops makes the choice itself and opens the *gate* of the one that
+it has chosen, so that no further thread is needed and a step costs microseconds. Nothing here knows of locks or queues:
+an operation says by itself whether it is ready.
+
+Time is virtual. It passes only when an option is chosen that *expires*: then it is the deadline of that thread.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from paceline.concurrency.explore import clocks
+from paceline.concurrency.explore.finding import Finding
+from paceline.concurrency.explore.operation import Operation, Option
+from paceline.concurrency.explore.strategies import Decision, Executed, Strategy
+from paceline.concurrency.explore.strategies.replay import Switch
+from paceline.concurrency.explore.waits import circle_of, deadlock
+
+real_sleep, real_monotonic = time.sleep, time.monotonic  # the real ones, which the program does not get
+
+START = 1_000_000.0  # virtual seconds; small enough for the loop of asyncio to add nanoseconds
+#: Steps that a thread makes in a row in the plain order: Python lets the others run after a while too.
+QUANTUM = 2000
+POLLS = 1000  # a program that has let time pass so often, and has not ended, polls for what never comes
+OUTSIDE_PATIENCE = 2.0  # real seconds for an answer from outside the control: a socket, a thread of a library
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where a run is given up."""
+
+    steps: int = 20_000
+    seconds: float = 86_400.0  # of virtual time
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A thread under control, or a rank."""
+
+    number: int
+    name: str
+    daemon: bool = False
+    context: Any = None  # of a rank: what is swapped when it continues
+    gate: Any = field(default_factory=_thread.allocate_lock)
+    pending: Operation | None = None
+    done: bool = False
+    expired: bool = False
+    outside: bool = False  # it blocks where it cannot be scheduled
+    steps: int = 0
+    quiet: int = 0  # in how many sections that are not interrupted it is
+    clock: clocks.Clock = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gate.acquire()
+
+    def __str__(self) -> str:
+        return f"the end of {self.name}"
+
+
+class Sharing:
+    """Which data threads share: accessed by two of them, and written since there are two."""
+
+    def __init__(self, known: frozenset[str] | None) -> None:
+        self.names = set[str]()
+        self._known = known
+        self._accesses: dict[Hashable, tuple[set[int], set[str], set[str]]] = {}  # threads, modes, names
+
+    def can_matter(self, thread: int, operation: Operation) -> bool:
+        """Take note of an access; return whether a thread can be interrupted before it."""
+        name = str(operation.subject)
+        for location, mode in operation.touches:
+            threads, modes, names = self._accesses.setdefault(location, (set(), set(), set()))
+            threads.add(thread)
+            modes.add(mode)
+            names.add(name)
+            if len(threads) > 1 and modes != {"read"} and modes != {"mark"}:
+                self.names |= names
+        return self._known is None or name in self._known
+
+
+class Run:
+    """One execution of the program, under one strategy."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        bounds: Bounds,
+        finish: Callable[[Finding | None], NoReturn],
+        shared: frozenset[str] | None = None,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            strategy: It chooses.
+            bounds: Where the run is given up.
+            finish: Ends the process with a finding, or without one.
+            shared: The attributes, items and variables that threads share, as known from earlier runs: only at those
+                can a thread be interrupted. None for all.
+        """
+        self.sharing = Sharing(shared)
+        self.tasks: list[Task] = []
+        self.now, self.steps = START, 0
+        self.switches: list[Switch] = []  # the deviations from the plain order: they are the schedule
+        self.trace: list[Executed] = []
+        self.races = clocks.Races()
+        self.outside: dict[str, None] = {}  # where a thread blocked outside the control
+        self._strategy, self._bounds, self._finish = strategy, bounds, finish
+        self._by_ident: dict[int, Task] = {}
+        self._running: Task | None = None
+        self._in_a_row = 0
+
+    # ---- threads
+
+    def add(self, name: str, daemon: bool = False, context: Any = None) -> Task:
+        """Make a task; what its parent has done happens before all that it does."""
+        parent = self.current()
+        task = Task(len(self.tasks), name, daemon, context or (parent.context if parent else None))
+        if parent is not None:
+            task.clock = dict(parent.clock)
+            parent.clock[parent.number] = parent.clock.get(parent.number, 0) + 1
+        task.clock[task.number] = 1
+        self.tasks.append(task)
+        return task
+
+    def begin(self, task: Task) -> None:
+        """Let the real thread that calls this be the task; it waits here until it is first chosen."""
+        if self.tasks[0] is not task:
+            task.gate.acquire()
+        self._by_ident[_thread.get_ident()] = task
+        self._running = task
+
+    def end(self, task: Task) -> None:
+        """Let another task continue, for good."""
+        del self._by_ident[_thread.get_ident()]
+        task.done, task.pending = True, None
+        self._hand_over(task)
+
+    def current(self) -> Task | None:
+        """Return the task of the thread that calls this; None for a thread that is not under control."""
+        return self._by_ident.get(_thread.get_ident())
+
+    @property
+    def alone(self) -> bool:
+        """Whether there never was a second thread."""
+        return len(self.tasks) == 1
+
+    # ---- steps
+
+    def perform(self, task: Task, operation: Operation) -> bool:
+        """Wait until the operation is chosen; False if its deadline passed first. Its effect is the caller's."""
+        if task.quiet and operation.ready():
+            return True
+        task.expired = False
+        task.steps += 1
+        if operation.is_data and not self.sharing.can_matter(task.number, operation):
+            self._count()
+            self.races.step(task.number, task.clock, operation)
+            return True
+        task.pending = operation
+        if task.outside:
+            self._come_back(task)
+        else:
+            if operation.deadline is None and not operation.ready() and (waits := circle_of(self.tasks, task)):
+                self.finish(deadlock(waits, [each for each in self.tasks if each not in waits]))
+            self._hand_over(task)
+        task.pending = None
+        self.races.step(task.number, task.clock, operation)
+        return not task.expired
+
+    def finish(self, finding: Finding | None) -> NoReturn:
+        """End the run, and with it the process."""
+        self._finish(finding)
+
+    def _come_back(self, task: Task) -> None:
+        """Take a place in the queue again, after a wait that could not be scheduled."""
+        task.outside = False
+        if self._running is None:
+            self._hand_over(task)
+        else:
+            task.gate.acquire()
+
+    def leave(self) -> None:
+        """Let another task continue while the running one blocks outside the control; a watchdog calls this."""
+        task = self._running
+        if task is not None and not task.outside:
+            task.outside = True
+            self._running = None
+            self._choose_and_open(task)
+
+    def running_line(self) -> str:
+        """Return where the running thread is, as `MainThread at app.py:7`; empty if none runs."""
+        task = self._running
+        ident = next((ident for ident, each in self._by_ident.items() if each is task), None)
+        frame = sys._current_frames().get(ident) if ident is not None else None
+        while frame is not None and "__explore__" not in frame.f_globals:
+            frame = frame.f_back
+        if task is None or frame is None:
+            return ""
+        return f"{task.name} at {frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+
+    def _hand_over(self, task: Task) -> None:
+        chosen = self._choose(task)
+        if chosen is not task:
+            self._open(task, chosen)
+            if not task.done:
+                task.gate.acquire()
+
+    def _choose_and_open(self, task: Task) -> None:
+        self._open(task, self._choose(task))
+
+    def _open(self, task: Task, chosen: Task) -> None:
+        self._running, self._in_a_row = chosen, 0
+        if chosen.context is not task.context:
+            task.context.leave()
+            chosen.context.enter()
+        chosen.gate.release()
+
+    # ---- choices
+
+    def _choose(self, task: Task) -> Task:
+        """Return the task that makes the next step."""
+        self._count()
+        options = self.options() or self._wait_outside()
+        pending = self.pending()
+        plain = self._plain(task, options)
+        chosen = self._strategy.pick(Decision(self.steps, task.number, task.steps, options, pending, plain))
+        if chosen is None:
+            self.finish(None)
+        if chosen != plain:
+            self.switches.append(Switch(task.number, task.steps, chosen.thread, chosen.expires))
+        operation = pending[chosen.thread]
+        self.trace.append(Executed(chosen, operation, tuple(options), pending))
+        self._strategy.executed(chosen, operation)
+        following = self.tasks[chosen.thread]
+        if chosen.expires:
+            assert operation.deadline is not None
+            following.expired, self.now = True, max(self.now, operation.deadline)
+        return following
+
+    def _count(self) -> None:
+        self.steps += 1
+        self._in_a_row += 1
+        if self.steps > self._bounds.steps or self.now - START > self._bounds.seconds:
+            self.finish(self._never_ends())
+
+    def pending(self) -> dict[int, Operation]:
+        """Return what each thread would do next."""
+        return {each.number: each.pending for each in self.tasks if each.pending is not None and not each.done}
+
+    def options(self) -> list[Option]:
+        """Return the possible next steps; those for which time must pass come last, the earliest deadline first."""
+        on, late = [], []
+        for each in self.tasks:
+            operation = each.pending
+            if operation is None or each.done or each.outside:
+                continue
+            if operation.ready():
+                on.append(Option(each.number, False))
+            if operation.deadline is not None:
+                late.append((operation.deadline, each.number))
+        late.sort()
+        first = max(self.now, late[0][0]) if late else 0.0
+        return on + [Option(number, True) for deadline, number in late if deadline <= first]
+
+    def _plain(self, task: Task, options: list[Option]) -> Option:
+        """Return the step without a switch: the same thread, else the next one in the order of their creation."""
+        on = [each for each in options if not each.expires]
+        if not on:
+            return options[0]
+        same = Option(task.number, False)
+        if same in on and self._in_a_row < QUANTUM:
+            return same
+        others = [each for each in on if each != same] or on
+        return next((each for each in others if each.thread > task.number), others[0])
+
+    def _wait_outside(self) -> list[Option]:
+        """Wait for an answer from outside the control, for a while; there is a deadlock if none comes."""
+        end = real_monotonic() + OUTSIDE_PATIENCE
+        while self._has_outside() and real_monotonic() < end:
+            real_sleep(0.002)
+            if options := self.options():
+                return options
+        return self.finish(self._stuck())
+
+    def _has_outside(self) -> bool:
+        """Whether a thread that is not under control could still change something; the watchdog is one that cannot."""
+        under_control = sum(not each.done for each in self.tasks)
+        return any(each.outside for each in self.tasks) or _thread._count() > under_control
+
+    def _stuck(self) -> Finding | None:
+        blocked = [each for each in self.tasks if not each.done]
+        if any(each.outside for each in blocked):
+            return None  # which is not known to be a deadlock; `outside` says where
+        return deadlock([], self.tasks)
+
+    def _never_ends(self) -> Finding:
+        """Describe a run that has not ended within the bounds."""
+        waits = sum(each.option.expires for each in self.trace)
+        polls = waits > POLLS or self.now - START > self._bounds.seconds
+        bound = f"{self.steps - 1:,} steps and {self.now - START:,.0f} virtual seconds"
+        scenes = [
+            (each.name, f"still {each.pending.verb} {each.pending.subject}", each.pending.place)
+            for each in self.tasks
+            if each.pending is not None and not each.done
+        ]
+        kind = "never ends" if polls else "too long"
+        return Finding(kind, f"the program has not ended after {bound}", tuple(scenes))

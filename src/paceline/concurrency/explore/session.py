@@ -1,0 +1,104 @@
+"""Explores targets in a process of its own: what the command line, the plugin of pytest and tests call."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.concurrency.explore.settings import DRILLS, STRATEGIES, Settings, Target
+from paceline.concurrency.explore.token import read_token
+from paceline.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The report of an exploration, as text and as an object."""
+
+    text: str
+    code: int
+    report: dict[str, Any]
+
+
+class Session:
+    """The exploring process, for one target after the other."""
+
+    def __init__(self) -> None:
+        # Every run writes its output into a file of its own, so that it does not mix with the answers.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "paceline.concurrency.explore.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": "0"},  # so that sets have one order in every run
+            text=True,
+        )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def explore(
+        self,
+        target: Target,
+        settings: Settings = Settings(),  # noqa: B008  # frozen
+        *,
+        replay: str = "",
+        drills: Sequence[str] = (),
+        scope: Sequence[Path] = (),
+    ) -> Answer:
+        """Explore a target.
+
+        Args:
+            target: A script or a function.
+            settings: Limits, strategy and oracles.
+            replay: A token: run this schedule instead of searching.
+            drills: Faults to be tried on ranks.
+            scope: Further folders whose files are the program's; the target's own and the current one always are.
+        """
+        _check(target, settings, replay)
+        request = {
+            "target": asdict(target), "settings": asdict(settings), "replay": replay, "drills": list(drills),
+            "scope": [str(each) for each in scope],
+        }  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise UsageError(f"{target}: the exploring process has ended; its last words are above")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise UsageError(answer["error"])
+        return Answer(answer["text"], answer["code"], answer["report"])
+
+
+def drills_of(names: Sequence[str], ranks: int) -> list[str]:
+    """Return the drills that a command line names, `all` among them."""
+    if names and ranks < 2:
+        raise UsageError(f"--drill {names[0]}: a fault on one rank needs others; add --ranks 2 or more")
+    drills = [each for name in names for each in (DRILLS if name == "all" else (name,))]
+    for each in drills:
+        kind, *numbers = each.split(":")
+        if kind not in DRILLS or len(numbers) > 2 or not all(number.isdigit() for number in numbers):
+            kinds = ", ".join(DRILLS)
+            raise UsageError(
+                f"--drill {each}: not a drill; write {kinds} or all, each as KIND, KIND:STEP or KIND:STEP:RANK"
+            )
+    return drills
+
+
+def _check(target: Target, settings: Settings, replay: str) -> None:
+    if target.file and not Path(target.file).is_file():
+        raise UsageError(f"{target.file}: there is no such file; give a script, FILE.py:FUNCTION or MODULE:FUNCTION")
+    if settings.strategy not in STRATEGIES:
+        raise UsageError(f"--strategy {settings.strategy}: not known; choose one of {', '.join(STRATEGIES)}")
+    if replay:
+        read_token(replay)

@@ -1,0 +1,55 @@
+"""How the next thread is chosen: one file for each published strategy.
+
+A strategy is a pure machine. It sees a `Decision`, returns an `Option`, and is told what was executed; its chance comes
+from a seed. One strategy chooses for one run, and a *search* makes the strategy of the next run from what the last one
+did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from paceline.concurrency.explore.operation import Operation, Option
+
+
+class Decision(NamedTuple):
+    """The moment before a step: who could make it."""
+
+    step: int  # of the run
+    current: int  # the thread that made the last step
+    own_step: int  # how many steps that thread has made
+    options: Sequence[Option]
+    pending: Mapping[int, Operation]  # what each thread would do next
+    plain: Option  # without a switch: the current thread continues, and time passes only when no thread can continue
+
+
+class Executed(NamedTuple):
+    """A step that was made, as a search sees it afterwards."""
+
+    option: Option
+    operation: Operation
+    options: tuple[Option, ...]  # those there were
+    pending: dict[int, Operation]
+
+
+class Strategy(Protocol):
+    """Chooses the steps of one run."""
+
+    def pick(self, decision: Decision) -> Option | None:
+        """Return the next step; None if the rest of this run would repeat an earlier one."""
+
+    def executed(self, option: Option, operation: Operation) -> None:
+        """Take note of a step."""
+
+
+class Search(Protocol):
+    """Makes the strategy of one run after the other."""
+
+    name: str
+
+    def next(self) -> Strategy | None:
+        """Return the strategy of the next run; None when there is nothing left to try."""
+
+    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
+        """Take note of the steps of the last run, and of what was left to do at its end."""

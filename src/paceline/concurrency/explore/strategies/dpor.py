@@ -1,0 +1,231 @@
+"""DPOR, dynamic partial order reduction, with source sets and sleep sets: a search that ends.
+
+Abdulla, Aronis, Jonsson and Sagonas, "Optimal dynamic partial order reduction", POPL 2014 (there: source-DPOR), after
+Flanagan and Godefroid, POPL 2005; sleep sets: Godefroid, "Partial-order methods for the verification of concurrent
+systems", 1996. Persistent sets, as of 2005, miss orders when they are combined with sleep sets.
+
+Two runs in which conflicting operations come in the same order are equivalent. The search is a depth-first walk over
+the runs, from the start each time. After a run it looks for *races*: an operation and an earlier one of another thread
+that conflict, and that nothing between them orders. The other order begins, before the earlier one, with a step that
+depends on nothing but what came before: one of those *initials* is put on the list of what is still to be tried there
+(`todo`), unless one is on it already. A thread whose step was explored at a node sleeps there, and until an operation
+conflicts with its own: a run in which only sleeping threads could continue repeats an earlier one and is cut short.
+
+When nothing is left to do, every order of conflicting operations was executed. Time passes only where no thread can
+continue: early time-outs are no part of the proof, and the verdict says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.concurrency.explore.operation import Mode, Operation, Option
+from paceline.concurrency.explore.strategies import Decision, Executed
+
+Clock = dict[int, int]  # thread -> how many of its steps are known to have happened
+CONFLICTING: dict[Mode, tuple[Mode, ...]] = {
+    "read": ("mark", "write"),
+    "mark": ("read", "write"),
+    "write": ("read", "mark", "write"),
+}
+
+
+@dataclass(slots=True)
+class Node:
+    """The state before a step of the present run."""
+
+    options: tuple[Option, ...]
+    chosen: Option
+    sleep: set[Option]  # explored from an earlier node, in an order that is equivalent
+    done: set[Option] = field(default_factory=set)
+    todo: set[Option] = field(default_factory=set)
+
+
+class DporRun:
+    """Follows the steps up to a node, takes the step that is to be tried there, and continues in the plain order."""
+
+    def __init__(self, path: Sequence[Option], sleep: set[Option]) -> None:
+        self._path, self._at, self.real_sleep = path, 0, sleep
+        self._pending: Mapping[int, Operation] = {}
+
+    def pick(self, decision: Decision) -> Option | None:
+        self._pending = dict(decision.pending)
+        if self._at < len(self._path):
+            chosen = self._path[self._at]
+            # A program that draws a random number may not repeat itself: then the run is of no use.
+            return chosen if chosen in decision.options else None
+        awake = [each for each in usable(decision.options) if each not in self.real_sleep]
+        if not awake:
+            return None
+        return decision.plain if decision.plain in awake else awake[0]
+
+    def executed(self, option: Option, operation: Operation) -> None:
+        self._at += 1
+        if self._at >= len(self._path):
+            self.real_sleep = asleep_after(self.real_sleep, option, operation, self._pending)
+
+
+class Dpor:
+    """The depth-first search."""
+
+    name = "dpor"
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._begun = False
+        self.runs = 0
+        self.ended = False  # nothing is left to try
+        self.has_timeouts = False  # a run could have let time pass earlier
+
+    def next(self) -> DporRun | None:
+        self.runs += 1
+        if not self._begun:
+            self._begun = True
+            return DporRun((), set())
+        while self._nodes:
+            node = self._nodes[-1]
+            node.done.add(node.chosen)
+            left = sorted(node.todo - node.done - node.sleep)
+            if left:
+                node.chosen = left[0]
+                return DporRun([each.chosen for each in self._nodes], node.sleep | node.done)
+            self._nodes.pop()
+        self.runs -= 1
+        self.ended = True
+        return None
+
+    def begin_again(self) -> None:
+        """Forget what was explored."""
+        self._nodes, self._begun, self.runs, self.ended = [], False, 0, False
+
+    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
+        sleep = self._nodes[-1].sleep | self._nodes[-1].done if self._nodes else set()
+        since = max(0, len(self._nodes) - 1)
+        for at, step in enumerate(run[since:], since):
+            if at >= len(self._nodes):
+                self._nodes.append(Node(usable(step.options), step.option, sleep, todo={step.option}))
+            sleep = asleep_after(sleep, step.option, step.operation, step.pending)
+        self.has_timeouts |= any(len(usable(step.options)) < len(step.options) for step in run)
+        for at, initials in races(run, left, since):
+            node = self._nodes[at]
+            if not initials & node.todo:
+                possible = sorted(initials.intersection(node.options))
+                node.todo.update(possible[:1] or node.options)
+
+
+def asleep_after(
+    sleep: set[Option], option: Option, operation: Operation, pending: Mapping[int, Operation]
+) -> set[Option]:
+    """Return the options that still sleep after a step: those whose next operation does not conflict with it."""
+    return {
+        each
+        for each in sleep
+        if each.thread != option.thread and each.thread in pending and not pending[each.thread].conflicts(operation)
+    }
+
+
+def usable(options: Sequence[Option]) -> tuple[Option, ...]:
+    """Return the options of threads that can continue; if there are none, the one whose deadline comes first."""
+    on = tuple(each for each in options if not each.expires)
+    return on or tuple(options[:1])
+
+
+def races(run: Sequence[Executed], left: Mapping[int, Operation], since: int) -> list[tuple[int, set[Option]]]:
+    """Return where the other order of a race is to be tried: before which step, and the options that could begin it.
+
+    The races of the steps before `since` are known from earlier runs. What threads would have done next is `left`: a
+    blocked thread races with the one that blocks it.
+    """
+    orders, result = _Orders(), list[tuple[int, set[Option]]]()
+
+    def compare(late: Option, operation: Operation) -> None:
+        for earlier in orders.unordered(late.thread, operation):
+            result.append((earlier, orders.initials(run, earlier, late, operation)))
+
+    for at, step in enumerate(run):
+        if at >= since:
+            compare(step.option, step.operation)
+        orders.add(at, step.option.thread, step.operation)
+    for thread, operation in left.items():
+        compare(Option(thread, False), operation)
+    return result
+
+
+class _Past(NamedTuple):
+    """A step as the later ones see it."""
+
+    at: int
+    thread: int
+    number: int  # the how many-eth step of its thread
+    clock: Clock
+    operation: Operation
+    mode: Mode
+
+
+class _Orders:
+    """Which steps of a run had to come before which, by vector clocks."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[int, Clock] = {}
+        self._past: dict[Hashable, list[_Past]] = {}  # of each location
+        self._steps: list[tuple[int, int, Clock]] = []  # thread, the how many-eth of its steps, clock
+
+    def initials(self, run: Sequence[Executed], earlier: int, late: Option, operation: Operation) -> set[Option]:
+        """Return the steps that could come first if the late operation came before the earlier one.
+
+        Those are among the steps that do not happen after the earlier one, and the late operation itself.
+        """
+        thread, number, _ = self._steps[earlier]
+        free = [
+            (run[at].option, *step)
+            for at, step in enumerate(self._steps[earlier + 1 :], earlier + 1)
+            if step[2].get(thread, 0) < number
+        ]
+        free.append((late, late.thread, -1, self._clock_after(late.thread, operation)))
+        first: set[Option] = set()
+        before: list[tuple[int, int]] = []
+        for option, each, its_number, clock in free:
+            if not any(n <= clock.get(other, 0) for other, n in before):  # its own earlier steps included
+                first.add(option)
+            before.append((each, its_number))
+        return first
+
+    def unordered(self, thread: int, operation: Operation) -> list[int]:
+        """Return the conflicting steps of other threads that could come after this operation as well."""
+        clock, steps = self._clocks.get(thread, {}), set[int]()
+        for touch in operation.touches:
+            for past in reversed(self._past.get(touch.location, [])):
+                ordered = past.number <= clock.get(past.thread, 0)
+                if ordered and past.mode == "write":
+                    break  # which everything earlier came before
+                conflicts = past.mode in CONFLICTING[touch.mode] and not never_together(past.operation, operation)
+                if conflicts and not ordered and past.thread != thread:
+                    steps.add(past.at)
+        return sorted(steps)
+
+    def add(self, at: int, thread: int, operation: Operation) -> None:
+        clock = self._clocks[thread] = self._clock_after(thread, operation)
+        number = clock[thread]
+        self._steps.append((thread, number, clock))
+        for touch in operation.touches:
+            self._past.setdefault(touch.location, []).append(_Past(at, thread, number, clock, operation, touch.mode))
+
+    def _clock_after(self, thread: int, operation: Operation) -> Clock:
+        """Return what a thread knows after an operation: all that the conflicting steps before it knew."""
+        clock = dict(self._clocks.get(thread, {}))
+        for touch in operation.touches:
+            for past in reversed(self._past.get(touch.location, [])):
+                if past.mode in CONFLICTING[touch.mode]:
+                    for each, number in past.clock.items():
+                        clock[each] = max(clock.get(each, 0), number)
+                if past.mode == "write":
+                    break
+        clock[thread] = clock.get(thread, 0) + 1
+        return clock
+
+
+def never_together(before: Operation, operation: Operation) -> bool:
+    """Whether the two can never both be possible: a lock is released by its holder, and acquired when it is free."""
+    return before.verb == "releases" and operation.verb == "takes"

@@ -1,0 +1,36 @@
+"""Replay: the plain order but for a list of switches, each named by the thread and its own step.
+
+A switch that does not fit any more, because an earlier one was left out, is passed over. So a list can be made shorter
+by leaving switches out and looking whether the finding stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from paceline.concurrency.explore.operation import Operation, Option
+from paceline.concurrency.explore.strategies import Decision
+
+
+class Switch(NamedTuple):
+    """After which step of which thread another one continues, or time passes."""
+
+    thread: int
+    own_step: int
+    to: int
+    expires: bool
+
+
+class Replay:
+    """Follows switches."""
+
+    def __init__(self, switches: Sequence[Switch]) -> None:
+        self._to = {(each.thread, each.own_step): Option(each.to, each.expires) for each in switches}
+
+    def pick(self, decision: Decision) -> Option:
+        option = self._to.get((decision.current, decision.own_step))
+        return option if option in decision.options else decision.plain  # type: ignore[return-value]
+
+    def executed(self, option: Option, operation: Operation) -> None:
+        pass

@@ -1,0 +1,106 @@
+"""Deadlocks: who waits for whom, each at which line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from paceline.concurrency.explore.finding import Finding, at
+from paceline.concurrency.explore.operation import Operation, Place
+
+
+class Waiter(Protocol):
+    """A thread, a task of asyncio, or a rank that is blocked."""
+
+    number: int
+    name: str
+    pending: Operation | None
+    done: bool
+
+
+def circle_of(tasks: Sequence[Waiter], first: Waiter) -> list[Waiter]:
+    """Return the circle of holders that a wait has closed; empty if there is none.
+
+    Only waits without a deadline count, and only for what a known thread holds.
+    """
+    path: list[Waiter] = []
+    each = first
+    while each not in path:
+        operation = each.pending
+        if each.done or operation is None or operation.deadline is not None or operation.ready():
+            return []
+        path.append(each)
+        holder = operation.holder()
+        if holder is None:
+            return []
+        each = tasks[holder]
+    return path if each is first else []
+
+
+def deadlock(circle: Sequence[Waiter], others: Sequence[Waiter]) -> Finding:
+    """Describe threads that wait for each other, or that wait for what no thread will do any more."""
+    if circle:
+        names = [each.name for each in circle]
+        chain = ", which waits for ".join([*names[1:], names[0]])
+        conclusion = f"deadlock: {names[0]} waits for {chain}" if names[1:] else f"{names[0]} waits for itself"
+        message = "threads wait for each other" if names[1:] else "a thread waits for what it holds itself"
+        return Finding("deadlock", message, tuple(map(_scene, circle)), conclusion)
+    blocked = [each for each in others if each.pending is not None and not each.done]
+    ranks = [each for each in blocked if each.pending is not None and each.pending.verb == "calls"]
+    if ranks:
+        return _hung_ranks(ranks, [each.name for each in others if each.done and each.name.startswith("rank ")])
+    blocked.sort(key=_only_joins)  # that a thread waits for the end of another one explains nothing
+    lost = next((each for each in blocked if early_signal(each)), None)
+    if lost is not None:
+        signal = early_signal(lost)
+        assert signal is not None
+        assert lost.pending is not None
+        return Finding(
+            "lost wake-up",
+            f"{lost.name} waits for {lost.pending.subject}, which was notified before it waited",
+            ((signal[0], f"sends {lost.pending.subject}, and no thread waits", signal[1]), *map(_scene, blocked)),
+            f"{lost.name} waits for ever: test the condition under the lock, in a loop, before each wait",
+        )  # fmt: skip
+    everyone = ", ".join(each.name for each in blocked)
+    return Finding(
+        "deadlock",
+        "no thread can continue",
+        tuple(map(_scene, blocked)),
+        f"{everyone} can never continue: no thread is left that could wake {'it' if len(blocked) == 1 else 'them'}",
+    )
+
+
+def _only_joins(waiter: Waiter) -> bool:
+    return waiter.pending is not None and isinstance(waiter.pending.touches[0].location, tuple)
+
+
+def _hung_ranks(ranks: Sequence[Waiter], ended: Sequence[str]) -> Finding:
+    """Describe ranks that wait in collectives which others do not call."""
+    calls = [f"{each.name} calls {each.pending.subject}{at(each.pending.place)}" for each in ranks if each.pending]
+    if ended:
+        calls.append(f"{' and '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended")
+    advice = "let every rank call the same collectives, in the same order and equally often"
+    return Finding("deadlock", ", ".join(calls), tuple(map(_scene, ranks)), advice)
+
+
+def early_signal(waiter: Waiter) -> tuple[str, Place] | None:
+    """Return who notified what a thread waits for, and where, when no thread waited yet."""
+    subject = waiter.pending.subject if waiter.pending is not None else None
+    signal: tuple[str, Place] | None = getattr(subject, "early_signal", None)
+    return signal
+
+
+def _scene(waiter: Waiter) -> tuple[str, str, Place]:
+    operation = waiter.pending
+    assert operation is not None
+    verb = {"takes": "waits for", "gets from": "waits for an item of", "puts into": "waits for room in"}
+    return (
+        waiter.name,
+        f"{verb.get(operation.verb, operation.verb)} {operation.subject}{_held(operation)}",
+        operation.place,
+    )
+
+
+def _held(operation: Operation) -> str:
+    """Return who holds what is waited for, and since which line."""
+    return str(getattr(operation.subject, "held", ""))

@@ -1,0 +1,64 @@
+"""The footprint of a process tree in a window of time: the numbers that the classifier reads. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from paceline.concurrency.watcher.graph import find_knot
+from paceline.concurrency.watcher.history import History
+from paceline.concurrency.watcher.ranks import find_divergence
+from paceline.concurrency.watcher.samples import Snapshot
+
+
+class Footprint(NamedTuple):
+    """What a tree did in a window, per second, and what its threads wait for at its end, as shares of them."""
+
+    processor: float  # cores in use
+    queued: float  # threads that had to wait for a processor, on average
+    runs: float  # times that a thread was given a processor
+    faults: float  # pages
+    bytes: float  # read and written
+    still: float  # share of threads that did not run at all
+    clock: float  # share of processes whose main thread waits for a clock
+    outside: float  # ... for the outside world, a disk or something unknown
+    stopped: float
+    held: (
+        float  # share of processes that nothing can wake, that ask in vain, or that are ranks in different collectives
+    )
+
+
+def footprint(history: History, snapshot: Snapshot) -> Footprint:
+    """Compute the footprint of the window that a history holds."""
+    first, last = history.first, history.last
+    seconds = max(last.at - first.at, 1e-9)
+    pairs = [
+        (pace, first.threads.get(pid, {}).get(tid))
+        for pid, threads in last.threads.items()
+        for tid, pace in threads.items()
+    ]
+    known = [(new, old) for new, old in pairs if old is not None]
+    works = [(new, first.work[pid]) for pid, new in last.work.items() if pid in first.work]
+    processes = max(len(snapshot.processes), 1)
+    mains = Counter(process.main.kind for process in snapshot.processes)
+    stopped = sum(all(t.wait.kind == "stopped" for t in p.threads) for p in snapshot.processes)
+    return Footprint(
+        processor=sum(new.ran - old.ran for new, old in known) / 1e9 / seconds,
+        queued=sum(new.queued - old.queued for new, old in known) / 1e9 / seconds,
+        runs=sum(new.runs - old.runs for new, old in known) / seconds,
+        faults=sum(new.faults - old.faults for new, old in works) / seconds,
+        bytes=sum(new.read - old.read + new.written - old.written for new, old in works) / seconds,
+        still=sum(new.runs == old.runs for new, old in known) / max(len(pairs), 1),
+        clock=mains["clock"] / processes,
+        outside=(mains["outside"] + mains["disk"] + mains["unknown"]) / processes,
+        stopped=stopped / processes,
+        held=len(_held(history, snapshot)) / processes,
+    )
+
+
+def _held(history: History, snapshot: Snapshot) -> set[int]:
+    divergence = find_divergence(snapshot, history)
+    knots = [find_knot(snapshot, history.still, polls=history.polls)]
+    knots += [found[0] for found in (history.retries, history.pools.barren) if found is not None]
+    held = {process.pid for knot in knots if knot is not None for process in knot.processes}
+    return held | set(divergence.places if divergence else ())

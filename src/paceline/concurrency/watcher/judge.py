@@ -1,0 +1,176 @@
+"""Decide from readings and snapshots whether a program hangs. Pure: a recorded trace is judged as the live run was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.concurrency.watcher.classifier import probabilities
+from paceline.concurrency.watcher.footprint import footprint
+from paceline.concurrency.watcher.graph import Knot, find_knot
+from paceline.concurrency.watcher.history import History
+from paceline.concurrency.watcher.ranks import find_divergence
+from paceline.concurrency.watcher.report import Report, Span, report_divergence, report_knot
+from paceline.concurrency.watcher.samples import Process, Snapshot, Thread
+
+#: The seconds between a first snapshot and the second one that has to confirm it.
+CONFIRM = 3.0
+#: What is found is only said from this probability on.
+SAID = 0.5
+#: Seconds between two snapshots, which cost much more than readings: after the first and after later ones in which
+#: nothing was found, and where no main thread is still, as in a busy program.
+FIRST_PAUSE, LAST_PAUSE, BUSY_PAUSE = 4.0, 8.0, 30.0
+#: Snapshots may cost this share of a core: where one takes long, the pauses are longer, up to so many seconds.
+SHARE, LONGEST_PAUSE = 0.004, 18.0
+#: Seconds of a processor that may be saved up for snapshots, for processes of a large tree that become still in a row.
+SAVED = 2.0
+#: The probability of a circle of locks whose owners are known, or of a stopped process, seen twice.
+PROVEN = 0.99
+
+
+@dataclass
+class Schedule:
+    """When to take the next snapshot."""
+
+    ranks: bool = False  # the newest snapshot has ranks; those of MPI poll, so that a hang does not make them still
+    _suspects: frozenset[int] = frozenset()
+    _confirmed: frozenset[int] = frozenset()
+    _pause: float = 0.0
+    _next: float = 0.0
+    _last: float = 0.0
+    _credit: float = SAVED
+    _asked: float = 0.0
+
+    def due(self, history: History) -> bool:
+        """Return whether a snapshot is due after the newest reading."""
+        now, suspects = history.last.at, history.suspects()
+        self._credit = min(self._credit + SHARE * (now - (self._asked or now)), SAVED)
+        self._asked = now
+        if suspects - self._suspects:
+            self._pause, self._next = FIRST_PAUSE, min(now, self._next)
+        self._suspects = suspects
+        reason = suspects or history.quiet or self.ranks
+        if (
+            now < self._next
+            or self._credit <= 0
+            or (not reason and now - (self._last or history.first.at) < BUSY_PAUSE)
+        ):
+            return False
+        self._next, self._pause, self._last = now + self._pause, min(2 * self._pause, LAST_PAUSE), now
+        return True
+
+    def took(self, seconds: float) -> None:
+        """Wait the longer for the next snapshot, the longer the last one took."""
+        self._credit -= seconds
+        self._next = max(self._next, self._last + min(seconds / SHARE, LONGEST_PAUSE))
+
+    def confirm(self, now: float, suspects: frozenset[int]) -> None:
+        """Take the next snapshot soon, because the last one found suspects; but once for the same ones."""
+        if suspects - self._confirmed:
+            self._next = now + CONFIRM
+        self._confirmed = suspects
+
+
+def suspected(history: History, snapshot: Snapshot) -> frozenset[int]:
+    """Return the processes of which a hang may soon be said: those that nothing can wake, and ranks that wait."""
+    knot = find_knot(snapshot, history.still, stopped=True, signals=False)
+    ranks = {process.pid for process in snapshot.processes if process.rank is not None}
+    still = {pid for pid in ranks if history.still(pid, pid)}
+    asking = {process.pid for process, thread in snapshot.threads() if thread.wait.polls == "asks"}
+    return frozenset(
+        still | asking | history.pools.suspects | ({process.pid for process in knot.processes} if knot else set())
+    )
+
+
+def judge(history: History, snapshot: Snapshot, before: Snapshot | None) -> Report | None:
+    """Return what hangs; None if nothing does, or if the snapshot before this one does not confirm it.
+
+    Args:
+        history: Readings and snapshots up to this one.
+        snapshot: The newest snapshot, with stacks where they can be had.
+        before: The snapshot before it, at least `CONFIRM` seconds ago.
+    """
+    if before is None:
+        return None
+    found = _judge(history, snapshot, before)
+    return found if found is not None and found.probability >= SAID else None
+
+
+def _judge(history: History, snapshot: Snapshot, before: Snapshot) -> Report | None:
+    scores = probabilities(footprint(history, snapshot))
+    divergence = find_divergence(snapshot, history)
+    if divergence is not None:
+        ranks = divergence.cause + divergence.victims
+        return report_divergence(
+            divergence, scores["deadlocked"], _span(history, snapshot, [(each.pid, each.pid) for each in ranks])
+        )
+    retries = history.retries
+    if retries is not None:
+        seconds = snapshot.at - retries[1]
+        waits = (t.wait for p in retries[0].processes for t in p.threads if t.tid in retries[0].core)
+        verdict = "livelocked" if any(wait.timed and not wait.rings for wait in waits) else "deadlocked"
+        return report_knot(
+            _renewed(retries[0], snapshot), 1 - scores["busy"], Span(snapshot.time - seconds, seconds), verdict
+        )
+    barren = history.pools.barren
+    if barren is not None:
+        seconds = snapshot.at - barren[1]
+        return report_knot(
+            _renewed(barren[0], snapshot), PROVEN, Span(snapshot.time - seconds, seconds), "livelocked", "pool"
+        )
+    knot = find_knot(snapshot, history.still, polls=history.polls) or find_knot(snapshot, history.still, stopped=True)
+    if knot is None or not _unchanged(knot, before):
+        return None
+    polls = {
+        t.wait.polls for p in knot.processes for t in p.threads if t.tid in knot.threads or t.wait.polls == "idles"
+    }
+    if polls != {""}:  # the tree was learned from programs of which no thread goes on
+        causes = knot.circle or knot.processes
+        asks = any(t.wait.polls == "asks" for p in causes for t in p.threads if t.tid in knot.threads)
+        verdict = "livelocked" if asks else "deadlocked"
+        probability = max(1 - scores["busy"], PROVEN if knot.core else 0.0)
+        return report_knot(knot, probability, _span(history, snapshot, _threads(knot)), verdict)
+    stopped = any(process.main.kind == "stopped" for process in knot.processes)
+    probability = scores["stopped" if stopped else "deadlocked"]
+    # A circle of owners, or a stopped process, is proof enough: the rest of the program may work on.
+    proven = knot.core or stopped
+    return report_knot(
+        knot, max(probability, PROVEN) if proven else probability, _span(history, snapshot, _threads(knot))
+    )
+
+
+def _renewed(knot: Knot, snapshot: Snapshot) -> Knot:
+    """Return a knot with its processes as a snapshot has them, which may know more of what they wait for."""
+
+    def renewed(processes: tuple[Process, ...]) -> tuple[Process, ...]:
+        return tuple(snapshot.process(each.pid) or each for each in processes)
+
+    return knot._replace(processes=renewed(knot.processes), circle=renewed(knot.circle))
+
+
+def _unchanged(knot: Knot, before: Snapshot) -> bool:
+    """Whether every thread of the knot waited for the same thing in the snapshot before.
+
+    One that asks was seen to ask for the same in several snapshots, and may just have tried in the one before.
+    """
+    old = {thread.tid: thread for _, thread in before.threads()}
+
+    def same(each: Thread) -> bool:
+        was = old.get(each.tid)
+        if was is not None and not was.wait.owners:  # who holds it is known since Java was asked for its stacks
+            was = was._replace(wait=was.wait._replace(owners=each.wait.owners))
+        return was == each
+
+    new = [t for process in knot.processes for t in process.threads if t.tid in knot.threads]
+    return all(same(t) or t.wait.kind == "gil" or (t.wait.polls == "asks" and not t.task) for t in new)
+
+
+def _span(history: History, snapshot: Snapshot, threads: Iterable[tuple[int, int]]) -> Span:
+    """Return since when all of these threads, given by process and thread, have been still."""
+    since = [history.since(pid, tid) for pid, tid in threads]
+    seconds = history.last.at - max((each for each in since if each is not None), default=history.last.at)
+    return Span(snapshot.time - seconds, seconds)
+
+
+def _threads(knot: Knot) -> list[tuple[int, int]]:
+    return [(p.pid, t.tid) for p in knot.processes for t in p.threads if t.tid in knot.threads and t.wait.kind != "gil"]

@@ -1,0 +1,244 @@
+"""`paceline watch`: watch a command that it starts, a process or a run until the end, and act on a hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.concurrency.watcher.findings import add_verdicts, save_findings, with_findings, with_saved_findings
+from paceline.concurrency.watcher.processes.proc import may_be_read
+from paceline.concurrency.watcher.processes.stacks import environment
+from paceline.concurrency.watcher.report import Report
+from paceline.concurrency.watcher.share import Share
+from paceline.concurrency.watcher.trace import BLOCK, Trace
+from paceline.concurrency.watcher.watch import Watch, pace
+from paceline.errors import UsageError
+from paceline.runtime.runs.events import Event, EventKind, EventLog
+from paceline.runtime.runs.live import HANG, read_live
+
+TERMINATED = 143  # exit code
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What is done about a hang."""
+
+    tell: Callable[[str], None]
+    kill_after: float | None = None  # seconds after the block
+    command: str | None = None  # for the shell; reads the report as JSON
+    save: Path | None = None
+    show: Callable[[str], None] | None = None  # the live screen
+    share: Path | None = None  # where the watchers of several machines meet
+    run: Path | None = None  # the run of Paceline that is watched
+    feedback: Path | None = None  # the checker's file of verdicts
+
+
+@dataclass
+class Outcome:
+    """What came of watching."""
+
+    reports: list[Report] = field(default_factory=list)
+    exit_code: int | None = None  # of the command; None if it was ended, or is none of the watcher's children
+    verdict: str = "ended"
+    probability: float = 1.0
+
+    @property
+    def code(self) -> int:
+        """The command's own exit code, but 1 for a hang; 128 + N for signal N, as in shells."""
+        if self.reports:
+            return 1
+        return 128 - self.exit_code if self.exit_code is not None and self.exit_code < 0 else self.exit_code or 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome for JSON."""
+        return {
+            "hung": bool(self.reports),
+            "exit_code": self.exit_code,
+            "verdict": self.reports[-1].verdict if self.reports else self.verdict,
+            "probability": self.reports[-1].probability if self.reports else self.probability,
+            "reports": [report.to_dict() for report in self.reports],
+        }
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to watch, as the command line says: exactly one of the first four."""
+
+    command: tuple[str, ...] = ()
+    pid: int | None = None
+    run: Path | None = None
+    snapshot: Path | None = None
+    seconds: float | None = None
+
+
+def watch_target(target: Target, actions: Actions) -> Outcome:
+    """Watch what the command line names."""
+    given = [target.command or None, target.pid, target.run, target.snapshot]
+    if sum(each is not None for each in given) != 1:
+        raise UsageError(
+            "give one of `-- COMMAND`, --pid PID, --run RUN and --open DIR: paceline watch -- python train.py"
+        )
+    if target.command and target.seconds is not None:
+        raise UsageError("--seconds goes with --pid or --run; a command is watched until it ends")
+    if target.command:
+        return watch_command(target.command, actions)
+    if target.pid is not None:
+        return watch_process(target.pid, actions, target.seconds)
+    if target.run is not None:
+        return watch_run(target.run, actions, target.seconds)
+    assert target.snapshot is not None
+    return open_snapshot(target.snapshot, actions)
+
+
+def open_snapshot(folder: Path, actions: Actions) -> Outcome:
+    """Judge the trace of a snapshot folder again, and tell what is found."""
+    outcome = Outcome([with_saved_findings(each, folder) for each in Trace.load(folder).judge()[:1]])
+    actions.tell(outcome.reports[0].text() if outcome.reports else "nothing in this trace hangs")
+    return outcome
+
+
+def watch_command(command: Sequence[str], actions: Actions) -> Outcome:
+    """Start a command and watch it until it ends."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it puts in the background without it
+    with tempfile.TemporaryDirectory(prefix="paceline-watch-") as folder, _started(command, Path(folder)) as process:
+        watch = Watch(process.pid, Path(folder), share=_share(actions))
+        try:
+            outcome = _follow(watch, actions, lambda: process.poll() is None)
+            outcome.exit_code = process.wait()
+        except BaseException:  # Ctrl-C, SIGTERM: nothing that it started outlives the watcher
+            _end(process, watch)
+            raise
+    return outcome
+
+
+def _started(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, env=environment(folder, os.environ))
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+def watch_process(pid: int, actions: Actions, seconds: float | None = None) -> Outcome:
+    """Watch a process and its descendants until it hangs, ends, or a time is over."""
+    if pid < 1 or not Path(f"/proc/{pid}").exists():
+        raise UsageError(f"--pid {pid}: there is no such process on this machine; `ps -e` lists those that run")
+    if not may_be_read(pid):
+        raise UsageError(
+            f"--pid {pid}: what its threads wait for may not be read; watch it as its own user with "
+            "kernel.yama.ptrace_scope 0, or as root; or start it by `paceline watch -- COMMAND`"
+        )
+    return _until_hung(Watch(pid, share=_share(actions)), actions, seconds)
+
+
+def watch_run(run: Path, actions: Actions, seconds: float | None = None) -> Outcome:
+    """Watch the processes of a run of Paceline until it hangs, ends, or a time is over."""
+    live = read_live(run)
+    if live is None or not live.process.alive:
+        raise UsageError(f"--run {run}: no run is active there; name the folder of one that is")
+    watch = Watch(live.process.pid, names=lambda: _workers(run), share=_share(actions))
+    return _until_hung(watch, replace(actions, run=run), seconds)
+
+
+def _share(actions: Actions) -> Share | None:
+    return Share(actions.share) if actions.share is not None else None
+
+
+def _workers(run: Path) -> Mapping[int, str]:
+    live = read_live(run)
+    return {each.process.pid: f"worker {each.number}" for each in live.workers} if live else {}
+
+
+def _until_hung(watch: Watch, actions: Actions, seconds: float | None) -> Outcome:
+    deadline = time.monotonic() + seconds if seconds is not None else None
+    return _follow(watch, actions, lambda: deadline is None or time.monotonic() < deadline, once=True)
+
+
+def _follow(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: bool = False) -> Outcome:
+    try:
+        return _ticking(watch, actions, goes_on, once)
+    finally:
+        watch.close()
+
+
+def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: bool) -> Outcome:
+    """Tick until the end; with `once` until the first hang, unless that is to be ended."""
+    outcome = Outcome()
+    started, kill_at = time.monotonic(), None
+    while goes_on() or kill_at is not None:
+        report = watch.tick()
+        if watch.ended:
+            if once and not outcome.reports and actions.run is None:  # a run's own page says how it ended
+                actions.tell("it ended without a hang")
+            return outcome
+        if report is not None and not outcome.reports:
+            report = with_findings(report)
+            outcome.reports.append(report)
+            _act(report, watch, actions)
+            if actions.kill_after is not None:
+                kill_at = time.monotonic() + actions.kill_after
+            elif once:
+                return outcome
+        if kill_at is not None and time.monotonic() >= kill_at:
+            actions.tell(f"ended it with SIGKILL, {actions.kill_after:g} s after it was found to hang")
+            watch.kill()
+            return outcome
+        if actions.show is not None:
+            actions.show(watch.screen())
+        pace(started)
+    if once:
+        outcome.verdict, outcome.probability = watch.verdict()
+        actions.tell("nothing hung so far")
+    return outcome
+
+
+def _act(report: Report, watch: Watch, actions: Actions) -> None:
+    actions.tell(report.text())
+    if actions.run is not None and actions.run.is_dir():
+        record_in_run(report, actions.run)
+    if actions.feedback is not None and report.findings:
+        new = add_verdicts(report, actions.feedback)
+        actions.tell(f"{new} of the checker's findings confirmed in {actions.feedback}")
+    if actions.save is not None:
+        actions.save.mkdir(parents=True, exist_ok=True)
+        (actions.save / BLOCK).write_text(report.text() + "\n", encoding="utf-8")
+        watch.trace.save(actions.save)
+        save_findings(report, actions.save)
+        again = f"paceline watch --open {shlex.quote(str(actions.save))}"
+        actions.tell(f"saved to {actions.save}: `{again}` shows it again")
+    if actions.command is not None:
+        done = subprocess.run(actions.command, shell=True, input=json.dumps(report.to_dict()), text=True)
+        if done.returncode:
+            actions.tell(f"--exec ended with code {done.returncode}")
+
+
+def record_in_run(report: Report, run: Path) -> None:
+    """Write a report into the folder of a run, and an event for each process that is the cause."""
+    (run / HANG).write_text(report.text() + "\n", encoding="utf-8")
+    log = EventLog(run)
+    for each in report.processes:
+        if each.role == "cause":
+            at = f" at {each.at.file}:{each.at.line}" if each.at is not None else ""
+            why = f"{report.verdict}: {each.label} waits for {each.waits_for}{at}"
+            log.add(Event(EventKind.HUNG, report.span.since, pid=each.pid, why=why))
+    log.close()
+
+
+def _end(process: subprocess.Popen[bytes], watch: Watch) -> None:
+    """End a command that is watched no longer: kindly at first."""
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        watch.kill()
+        process.wait()

@@ -1,0 +1,76 @@
+"""Several machines: each watcher writes what it sees of its ranks into a shared folder, and reads what others wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.concurrency.watcher.history import History
+from paceline.concurrency.watcher.samples import ELSEWHERE, Facts, Process, Snapshot, process_from
+
+#: What another watcher wrote counts for this many seconds after it was first read.
+FRESH = 20.0
+
+
+class Share:
+    """A folder in which the watchers of one job meet. Clocks of machines need not agree."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._host = folder, socket.gethostname()
+        self._own = folder / f"{self._host}-{os.getpid()}.json"
+        #: By file: what it held when it was read last, and when that was new.
+        self._read: dict[str, tuple[str, float]] = {}
+
+    def merge(self, snapshot: Snapshot, history: History) -> Snapshot:
+        """Write the ranks of a snapshot, and return the snapshot with those of other machines."""
+        ranks = [_told(each, history) for each in snapshot.processes if each.rank is not None and each.stacks]
+        written = self._own.with_suffix(".new")
+        written.write_text(json.dumps({"host": self._host, "at": time.time(), "ranks": [asdict(r) for r in ranks]}))
+        written.replace(self._own)
+        others = sorted(path for path in self._folder.glob("*.json") if path != self._own)
+        far = [rank for number, path in enumerate(others) for rank in self._ranks(path, number + 1)]
+        return replace(snapshot, processes=(*snapshot.processes, *far))
+
+    def close(self) -> None:
+        """Remove what this watcher wrote: its ranks have ended."""
+        self._own.unlink(missing_ok=True)
+
+    def _ranks(self, path: Path, number: int) -> list[Process]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            text = path.read_text(encoding="utf-8")
+            old, since = self._read.get(path.name, ("", 0.0))
+            if text != old:
+                since = time.monotonic()
+                self._read[path.name] = text, since
+            if time.monotonic() - since <= FRESH:
+                data = json.loads(text)
+                return [_far(each, data["host"], number * ELSEWHERE) for each in data["ranks"]]
+        return []
+
+
+def _told(process: Process, history: History) -> Process:
+    """Return what others need to know of a rank: its main thread alone."""
+    pid = process.pid
+    since = history.since(pid, pid)
+    seconds = 0.0 if since is None else history.last.at - since
+    facts = Facts(history.still(pid, pid), history.same_stack(pid), history.cores(pid), seconds)
+    main = tuple(thread for thread in process.threads if thread.tid == pid)
+    return replace(process, threads=main, stacks=process.stacks[:1], tids=process.tids[:1], facts=facts)
+
+
+def _far(data: dict[str, Any], host: str, offset: int) -> Process:
+    found = process_from(data)
+    threads = tuple(
+        each._replace(tid=each.tid + offset, wait=each.wait._replace(by=tuple(pid + offset for pid in each.wait.by)))
+        for each in found.threads
+    )
+    tids = tuple(tid + offset for tid in found.tids)
+    ends = found.pid + offset, found.parent + offset
+    return replace(found, pid=ends[0], parent=ends[1], threads=threads, tids=tids, host=host)

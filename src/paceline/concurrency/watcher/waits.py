@@ -1,0 +1,329 @@
+"""What a thread waits for, and which processes could end that wait: the system call it is in, and its descriptors.
+
+Whatever is not understood counts as a wait that something outside can end, so that ignorance never accuses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+
+from paceline.concurrency.watcher.processes.holders import Holders, file_of
+from paceline.concurrency.watcher.processes.hotspot import JavaThreads, read_java
+from paceline.concurrency.watcher.processes.interpreter import Interpreter, read_interpreter
+from paceline.concurrency.watcher.processes.memory import peek
+from paceline.concurrency.watcher.processes.mutex import owner_of_mutex
+from paceline.concurrency.watcher.processes.syscalls import (
+    ACCEPTS,
+    F_OFD_SETLKW,
+    F_SETLKW,
+    OPENS,
+    READS,
+    SLEPT,
+    WRITES,
+    Call,
+    parse_call,
+)
+from paceline.concurrency.watcher.samples import (
+    A_LOCK,
+    A_RESULT,
+    AN_END,
+    ASKED_AT_ONCE,
+    CLOSED,
+    EVENT,
+    MAIN_OF_JAVA,
+    Wait,
+)
+
+#: How Python's `mkdtemp` and the shell's `mktemp -d` name a folder that only their program knows.
+_RANDOM = re.compile(r"tmp[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{10}")
+_POLLIN, _POLLOUT = 1, 4
+#: Seconds: one that sleeps for longer is not meant to wake.
+LONGEST_SLEEP = 30 * 24 * 3600
+#: What a thread waits for that sleeps for ever.
+NO_END = "a signal"
+_STATES = {"R": "running", "T": "stopped"}
+_CALLS = {
+    "nanosleep": "clock", "clock_nanosleep": "clock", "restart_syscall": "clock",
+    "pause": "outside", "rt_sigsuspend": "outside", "connect": "outside", "fsync": "disk", "fdatasync": "disk",
+}  # fmt: skip
+
+
+class Waits:
+    """The state of the machine at one moment, on behalf of a process tree."""
+
+    def __init__(self, tree: tuple[int, ...]) -> None:
+        self.tree = tree
+        self.holders = Holders(tree)
+        self._interpreters: dict[int, Interpreter | None] = {}
+        self._java: dict[int, JavaThreads | None] = {}
+
+    def interpreter(self, pid: int) -> Interpreter | None:
+        """Return the state of Python in a process, read once."""
+        if pid not in self._interpreters:
+            self._interpreters[pid] = read_interpreter(pid)
+        return self._interpreters[pid]
+
+    def java(self, pid: int) -> JavaThreads | None:
+        """Return the threads of a Java virtual machine, read once; None if a process is none."""
+        if pid not in self._java:
+            self._java[pid] = read_java(pid)
+        return self._java[pid]
+
+    def of(self, pid: int, tid: int, state: str) -> Wait:
+        """Return what a thread in a scheduler state (R, S, D, T, ...) waits for."""
+        if state in _STATES:
+            return Wait(_STATES[state])
+        call = call_of(pid, tid)
+        if call is None:
+            return Wait("unknown", on="its system call cannot be read")
+        if call.name in _CALLS:
+            return Wait(_CALLS[call.name], on=NO_END if _sleeps_for_ever(pid, call) else call.name)
+        if state == "D":
+            return Wait("disk", on=call.name)
+        if call.ends_by_itself:
+            known = self._futex(pid, tid, call) if call.name == "futex" else None
+            if known is not None and known.owners:
+                return known._replace(timed=known.kind not in ASKED_AT_ONCE)
+            return Wait("clock", on=f"{call.name} with a timeout")
+        return self.without_timeout(pid, tid, call)
+
+    def without_timeout(self, pid: int, tid: int, call: Call) -> Wait:
+        """Return what a thread would wait for in its system call if that had no timeout."""
+        first = call.arguments[0]
+        if call.name in READS or call.name in ACCEPTS:
+            return self._descriptor(pid, first, reads=True)
+        if call.name in WRITES:
+            return self._descriptor(pid, first, reads=False)
+        if call.name == "futex":
+            return self._futex(pid, tid, call)
+        if call.name in ("wait4", "waitid"):
+            return self._child(pid, call)
+        if call.name in OPENS:
+            return self._opening(pid, call)
+        if call.name == "flock" or (call.name == "fcntl" and call.arguments[1] in (F_SETLKW, F_OFD_SETLKW)):
+            return self._file_lock(pid, tid, first)
+        polled = _polled(pid, call)
+        return self._any(self._descriptor(pid, fd, reads) for fd, reads in polled) if polled else Wait("unknown")
+
+    def _futex(self, pid: int, tid: int, call: Call) -> Wait:
+        address = call.arguments[0]
+        interpreter = self.interpreter(pid)
+        java = self.java(pid)
+        if call.is_private and java is not None:
+            return _of_java(pid, tid, java)
+        if call.is_private:
+            if interpreter is not None and interpreter.gil[0] <= address < interpreter.gil[1]:
+                return Wait("gil", (pid,), "Python's interpreter lock", interpreter.owners(address))
+            if interpreter is not None and (joined := interpreter.ending(tid, address)):
+                return Wait("lock", (pid,), AN_END, joined)
+            if interpreter is not None and (delivering := interpreter.delivering(tid)):
+                return Wait("lock", (pid,), A_RESULT, delivering)
+            owners = (interpreter.owners(address) if interpreter else ()) or owner_of_mutex(pid, address)
+            return Wait("lock", (pid,), A_LOCK, owners)
+        holders = self.holders.of_memory(pid, address)
+        if not holders:  # glibc waits for the end of a thread in this way: for its number to become 0
+            ending = call.arguments[2] & 0xFFFFFFFF
+            owners = (ending,) if os.path.exists(f"/proc/{pid}/task/{ending}") else ()
+            return Wait("lock", (pid,), AN_END, owners)
+        owners = owner_of_mutex(pid, address) or self._owners_of_semaphore(pid, address, holders)
+        return Wait("shared lock", holders, "a lock in shared memory", owners)
+
+    def _owners_of_semaphore(self, pid: int, address: int, holders: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the threads in whose `with` block a lock of multiprocessing is."""
+        place = self.holders.place(pid, address)
+        read = [(each, found) for each in holders if (found := self.interpreter(each)) is not None]
+        return tuple(
+            thread.tid
+            for each, found in read
+            for thread in found.threads
+            if any(self.holders.place(each, held) == place for held in thread.holds)
+        )
+
+    def _child(self, pid: int, call: Call) -> Wait:
+        wanted = call.arguments[0 if call.name == "wait4" else 1] & 0xFFFFFFFF
+        one = wanted < 0x80000000 and (call.name == "wait4" or call.arguments[0] == 1) and wanted > 0
+        children = (wanted,) if one else children_of(pid)
+        return Wait("child", children, "child " + ", ".join(map(str, children))) if children else Wait("unknown")
+
+    def _opening(self, pid: int, call: Call) -> Wait:
+        """Return the wait for the other end of a named pipe, if processes of the tree wait for each other's ends.
+
+        Any process of the machine may open an end. One that waits alone, or several that all wait for a process that
+        writes, serve the outside. But what lies in a folder that the tree made for itself is known to it alone.
+        """
+        name = _named_pipe(pid, call)
+        if name and self._is_private(os.path.dirname(name)):
+            return Wait("named pipe", self.tree, f"the other end of the named pipe {name}")
+        if not name or len(self._openers) < 2 or not any(self._openers.values()):
+            return Wait("outside", on=f"the other end of the named pipe {name}") if name else Wait("unknown")
+        return Wait("pipe", tuple(self._openers), f"the other end of the named pipe {name}")
+
+    def _is_private(self, folder: str) -> bool:
+        """Whether a folder has a random name that the tree was not told when it was started."""
+        name = os.path.basename(folder)
+        if not _RANDOM.fullmatch(name):
+            return False
+        roots = [pid for pid in self.tree if parent_of(pid) not in self.tree]
+        return not any(name in told for pid in roots for told in _told(pid))
+
+    @cached_property
+    def _openers(self) -> dict[int, bool]:
+        """The processes of the tree of which a thread waits to open a named pipe, and whether one does to write."""
+        found: dict[int, bool] = {}
+        for pid, call in ((each, call_of(each, tid)) for each in self.tree for tid in threads_of(each)):
+            if call is not None and call.name in OPENS and _named_pipe(pid, call):
+                writes = call.arguments[OPENS[call.name][1]] & os.O_ACCMODE != os.O_RDONLY
+                found[pid] = found.get(pid, False) or writes
+        return found
+
+    def _file_lock(self, pid: int, tid: int, fd: int) -> Wait:
+        held = self.holders.locks.get(pid) or self.holders.locks.get(tid)
+        if not held or any(holder < 1 for holder, _ in held):  # an open-file-description lock has no process
+            return Wait("unknown", on="a lock on a file")
+        file = os.readlink(f"/proc/{pid}/fd/{fd}")
+        return Wait("file lock", tuple(holder for holder, _ in held), f"a lock on the file {file}")
+
+    def _descriptor(self, pid: int, fd: int, reads: bool) -> Wait:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            return Wait("unknown")
+        kind, _, inode = target.rstrip("]").partition(":[")
+        if kind == "pipe":
+            holders = self.holders.of_pipe(target, to_write=reads)
+            return Wait("pipe", holders, f"{'data in' if reads else 'room in'} pipe {inode}")
+        if kind == "socket":
+            private = int(inode) in self.holders.private_listeners
+            holders = self.tree if private else self.holders.of_peer(int(inode))
+            return Wait("socket", holders, f"socket {inode}") if holders else Wait("outside", on=f"socket {inode}")
+        if target.startswith("/dev/pt"):
+            holders = self.holders.of_terminal(pid, fd, target)
+            return Wait("pipe", holders, target) if holders else Wait("outside", on=target)
+        if target == "anon_inode:[eventpoll]":
+            return self._any(self._descriptor(pid, each, True) for each in _registered(pid, fd))
+        if target == "anon_inode:[eventfd]":
+            return Wait("lock", self.holders.of_event(pid, fd), EVENT)
+        if target == "anon_inode:[pidfd]":
+            child = re.search(r"^Pid:\s+(\d+)", _fdinfo(pid, fd), re.M)
+            return Wait("child", (int(child[1]),), f"process {child[1]}") if child else Wait("unknown")
+        return Wait("clock") if target == "anon_inode:[timerfd]" else Wait("outside", on=target)
+
+    def _any(self, waits: Iterable[Wait]) -> Wait:
+        """Return the wait for whichever of several comes first."""
+        found = list(dict.fromkeys(waits))
+        opened = next((wait for wait in found if wait.kind not in CLOSED), None)
+        if opened is not None or not found:
+            return opened or Wait("unknown")
+        by = tuple(sorted({pid for wait in found for pid in wait.by}))
+        kind = next((wait.kind for wait in found if wait.kind != "lock"), "lock")
+        return Wait(kind, by, " or ".join(dict.fromkeys(wait.on for wait in found[:3])))
+
+
+def _of_java(pid: int, tid: int, java: JavaThreads) -> Wait:
+    if tid in java.inside:
+        return Wait("monitor", (pid,), "a monitor of Java", (java.inside[tid],))
+    if tid in java.joined:
+        return Wait("lock", (pid,), AN_END, (java.joined[tid],))
+    return Wait("lock", (pid,), MAIN_OF_JAVA if tid == java.main else A_LOCK)
+
+
+def _sleeps_for_ever(pid: int, call: Call) -> bool:
+    """Whether a thread sleeps for longer than a program is meant to run, or until a signal comes."""
+    if call.name not in SLEPT:
+        return call.name in ("pause", "rt_sigsuspend")
+    at, flags = SLEPT[call.name]
+    data = peek(pid, call.arguments[at], 8)
+    moment = flags is not None and call.arguments[flags] & 1
+    now = time.clock_gettime(call.arguments[0]) if moment else 0
+    return len(data) == 8 and struct.unpack("=q", data)[0] - now > LONGEST_SLEEP
+
+
+def call_of(pid: int, tid: int) -> Call | None:
+    """Return the system call that a thread is in; None if it is in none, or that may not be read."""
+    try:
+        return parse_call(Path(f"/proc/{pid}/task/{tid}/syscall").read_text(encoding="utf-8"))
+    except OSError:
+        return None
+
+
+def _named_pipe(pid: int, call: Call) -> str:
+    """Return the path of the named pipe that a process opens; empty if it opens anything else."""
+    at = call.arguments[OPENS[call.name][0]]
+    path = peek(pid, at, min(4096 - at % 4096, 1024)).partition(b"\0")[0].decode(errors="replace")
+    with suppress(OSError):
+        if stat.S_ISFIFO(os.stat(file_of(pid, path)).st_mode):
+            return path
+    return ""
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 if it has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    return 0
+
+
+def _told(pid: int) -> Iterator[str]:
+    """Iterate over what a process was told by the one that started it: its command and its environment."""
+    for file in ("cmdline", "environ"):
+        with suppress(OSError):
+            yield Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8", errors="replace")
+
+
+def state_of(pid: int, tid: int) -> str:
+    """Return the scheduler's state of a thread, "" if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/task/{tid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    return ""
+
+
+def threads_of(pid: int) -> list[int]:
+    """Return the threads of a process."""
+    with suppress(OSError):
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    return []
+
+
+def children_of(pid: int) -> tuple[int, ...]:
+    """Return the children of a process, also those that have ended."""
+    found: set[int] = set()
+    for tid in threads_of(pid):
+        with suppress(OSError):
+            found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text(encoding="utf-8").split()))
+    return tuple(sorted(found))
+
+
+def _fdinfo(pid: int, fd: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/fdinfo/{fd}").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _registered(pid: int, fd: int) -> list[int]:
+    """Return the descriptors that an epoll descriptor waits for."""
+    return [int(each) for each in re.findall(r"^tfd:\s+(\d+)", _fdinfo(pid, fd), re.M)]
+
+
+def _polled(pid: int, call: Call) -> list[tuple[int, bool]]:
+    """Return the descriptors that a call waits for any of, and whether to read from them; empty if unknown."""
+    if call.name.startswith("epoll"):
+        return [(call.arguments[0], True)]
+    if call.name in ("poll", "ppoll"):
+        data = peek(pid, call.arguments[0], 8 * min(call.arguments[1], 4096))
+        asked = [struct.unpack_from("=iH", data, at) for at in range(0, len(data), 8)]
+        return [(fd, bool(events & _POLLIN)) for fd, events in asked if fd >= 0 and events & (_POLLIN | _POLLOUT)]
+    if call.name in ("select", "pselect6"):
+        size = (min(call.arguments[0], 1024) + 7) // 8
+        sets = [(peek(pid, call.arguments[at], size), at == 1) for at in (1, 2) if call.arguments[at]]
+        return [(8 * at + bit, reads) for data, reads in sets for at, byte in enumerate(data) for bit in range(8)
+                if byte >> bit & 1]  # fmt: skip
+    return []

@@ -1,0 +1,273 @@
+"""`compare_script`: a user's script that uses torch.distributed, run as it is under gloo and under Paceline.
+
+    torchrun --nproc-per-node 1 train.py                    a single process, if the script runs as one
+    torchrun --nproc-per-node 2 train.py     over gloo
+    torchrun --nproc-per-node 2 train.py     over paceline  and so on, in alternating rounds
+
+Nothing in the script is changed: `gloo_shim` gives `init_process_group` another backend, and writes down when steps are
+made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import RunFailed, UsageError
+from paceline.interfaces.api.comparing import gloo_shim
+from paceline.runtime.runs.intervals import median_interval
+from paceline.runtime.runs.verdict import PAYS, SETTLED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Say = Callable[[str], None]
+BACKENDS = ("gloo", "paceline")
+MOST_FILES, FEW = 20_000, 3  # that are read to notice what a script leaves behind, and that are named
+TAIL = 30  # lines of a failed script's output that an error shows
+
+
+@dataclass
+class Entrant:
+    """The script in so many processes, over one backend."""
+
+    name: str
+    processes: int
+    backend: str
+    threads: int | None = None  # None: one, as torchrun sets it
+    milliseconds: list[float] = field(default_factory=list)  # of a step: a median per round
+    seconds: list[float] = field(default_factory=list)  # of the whole script: a figure per round
+    steps: int = 0  # of each process
+    parameters: list[Tensor] | None = None  # at the end of the last round
+
+    @property
+    def step(self) -> float:
+        """Milliseconds of a step: the median of the rounds."""
+        return statistics.median(self.milliseconds)
+
+    @property
+    def batches_per_second(self) -> float:
+        """Batches per second of all processes together."""
+        return self.processes * 1000 / self.step
+
+    def row(self, before: Entrant) -> ScriptRow:
+        """Make the line of the table, with the speed-up over another entrant, round by round."""
+        each = [
+            self.processes * its / (before.processes * mine)
+            for mine, its in zip(self.milliseconds, before.milliseconds, strict=True)
+        ]
+        return ScriptRow(
+            self.name, self.processes, self.step, (min(self.milliseconds), max(self.milliseconds)),
+            self.batches_per_second, statistics.median(each), statistics.median(self.seconds), self.steps,
+            tuple(median_interval(each)),
+        )  # fmt: skip
+
+
+@dataclass
+class ScriptRow:
+    """One line of the table."""
+
+    name: str
+    processes: int
+    milliseconds_per_step: float
+    spread: tuple[float, float]
+    batches_per_second: float
+    speedup: float  # over the best without Paceline: a single process, or gloo; the median of the rounds' ratios
+    seconds: float
+    steps: int
+    speedup_interval: tuple[float, ...] = ()
+
+
+@dataclass
+class ScriptComparison:
+    """The table of a script."""
+
+    script: str
+    rounds: int
+    rows: list[ScriptRow]
+    over_gloo: float
+    difference: float | None  # the largest between parameters trained over gloo and over paceline; None: not known
+    notes: list[str]
+    answer: str = ""  # what it comes to
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table as `paceline compare --script --json` prints it."""
+        return {**self.__dict__, "rows": [asdict(row) for row in self.rows]}
+
+
+def compare_script(
+    script: str, workers: int = 2, *, rounds: int = 3, seconds: float = 600.0, say: Say = lambda line: None
+) -> ScriptComparison:
+    """Run a script under gloo and under Paceline, in alternating rounds.
+
+    script   a Python file and its arguments, started by torchrun; or a whole command that starts the processes itself
+    seconds  that one run of the script may take
+    """
+    if workers < 2:
+        raise UsageError(f"workers={workers!r}: the backends of several processes are compared; give 2 or more")
+    command = _Command.parse(script)
+    threads = sorted({1, len(os.sched_getaffinity(0))}) if command.processes_can_be_chosen else []
+    singles = [Entrant(f"one process, {t} thread{'s' * (t > 1)}", 1, "gloo", t) for t in threads]
+    gloo, ours = (Entrant(f"{workers} processes, {backend}", workers, backend) for backend in BACKENDS)
+    notes, before_all = [], _files()
+    for number in range(rounds):
+        for entrant in [*singles, gloo, ours]:
+            say(f"round {number + 1} of {rounds}: {entrant.name} ...")
+            try:
+                _run(command, entrant, seconds)
+            except RunFailed as error:
+                if entrant not in singles:
+                    raise
+                notes.append(f"it does not run as {entrant.name}: {str(error).splitlines()[-1].strip()}")
+                singles.remove(entrant)
+    left = sorted(_files() - before_all)
+    if left:
+        notes.append(_left_behind(left))
+    before = max((*singles, gloo), key=lambda entrant: entrant.batches_per_second)
+    rows = [entrant.row(before) for entrant in (*singles, gloo, ours)]
+    over_gloo = statistics.median(a / b for a, b in zip(gloo.milliseconds, ours.milliseconds, strict=True))
+    answer = answer_of(rows[-1], before.name)
+    return ScriptComparison(script, rounds, rows, over_gloo, _difference(gloo, ours), notes, answer)
+
+
+def _files() -> set[str]:
+    """Files below the current folder, by their names and times; a large folder is read in part."""
+    found: set[str] = set()
+    for folder, folders, names in os.walk("."):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+        for name in names:
+            with contextlib.suppress(OSError):
+                path = Path(folder, name)
+                found.add(f"{path}\0{path.stat().st_mtime_ns}")
+        if len(found) > MOST_FILES:
+            break
+    return found
+
+
+def _left_behind(files: Sequence[str]) -> str:
+    names = list(dict.fromkeys(file.partition("\0")[0] for file in files))
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return (
+        f"the script writes {', '.join(names[:FEW])}{more}, which its later runs find: where it goes on from a "
+        "snapshot, their steps are not the same work. Give it an option that writes none, and compare again"
+    )
+
+
+def answer_of(ours: ScriptRow, before: str) -> str:
+    """What a comparison of a script comes to: the backend, what is best without it, or that it is not settled."""
+    low, high = ours.speedup_interval
+    half = (high - low) / 2 / ours.speedup
+    times = f"{ours.speedup:.2f}x (±{half:.0%}) as fast as {before}"
+    if high < PAYS and half <= SETTLED:
+        return f"{before[:1].upper()}{before[1:]} is the best you can do here: {ours.name} is {times}"
+    if low > 1 and ours.speedup >= PAYS and half <= SETTLED:
+        return f"Recommended: {ours.name}, {times}; to use it: init_process_group('paceline')"
+    return f"Undecided: {ours.name} is {low:.2f}x to {high:.2f}x as fast as {before}; let the script make more steps"
+
+
+@dataclass(frozen=True)
+class _Command:
+    """How the processes of a script are started."""
+
+    words: list[str]
+    processes_can_be_chosen: bool  # by torchrun; else the user's own command starts them
+
+    @staticmethod
+    def parse(script: str) -> _Command:
+        """Parse `--script`; UsageError if it names no file."""
+        words = shlex.split(script)
+        if not words:
+            raise UsageError(
+                "--script is empty; give a Python file and its arguments, as in --script 'train.py --epochs 1'"
+            )
+        started = not words[0].endswith(".py")
+        if not started and not Path(words[0]).is_file():
+            raise UsageError(f"there is no file {words[0]}")
+        return _Command(words, not started)
+
+    def of(self, processes: int) -> list[str]:
+        """The command line for so many processes."""
+        if self.processes_can_be_chosen:
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+            return [*torchrun, str(processes), *self.words]
+        first = sys.executable if self.words[0] == "python" else self.words[0]
+        return [first, *self.words[1:]]
+
+
+def _run(command: _Command, entrant: Entrant, seconds: float) -> None:
+    """Run the script once to its end, and add what it took to the entrant. No process and no file is left behind."""
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        begun = time.perf_counter()
+        process = subprocess.Popen(
+            command.of(entrant.processes), env=_environment(entrant, folder), text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise RunFailed(
+                    f"{entrant.name}: not done after {seconds:.0f} s. Its last output:\n{_tail(output)}"
+                ) from None
+            raise
+        if process.returncode:
+            raise RunFailed(
+                f"{entrant.name}: the script ended with {process.returncode}. Its last output:\n{_tail(output)}"
+            )
+        entrant.seconds.append(time.perf_counter() - begun)
+        _read_steps(entrant, Path(folder))
+
+
+def _environment(entrant: Entrant, folder: str) -> dict[str, str]:
+    places = [str(Path(gloo_shim.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    found |= {"PACELINE_STAND_IN": entrant.backend, "PACELINE_STEPS": folder}
+    if entrant.threads:
+        found["OMP_NUM_THREADS"] = str(entrant.threads)
+    return found
+
+
+def _read_steps(entrant: Entrant, folder: Path) -> None:
+    steps = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+    if not steps or min(map(len, steps)) < 3:
+        raise UsageError(
+            f"{entrant.name}: the script made fewer than 3 steps of a torch.optim optimizer; there is nothing to time. "
+            "If it goes on from a snapshot of its last run, give it an option that writes none"
+        )
+    entrant.steps = len(steps[0])
+    entrant.milliseconds.append(1000 * statistics.median(b - a for ends in steps for a, b in pairwise(ends[1:])))
+    if (kept := folder / "parameters.pt").is_file():
+        import torch
+
+        entrant.parameters = torch.load(kept, weights_only=True)
+
+
+def _difference(one: Entrant, other: Entrant) -> float | None:
+    if one.parameters is None or other.parameters is None or len(one.parameters) != len(other.parameters):
+        return None
+    pairs = list(zip(one.parameters, other.parameters, strict=True))
+    if any(a.shape != b.shape for a, b in pairs):
+        return None
+    return max((float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel()), default=None)
+
+
+def _tail(output: str) -> str:
+    """Take the end of the script's own output, without what torchrun adds."""
+    lines = [line for line in output.splitlines() if "torch/distributed/run.py" not in line]
+    ends = [number for number, line in enumerate(lines) if "torch/distributed/elastic" in line]
+    return "\n".join(lines[: ends[0] if ends else None][-TAIL:])

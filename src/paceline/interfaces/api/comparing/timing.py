@@ -1,0 +1,298 @@
+"""Times plans, single processes and ceilings in interleaved rounds, so that a busy machine slows down all of them.
+
+    round 1     downpour   ring   1 thread   2 threads   ceiling of 2 x 50
+    round 2     ceiling of 2 x 50   2 threads   1 thread   ring   downpour          and so on, to and fro
+
+A figure is never made of two rounds: a speed-up is the median of each round's own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.errors import CrowdedWarning, JobWarning, PacelineError, RunStopped
+from paceline.interfaces.api.comparing.progress import Course
+from paceline.interfaces.api.comparing.trainings import failed
+from paceline.interfaces.api.train import train
+from paceline.plans.plan import Plan, make
+from paceline.runtime.runs.comparison import FailedPlan
+from paceline.runtime.runs.intervals import Interval, median_interval
+from paceline.runtime.runs.record import Summary
+from paceline.runtime.runs.run import Run
+from paceline.runtime.runs.verdict import PAYS, SETTLED
+from paceline.runtime.runs.warm_up import steady
+from paceline.training.jobs.job import Job
+
+SHORT = 0.4  # seconds of a round by default
+LONG = 3.0  # seconds of a round, where there is time for more than LEAST of them
+LEAST, MOST = 5, 25  # rounds
+ENOUGH = 13  # rounds by default, at most: from then on intervals leave out three rounds at each end
+MORE = "the rounds disagree; timing a further one, round"
+PATIENCE = 60.0  # seconds of timing after which no round is added
+UPDATES = 20  # of a round, at least
+LONGER = 4  # times that a round is made longer, at most
+WARM = 0.5  # share of a round's samples that must lie after its warm-up; with less, the next round is longer
+
+
+class Schedule(NamedTuple):
+    """How many rounds there are, and how many seconds each plan is timed in one of them.
+
+    By default further rounds follow while the intervals are wide, whatever they say, up to `most` in all.
+    """
+
+    rounds: int
+    seconds: float
+    most: int = 0
+
+    @staticmethod
+    def of(seconds: float | None) -> Schedule:
+        """Divide the seconds of a plan over rounds: more rounds settle more than longer ones."""
+        if seconds is None:
+            return Schedule(LEAST, SHORT, ENOUGH)
+        rounds = min(MOST, max(LEAST, round(seconds / LONG)))
+        return Schedule(rounds, seconds / rounds)
+
+
+@dataclass
+class Entrant:
+    """A plan to be timed on a job."""
+
+    name: str
+    plan: Plan
+    job: Job
+    #: Samples per second of each round.
+    speeds: list[float] = field(default_factory=list)
+    #: Share of the workers' time without a core, per round.
+    waited: list[float] = field(default_factory=list)
+    #: Updates of a round; None until a run has told how many fit into one.
+    updates: int | None = None
+    #: How often a round was made longer, since most of it was warm-up.
+    longer: int = 0
+    #: The whole training by this plan; None for what is timed beside the plans.
+    run: Run | None = None
+
+    def time_round(self, seconds: float) -> None:
+        """Train for about so many seconds."""
+        with warnings.catch_warnings():
+            for given in (CrowdedWarning, JobWarning):  # when the whole job was trained
+                warnings.simplefilter("ignore", given)
+            if self.updates is None:
+                self.learn_from(
+                    train(self.job, self.plan, folder=None, max_updates=UPDATES * self.plan.workers), seconds
+                )
+            # As many epochs as it takes: the round's length is in `updates`.
+            run = train(self.job.with_(epochs=10**6), self.plan, folder=None, max_updates=self.updates)
+        speed, share = _speed(run)
+        self.speeds.append(speed)
+        self.waited.append(_summary(run).core_wait_fraction)
+        if share < WARM and self.longer < LONGER:
+            self.updates, self.longer = 2 * (self.updates or UPDATES), self.longer + 1
+
+    def end_after(self, rounds: int) -> None:
+        """Leave out what follows so many rounds; without any, the speed is that of the whole training."""
+        self.speeds, self.waited = self.speeds[:rounds], self.waited[:rounds]
+        if not self.speeds and self.run is not None:
+            self.speeds, self.waited = [_speed(self.run)[0]], [_summary(self.run).core_wait_fraction]
+
+    def learn_from(self, run: Run, seconds: float) -> None:
+        """Find out from a training by this plan how many updates a round of so many seconds has."""
+        summary, (speed, _) = _summary(run), _speed(run)
+        each = summary.samples / max(1, summary.updates)
+        self.updates = max(UPDATES, math.ceil(seconds * speed / each))
+
+    @property
+    def speed(self) -> float:
+        """Samples per second: the median of the rounds."""
+        return statistics.median(self.speeds)
+
+    def over(self, other: Entrant) -> Ratio:
+        """How many times as fast this is as another, round by round."""
+        return Ratio.of(self.speeds, other.speeds)
+
+    @property
+    def threads(self) -> str:
+        """The threads of each worker, such as `2 threads`."""
+        return f"{self.plan.threads} thread{'s' * (self.plan.threads > 1)}"
+
+
+class Ratio(NamedTuple):
+    """The median of the rounds' ratios, with its interval."""
+
+    value: float
+    interval: Interval
+
+    @classmethod
+    def of(cls, these: Sequence[float], others: Sequence[float]) -> Ratio:
+        """Divide the speeds of each round by others of the same round."""
+        ratios = [mine / its for mine, its in zip(these, others, strict=True)]
+        return cls(statistics.median(ratios), median_interval(ratios))
+
+    @property
+    def doubt(self) -> float:
+        """Half the interval, as a share of the value."""
+        return self.interval.half / self.value
+
+
+class Ceiling(NamedTuple):
+    """The kind of workers that a plan's ceiling is made of; several plans may share one."""
+
+    workers: int
+    batch: int  # samples that one worker computes at once
+
+    @staticmethod
+    def of(job: Job, plan: Plan) -> Ceiling:
+        """Return the ceiling of a plan: as many workers, which compute pieces of the same size."""
+        return Ceiling(plan.workers, math.ceil(job.batch_size / plan.parts) if plan.workers > 1 else job.batch_size)
+
+    def entrant(self, job: Job) -> Entrant:
+        """Make the plan that measures this ceiling."""
+        plan = make("ceiling", workers=self.workers)
+        return Entrant(f"ceiling of {self.workers} x {self.batch}", plan, job.with_(batch_size=self.batch))
+
+
+@dataclass
+class Timed:
+    """Everything that was timed, in the same rounds."""
+
+    plans: list[Entrant]
+    singles: list[Entrant]  # one process, with different numbers of threads
+    ceilings: dict[Ceiling, Entrant]
+    failed: list[FailedPlan] = field(default_factory=list)
+    rounds: int = 0  # that are whole
+    interrupted: bool = False  # by Ctrl-C
+
+    @property
+    def entrants(self) -> list[Entrant]:
+        """All that is timed; one process that is a plan, too, is timed once."""
+        return list({id(each): each for each in (*self.plans, *self.singles, *self.ceilings.values())}.values())
+
+    def leave(self, entrant: Entrant, error: PacelineError) -> None:
+        """Leave out an entrant that has failed."""
+        if entrant in self.plans:
+            run = entrant.run.path if entrant.run else None
+            self.failed.append(failed(entrant.plan, error, str(run) if run else None))
+        self.plans = [each for each in self.plans if each is not entrant]
+        self.ceilings = {kind: each for kind, each in self.ceilings.items() if each is not entrant}
+
+    def interrupt(self) -> None:
+        """End with what whole rounds have measured; without any, with what the trainings have."""
+        self.interrupted = True
+        for entrant in self.entrants:
+            entrant.end_after(self.rounds)
+        self.plans, self.singles = ([each for each in some if each.speeds] for some in (self.plans, self.singles))
+        self.ceilings = {kind: each for kind, each in self.ceilings.items() if each.speeds}
+
+    @property
+    def core_wait(self) -> float:
+        """The median share of their time for which workers waited for a core, where there was one for each."""
+        cores = len(os.sched_getaffinity(0))
+        fitting = [each for each in (*self.plans, *self.singles) if each.plan.workers * each.plan.threads <= cores]
+        return statistics.median([share for entrant in fitting for share in entrant.waited] or [0.0])
+
+    @property
+    def best_single(self) -> Entrant:
+        """The fastest single process, which speed-ups are over."""
+        return max(self.singles, key=lambda single: single.speed)
+
+    def ceiling_of(self, entrant: Entrant) -> Entrant | None:
+        """The ceiling of a plan; None for one process."""
+        return self.ceilings.get(Ceiling.of(entrant.job, entrant.plan))
+
+    @property
+    def settled(self) -> bool:
+        """Whether the intervals are narrow enough for a verdict, and none leaves open if its plan pays."""
+        single = self.best_single
+        return all(ratio.doubt <= SETTLED for ratio in self._ratios()) and not any(
+            interval.low <= 1 and interval.high >= PAYS
+            for interval in (plan.over(single).interval for plan in self.plans if plan.plan.workers > 1)
+        )
+
+    def _ratios(self) -> Iterator[Ratio]:
+        for plan in self.plans:
+            yield plan.over(self.best_single)
+            if (ceiling := self.ceiling_of(plan)) is not None:
+                yield plan.over(ceiling)
+
+
+def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: Schedule, course: Course) -> Timed:
+    """Time plans, single processes and ceilings in interleaved rounds; `runs` are whole trainings by these plans.
+
+    Ctrl-C ends it after the last whole round. If there is none, the speeds are those of the trainings.
+    """
+    timed = entrants_of(job, plans, runs)
+    for entrant, run in zip(timed.plans, runs, strict=True):
+        entrant.learn_from(run, schedule.seconds)
+    begin = time.monotonic()
+    try:
+        for number in range(max(schedule.rounds, schedule.most)):
+            if number >= schedule.rounds and (timed.settled or time.monotonic() - begin > PATIENCE):
+                break
+            further = number >= schedule.rounds
+            text = f"{MORE} {number + 1}" if further else f"timing, round {number + 1} of {schedule.rounds}"
+            _time_round(timed, number, text, schedule, course)
+            timed.rounds = number + 1
+    except KeyboardInterrupt:
+        timed.interrupt()
+        if not timed.singles:
+            raise
+    return timed
+
+
+def entrants_of(job: Job, plans: Sequence[Plan], runs: Sequence[Run] = ()) -> Timed:
+    """Return what is timed: plans, single processes and ceilings."""
+    trained: Iterator[Run | None] = iter(runs)
+    entrants = [_entrant(job, plan, next(trained, None)) for plan in plans]
+    kinds = {Ceiling.of(job, each.plan): each.job for each in entrants}
+    ceilings = {kind: kind.entrant(kinds[kind]) for kind in sorted(kinds) if kind.workers > 1}
+    return Timed(entrants, [_single(job, threads, entrants) for threads in thread_counts()], ceilings)
+
+
+def _entrant(job: Job, plan: Plan, run: Run | None) -> Entrant:
+    """A plan, which computes in each round as it did in its whole training."""
+    return Entrant(str(plan), plan, job.with_(compute=run.record.compute) if run else job, run=run)
+
+
+def _time_round(timed: Timed, number: int, text: str, schedule: Schedule, course: Course) -> None:
+    """Time every entrant once; one that fails leaves, and the others go on."""
+    for entrant in timed.entrants[:: -1 if number % 2 else 1]:
+        course.begin(text, course.cost.start + schedule.seconds, entrant.name)
+        try:
+            entrant.time_round(schedule.seconds)
+        except RunStopped:
+            raise
+        except PacelineError as error:
+            if entrant.plan.workers == 1:
+                raise
+            timed.leave(entrant, error)
+
+
+def _single(job: Job, threads: int, entrants: Sequence[Entrant]) -> Entrant:
+    """One process; if the plan is compared anyway, it is timed once."""
+    same = (e for e in entrants if (e.plan.name, e.plan.threads, e.plan.chunks) == ("sequential", threads, 1))
+    found = next(same, None)
+    return found if found is not None else Entrant("sequential", make("sequential", threads=threads), job)
+
+
+def thread_counts() -> list[int]:
+    """Return the numbers of threads that one process is tried with."""
+    cores = len(os.sched_getaffinity(0))
+    return sorted({1, 2, cores} & set(range(1, cores + 1)))
+
+
+def _speed(run: Run) -> tuple[float, float]:
+    """Samples per second after the warm-up, and the share of the samples that lie there."""
+    found, summary = steady(run.trace), _summary(run)
+    return (found.samples_per_second, found.share) if found else (summary.samples_per_second, 0.0)
+
+
+def _summary(run: Run) -> Summary:
+    summary = run.record.summary
+    assert summary is not None
+    return summary

@@ -1,0 +1,119 @@
+"""The engines by name, each with what it is called with; a further engine is a row of `ENGINES`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.plans.plan import Plan
+from paceline.runtime.engines.life import Life
+from paceline.runtime.engines.outcome import Outcome
+from paceline.runtime.runs.live import Phase
+from paceline.runtime.runs.record import CheckpointInterval
+from paceline.training.jobs.job import Job
+
+if TYPE_CHECKING:
+    from paceline.runtime.engines.cluster import Roster
+    from paceline.runtime.engines.virtual import World
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `train` was asked for, checked and with its words read."""
+
+    job: Job | None
+    plan: str | Plan | None
+    workers: int | None
+    #: A name of `ENGINES`.
+    engine: str
+    #: Where the run's folder is created; None writes nothing to disk.
+    folder: Path | None
+    max_updates: int | None
+    timeout: float
+    #: When checkpoints are taken; None: never.
+    interval: CheckpointInterval | None
+    world: World | None = None
+    #: The folder of a run to resume, and the epochs that it is to have in all.
+    resume: Path | None = None
+    epochs: int | None = None
+    callbacks: Sequence[Any] = ()
+    #: Whether some of these may stop the run.
+    stoppable: bool = False
+    #: This process's place among the nodes of a launcher; None under other engines.
+    node: Roster | None = None
+    backups: int = 1
+    #: Of engine ray: which cluster of Ray to join, and whether its network needs no encryption.
+    address: str | None = None
+    trusted_network: bool = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether no other node leads the run."""
+        return self.node is None or self.node.leads
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What runs a plan."""
+
+    #: Trains; the outcome may read memory that is released at the end of the block.
+    train: Callable[[Life, Request], AbstractContextManager[Outcome]]
+    #: Whether it keeps checkpoints.
+    keeps: bool = False
+
+
+def _local(life: Life, request: Request) -> AbstractContextManager[Outcome]:
+    from paceline.runtime.engines.local import worker_pool
+
+    return worker_pool.train(life)
+
+
+def _cluster(life: Life, request: Request) -> AbstractContextManager[Outcome]:
+    from paceline.runtime.engines.cluster import engine
+
+    assert request.node is not None
+    return engine.train(life, request.node, request.backups)
+
+
+def _ray(life: Life, request: Request) -> AbstractContextManager[Outcome]:
+    from paceline.runtime.engines.cluster import ray_nodes
+    from paceline.runtime.engines.cluster.ray_session import RayOptions
+
+    return ray_nodes.train(life, RayOptions(request.address, request.trusted_network), request.backups)
+
+
+def _mpi(life: Life, request: Request) -> AbstractContextManager[Outcome]:
+    from paceline.runtime.engines import mpi
+
+    return _in_this_process(life, lambda: mpi.train(life.setup))
+
+
+def _virtual(life: Life, request: Request) -> AbstractContextManager[Outcome]:
+    from paceline.runtime.engines import virtual
+
+    return _in_this_process(life, lambda: virtual.train(life.setup, request.world or virtual.World()))
+
+
+@contextlib.contextmanager
+def _in_this_process(life: Life, train: Callable[[], Outcome]) -> Iterator[Outcome]:
+    """Train in one call, which neither reports its progress nor writes the trace meanwhile."""
+    life.heartbeat.beat(Phase.TRAINING, 0)
+    outcome = train()
+    life.heartbeat.beat(Phase.EVALUATING, life.setup.agenda.updates)
+    life.place.write_trace(outcome.trace)
+    yield outcome
+
+
+ENGINES = {
+    "local": Engine(_local, keeps=True),
+    "virtual": Engine(_virtual),
+    "mpi": Engine(_mpi),
+    "cluster": Engine(_cluster, keeps=True),
+    "ray": Engine(_ray, keeps=True),
+}
+#: The engines that keep checkpoints.
+KEEPING = tuple(name for name, engine in ENGINES.items() if engine.keeps)

@@ -1,0 +1,104 @@
+"""What a user's own loop can be trained by, and where the processes of its `torchrun` find each other."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from paceline.algorithms.cluster.variables import value
+from paceline.errors import PlanError, UsageError
+from paceline.plans.codecs import refuse_tables
+from paceline.plans.plan import Plan
+from paceline.runtime.engines.workers.loop_worker import tables
+from paceline.training.jobs.closures import refuse_closures
+from paceline.training.parameters.sparse_tables import check_optimizer
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+class _Stores:
+    """The store through which the processes of a `torchrun` find each other; rank 0 hosts it until it ends."""
+
+    store: Store | None = None
+    rank = 0
+    #: Blocks that were entered so far, the same number on all ranks.
+    blocks = 0
+
+    def next_block(self) -> Store:
+        """Return a store for the next block, with keys of its own."""
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
+        if self.store is None and dist.is_initialized():
+            self.store, self.rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+        elif self.store is None:
+            self.store, self.rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=120)))
+        self.blocks += 1
+        return PrefixStore(f"paceline.parallel {self.blocks}", self.store)
+
+
+_stores = _Stores()
+
+
+def plan_here(plan: str | Plan) -> Plan:
+    """Return the plan for this number of processes."""
+    import torch.distributed as dist
+
+    ranks = dist.get_world_size() if dist.is_initialized() else value(os.environ, "WORLD_SIZE") or 1
+    here = value(os.environ, "LOCAL_WORLD_SIZE")
+    if here and here != ranks:
+        raise UsageError(f"{ranks} processes on several machines ({here} here): this works on one machine, as yet")
+    chosen = Plan.parse(plan, ranks)
+    if chosen.workers != ranks:
+        raise PlanError(
+            f"plan {chosen} is for {chosen.workers} workers, but there are {ranks} processes; start as many with "
+            f"`torchrun --nproc-per-node {chosen.workers}`, or leave `workers` out"
+        )
+    return chosen
+
+
+def meet(plan: Plan) -> tuple[Store, int]:
+    """Return the store where the processes find each other, and this one's rank."""
+    from torch._C._distributed_c10d import HashStore
+
+    if plan.workers == 1:
+        return HashStore(), 0
+    store = _stores.next_block()
+    return store, _stores.rank
+
+
+def refuse(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+    """Raise for models, optimizers and plans that a user's own loop cannot train."""
+    refuse_closures(optimizer)
+    if why := plan.traits.needs_train:
+        remedy = "use `paceline.train` for it"
+        if not plan.traits.traced:  # PyTorch's own code
+            remedy = "leave out `paceline.parallel`, or name another plan, such as ring"
+        raise PlanError(f"plan {plan.name} {why}; {remedy}")
+    if plan.sizes or plan.chunks > 1:
+        option = "sizes" if plan.sizes else "chunks"
+        raise PlanError(
+            f"plan {plan}: {option}= divides batches, and here your loop does; leave it out, or use `paceline.train`"
+        )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise UsageError(
+            "this model is wrapped in DistributedDataParallel, which has its own collectives: give model.module"
+        )
+    elsewhere = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
+    if elsewhere is not None:
+        raise UsageError(f"the model is on {elsewhere}: this works on the CPU, where processes share memory")
+    sparse = tables(model)
+    if sparse and not plan.traits.takes_sparse:
+        raise PlanError(
+            f"parameter {sparse[0]} gets a sparse gradient, and plan {plan.name} exchanges dense ones; use "
+            "downpour or ssp, where only touched rows travel, or sparse=False"
+        )
+    if sparse:
+        refuse_tables(plan.name, plan.options.get("codec"), sparse[0])
+        check_optimizer(optimizer, model, sparse, plan.traits.optimizer_at_server)

@@ -1,0 +1,62 @@
+"""The plan that `train(plan="auto")` follows: one process where it takes seconds, else what `choose` chooses.
+
+A search measures many plans, which takes longer than the training of a small job. What was chosen is remembered by the
+job's kind, its length and the machine: the same command trains in the same way from then on, and at once.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+from paceline.interfaces.api.fusing import settled
+from paceline.interfaces.api.planning.choose import choose
+from paceline.interfaces.api.planning.measuring import measure
+from paceline.planning.planner.remembered import Followed, recall, remember
+from paceline.plans.plan import make
+from paceline.runtime.engines.setup import set_up
+from paceline.training.gradients.choice import kind_of
+from paceline.training.gradients.probe import probing_once
+from paceline.training.jobs.job import Job, checked
+
+UPDATES = 16  # by which a training is timed
+SEARCH = 30.0  # seconds that a training has to take by one process, from which on a search of about half of that pays
+SECOND = 1.0  # from which on a second thread is timed, too
+PAYS = 1.3  # times as fast as one thread, from which on two are chosen: both are timed only briefly
+TWO = make("sequential", threads=2)
+
+
+def follow(job: Job, workers: int | None = None, limit: int | None = None) -> Followed:
+    """Return the plan that was chosen for such a job before, or choose one; `limit` is the most updates."""
+    job = checked(job)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the training says it
+        setup = set_up(job.untested().with_(compute="autograd"), make("sequential"), "virtual", limit, bounded=True)
+    updates = setup.agenda.updates
+    key = repr((kind_of(job, setup.module), job.compute, updates, workers, len(os.sched_getaffinity(0))))
+    if (followed := recall(key)) is None:
+        with probing_once():
+            followed = _choose(job, updates, workers, limit)
+        remember(key, followed)
+    return followed
+
+
+def _choose(job: Job, updates: int, workers: int | None, limit: int | None) -> Followed:
+    alone = settled(job, limit)
+    seconds = updates * measure(alone, make("sequential"), UPDATES).seconds
+    if seconds < SEARCH:
+        return _without_a_search(job, alone, updates, seconds)
+    choice = choose(job, workers=workers)
+    return Followed(str(choice.best.plan), choice.compute, choice.sentences[0])
+
+
+def _without_a_search(job: Job, alone: Job, updates: int, seconds: float) -> Followed:
+    """Return one process with one thread or two; `seconds` are those of one. The same numbers, so nothing is risked."""
+    short = f"one process trains in about {seconds:.1f} s"
+    if seconds < SECOND or len(os.sched_getaffinity(0)) < 2:
+        return Followed("sequential", job.compute, f"{short}, and a search for another plan takes as long")
+    together = updates * measure(alone, TWO, UPDATES).seconds
+    if together * PAYS > seconds:
+        return Followed("sequential", job.compute, f"{short}, and with two threads in about {together:.1f} s")
+    why = f"two threads train in about {together:.1f} s, and one in {seconds:.1f} s"
+    return Followed(str(TWO), job.compute, why)

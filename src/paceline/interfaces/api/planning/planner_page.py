@@ -1,0 +1,135 @@
+"""The planner's pages: what a choice rests on, and predicted beside measured. One HTML file that needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+from paceline.kernels.measure.picture import Point, roofline
+from paceline.planning.planner.choosing import Choice, micro
+from paceline.planning.planner.scaling import Scaling, scalings
+from paceline.planning.planner.validating import Validation
+from paceline.runtime.report.charts import Line, chart, legend
+from paceline.runtime.report.curves import Envelope
+from paceline.runtime.report.lanes import Lane, lanes
+from paceline.runtime.report.overview import section
+from paceline.runtime.report.page import document
+from paceline.runtime.report.timeline import timeline
+from paceline.runtime.runs.time_accounting import Time
+from paceline.runtime.runs.trace import Trace
+
+ROWS, DRAWN, LABELLED, SPANS = 60, 6, 12, 4000
+
+
+def choice_page(job: str, choice: Choice) -> str:
+    """The page of `paceline choose`."""
+    first, *rest = choice.sentences
+    lead = f'<p class="lead">{escape(first)}</p><p class="said">{escape(". ".join(rest))}</p>'
+    body = section("Summary", f"{lead}<pre>{escape(choice.command)}</pre>")
+    found = scalings(choice)
+    body += section("Speed-up against workers", _speed_ups(found), " ".join(each.sentence for each in found[:DRAWN]))
+    body += section("Cost against time", _costs(choice), "The front: no other plan is faster and cheaper at once.")
+    body += section("Roofline of the layers", _roofline(choice), "Predicted for one core; a point is a module.")
+    body += section("Ranking", _ranking(choice)) + section("Ruled out", _ruled_out(choice))
+    return document(f"{job}: {choice.plan}", body, "paceline choose")
+
+
+def validation_page(found: Validation, timelines: Sequence[tuple[str, Trace, Trace]]) -> str:
+    """The page of `paceline validate`; `timelines` are plans with their predicted and their measured trace."""
+    text = (
+        f"Median error {found.error:.1%}, noise floor {found.noise:.1%}. {found.chosen} was predicted to be the "
+        f"fastest, {found.best} was; regret {found.regret:.1%}."
+    )
+    body = section("Summary", f'<p class="lead">{escape(text)}</p>')
+    rows = [
+        [c.name, micro(c.predicted), f"{micro(c.low)} to {micro(c.high)}",
+         micro(c.measured), f"{c.error:+.1%}", f"{c.noise:.1%}"]
+        for c in found.checks
+    ]  # fmt: skip
+    heads = ("plan", "predicted", "90% within", "measured", "error", "noise floor")
+    body += section("Predicted and measured", _table(heads, rows))
+    body += section("Timelines", "".join(_one_above_the_other(*each) for each in timelines))
+    return document(f"{found.job}: predicted and measured", body, "paceline validate")
+
+
+def _one_above_the_other(plan: str, predicted: Trace, measured: Trace) -> str:
+    """Two timelines over the same seconds."""
+    both = lanes(predicted), lanes(measured)
+    end = max((int(lane.edges[-1]) for each in both for lane in each), default=0)
+    drawn = ""
+    for name, each in zip(("predicted", "measured"), both, strict=True):
+        drawn += f"<h4>{name}</h4>{timeline([_until(lane, end) for lane in each], (), SPANS)}"
+    return f"<h3>{escape(plan)}</h3>{drawn}"
+
+
+def _until(lane: Lane, end: int) -> Lane:
+    """The lane with nothing more up to this time."""
+    if lane.edges[-1] >= end:
+        return lane
+    return Lane(lane.worker, np.append(lane.edges, end), np.append(lane.kinds, int(Time.OTHER)))
+
+
+def _speed_ups(found: Sequence[Scaling]) -> str:
+    lines = [
+        _line(each.name, [1.0, *map(float, each.workers)], [1.0, *each.speed_ups], f"run-{place}")
+        for place, each in enumerate(found[:DRAWN])
+    ]
+    drawn = chart("Speed-up over the best single process", lines, "workers", css="wide")
+    return f'<div class="charts">{drawn}</div>{_legend(lines)}' if lines else ""
+
+
+def _costs(choice: Choice) -> str:
+    """Seconds of an epoch, and its dollars, or core-seconds where there are no prices."""
+    epochs = [each.seconds * choice.updates_per_epoch for each in choice.ranking]
+    cores = [s * p.plan.workers * p.plan.threads for s, p in zip(epochs, choice.ranking, strict=True)]
+    money = list(choice.dollars) or cores
+    title = "Dollars of an epoch" if choice.dollars else "Core-seconds of an epoch"
+    points = sorted(zip(epochs, money, strict=True))
+    front = [point for n, point in enumerate(points) if all(point[1] < other[1] for other in points[:n])]
+    drawn = (("all plans", points, "run-other", True), ("the front", front, "run-0", False))
+    lines = [_line(name, [x for x, _ in p], [y for _, y in p], colour, dots) for name, p, colour, dots in drawn if p]
+    return f'<div class="charts">{chart(title, lines, "seconds of an epoch", css="wide")}</div>{_legend(lines)}'
+
+
+def _roofline(choice: Choice) -> str:
+    layers = [each for each in choice.layers if each.flops and each.bytes and each.seconds]
+    layers = sorted(layers, key=lambda each: -each.seconds)[:LABELLED]
+    points = [
+        Point(each.name or "(outside)", each.flops / each.bytes, each.flops / each.seconds / 1e9) for each in layers
+    ]
+    if not points or choice.roofs is None:
+        return ""
+    gflops, gigabytes = choice.roofs
+    return f'<div class="charts">{roofline(points, gflops, gigabytes, "Roofline of the layers")}</div>'
+
+
+def _ranking(choice: Choice) -> str:
+    rows = [
+        [p.name, micro(p.seconds), f"{micro(p.low)} to {micro(p.high)}", f"{p.samples_per_second:,.0f}",
+         f"{p.bytes:,.0f}", f"{p.memory / 2**20:,.1f}"]
+        for p in choice.ranking[:ROWS]
+    ]  # fmt: skip
+    return _table(("plan", "an update", "90% within", "samples/s", "bytes sent", "MiB of a worker"), rows)
+
+
+def _ruled_out(choice: Choice) -> str:
+    return _table(("plan", "why"), [[each.name, each.ruled_out] for each in choice.ruled_out[:ROWS]])
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _line(label: str, x: Sequence[float], y: Sequence[float], colour: str, dots: bool = False) -> Line:
+    xs, ys = np.asarray(x, float), np.asarray(y, float)
+    return Line(label, colour, Envelope(xs, ys, ys, ys), dots)
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    return legend([(line.label, line.colour) for line in lines])

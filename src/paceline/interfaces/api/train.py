@@ -1,0 +1,365 @@
+"""`train`: one job, one plan, one engine, one run. `paceline.train` and `paceline train` both call it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import (
+    Blamed,
+    CheckpointWarning,
+    JobWarning,
+    PacelineError,
+    PlanError,
+    PlanWarning,
+    RunFailed,
+    RunStopped,
+    UsageError,
+    WorkerDied,
+    WorkerSilent,
+    is_positive,
+    suggest,
+    whole,
+)
+from paceline.errors.arguments import check_arguments
+from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
+from paceline.interfaces.api.engines import ENGINES, KEEPING, Request
+from paceline.interfaces.api.hooks import Hooks, ProgressFunction
+from paceline.interfaces.api.stopped import stopped_run
+from paceline.interfaces.callbacks import check
+from paceline.interfaces.callbacks.loggers import named
+from paceline.plans.clusters import check_method
+from paceline.plans.plan import Plan
+from paceline.runtime.engines import checkpoints, cluster, mpi
+from paceline.runtime.engines.checkpoints import CheckpointRequest
+from paceline.runtime.engines.job_file import save_job_file
+from paceline.runtime.engines.life import Life
+from paceline.runtime.engines.outcome import finish
+from paceline.runtime.engines.record import first_record, life_record
+from paceline.runtime.engines.resuming import check_end, check_same, for_plan, next_plan, open_run
+from paceline.runtime.engines.setup import Setup, set_up
+from paceline.runtime.runs.folder import RunFolder, new_folder, unless_begun
+from paceline.runtime.runs.live import Heartbeat
+from paceline.runtime.runs.progress import ProgressCallback
+from paceline.runtime.runs.record import CheckpointInterval, Evaluation, FailureRecord, RunRecord, Status
+from paceline.runtime.runs.run import Run
+from paceline.training.jobs.job import Job, checked
+from paceline.training.jobs.loading import own_arguments
+
+if TYPE_CHECKING:
+    from paceline.runtime.engines.cluster import Roster
+    from paceline.runtime.engines.virtual import World
+
+RUNS = Path("runs")
+AUTO = "auto"
+
+
+@accepts_old_names(RENAMED_ARGUMENTS["train"])
+@own_arguments()
+def train(
+    job: Job | None = None, plan: str | Plan | None = None, workers: int | None = None, *, engine: str = "local",
+    compute: str | None = None, folder: str | Path | None = RUNS, progress: ProgressCallback | None = None,
+    max_updates: int | None = None, timeout: float = 120.0, world: World | None = None,
+    checkpoint_every: int | str | None = None, resume: str | Path | Run | None = None, epochs: int | None = None,
+    callbacks: Sequence[Any] = (), loggers: Sequence[Any] = (), keys: str | Path | None = None,
+    trusted_network: bool = False, backups: int = 1, address: str | None = None,
+) -> Run:  # fmt: skip
+    """Train a job by a plan and return the run.
+
+    Args:
+        job: The job. With `resume`, it is needed only where the run's folder could not keep it.
+        plan: A plan, its name with options such as `"downpour:workers=4"`, or `"auto"` for the choice of
+            `paceline.choose`. Default: one process.
+        workers: The number of workers, unless the plan states it.
+        engine: `"local"`: processes on this machine; `"virtual"`: a simulated clock; `"mpi"`: the ranks that mpiexec
+            started; `"cluster"`: the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls
+            this function; `"ray"`: nodes that Ray places, starts and replaces.
+        compute: `"autograd"`, `"fused"` or `"auto"`, instead of the job's.
+        folder: Where the run's folder is created; None writes nothing to disk.
+        progress: A function that is called about ten times a second with a Progress, in this process. It ends the run
+            by raising.
+        max_updates: Updates after which the run ends, instead of after `job.epochs`.
+        world: The simulated speeds, network and faults, for the virtual engine.
+        timeout: Seconds a worker waits for another before the run fails with the name of the one it waited for.
+        checkpoint_every: Updates between checkpoints, or seconds as in `"30s"`; 0: only at a signal; None: none.
+        resume: The folder of a run to resume from its newest checkpoint, with its own job, plan and settings.
+            `workers` may differ where the plan allows that.
+        epochs: With `resume`: the passes over the data in total, more than before, so a finished run can be continued.
+        callbacks: Objects with hooks such as `on_evaluation_end`, called in this process.
+        loggers: `"csv"`, `"tensorboard"`, `"wandb"` or `"mlflow"`, with options as in `"wandb:project=digits"`.
+        keys: The folder of keys with which the nodes of a cluster authenticate each other (`paceline keys`).
+        trusted_network: Authenticate the nodes of a cluster by `PACELINE_TOKEN`, without encryption.
+        backups: Servers on other nodes that hold a copy of each shard, on a cluster and under plans with servers.
+        address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run.
+    """
+    arguments = locals()
+    _check_together(engine, address, keys, epochs, resume, world)
+    _check(engine, folder, timeout, checkpoint_every is not None or resume is not None, progress)
+    max_updates, workers = whole("max_updates", max_updates, 1), whole("workers", workers, 1)
+    backups, epochs = whole("backups", backups, 0), whole("epochs", epochs, 1)
+    check_arguments(train, arguments)
+    node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
+    called = _callbacks(callbacks, loggers, node)
+    request = Request(
+        job, plan, workers, engine, Path(folder) if folder is not None else None, max_updates, timeout,
+        _interval(checkpoint_every), world, _path(resume) if resume is not None else None, epochs,
+        [*([] if progress is None else [ProgressFunction(progress)]), *called], bool(called), node, backups, address,
+        trusted_network,
+    )  # fmt: skip
+    if request.resume is not None:
+        return _resume(request, request.resume)
+    if job is None:
+        raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
+    checked(job).refuse_unused()
+    return _begin(*_chosen(request, job if compute is None else job.with_(compute=compute)))
+
+
+def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | None) -> list[Any]:
+    """Return the callbacks with the loggers; of several ranks, only the first has any."""
+    called = [*callbacks, *named(loggers)]
+    check(called)
+    return [] if mpi.rank() or (node is not None and not node.leads) else called
+
+
+def _ranks(engine: str) -> contextlib.AbstractContextManager[None]:
+    """Return what ends all ranks of MPI when this one fails; what Paceline refuses, all of them raise."""
+    if engine != "mpi":
+        return contextlib.nullcontext()
+    from paceline.runtime.engines.mpi import one_for_all
+
+    return one_for_all(PacelineError)
+
+
+def _chosen(request: Request, job: Job) -> tuple[Request, Job]:
+    """Return the job with its way of computing gradients; the planner chooses the plan `auto`."""
+    if request.engine == "mpi" and job.compute == "auto":
+        job = job.with_(compute="fused")  # there is no other way for its ranks
+    if request.plan != AUTO:
+        return request, job
+    if request.engine != "local":
+        raise UsageError(
+            f"plan 'auto' chooses for the processes of this machine, and not for engine={request.engine!r}"
+        )
+    from paceline.interfaces.api.planning.following import follow
+
+    plan, compute, why = follow(job, request.workers, request.max_updates)
+    warnings.warn(f"plan auto: {plan}. {why}", PlanWarning, stacklevel=3)
+    return replace(request, plan=plan, workers=None), job.with_(compute=compute)
+
+
+def _begin(request: Request, job: Job) -> Run:
+    """Begin a run in a folder of its own."""
+    engine, node = request.engine, request.node
+    plan = plan_of(request.plan, request.workers or (node.nodes if node else None), engine)
+    interval = _possible(request, plan)
+    leads = not _follows(job, plan, engine, node)
+    folder = request.folder if leads else None
+    with _notes_of_rank_0(request), _ranks(engine):
+        setup = set_up(job, plan, engine, request.max_updates, tested=leads, bounded=True)
+    record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
+    path = new_folder(folder, f"{job.name}-{plan.name}") if folder is not None else None
+    checkpoint = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
+    with unless_begun(path), RunFolder(path) as place:
+        save_job_file(place, job, resumable=interval is not None)
+        return _run(request, setup, place, record, checkpoint)
+
+
+def _check_together(
+    engine: str, address: str | None, keys: str | Path | None, epochs: int | None, resume: str | Path | Run | None,
+    world: World | None,
+) -> None:  # fmt: skip
+    """Raise for settings that belong to others that are not given."""
+    if world is not None and engine != "virtual":
+        raise UsageError(f"a world is simulated, so it needs engine='virtual', and not {engine!r}")
+    if address is not None and engine != "ray":
+        raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
+    if engine == "ray":
+        cluster.refuse_torchrun()
+    if keys is not None and engine == "ray":
+        raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
+    if keys is not None and engine != "cluster":
+        raise UsageError(
+            "keys are for the nodes of a cluster, and this run has none; start it with torchrun, srun or "
+            "PACELINE_NODES=2 PACELINE_HEAD=HOST:PORT PACELINE_RANK=0, or leave keys out"
+        )
+    if epochs is not None and resume is None:
+        raise UsageError("epochs= is for a run to resume (resume=); a job has its own: Job(epochs=)")
+
+
+def _check(engine: str, folder: str | Path | None, timeout: float, checkpoints_wanted: bool, progress: object) -> None:
+    """Raise for words and numbers that no run can have."""
+    if progress is not None and not callable(progress):
+        raise UsageError(
+            f"progress={progress!r} is not a function that takes a Progress; for a bar give "
+            "callbacks=[paceline.ProgressBar()]"
+        )
+    if engine not in ENGINES:
+        raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
+    if not is_positive(timeout):
+        raise UsageError(f"timeout={timeout!r} is not a positive number of seconds; give one, such as 120")
+    if checkpoints_wanted and (engine not in KEEPING or folder is None):
+        keeping = ", ".join(map(repr, KEEPING[:-1])) + f" or {KEEPING[-1]!r}"
+        raise UsageError(f"checkpoints need engine={keeping}, and a folder")
+
+
+def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
+    """Whether another rank writes and evaluates; PlanError or JobError for what a launcher's ranks do not support."""
+    if engine == "mpi":
+        mpi.check(job, plan)
+        return mpi.rank() > 0
+    if engine == "ray":
+        check_method(plan)
+    if node is None:
+        return False
+    cluster.check(plan, node)
+    return not node.leads
+
+
+@contextlib.contextmanager
+def _notes_of_rank_0(request: Request) -> Iterator[None]:
+    """Let rank 0 alone warn of the job within the block."""
+    with warnings.catch_warnings():
+        if not request.leads:
+            warnings.simplefilter("ignore", JobWarning)
+        yield
+
+
+def _possible(request: Request, plan: Plan) -> CheckpointInterval | None:
+    """Return when checkpoints are taken under this plan; a run that can be stopped takes one where it is."""
+    why, interval = plan.traits.no_checkpoints, request.interval
+    if not why:
+        stoppable = request.stoppable and request.engine in KEEPING and request.folder is not None
+        return CheckpointInterval(0, 0.0) if interval is None and stoppable else interval
+    if interval is not None and any(interval):
+        raise PlanError(f"plan {plan.name} keeps no checkpoints: {why}")
+    return None  # nor when a signal asks for one
+
+
+def plan_of(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
+    """Return the plan that is named, one process if none is; PlanError for one that the engine does not run."""
+    chosen = Plan.parse("sequential" if plan is None else plan, workers)
+    if workers not in (None, chosen.workers):
+        has = f"has {chosen.workers}; leave out one of the two"
+        says = has if "workers" in chosen.options else "is one process; plans of several are ring, downpour, ..."
+        what = f"{workers} workers were asked for, and plan {chosen} {says}"
+        warnings.warn(what, JobWarning, stacklevel=3)
+    if chosen.traits.local_only and engine not in ("local", "cluster", "ray"):
+        raise PlanError(f"plan {chosen.name!r} {chosen.traits.local_only}: engine='local'")
+    return chosen
+
+
+def _resume(request: Request, path: Path) -> Run:
+    """Begin the next life of a run, in the same folder."""
+    if not request.leads:
+        return _resume_elsewhere(request, path)
+    with RunFolder(path) as place:
+        job, plan, before = open_run(
+            path, request.job, request.plan, request.workers, request.max_updates, request.epochs
+        )
+        if request.node is not None:
+            plan = _on_nodes(plan, request.workers, request.node)
+            cluster.check(plan, request.node, resumed=True)
+        begin = checkpoints.newest(path)
+        setup = set_up(job, plan, request.engine, before.limit, bounded=True)
+        check_same(setup, before, request.epochs)
+        begin = for_plan(begin, before, job, setup)
+        if request.epochs is not None:
+            check_end(setup, begin.updates if begin else 0, before.job.epochs or 0)
+            save_job_file(place, job, resumable=True)
+        if begin is None:
+            warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)
+        interval = request.interval or before.checkpoint_every
+        assert interval is not None, "open_run refuses a run without checkpoints"
+        lives = (*begin.lives, life_record(setup, begin.updates)) if begin else (life_record(setup, 0),)
+        record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
+        record = record.with_(files={**record.files, **before.files})  # as they were where the run began
+        earlier = [each for each in before.history if begin is not None and each.updates <= begin.updates]
+        return _run(request, setup, place, record, CheckpointRequest(path, interval, lives, begin), earlier)
+
+
+def _on_nodes(plan: Plan, workers: int | None, node: Roster) -> Plan:
+    """Return the plan to resume with on these nodes: one with as many workers, where the algorithm allows that."""
+    return plan if workers is not None or plan.traits.keeps_step else next_plan(plan, None, node.nodes)
+
+
+def _resume_elsewhere(request: Request, path: Path) -> Run:
+    """Take part in the next life of a run whose folder belongs to another node, and may lie there alone."""
+    job, updates, node = request.job, request.max_updates, request.node
+    assert node is not None
+    if (path / "run.json").is_file():
+        job, plan, before = open_run(path, job, request.plan, request.workers, updates, request.epochs)
+        updates = before.limit
+    elif job is None or request.plan is None:
+        raise UsageError(
+            f"rank {node.rank} finds no run in {path}: give a folder that all nodes share, or JOB and --plan as well"
+        )
+    else:
+        plan = plan_of(request.plan, request.workers, "cluster")
+    plan = _on_nodes(plan, request.workers, node)
+    cluster.check(plan, node, resumed=True)
+    with _notes_of_rank_0(request):
+        setup = set_up(job, plan, "cluster", updates, tested=False, bounded=True)
+    return _run(request, setup, RunFolder(None), first_record(setup, kept=False), None)
+
+
+def _run(
+    request: Request, setup: Setup, place: RunFolder, record: RunRecord, checkpoint: CheckpointRequest | None,
+    earlier: Sequence[Evaluation] = (),
+) -> Run:  # fmt: skip
+    """Train on the engine of the setup. The folder says how it ended, also when it raises."""
+    place.write(record)
+    hooks = Hooks(request.callbacks, setup, place.path, earlier)
+    with Heartbeat(place.path, setup.agenda.updates) as heartbeat:
+        follower = hooks if request.callbacks else None
+        life = Life(setup.anew(), heartbeat, place, request.timeout, follower, checkpoint)
+        try:
+            hooks.begin()
+            try:
+                with ENGINES[request.engine].train(life, request) as outcome:
+                    run = finish(life.setup, outcome, place, record, hooks)
+            except RunStopped as stopped:
+                if hooks.training.stopping is None or place.path is None or stopped.why:
+                    raise
+                run = stopped_run(setup, place, place.path, record, hooks)
+            return hooks.end(run)
+        except BaseException as error:
+            with contextlib.suppress(RunFailed):  # which would hide the reason
+                place.write(_failed(setup, place, record, error))
+            hooks.failed(error)
+            raise
+
+
+def _failed(setup: Setup, place: RunFolder, record: RunRecord, error: BaseException) -> RunRecord:
+    """Describe the end of a run that did not finish; a failure learns where it can be replayed from."""
+    if isinstance(error, KeyboardInterrupt):
+        return record.with_(status=Status.STOPPED, error="interrupted by Ctrl-C or SIGTERM")
+    status = Status.STOPPED if isinstance(error, RunStopped) else Status.FAILED
+    if not isinstance(error, Blamed):
+        return record.with_(status=status, error=f"{type(error).__name__}: {error}")
+    error.failure.run = place.path if setup.plan.replayable else None
+    if record.checkpoint_every is not None and isinstance(error, WorkerDied | WorkerSilent):
+        error.failure.resume = place.path
+    return record.with_(status=status, error=str(error), failure=FailureRecord.of(error.failure))
+
+
+def _path(run: str | Path | Run) -> Path:
+    path = run.path if isinstance(run, Run) else Path(run)
+    if path is None:
+        raise UsageError("this run has no folder (folder=None), so there is nothing to resume")
+    return path
+
+
+def _interval(text: int | str | None) -> CheckpointInterval | None:
+    """Parse `checkpoint_every`; None means no checkpoints at all."""
+    if text is None:
+        return None
+    if seconds := re.fullmatch(r"(\d+(?:\.\d+)?)s", str(text)):
+        return CheckpointInterval(0, float(seconds[1]))
+    if not str(text).isdecimal():
+        raise UsageError(f"checkpoint_every={text!r} is neither a number of updates nor of seconds, as in '30s'")
+    return CheckpointInterval(int(text), 0.0)

@@ -1,0 +1,89 @@
+"""The command `paceline bench`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.errors import UsageError, suggest
+from paceline.interfaces.cli import bench_options as given
+from paceline.interfaces.cli import options
+from paceline.interfaces.cli.console import saying
+from paceline.interfaces.cli.output import print_json
+
+NAMES = ("kernels", "null")
+
+
+def bench(
+    name: given.Name = "kernels",
+    parts: given.Parts = None,
+    seconds: given.Seconds = 1.0,
+    threads: given.Threads = "1,2,4,8",
+    workers: given.Workers = "1,2,4,8",
+    picture: given.Picture = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Measure this machine and compare it with published figures.
+
+    The parts of `kernels`: study, the small CNN of a published study, as the study ran it and as generated code;
+    layers, the same CNN step by step; networks, small networks against PyTorch in its best mode; replicas, many models
+    at once; ranks, the CNN trained by 1, 2 and 4 MPI ranks (started here with `mpiexec`) and by threads within ranks;
+    gpu, the networks on a GPU if there is one; algorithms, the ways to convolve, the tuner's choice and their errors.
+
+    `null` measures training steps without a model: workers pull parameters, touch them and push as much back, to a
+    server with and without waiting for each other, and by an all-reduce. Its parts: scalar, one number; dense, 1 MB and
+    100 MB; sparse, 32 random rows of a table of 16 MB and of 256 MB.
+    """
+    if name not in NAMES:
+        raise UsageError(f"there is no bench {name!r}; {suggest(name, NAMES)}")
+    if not math.isfinite(seconds):
+        raise UsageError(f"--seconds {seconds} is not finite; give a number of seconds, as in 1")
+    if name == "null":
+        _null(parts, seconds, options.numbers(workers, "--workers"), picture, quiet, json)
+    else:
+        _kernels(parts, seconds, options.numbers(threads, "--threads"), picture, quiet, json)
+
+
+def _kernels(
+    parts: str | None, seconds: float, threads: tuple[int, ...], picture: Path | None, quiet: bool, json: bool
+) -> None:
+    from paceline.kernels.measure import bench as measuring
+    from paceline.kernels.measure import tables
+
+    wanted = _parts(parts, "kernels", tuple(measuring.PARTS))
+    if picture is not None and "layers" not in wanted:
+        raise UsageError("--picture draws the steps of part layers, which is not among --parts")
+    found = measuring.bench(wanted, seconds, threads, saying(quiet))
+    if picture is not None:
+        picture.write_text(tables.picture(found), encoding="utf-8")
+    if json:
+        print_json(found.as_dict())
+        return
+    print(tables.tables(found))
+
+
+def _null(
+    parts: str | None, seconds: float, workers: Sequence[int], picture: Path | None, quiet: bool, json: bool
+) -> None:
+    from paceline.interfaces.api.planning import null_model
+    from paceline.interfaces.cli.null_table import table
+
+    if picture is not None:
+        raise UsageError("--picture draws the roofline of `paceline bench kernels`; leave it out")
+    wanted = _parts(parts, "null", null_model.PARTS)
+    found = null_model.bench(wanted, workers, seconds, saying(quiet), len(os.sched_getaffinity(0)))
+    if json:
+        print_json(found.as_dict())
+        return
+    print(table(found))
+
+
+def _parts(given: str | None, name: str, known: Sequence[str]) -> tuple[str, ...]:
+    wanted = tuple(given.split(",")) if given is not None else tuple(known)
+    unknown = next((part for part in wanted if part not in known), None)
+    if unknown is not None:
+        raise UsageError(f"{name} has no part {unknown!r}; {suggest(unknown, known)}")
+    return wanted

@@ -1,0 +1,88 @@
+"""The command `paceline train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.interfaces.cli import options
+from paceline.interfaces.cli.console import console
+from paceline.interfaces.cli.output import print_json
+
+if TYPE_CHECKING:
+    from paceline.runtime.runs.run import Run
+
+
+def train(
+    job: options.JobOrNone = None,
+    plan: options.PlanOption = None,
+    workers: options.Workers = None,
+    engine: options.Engine = None,
+    address: options.RayAddress = None,
+    compute: options.Compute = None,
+    device: options.Device = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = None,
+    max_updates: options.MaxUpdates = None,
+    timeout: options.Timeout = 120.0,
+    checkpoint_every: options.CheckpointEvery = None,
+    resume: options.Resume = None,
+    keys: options.Keys = None,
+    trusted_network: options.TrustedNetwork = False,
+    backups: options.Backups = 1,
+    data_dir: options.DataDir = None,
+    job_args: options.JobArgs = None,
+    runs: options.Runs = Path("runs"),
+    logger: options.Loggers = None,
+    early_stopping: options.EarlyStop = None,
+    best_checkpoint: options.KeepBest = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Train JOB by one plan and record the run in a folder.
+
+    The folder holds the parameters, the trace and the job itself, so that `paceline replay` can run it again, bit for
+    bit. Ctrl-C or SIGTERM writes a checkpoint and ends the run; --resume RUN continues it. SIGUSR1 writes a checkpoint
+    and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
+    A run that is done continues with more epochs: --resume RUN --epochs N, in all.
+    """
+    from paceline.runtime.engines.workers.forkserver import fork_early
+
+    if engine not in ("virtual", "mpi"):
+        fork_early()
+    from paceline.concurrency.watcher.around import watched_run
+    from paceline.interfaces.api.engines import KEEPING
+    from paceline.interfaces.api.train import train as run_training
+    from paceline.interfaces.callbacks.parsing import named_callbacks
+    from paceline.interfaces.callbacks.progress_bar import ProgressBar
+    from paceline.runtime.engines.launched import engine_of, rank_of
+
+    changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
+    chosen = options.open_job_or_none(job, data_dir, job_args, resume, **changes, epochs=None if resume else epochs)
+    engine = engine or engine_of(chosen)
+    quiet = quiet or rank_of(engine) > 0
+    console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
+    every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every  # 0: at signals
+    bar = ProgressBar(str(resume) if resume or not chosen else "", quiet, console)
+    with watched_run(resume.parent if resume else runs):
+        run = run_training(
+            chosen, plan, workers, engine=engine, folder=runs, max_updates=max_updates, timeout=timeout,
+            checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
+            address=address, epochs=epochs if resume else None, loggers=logger or (),
+            callbacks=[*named_callbacks(early_stopping, best_checkpoint), bar],
+        )  # fmt: skip
+    _report(run, json, rank_of(engine))
+
+
+def _report(run: Run, json: bool, rank: int) -> None:
+    if rank:
+        return  # rank 0 reports for all
+    if json:
+        print_json(run.summary())
+        return
+    from paceline.interfaces.cli.tables import show_summary
+
+    show_summary(run.summary())
+    if run.path is not None:
+        console.print(f"next     paceline report {run.path}, paceline replay {run.path}", style="dim", soft_wrap=True)

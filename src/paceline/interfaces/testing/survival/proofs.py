@@ -1,0 +1,95 @@
+"""What must hold of a run that has ended, whatever has happened to it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+from paceline.interfaces.testing.survival.nodes import Nodes
+from paceline.plans.plan import Plan
+from paceline.runtime.engines.replay.replay import replay
+from paceline.runtime.runs.record import RunRecord, read_record
+from paceline.runtime.runs.trace import Kind, Trace
+
+#: What a run may say that does not finish: what it begins with, or contains.
+ALLOWED = (
+    "of the parameters is lost",
+    "has lost its last pushes",
+    "no other is left to finish the run",
+    "since it lost the head",
+    "the run has gone on without rank",
+    "goes on without this rank",
+    "the group has gone on without rank",
+)
+
+
+def applied_once(run: Path, batches: int) -> str:
+    """Return what is wrong with the pushes of each shard, or with the updates of each worker; empty if nothing."""
+    rows = Trace.open(run / "trace.arrow").of_kind(Kind.APPLY)
+    record = read_record(run)
+    if Plan.recorded(record.plan, record.table).method.server is None:
+        return _updated_once(rows["worker"].tolist(), rows["update"].tolist(), record)
+    if set(rows["shard"].tolist()) != set(range(record.shards)):
+        return f"pushes to shards {sorted(set(rows['shard'].tolist()))} were recorded, of {record.shards}"
+    division = Plan.recorded(record.plan, record.table).division
+    shares = division.shares  # pushes that a version is made of
+    pushes = -(-batches // division.block) * shares
+    for shard in range(record.shards):
+        mine = rows[rows["shard"] == shard]
+        counts = Counter(mine["update"].tolist())
+        twice = sorted(batch for batch, count in counts.items() if count > 1)
+        missing = sorted(set(range(pushes)) - counts.keys())
+        if twice or missing or len(counts) != pushes:
+            return f"shard {shard}: batches {twice[:8]} were applied twice, {missing[:8]} never"
+        if sorted(mine["version"].tolist()) != [push // shares + 1 for push in range(pushes)]:
+            return f"shard {shard}: its versions have gaps"
+    return ""
+
+
+def _updated_once(workers: list[int], updates: list[int], record: RunRecord) -> str:
+    """Look at the updates of synchronous plans: every survivor makes each of them once."""
+    counts = Counter(zip(workers, updates, strict=True))
+    twice = sorted(key for key, count in counts.items() if count > 1)
+    if twice:
+        return f"(worker, update) {twice[:8]} were applied twice"
+    assert record.summary is not None
+    for worker in set(range(record.workers)) - set(record.summary.deaths):
+        missing = sorted(set(range(record.summary.updates)) - {u for w, u in counts if w == worker})
+        if missing:
+            return f"worker {worker} did not make updates {missing[:8]}"
+    return ""
+
+
+def replayed(run: Path) -> str:
+    """Return how a replay differs from the recorded run; empty if it has the same bits, or says why it cannot."""
+    try:
+        found = replay(run)
+    except Exception as error:
+        if "acknowledged pushes were lost with servers" in str(error):
+            return ""
+        return f"{type(error).__name__}: {error}"
+    return "" if found.matches else "the replay has other bits"
+
+
+def ended_well(nodes: Nodes, codes: list[int | None], killed: set[int]) -> str:
+    """Return what is wrong with the ends of the nodes, of which some were killed; empty if nothing."""
+    for node, code in zip(nodes.running, codes, strict=True):
+        said = node.out.read_text(errors="replace")
+        if code is None:
+            return f"rank {node.rank} hangs: {said[-600:]}"
+        if node.rank in killed and code == -9:
+            continue
+        if code != 0 and (code != 1 or not any(each in said for each in ALLOWED)):
+            return f"rank {node.rank} has ended with {code}: {said[-1500:]}"
+        if code == 0 and "Traceback" in said:
+            return f"rank {node.rank} has printed a traceback: {said[-1500:]}"
+    return ""
+
+
+def left_behind(nodes: Nodes, seconds: float = 20.0) -> str:
+    """Return which processes of a run that has ended are left; empty if none."""
+    end = time.monotonic() + seconds
+    while (left := nodes.processes()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return f"processes {[process.pid for process in left]} are left" if left else ""

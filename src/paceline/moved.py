@@ -1,0 +1,66 @@
+"""Modules by the names that they had before, which pickles of earlier runs and programs of users still import.
+
+`paceline.backend`, `paceline.adapters`, `paceline.callbacks` and `paceline.testing` are public names and stay.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_PARTS = {
+    "training": "jobs data shards preparation gradients parameters stages splits operators",
+    "runtime": "links runs report engines backend",
+    "planning": "planner tuner explain",
+    "concurrency": "check watcher",
+    "interfaces": "api cli callbacks adapters testing emit",
+}
+MOVED = {
+    "core": "algorithms",
+    **{part: f"{wing}.{part}" for wing, parts in _PARTS.items() for part in parts.split()},
+    "job": "training.jobs.job",
+    "modules": "training.jobs.modules",
+    "compute.through_time": "training.stages.through_time",
+}
+
+
+def name_now(module: str) -> str | None:
+    """Return the name of a module of paceline that had this name; None if it was not moved."""
+    name = module.removeprefix("paceline.")
+    part = next((part for part in MOVED if f"{name}.".startswith(f"{part}.")), None)
+    if part is None or name == module:
+        return None
+    return f"paceline.{MOVED[part]}{name[len(part) :]}"
+
+
+class Forwarding(MetaPathFinder, Loader):
+    """Imports a module by its earlier name: the same object, not a second one."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        # A folder of an earlier version may still lie there with compiled files: this comes before the search for it.
+        now = name_now(fullname)
+        return None if now is None or importlib.util.find_spec(now) is None else ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        now = name_now(spec.name)
+        assert now is not None
+        module = importlib.import_module(now)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state  # its own again
+
+
+def forward() -> None:
+    """From now on earlier names are imported as those of today."""
+    if not any(isinstance(each, Forwarding) for each in sys.meta_path):
+        sys.meta_path.insert(0, Forwarding())

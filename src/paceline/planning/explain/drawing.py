@@ -1,0 +1,116 @@
+"""Drawing a plan as plain text: what `paceline draw` prints.
+
+A table        for a collective: a row per step, a column per worker (`collective_table`)
+layers         for split layers: who holds what, and what travels (`split_table`)
+commands       for a coordinator: what it commands in an update (`commands`)
+messages       for operators: which instance each worker is at, in a virtual world (`message_table`)
+a timetable    for a pipeline: a line per worker, a column per tick (`timetable`); on a mesh, its other axes too
+a timeline     for everything else: a line per worker, in a virtual world of unequal workers (`timeline`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.algorithms.splits.example import example_program
+from paceline.errors import PlanError, RunFolderError, UsageError
+from paceline.planning.explain.collective_table import LETTERS, draw_collective
+from paceline.planning.explain.commands import draw_commands
+from paceline.planning.explain.mesh_table import draw_mesh
+from paceline.planning.explain.message_table import draw_messages
+from paceline.planning.explain.split_table import draw_split
+from paceline.planning.explain.timeline import draw_timeline
+from paceline.planning.explain.timetable import draw_measured, draw_table, measured, shown_table
+from paceline.planning.explain.timetable_page import page
+from paceline.plans.methods.views import Commands, Operators, Parts, Stages, Summing, Timeline, Words
+from paceline.plans.plan import RECIPES, Plan
+
+if TYPE_CHECKING:
+    from paceline.runtime.runs.trace import Columns
+
+
+def draw(plan: Plan, colours: bool = False, more: Sequence[str] = ()) -> str:
+    """Draw a plan as text, without a newline at its end.
+
+    Args:
+        colours: whether to colour a timetable for a terminal.
+        more: lines to append.
+    """
+    if plan.workers > len(LETTERS):
+        raise PlanError(f"{plan.workers} workers do not fit on a page; draw at most {len(LETTERS)}: --workers 8")
+    return "\n".join([f"{plan}: {RECIPES[plan.name].about}", "", *_body(plan, colours), *more]).rstrip()
+
+
+def _body(plan: Plan, colours: bool) -> list[str]:
+    """Draw what the method of the plan has to show."""
+    match plan.method.picture(plan.workers):
+        case Summing(collective):
+            return draw_collective(collective, plan.workers)
+        case Commands(coordinator):
+            return draw_commands(coordinator)
+        case Stages() as stages:
+            timetable = draw_table(shown_table(stages), colours)
+            return draw_mesh(stages, timetable) if stages.wide else timetable
+        case Parts() as parts:
+            return draw_split(example_program(parts.recipe, parts.inside, parts.stage), parts.replicas)
+        case Operators() as operators:
+            return draw_messages(plan, operators)
+        case Timeline() as legend:
+            return draw_timeline(plan, legend)
+        case Words(text):
+            return [text]
+
+
+class RecordedRun(NamedTuple):
+    """The plan and the trace of a run's folder."""
+
+    plan: Plan
+    rows: Columns
+
+
+def open_run(folder: Path) -> RecordedRun:
+    """Read a run's folder."""
+    from paceline.runtime.runs.record import read_record
+    from paceline.runtime.runs.trace import Trace
+
+    if not (folder / "run.json").is_file():
+        raise RunFolderError(
+            f"{folder} is neither a plan nor a run's folder: it has no run.json. Give a run's folder; a table "
+            f"of your own is drawn as table:file={folder}"
+        )
+    try:
+        record = read_record(folder)
+        return RecordedRun(Plan.recorded(record.plan, record.table), Trace.open(folder / "trace.arrow").rows)
+    except (KeyError, TypeError, OSError, ValueError, PlanError) as error:
+        raise RunFolderError(f"{folder} cannot be drawn, something of the run is missing or damaged: {error}") from None
+
+
+def draw_run(run: RecordedRun, colours: bool = False, more: Sequence[str] = ()) -> str:
+    """Draw the plan of a run; for a pipeline, with the measured times of one table."""
+    plan, rows = run
+    stages = plan.method.picture(plan.workers)
+    if not isinstance(stages, Stages):
+        return draw(plan, colours, more)
+    table = shown_table(stages)
+    return "\n".join([draw(plan, colours, more), "", *draw_measured(table, rows, colours)])
+
+
+def draw_page(what: Plan | RecordedRun, more: Sequence[str] = ()) -> str:
+    """Draw a pipeline as an HTML page."""
+    plan, rows = (what, None) if isinstance(what, Plan) else what
+    stages = plan.method.picture(plan.workers)
+    if not isinstance(stages, Stages):
+        raise PlanError(f"plan {plan.name} has no timetable to write as a page; draw it without --page")
+    table = shown_table(stages)
+    return page(f"{plan}: {RECIPES[plan.name].about}", table, [] if rows is None else measured(rows, table), more)
+
+
+def write_page(what: Plan | RecordedRun, file: Path, more: Sequence[str] = ()) -> None:
+    """Write the HTML page of a pipeline to a file."""
+    text = draw_page(what, more)
+    try:
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UsageError(f"the page cannot be written to {file}: {error.strerror}; give another --page") from error

@@ -1,0 +1,341 @@
+"""Proofs about a plan before it runs, which `paceline prove` prints.
+
+a collective    its table: no worker waits for ever, no segment is read while it is changed, the sum is complete
+a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers; and its
+                workers in every interleaving of a small world, with a death at every point
+split layers    their program: movements meet, summands are summed once, gradients come back once
+operators       every order in which the messages of a small world can arrive
+a coordinator   the table by which its workers add vectors up; its commands are rehearsed
+a gate          every interleaving of a small world, with a death at every point
+a program       what workers that keep step do, in every interleaving of a small world, with a death at every point
+anything else   no worker waits for another: there is nothing to prove
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.proof import has_its_rounds, prove, prove_mixing, table_seconds
+from paceline.algorithms.coordinators import Coordinator
+from paceline.algorithms.coordinators.rehearsal import rehearse
+from paceline.algorithms.dataflow.example import example_graph
+from paceline.algorithms.dataflow.proof import explore as explore_messages
+from paceline.algorithms.schedules.explore import explore_stages
+from paceline.algorithms.schedules.proof import prove_table
+from paceline.algorithms.server.explore import explore
+from paceline.algorithms.server.explore_replicas import explore_replicas
+from paceline.algorithms.server.gates import Gate
+from paceline.algorithms.splits.example import example_program
+from paceline.algorithms.splits.proof import prove_program
+from paceline.errors import PlanError
+from paceline.plans.methods import Server
+from paceline.plans.methods.pipeline import LAYERS
+from paceline.plans.methods.split_layers import DATA, INSIDE
+from paceline.plans.methods.views import Mixing, Operators, Parts, Served, Stages, Summing, Words
+from paceline.plans.plan import Plan, make_again, program_of, server_of
+from paceline.runtime.engines.explorer import explore_program
+
+if TYPE_CHECKING:
+    from paceline.algorithms.state import State
+
+LINKS = ((1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9))  # latency in seconds, bytes per second
+NO_CIRCLE = "no waiting circle: every offer has its taker in the same step"
+REHEARSED = 8  # updates
+MOST_PROVED = 128  # workers of a table, which take seconds
+ENDLESS = 50  # updates of a pipeline that is never flushed: what follows repeats itself
+INSTANCES = 3  # trees of a world whose messages are walked in a second
+MOST_WORKERS, BATCHES, MOST_SHARDS, UPDATES = 3, 3, 2, 3  # of a world that is walked whole in seconds
+
+
+@dataclass(frozen=True)
+class Proved:
+    """The result of a proof."""
+
+    plan: str
+    #: None if there was nothing to prove.
+    holds: bool | None
+    says: list[str]
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        verdict = {True: "proved", False: "NOT TRUE", None: "nothing to prove"}[self.holds]
+        return "\n".join([f"{self.plan}: {verdict}", *(f"  {line}" for line in self.says)])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"plan": self.plan, "holds": self.holds, "says": self.says, **self.figures}
+
+
+def prove_plan(plan: Plan) -> Proved:
+    """Prove what there is to prove.
+
+    A fault in a pipeline's table is in the result; a wrong table of a collective raises `PlanError`.
+    """
+    claim = plan.method.claim(plan.workers)
+    if isinstance(claim, Served):
+        return _gate(plan)
+    if plan.workers > MOST_PROVED:
+        raise PlanError(
+            f"a table of {plan.workers} workers is not proved: the time grows with the cube of their number. Prove at "
+            f"most {MOST_PROVED}, as the table is made in the same way for any number"
+        )
+    match claim:
+        case Summing() as summing:
+            return _collective(plan, summing)
+        case Mixing(graph):
+            return _mixing(plan, graph)
+        case Stages() as stages:
+            return _pipeline(plan, stages)
+        case Parts() as parts:
+            return _split(plan, parts)
+        case Operators() as operators:
+            return _dataflow(plan, operators)
+        case Words(text):
+            return Proved(str(plan), None, [text])
+
+
+def _pipeline(plan: Plan, stages: Stages) -> Proved:
+    """Prove the timetable of a pipeline."""
+    micro_batches = stages.micro_batches
+    counts = (micro_batches,) * (stages.span or ENDLESS)
+    table = stages.table(counts)
+    try:
+        proof = prove_table(table)
+    except PlanError as wrong:
+        return Proved(str(plan), False, str(wrong).splitlines())
+    updates = f"{len(counts)} updates" if len(counts) > 1 else "an update"
+    says = [
+        f"{_many(table.stages, 'stage')} at {_many(table.workers, 'worker')}: {proof.works} pieces of work and "
+        f"{_many(proof.messages, 'message')} make {updates} of {micro_batches} "
+        f"micro-batch{'es' * (micro_batches > 1)}{' each' * (len(counts) > 1)}",
+        f"no circle of waits, with {table.slots} slots for messages between two stages each way; none is left unread",
+        "every micro-batch goes once forward and once backward through every stage, on what its neighbours made of it",
+        "no version of weights is read before it is made or after it is dropped; forward and backward read "
+        + ("as the prediction wants: the newest" if table.predicts else "the same one"),
+        "every gradient is in exactly one update, and all stages make the same updates",
+        f"in ticks: {proof.ticks}, of which {proof.bubble:.1%} idle",
+        f"activations kept, in micro-batches per stage: {', '.join(map(str, proof.in_flight))}",
+        f"versions of weights held, per stage: {', '.join(map(str, proof.versions))}",
+        f"staleness: at most {proof.staleness}",
+    ]
+    walked = _stages(plan, stages)
+    says += [*walked.says, *_on_mesh(stages)]
+    figures = {"workers": plan.workers, "stages": table.stages, "ticks": proof.ticks, "messages": proof.messages}
+    more = {"staleness": proof.staleness, "bubble": proof.bubble}
+    return Proved(str(plan), walked.holds, says, {**figures, **more, **walked.figures})
+
+
+def _stages(plan: Plan, stages: Stages) -> Proved:
+    """Explore the workers of a small pipeline with this schedule; with replicas, if the plan has some."""
+    schedule, workers, data = stages.schedule, stages.mesh.size(LAYERS), stages.mesh.size(DATA)
+    together = 1 if stages.gate is not None else min(2, data)
+    depth = max(2, min(workers, MOST_WORKERS)) if together == 1 else 2
+    counts = (1,) * UPDATES if not schedule.span else (2,) if together > 1 else (2, 2)
+    if {*schedule.layout(depth).stage_to_worker} != {*range(depth)}:  # it says itself who holds what
+        depth, counts = workers, (stages.micro_batches,) * schedule.span
+    if depth > MOST_WORKERS:
+        return Proved(str(plan), True, [f"its {depth} workers are too many to be walked in every interleaving"])
+    if stages.gate is not None:
+        replicas = min(2, data)
+        walk = explore_replicas(stages.leasing_program, schedule, replicas, depth, deaths=replicas - 1, batches=2)
+        world = f"{_many(replicas, 'replica')} of {_many(depth, 'worker')}, 2 batches"
+    else:
+        walk = explore_stages(stages.program, schedule, together, depth, counts)
+        world = f"{_many(together * depth, 'worker')}, {_many(len(counts), 'update')} of {counts[0]} micro-batches"
+    says = [
+        f"its workers in every interleaving of a small world ({world}, a death at any point): {walk.states:,} states"
+    ]
+    if walk.story is not None:
+        says += walk.story.splitlines()
+    else:
+        says.append("no worker waits but for a dead one, and none computes from another message than its own")
+    return Proved(str(plan), walk.good, says, {"states": walk.states})
+
+
+def _on_mesh(stages: Stages) -> list[str]:
+    """Prove the other axes of a pipeline's mesh."""
+    mesh = stages.mesh
+    data, inside = mesh.size(DATA), mesh.size(INSIDE)
+    says = [f"that table is run by each of {mesh.workers // mesh.size(LAYERS)} lines of a mesh of {mesh}"]
+    if inside > 1:
+        proof = prove_program(example_program(stages.recipe, inside))
+        says += [
+            f"the {inside} workers of a stage have one line of work, so they come to the same movements in the "
+            f"same order: {_many(proof.movements, 'movement')} for a small net; a model's are proved before it starts",
+            "no worker chooses what it does next: the walk in which they go forward together is one of all, and ends",
+        ]
+    if stages.gate is not None:
+        says.append("a replica is one worker of desk and shards: no batch is with two at once, or twice in a shard")
+    elif data > 1:
+        prove(stages.collective, data)
+        says.append(f"the all-reduce between {data} replicas is proved as {type(stages.collective).__name__}'s")
+    return says if stages.wide else []
+
+
+def _split(plan: Plan, parts: Parts) -> Proved:
+    """Prove the program of a small net; that of a model is proved before it starts."""
+    plan.method.prove(plan.workers)
+    program = example_program(parts.recipe, parts.inside, parts.stage)
+    try:
+        proof = prove_program(program)
+    except PlanError as wrong:
+        return Proved(str(plan), False, str(wrong).splitlines())
+    says = [
+        f"a small net of {_many(len({n.layer for n in program.nodes.values() if n.layer}), 'layer')}, over "
+        f"{_many(program.workers, 'worker')}: "
+        f"{_many(proof.operations, 'operation')}, {_many(proof.movements, 'movement')} in "
+        f"{_many(proof.exchanges, 'exchange')}",
+        "no circle of waits: all workers come to the same movements in the same order",
+        "no summand is used as if it were the sum, and no part as if it were the whole",
+        "every gradient comes back once, to the whole parameter or to its own part",
+        f"numbers that each worker sends for a batch of 64: {', '.join(map(str, proof.numbers))}",
+    ]
+    if parts.replicas > 1:
+        says.append(f"the all-reduce between {parts.replicas} replicas is proved as ring's")
+    figures = {"workers": plan.workers, "movements": proof.movements, "exchanges": proof.exchanges}
+    return Proved(str(plan), True, [*says, "the program of a model itself is proved before it starts"], figures)
+
+
+def _dataflow(plan: Plan, operators: Operators) -> Proved:
+    """Explore a small world of operators."""
+    workers, active = min(plan.workers, MOST_WORKERS), min(operators.active, INSTANCES - 1)
+    every = min(operators.every, INSTANCES - 1)
+    walk = explore_messages(example_graph, workers, INSTANCES, active, every)
+    says = [
+        f"every order in which messages can arrive in a small world ({_many(workers, 'worker')}, {INSTANCES} trees, "
+        f"{active} under way, updates of {_many(every, 'tree')}): {walk.states:,} states, {walk.moves:,} moves"
+    ]
+    figures = {"workers": workers, "states": walk.states, "moves": walk.moves}
+    if walk.story is not None:
+        return Proved(str(plan), False, [*says, *walk.story.splitlines()], figures)
+    says += [
+        "no worker waits for ever, and no message is left: a worker whose messages find no room continues with others",
+        f"never more than {active} under way; every call is computed once forward, then once backward",
+        "every operator makes an update of each instance's gradients once, when all of them are there",
+    ]
+    return Proved(str(plan), True, says, figures)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _collective(plan: Plan, summing: Summing) -> Proved:
+    """Prove the table of a collective, its closed form and its rounds."""
+    workers, collective = plan.workers, summing.collective
+    steps = prove(collective, workers)
+    says = [
+        f"{type(collective).__name__} of {workers} workers: {steps} steps over {collective.segments(workers)} segments",
+        NO_CIRCLE,
+        "nothing is overwritten while a worker may still be reading it",
+        f"every worker ends with one contribution of each of the {workers}",
+    ]
+    equal = all(
+        math.isclose(
+            collective.seconds(workers, 1e6, *link), table_seconds(collective, workers, 1e6, *link), rel_tol=1e-12
+        )
+        for link in LINKS
+    )
+    says.append(f"its closed form {'is' if equal else 'IS NOT'} the table's time, over {len(LINKS)} kinds of link")
+    rounds, program = has_its_rounds(collective, workers), _program(plan)
+    rehearsed = [] if summing.coordinator is None else _rehearsed(summing.coordinator)
+    says += [_rounds(rounds), *program.says, *rehearsed, *summing.open]
+    figures = {"workers": workers, "steps": steps, **program.figures}
+    return Proved(str(plan), equal and rounds and bool(program.holds), says, figures)
+
+
+def _program(plan: Plan) -> Proved:
+    """Explore the program of workers that keep step."""
+    method, workers = program_of(plan), min(plan.workers, MOST_WORKERS)
+    updates = UPDATES if method.coordinator is None else 1  # which takes many exchanges
+    walk = explore_program(method, workers, updates)
+    world = f"{_many(workers, 'worker')}, {_many(updates, 'update')}, a death at any point"
+    says = [f"the program of its workers in every interleaving of a small world ({world}): {walk.states:,} states"]
+    if walk.story is not None:
+        says += walk.story.splitlines()
+    else:
+        says.append("no worker waits but for a dead one, and no step is made of half an exchange")
+    return Proved(str(plan), walk.good, says, {"states": walk.states, "moves": walk.moves})
+
+
+def _rounds(equal: bool) -> str:
+    return f"its rounds {'are' if equal else 'ARE NOT'} the table's: who waits for whom, and for how many bytes"
+
+
+def _rehearsed(coordinator: Coordinator) -> list[str]:
+    updates, loss = rehearse(coordinator, REHEARSED)
+    commands = sum(map(len, updates))
+    return [
+        f"rehearsed for {REHEARSED} updates on a small quadratic: {commands} commands brought its loss to {loss:.0e}",
+        "in the rehearsal no vector was read before it was written, and none was used that is not named",
+        "that every worker decides the same needs no proof: all run one coordinator on the bits of one sum",
+    ]
+
+
+def _mixing(plan: Plan, collective: Neighbours) -> Proved:
+    """Prove the table of neighbours that mix."""
+    workers = plan.workers
+    steps = prove_mixing(collective, workers)
+    says = [
+        f"{type(collective).__name__} of {workers} workers: {steps} exchanges of the whole vector",
+        NO_CIRCLE,
+        "every worker mixes what it was sent, by weights that leave the mean of all where it is",
+        "what one worker says reaches every other in the end",
+        _rounds(rounds := has_its_rounds(collective, workers)),
+        *(program := _program(plan)).says,
+    ]
+    figures = {"workers": workers, "steps": steps, **program.figures}
+    return Proved(str(plan), rounds and bool(program.holds), says, figures)
+
+
+class _WatchedGate:
+    """A gate that counts how often it was closed."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate, self.closed = gate, 0
+        self.ints: Callable[[int], int] = gate.ints
+        self.init, self.finished, self.died, self.joined = gate.init, gate.finished, gate.died, gate.joined
+
+    def open(self, state: State, at: int, worker: int) -> bool:
+        answer = self.gate.open(state, at, worker)
+        self.closed += not answer
+        return answer
+
+
+def _gate(plan: Plan) -> Proved:
+    """Explore a small world under the gate of a server."""
+    server, gathers = server_of(plan), _gathered(plan)
+    workers, shards = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS)
+    if gathers:  # all the backups, and one more at least
+        workers = min(plan.workers, max(MOST_WORKERS, plan.workers - gathers + 1))
+        plan = make_again(plan, workers)
+        server, gathers = server_of(plan), _gathered(plan)
+    batches, deaths, watched = 2 * gathers or BATCHES, int(workers > 1), _WatchedGate(server.gate)
+    walk = explore(workers, batches, shards, deaths, watched, gathers=gathers)
+    world = f"{workers} workers, {batches} batches, {shards} shard{'s' * (shards > 1)}, up to {deaths} death"
+    figures = {"workers": workers, "states": walk.states, "moves": walk.moves, "closed": watched.closed}
+    says = [f"every interleaving of a small world ({world}): {walk.states:,} states, {walk.moves:,} moves"]
+    if walk.story is not None:
+        return Proved(str(plan), False, [*says, *walk.story.splitlines()], figures)
+    says += ["no worker waits for ever, whichever dies at any point", "no batch is with two living workers at once"]
+    closed = f"was found closed {watched.closed:,} times" if watched.closed else "never closed in so small a world"
+    return Proved(str(plan), True, [*says, *_kept_by(server, gathers), f"the gate {closed}"], figures)
+
+
+def _gathered(plan: Plan) -> int:
+    """Return the number of gradients that a shard gathers for a version; 0 if it applies each push at once."""
+    return plan.division.shares if plan.traits.gathers else 0
+
+
+def _kept_by(server: Server, gathers: int) -> list[str]:
+    """Return what the shards of a server guarantee, whichever worker dies."""
+    if not server.traits.versioned:
+        return ["without locks there is no more to prove: the result of two writers at once is not determined"]
+    once = "every shard takes every batch exactly once, also that of a worker that died between two pushes"
+    if gathers:
+        versions = f"every version is made of {_many(gathers, 'gradient')}, computed from the version before"
+        return [versions, once]
+    return [once, "the staleness of all pushes sums to what their order says"]

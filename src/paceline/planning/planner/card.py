@@ -1,0 +1,237 @@
+"""A card: what a machine can do, as measured by `paceline calibrate`.
+
+It is a JSON file that can be carried to another machine. All seconds are of this machine; what they are multiplied by
+(operations, bytes, workers) belongs to the job and the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline import user_cache
+from paceline.errors import UsageError, suggest
+from paceline.planning.planner.operations import FIGURES
+from paceline.runtime.runs.json_files import write_json
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The seconds of operations while so many workers, of so many threads each, compute at once."""
+
+    busy: int
+    threads: int
+    #: Seconds of each figure of a step's forward and backward passes (`operations.FIGURES`).
+    compute: dict[str, float]
+    #: Seconds of each figure of an optimizer's update.
+    update: dict[str, float]
+    #: Half the 90% interval of a prediction, as a logarithm, from jobs that were left out of the fit.
+    error: float
+    #: Quantiles of a computation's seconds over their median, at evenly spaced shares: how much steps differ.
+    jitter: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The seconds of an exchange between so many workers."""
+
+    #: "meeting": a table of a collective; "push": to a server; "ddp": PyTorch's all-reduce; "message": to a neighbour.
+    kind: str
+    workers: int
+    #: Seconds of each step of a meeting's table, or of each push or message.
+    latency: float
+    #: Bytes per second of each step.
+    bandwidth: float
+    #: Half the 90% interval, as a logarithm.
+    error: float
+    #: Seconds of Python in each update besides, which the trace does not divide.
+    between: float = 0.0
+    #: Seconds of each tensor of the model besides the first.
+    tensor: float = 0.0
+    #: Bytes and seconds of each step, as they were measured; between them seconds are interpolated.
+    points: tuple[tuple[float, float], ...] = ()
+
+    def at(self, size: float) -> tuple[float, float]:
+        """Return latency and bandwidth of steps of about so many bytes: small ones stay in caches."""
+        if len(self.points) < 2:
+            return self.latency, self.bandwidth
+        place = next((n for n, (most, _) in enumerate(self.points) if size <= most), len(self.points) - 1)
+        if place == 0:
+            return self.points[0][1], math.inf
+        (low, first), (high, last) = self.points[place - 1], self.points[place]
+        slope = (last - first) / (high - low)
+        return first - slope * low, 1 / slope if slope > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What plans of one family take besides computing and updating, measured over predicted."""
+
+    #: "meeting", "push", "ddp", "stages", "parts" or "gathers": see `Method.family`.
+    family: str
+    workers: int
+    factor: float
+    #: Half the 90% interval, as a logarithm.
+    error: float
+
+    @staticmethod
+    def nearest(known: Sequence[Overhead], family: str, workers: int) -> Overhead | None:
+        """Return the one of this family with the nearest number of workers, the larger of two; None: none is known."""
+        found = [each for each in known if each.family == family]
+        return min(found, key=lambda each: (abs(each.workers - workers), -each.workers)) if found else None
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a machine can do."""
+
+    processor: str
+    cores: int
+    #: Bytes of memory.
+    memory: int
+    operations: tuple[Operations, ...]
+    exchanges: tuple[Exchange, ...] = ()
+    #: How far predicted exchanges of small networks were off.
+    overheads: tuple[Overhead, ...] = ()
+    #: Seconds of Python in each update of one process, besides computing and updating.
+    between: float = 0.0
+    torch: str = ""
+    date: str = ""
+    #: "card" where two figures of a data sheet stand for all operations, else "calibrated".
+    level: str = "calibrated"
+    #: How many times as long a machine of another speed takes; cluster files may change it.
+    slowness: float = 1.0
+    schema: int = field(default=SCHEMA)
+
+    def fit(self, busy: int, threads: int) -> tuple[Operations, float]:
+        """Return the operations of the nearest measured case, and the factor of taking turns on too few cores."""
+        wanted = busy * threads
+        turns = max(1.0, wanted / self.cores)
+        exact = [o for o in self.operations if o.threads == threads] or list(self.operations)
+        fitting = [o for o in exact if o.busy * o.threads <= max(self.cores, exact[0].busy * exact[0].threads)]
+        found = min(fitting or exact, key=lambda o: abs(o.busy - min(busy, max(1, self.cores // threads))))
+        return found, turns
+
+    def exchange(self, kind: str, workers: int) -> Exchange | None:
+        """Return the exchange of this kind that was measured with the nearest number of workers; None: none was."""
+        found = [each for each in self.exchanges if each.kind == kind]
+        return min(found, key=lambda each: (abs(each.workers - workers), each.workers)) if found else None
+
+    def write(self, file: Path) -> None:
+        """Write the card, replacing the file atomically."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, dataclasses.asdict(self))
+
+    def keep(self) -> None:
+        """Write the card to where `kept` reads it; raise OSError where other users could exchange it."""
+        user_cache.write(default_file(), json.dumps(dataclasses.asdict(self), indent=1).encode())
+
+    @staticmethod
+    def kept() -> Card:
+        """Read the card of this machine; raise OSError if there is none that only its user can have written."""
+        return Card.parse(user_cache.read(default_file()), str(default_file()))
+
+    @staticmethod
+    def read(file: Path) -> Card:
+        """Read a card. Raise UsageError if the file is not a card."""
+        try:
+            return Card.parse(file.read_bytes(), str(file))
+        except OSError as error:
+            raise UsageError(
+                f"the card {file} cannot be read: {error.strerror}; make one: paceline calibrate"
+            ) from None
+
+    @staticmethod
+    def parse(content: bytes, where: str) -> Card:
+        """Make a card of the content of a file. Raise UsageError if it is not a card."""
+        try:
+            given = json.loads(content)
+        except ValueError as error:
+            raise UsageError(f"the card {where} is damaged: {error}; make another: paceline calibrate") from None
+        return Card.of(given, where)
+
+    @staticmethod
+    def of(given: object, where: str = "the card") -> Card:
+        """Make a card of what JSON holds, and check it."""
+        if not isinstance(given, dict):
+            raise UsageError(f"{where} is not a card: it holds {type(given).__name__}, and a card is one JSON object")
+        if given.get("schema") != SCHEMA:
+            raise UsageError(
+                f"{where} has schema {given.get('schema')!r}, and this version reads {SCHEMA}; calibrate again"
+            )
+        values = dict(given)
+        values["operations"] = tuple(_part(Operations, each, where) for each in given.get("operations", ()))
+        values["exchanges"] = tuple(_part(Exchange, each, where) for each in given.get("exchanges", ()))
+        values["overheads"] = tuple(_part(Overhead, each, where) for each in given.get("overheads", ()))
+        card: Card = _part(Card, values, where)
+        card.check(where)
+        return card
+
+    def check(self, where: str) -> None:
+        """Raise UsageError for what no machine has."""
+        if self.cores < 1:
+            raise UsageError(f"{where}: cores={self.cores}; a machine has at least one")
+        if not self.operations:
+            raise UsageError(f"{where} has no operations; calibrate again")
+        for operations in self.operations:
+            for name, value in (*operations.compute.items(), *operations.update.items()):
+                if name not in FIGURES:
+                    raise UsageError(f"{where} has a figure {name!r}; {suggest(name, FIGURES)}")
+                if not 0 <= value < math.inf:
+                    raise UsageError(f"{where}: {name}={value} is not a number of seconds")
+        for each in self.exchanges:
+            if not each.bandwidth > 0 or each.latency < 0:
+                raise UsageError(
+                    f"{where}: {each.kind} of {each.workers} workers has latency={each.latency} and "
+                    f"bandwidth={each.bandwidth}; the first cannot be negative, the second must be positive"
+                )
+
+
+def _part(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+    """Make a record of a dictionary; name what is unknown or missing."""
+    fields = {each.name: each for each in dataclasses.fields(kind)}
+    for name in given:
+        if name not in fields:
+            raise UsageError(f"{where} has an unknown key {name!r}; {suggest(name, fields)}")
+    missing = [
+        name for name, each in fields.items()
+        if name not in given and each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    ]  # fmt: skip
+    if missing:
+        raise UsageError(f"{where} lacks {', '.join(missing)}")
+    values = dict(given)
+    if "jitter" in values:
+        values["jitter"] = tuple(values["jitter"])
+    if "points" in values:
+        values["points"] = tuple((float(size), float(took)) for size, took in values["points"])
+    return kind(**values)
+
+
+def of_data_sheet(gflops: float, gigabytes: float, cores: int, memory: int, name: str = "data sheet") -> Card:
+    """Make a card of two figures of a data sheet: peak GFLOP/s and GB/s of memory, of one core each.
+
+    Matrix products are taken to reach half the peak and everything else a fraction that is usual on CPUs; the interval
+    is a factor of three.
+    """
+    flop, byte = 1e-9 / gflops, 1e-9 / gigabytes
+    compute = {
+        "call": 4e-6, "view": 1.5e-6, "matmul.small": 5 * flop, "matmul.middle": 3 * flop, "matmul.large": 2 * flop,
+        "convolution.forward": 3 * flop, "convolution.backward": 4 * flop, "recurrent.forward": 3 * flop,
+        "recurrent.backward": 3 * flop, "near": byte / 3, "far": byte, "slow": 10 * flop, "random": 20 * flop,
+        "gather": 2 * byte, "step": 5e-5,
+    }  # fmt: skip
+    update = {"step": 5e-5, "call": 4e-6, "near": byte / 3, "far": byte}
+    cases = tuple(Operations(busy, 1, compute, update, math.log(3.0)) for busy in sorted({1, cores}))
+    return Card(name, cores, memory, cases, between=5e-5, level="card")
+
+
+def default_file() -> Path:
+    """Return where the card of this machine is kept."""
+    return user_cache.folder() / "card.json"

@@ -1,0 +1,191 @@
+"""The best way for each layer: a table {layer: way} that the cost model judges fastest. Pure.
+
+A model whose operations follow one another in a chain is solved exactly, by dynamic programming:
+
+    best(n, state) = the cheapest ways of the first n operations that leave the model in this state
+
+The state is all that later operations depend on: where the last value lies, and whether a gradient is already summed at
+the end of the update (a second one then costs no further message). Other models are searched as FlexFlow does (Jia,
+Zaharia and Aiken, "Beyond data and model parallelism for deep neural networks", MLSys 2019): from several published
+tables, one layer at a time is given another way, which is kept if it is faster, and sometimes if it is not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.algorithms.splits import Placement
+from paceline.algorithms.splits.catalogue import WAYS
+from paceline.algorithms.splits.derivation import Program, derive
+from paceline.algorithms.splits.nodes import Node, Shape
+from paceline.algorithms.splits.recipes import SplitRecipe
+from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
+from paceline.algorithms.splits.recipes.per_layer import PerLayer
+from paceline.algorithms.splits.recipes.tensor import Tensor
+from paceline.errors import PacelineError
+
+Table = tuple[tuple[str, str], ...]
+#: Seconds of an update by a program, also of the first operations of one.
+Judge = Callable[[Program], float]
+PROPOSALS = 200
+GREED = 50.0  # how much less likely a slower table is kept: exp(-GREED x how much slower, as a share)
+STATES = 64  # that are kept after each operation
+STARTS: tuple[SplitRecipe, ...] = (Tensor(), OneWeirdTrick())
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The operations of a model for chunks of one size, as `derive` takes them."""
+
+    nodes: tuple[Node, ...]
+    inputs: Mapping[str, Shape]
+    outputs: tuple[str, ...]
+    needs: Collection[str]
+    workers: int
+
+    def program(self, table: Table, count: int | None = None) -> Program | None:
+        """Return the program of a table, or of its first operations; None where the ways do not fit together."""
+        whole = count is None or count == len(self.nodes)
+        try:
+            return derive(
+                self.nodes[:count], self.inputs, self.outputs if whole else (), self.needs, self.workers,
+                PerLayer(table).choose,
+            )  # fmt: skip
+        except PacelineError:
+            return None
+
+    def ways(self, layer: str) -> list[str]:
+        """Return the ways in which a layer can be split; `whole` is one of them."""
+        mine = [node for node in self.nodes if node.layer == layer]
+        return [name for name, way in WAYS.items() if not any(way.refusal(node, self.workers) for node in mine)]
+
+    @property
+    def layers(self) -> dict[str, list[str]]:
+        """The layers that can be split, with their ways."""
+        held = dict.fromkeys(node.layer for node in self.nodes if node.layer and node.held)
+        found = {layer: self.ways(layer) for layer in held}
+        return {layer: ways for layer, ways in found.items() if len(ways) > 1}
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each operation takes what the one before it made and nothing else, with parameters of its own."""
+        first, rest = self.nodes[:1], itertools.pairwise(self.nodes)
+        held = [each.name for node in self.nodes for each in node.held]
+        starts = all(set(node.takes) <= set(self.inputs) and len(node.takes) == 1 for node in first)
+        return starts and len(set(held)) == len(held) and all(b.takes == (a.name,) for a, b in rest)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best table, its seconds, and how many tables were judged."""
+
+    table: Table
+    seconds: float
+    judged: int
+    #: Whether no other table is faster, by this judge.
+    optimal: bool
+
+    @property
+    def text(self) -> str:
+        """The table as the option `ways` of the plan `per_layer` has it."""
+        return "+".join(f"{layer}:{way}" for layer, way in self.table if way != "whole")
+
+
+def search(graph: Graph, judge: Judge, proposals: int = PROPOSALS, seed: int = 0) -> Found:
+    """Return the fastest table that is found."""
+    return by_programming(graph, judge) if graph.is_chain else by_proposals(graph, judge, proposals, seed)
+
+
+def exhaustive(graph: Graph, judge: Judge) -> Found:
+    """Judge every table. For small models, and to check the other searches."""
+    layers, judged = graph.layers, 0
+    best: tuple[float, Table] = math.inf, ()
+    for ways in itertools.product(*layers.values()):
+        table = tuple(zip(layers, ways, strict=True))
+        program = graph.program(table)
+        if program is not None:
+            judged += 1
+            best = min(best, (judge(program), table))
+    return Found(best[1], best[0], judged, True)
+
+
+def by_programming(graph: Graph, judge: Judge) -> Found:
+    """Solve a chain by dynamic programming."""
+    layers, judged = graph.layers, 0
+    kept: list[Table] = [()]
+    cut = False
+    seconds = math.inf
+    for count, node in enumerate(graph.nodes, 1):
+        best: dict[tuple[Placement, bool], tuple[float, Table]] = {}
+        for table in kept:
+            for way in layers.get(node.layer, [""]):
+                longer = (*table, (node.layer, way)) if way else table
+                program = graph.program(longer, count)
+                if program is None:
+                    continue
+                judged += 1
+                state = _state(program, node)
+                best[state] = min(best.get(state, (math.inf, ())), (judge(program), longer))
+        rows = sorted(best.values())
+        cut = cut or len(rows) > STATES
+        kept, seconds = [table for _, table in rows[:STATES]], rows[0][0] if rows else math.inf
+    return Found(kept[0] if kept else (), seconds, judged, not cut)
+
+
+def _state(program: Program, node: Node) -> tuple[Placement, bool]:
+    """Return what later operations depend on."""
+    last = next(name for name in reversed([*program.nodes]) if name.split("#")[0] == node.name)
+    summed = any(
+        step.back and step.value and step.movement.kind == "sum" for step in program.steps if _late(step.value)
+    )
+    return program.layouts[last].gives, summed
+
+
+def _late(value: str) -> bool:
+    return value.startswith(("@", "+"))
+
+
+def by_proposals(graph: Graph, judge: Judge, proposals: int = PROPOSALS, seed: int = 0) -> Found:
+    """Search by random changes of one layer, from the tables of published recipes."""
+    layers, draw = graph.layers, random.Random(seed)
+    known: dict[Table, float] = {}
+
+    def seconds(table: Table) -> float:
+        if table not in known:
+            program = graph.program(table)
+            known[table] = judge(program) if program is not None else math.inf
+        return known[table]
+
+    starts = list(dict.fromkeys(_starts(graph, layers)))
+    for start in starts:
+        now = start
+        for _ in range(proposals // len(starts) if layers else 0):
+            place = draw.randrange(len(now))
+            layer, way = now[place]
+            other = draw.choice([each for each in layers[layer] if each != way])
+            changed = (*now[:place], (layer, other), *now[place + 1 :])
+            slower = seconds(changed) / seconds(now) - 1.0 if seconds(now) < math.inf else 0.0
+            if slower <= 0 or draw.random() < math.exp(-GREED * slower):
+                now = changed
+    best = min(known or {(): seconds(())}, key=lambda table: (known[table], table))
+    return Found(best, known[best], len(known), False)
+
+
+def _starts(graph: Graph, layers: Mapping[str, Sequence[str]]) -> Iterator[Table]:
+    """Yield the tables from which a search begins: all whole, all by samples, and those of published recipes."""
+    yield tuple((layer, "whole") for layer in layers)
+    yield tuple((layer, "samples" if "samples" in ways else "whole") for layer, ways in layers.items())
+    for recipe in STARTS:
+        try:
+            program = derive(
+                recipe.prepare(graph.nodes, graph.workers), graph.inputs, graph.outputs, graph.needs, graph.workers,
+                recipe.choose,
+            )  # fmt: skip
+        except PacelineError:
+            continue
+        chosen = {node.layer: program.ways[name] for name, node in program.nodes.items() if node.layer}
+        yield tuple((layer, chosen.get(layer) or "whole") for layer in layers)

@@ -1,0 +1,112 @@
+"""Optuna's samplers as proposals.
+
+Optuna is asked and told (`study.ask`, `study.tell`) in the process that decides, on a study in memory, so that no
+worker waits for a database. Conditional parameters follow a sampler's joint proposals by being suggested one after
+another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.algorithms.tuning import FAILED, Coordinates
+from paceline.errors import TuningError
+from paceline.planning.tuner.space import Configuration, Float, Int, Parameter, Space, exists
+
+if TYPE_CHECKING:
+    import optuna
+
+#: Optuna's samplers by name: one line about each, and its class.
+SAMPLERS: dict[str, tuple[str, str]] = {
+    "tpe": ("Optuna's tree-structured Parzen estimator", "TPESampler"),
+    "gp": ("Optuna's Bayesian optimisation by Gaussian processes; needs PyTorch and SciPy", "GPSampler"),
+    "cmaes": ("Optuna's CMA-ES; needs the package cmaes", "CmaEsSampler"),
+    "nsgaii": ("Optuna's genetic algorithm NSGA-II", "NSGAIISampler"),
+    "qmc": ("Optuna's quasi-random points", "QMCSampler"),
+}
+PATIENCE = 1000  # proposals that the constraints refuse, one after another, before they are taken to be impossible
+
+
+def package() -> Any:
+    """Import Optuna, or say how to install it."""
+    try:
+        import optuna
+    except ImportError:
+        raise TuningError("this search is Optuna's, which is not installed: pip install 'paceline[optuna]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def sampler_named(given: Any, seed: int = 0) -> Any:
+    """Return a sampler of Optuna by its name, or as it was given."""
+    found = package()
+    if isinstance(given, found.samplers.BaseSampler):
+        return given
+    if given not in SAMPLERS:
+        raise TuningError(f"search={given!r:.60} is neither the name of a search nor a sampler of Optuna")
+    return getattr(found.samplers, SAMPLERS[given][1])(seed=seed % 2**32)
+
+
+class OptunaProposals:
+    """Asks a sampler of Optuna for configurations and tells it their losses."""
+
+    learns = True
+
+    def __init__(self, sampler: optuna.samplers.BaseSampler, space: Space, minimize: bool, study: Any = None) -> None:
+        self.package, self.space, self.minimize = package(), space, minimize
+        direction = "minimize" if minimize else "maximize"
+        self.study = study or self.package.create_study(sampler=sampler, direction=direction)
+        #: Optuna's own trials that are under way, by number of ours.
+        self.asked: dict[int, Any] = {}
+
+    def configuration(self, trial: int) -> Configuration:
+        for _ in range(PATIENCE):
+            asked = self.study.ask()
+            configuration: Configuration = {}
+            for name, parameter in self.space.parameters.items():
+                if exists(parameter.when, configuration):
+                    configuration[name] = suggest_with(asked, name, parameter)
+            if self.space.allows(configuration):
+                self.asked[trial] = asked
+                return configuration
+            self.study.tell(asked, state=self.package.trial.TrialState.FAIL)
+        raise TuningError(f"the constraints allowed none of {PATIENCE} configurations; loosen them")
+
+    def at(self, coordinates: Coordinates) -> Configuration | None:
+        return self.space.configuration(coordinates)
+
+    def preview(self, trial: int) -> Configuration | None:
+        return None  # a sampler that was asked has to be told
+
+    def recall(self, trial: int, configuration: Configuration) -> None:
+        self.study.enqueue_trial(configuration)
+        self.configuration(trial)
+
+    def told(self, trial: int, loss: float, reports: dict[int, float]) -> None:
+        asked = self.asked.pop(trial)
+        for step, value in reports.items():
+            asked.report(value, step)
+        states = self.package.trial.TrialState
+        if loss == FAILED:
+            self.study.tell(asked, state=states.FAIL)
+        else:
+            self.study.tell(asked, loss if self.minimize else -loss)
+
+
+def suggest_with(trial: Any, name: str, parameter: Parameter) -> Any:
+    """Suggest a parameter of a space by a trial of Optuna."""
+    if isinstance(parameter, Float):
+        return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+    if isinstance(parameter, Int):
+        return trial.suggest_int(name, parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+    return trial.suggest_categorical(name, list(parameter.choices))
+
+
+def distribution(parameter: Parameter) -> Any:
+    """Return a parameter as Optuna's distribution."""
+    made = package().distributions
+    if isinstance(parameter, Float):
+        return made.FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+    if isinstance(parameter, Int):
+        return made.IntDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+    return made.CategoricalDistribution(list(parameter.choices))

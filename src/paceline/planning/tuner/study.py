@@ -1,0 +1,235 @@
+"""A study: scheduler, proposals and journal together. Whatever is decided is decided here, in one process.
+
+    next    what is to be trained now
+    report  a trial's value after a step, answered by whether it is to stop
+    end     a leg is over
+
+A study that opens a journal with rows is told them again, and checks that it decides as it did. Legs that were under
+way when the tuning was killed are assigned first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.algorithms.tuning import FAILED, Leg, Scheduler
+from paceline.errors import TuningError
+from paceline.planning.tuner.journal import Journal, Row
+from paceline.planning.tuner.proposals import Proposals
+from paceline.planning.tuner.space import Configuration
+
+DONE, STOPPED, FAILURE, RUNNING, PAUSED = "done", "stopped", "failed", "running", "paused"
+
+
+@dataclass
+class TrialRecord:
+    """What is known of a trial."""
+
+    number: int
+    configuration: Configuration
+    status: str = RUNNING
+    #: Its last value, and the values after each step, as the user's metric has them.
+    value: float | None = None
+    reports: dict[int, float] = field(default_factory=dict)
+    step: int = 0
+    reason: str = ""
+    #: Seconds inside the trial's function.
+    seconds: float = 0.0
+    #: When and where its legs were trained: (worker, begin, end) in seconds since the study began.
+    spans: list[tuple[int, float, float]] = field(default_factory=list)
+    #: The configurations that it had before, with the step at which each ended (population-based training).
+    earlier: list[tuple[int, Configuration]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A leg with the configuration that it is trained with."""
+
+    leg: Leg
+    configuration: Configuration
+
+
+class Study:
+    """The state of a tuning."""
+
+    def __init__(
+        self, proposals: Proposals, scheduler: Scheduler, journal: Journal, minimize: bool, total: int,
+        header: Row | None = None,
+    ) -> None:  # fmt: skip
+        self.proposals, self.scheduler, self.journal = proposals, scheduler, journal
+        self.minimize, self.total = minimize, total
+        self.trials: dict[int, TrialRecord] = {}
+        #: Legs under way, by trial; and those that an earlier life left unfinished.
+        self.running: dict[int, Assignment] = {}
+        self.interrupted: list[Assignment] = []
+        #: Stops that were answered, by trial and step, so that a leg that runs again hears the same.
+        self._answers: dict[tuple[int, int], bool] = {}
+        #: How trials are run, once that is known. A tuning goes on as it began, since states differ between ways.
+        self.way = ""
+        rows = journal.rows()
+        if rows:
+            self._replay(rows)
+        elif header is not None:
+            journal.write({"row": "study", **header})
+
+    # --- what is decided ---
+
+    def next(self, worker: int = 0) -> Assignment | None:
+        """Return what is to be trained now, or None: nothing is left, or a leg under way has to end first."""
+        if self.interrupted:
+            again = self.interrupted.pop(0)
+            self.running[again.leg.trial] = again
+            self.journal.write({"row": "again", "trial": again.leg.trial, "worker": worker})
+            return again
+        leg = self.scheduler.next()
+        if leg is None:
+            return None
+        found = self._begin(leg, None)
+        self.journal.write({
+            "row": "leg", "trial": leg.trial, "start": leg.start, "stop": leg.stop, "source": leg.source,
+            "configuration": found.configuration, "worker": worker,
+        })  # fmt: skip
+        return found
+
+    def report(self, trial: int, step: int, value: float) -> bool:
+        """Take a trial's value after a step; return whether the trial is to stop."""
+        if (known := self._answers.get((trial, step))) is not None:
+            return known  # of a leg that runs again
+        record = self.trials[trial]
+        record.reports[step], record.step, record.value = value, step, value
+        stop = self.scheduler.report(trial, step, self._loss(value))
+        self._answers[trial, step] = stop
+        self.journal.write({"row": "report", "trial": trial, "step": step, "value": value, "stop": stop})
+        return stop
+
+    def end(
+        self, trial: int, value: float | None, *, stopped: bool = False, reason: str = "", seconds: float = 0.0,
+        suggested: Configuration | None = None, span: tuple[int, float, float] | None = None,
+    ) -> None:  # fmt: skip
+        """Take the end of a leg. Without a value it has failed, for the reason given."""
+        if value is None or not math.isfinite(value):
+            value, reason = None, reason or f"its value is {value}"
+        row = {
+            "row": "end", "trial": trial, "value": value, "stopped": stopped, "reason": reason, "seconds": seconds,
+            "suggested": suggested or {}, "span": span,
+        }  # fmt: skip
+        self.journal.write(row)
+        self._take_end(row)
+
+    def runs(self, way: str) -> None:
+        """Note how trials are run."""
+        if way != self.way:
+            self.way = way
+            self.journal.write({"row": "way", "way": way})
+
+    # --- what is known ---
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The best of the trials that were trained to the end; before there is one, of those that have a value."""
+        have = [record for record in self.trials.values() if record.value is not None]
+        return min(have, key=self._rank, default=None)
+
+    def finished(self) -> int:
+        """Return how many trials are over."""
+        return sum(record.status in (DONE, STOPPED, FAILURE) for record in self.trials.values())
+
+    def _loss(self, value: float) -> float:
+        return value if self.minimize else -value
+
+    # --- within ---
+
+    def _begin(self, leg: Leg, recorded: Configuration | None) -> Assignment:
+        """Note that a leg begins; its configuration is proposed, or the one that a journal recorded."""
+        configuration = self._configuration(leg, recorded)
+        record = self.trials.get(leg.trial)
+        if record is None:
+            record = self.trials[leg.trial] = TrialRecord(leg.trial, configuration)
+        elif configuration != record.configuration:
+            record.earlier.append((leg.start, record.configuration))
+            record.configuration = configuration
+        record.status = RUNNING
+        found = self.running[leg.trial] = Assignment(leg, configuration)
+        return found
+
+    def _configuration(self, leg: Leg, recorded: Configuration | None) -> Configuration:
+        if leg.coordinates is not None:
+            assert leg.source is not None
+            return self.proposals.at(leg.coordinates) or self.trials[leg.source].configuration
+        if leg.trial in self.trials:
+            return self.trials[leg.trial].configuration
+        if recorded is not None:
+            self.proposals.recall(leg.trial, recorded)
+            return recorded
+        proposed = self.proposals.configuration(leg.trial)
+        assert proposed is not None, "a scheduler begins no more trials than there are configurations"
+        return proposed
+
+    def _take_end(self, row: Row) -> None:
+        trial, value = row["trial"], row["value"]
+        record, leg = self.trials[trial], self.running.pop(trial).leg
+        record.seconds += row["seconds"]
+        record.configuration.update(row["suggested"])
+        if row["span"] is not None:
+            record.spans.append(tuple(row["span"]))
+        if value is None:
+            record.status, record.reason, record.value = FAILURE, row["reason"], None
+        else:
+            record.value, record.step = value, record.step if row["stopped"] else leg.stop
+            record.status = STOPPED if row["stopped"] else DONE if self._is_last(leg) else PAUSED
+            record.reports.setdefault(record.step, value)
+        self.scheduler.end(trial, record.step, FAILED if value is None else self._loss(value))
+        if record.status != PAUSED:
+            self.proposals.told(trial, FAILED if value is None else self._loss(value), record.reports)
+
+    def _is_last(self, leg: Leg) -> bool:
+        return not self.scheduler.resumes or leg.stop >= self.scheduler.max_t
+
+    def _rank(self, record: TrialRecord) -> tuple[bool, float, int]:
+        assert record.value is not None
+        return record.status != DONE, self._loss(record.value), record.number
+
+    # --- the journal of an earlier life ---
+
+    def _replay(self, rows: list[Row]) -> None:
+        journal, self.journal = self.journal, Journal(None)  # results that are replayed are not written again
+        try:
+            for row in rows:
+                self._retell(row)
+        finally:
+            self.journal = journal
+        self.interrupted = [self.running[trial] for trial in sorted(self.running)]
+        self.running = {}
+
+    def _retell(self, row: Row) -> None:
+        if row["row"] == "leg":
+            leg = self.scheduler.next()
+            if leg is None or (leg.trial, leg.start, leg.stop) != (row["trial"], row["start"], row["stop"]):
+                raise TuningError(
+                    f"the journal trains trial {row['trial']} from step {row['start']} to {row['stop']}, where the "
+                    f"search now decides {leg}; resume with the version of Paceline that wrote it"
+                )
+            self._begin(leg, row["configuration"])
+        elif row["row"] == "report":
+            if self.report(row["trial"], row["step"], row["value"]) != row["stop"]:
+                raise TuningError(
+                    f"the journal's answer to trial {row['trial']} at step {row['step']} is stop={row['stop']}, and "
+                    "the search now decides otherwise; resume with the version of Paceline that wrote it"
+                )
+        elif row["row"] == "end":
+            self._take_end(row)
+        elif row["row"] == "way":
+            self.way = row["way"]
+
+
+def curve_of_best(study: Study) -> Iterator[tuple[float, float]]:
+    """Yield (seconds, value) whenever a trial that ended was the best so far."""
+    best: Any = None
+    ended = [(t.spans[-1][2], t.value) for t in study.trials.values() if t.spans and t.value is not None]
+    for seconds, value in sorted(ended):
+        if best is None or (value < best if study.minimize else value > best):
+            best = value
+            yield seconds, value

@@ -1,0 +1,83 @@
+"""The space that a function of a trial suggests, as objectives of Optuna do: found by calling the function.
+
+    base        every choice has its first value, every number its middle
+    variations  one choice has another value, once for each value: what is asked for only then exists only then
+
+So a function whose choices have 2, 3 and 4 values is called 1 + 1 + 2 + 3 times. A name whose range is not always the
+same is left out of the space; its value is drawn when the function asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from paceline.errors import TuningError
+from paceline.planning.tuner.space import Choice, Configuration, Parameter, Space
+from paceline.planning.tuner.trial import Trial
+
+MOST = 200  # calls of the function
+
+Asked = dict[str, Parameter]
+
+
+class Asking(Trial):
+    """A trial that notes what it is asked for, in order."""
+
+    def __init__(self, fixed: Configuration) -> None:
+        super().__init__(0, dict(fixed), 0, 1)
+        self.asked: Asked = {}
+
+    def _suggest(self, name: str, parameter: Parameter) -> Any:
+        self.asked.setdefault(name, parameter)
+        return super()._suggest(name, parameter)
+
+    def _drawn(self, name: str, parameter: Parameter) -> Any:
+        return parameter.value(0.0 if isinstance(parameter, Choice) else 0.5)
+
+
+def suggested_space(make: Callable[[Trial], Any]) -> Space:
+    """Return the space of what `make` suggests; it is empty if the function suggests nothing."""
+    base = _asked(make, {})
+    found = dict(base)
+    waiting: list[tuple[Configuration, Asked]] = [({}, base)]
+    seen, changing, calls = set[str](), set[str](), 1
+    while waiting:
+        fixed, asked = waiting.pop(0)
+        for name, choice in asked.items():
+            if name in seen or not isinstance(choice, Choice) or choice.faults():
+                continue
+            seen.add(name)
+            if (calls := calls + len(choice.choices) - 1) > MOST:
+                raise TuningError(f"what the function suggests has more than {MOST} choices; give space= instead")
+            runs = {choice.choices[0]: asked}
+            for value in choice.choices[1:]:
+                runs[value] = _asked(make, {**fixed, name: value})
+                waiting.append(({**fixed, name: value}, runs[value]))
+            changing |= _join(found, name, runs)
+    return Space({name: parameter for name, parameter in found.items() if name not in changing})
+
+
+def _asked(make: Callable[[Trial], Any], fixed: Configuration) -> Asked:
+    """Return what the function asks for where some choices have these values."""
+    trial = Asking(fixed)
+    with contextlib.suppress(Exception):  # what cannot be made with these values is said when a trial has them
+        make(trial)
+    return trial.asked
+
+
+def _join(found: Asked, parent: str, runs: dict[Any, Asked]) -> set[str]:
+    """Add what is asked for under each value of a choice, with its condition; return names whose range changes."""
+    changing = set()
+    for name in dict.fromkeys(name for asked in runs.values() for name in asked):
+        having = [value for value, asked in runs.items() if name in asked]
+        same = runs[having[0]][name]
+        if any(runs[value][name] != same for value in having):
+            changing.add(name)
+        known = found.get(name, same)
+        if len(having) < len(runs):
+            known = replace(known, when={**known.when, parent: having[0] if len(having) == 1 else having})
+        found[name] = known
+    return changing

@@ -1,0 +1,107 @@
+"""Ways to run trials: each takes assignments of a study and returns how their legs ended."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.errors import PacelineError, TrialFailed, TrialStopped
+from paceline.errors.failure import users_traceback
+from paceline.planning.tuner.space import Configuration
+from paceline.planning.tuner.study import Assignment
+from paceline.planning.tuner.trial import Reporter, Trial
+
+#: Runs one leg of a trial: reports values, and returns the last one, or None where it has reported it.
+Objective = Callable[[Trial], float | None]
+#: Tells a study the value of a trial after a step: (trial, step, value) -> whether the trial is to stop.
+Report = Callable[[int, int, float], bool]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a leg ended; without a value it failed."""
+
+    trial: int
+    value: float | None
+    stopped: bool = False
+    reason: str = ""
+    seconds: float = 0.0
+    suggested: Configuration = field(default_factory=dict)
+    #: (worker, begin, end), by the wall clock.
+    span: tuple[int, float, float] | None = None
+
+
+class Trials(Protocol):
+    """Something that runs legs."""
+
+    #: The processes that do so.
+    workers: int
+
+    def free(self) -> Sequence[int]:
+        """Return the workers that can take a leg now."""
+
+    def start(self, assignment: Assignment, worker: int) -> None:
+        """Let a worker train this leg."""
+
+    def wait(self) -> Sequence[Ended]:
+        """Wait until at least one leg has ended, and pass on reports meanwhile."""
+
+    def close(self) -> None:
+        """End all workers."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a leg needs to know besides its assignment."""
+
+    seed: int = 0
+    states: Path | None = None  # where states between legs lie, if trials have several
+
+
+def run_leg(objective: Objective, assignment: Assignment, terms: Terms, reporter: Reporter, worker: int) -> Ended:
+    """Run a trial's function; whatever it raises is the reason why this trial, and no other, failed."""
+    leg = assignment.leg
+    trial = Trial(
+        leg.trial, assignment.configuration, leg.start, leg.stop, terms.seed, reporter, terms.states, leg.source
+    )
+    began, clock = time.time(), time.perf_counter()
+
+    def ended(value: float | None, reason: str = "") -> Ended:
+        seconds = time.perf_counter() - clock
+        span = (worker, began, began + seconds)
+        return Ended(leg.trial, value, trial.stopped and value is not None, reason, seconds, trial.suggested, span)
+
+    try:
+        value = _value(objective(trial), trial)
+    except TrialStopped:
+        return ended(trial.value)
+    except TrialFailed as error:
+        return ended(None, str(error))
+    except (Exception, SystemExit) as error:
+        if trial.stopped and _means_pruned(error):
+            return ended(trial.value)
+        return ended(None, reason_of(error))
+    return ended(value) if math.isfinite(value) else ended(None, f"its value is {value}")
+
+
+def _value(returned: Any, trial: Trial) -> float:
+    if returned is not None:
+        return float(returned)
+    if trial.step == trial.start:
+        raise TrialFailed("its function returned nothing and reported nothing")
+    return trial.value
+
+
+def _means_pruned(error: BaseException) -> bool:
+    """Whether the function left because it was stopped, by Optuna's exception."""
+    return type(error).__name__ == "TrialPruned"
+
+
+def reason_of(error: BaseException) -> str:
+    """Say why a trial failed, with the user's own lines."""
+    said = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+    return f"{said}\n{users_traceback(error)}".rstrip() if not isinstance(error, PacelineError) else said

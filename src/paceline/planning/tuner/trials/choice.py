@@ -1,0 +1,198 @@
+"""Which executor runs trials: as was asked for, or the one that a measurement favours."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import NamedTuple
+
+from paceline.planning.tuner.study import Study
+from paceline.planning.tuner.training import JobObjective
+from paceline.planning.tuner.trial import Trial
+from paceline.planning.tuner.trials import Objective, Terms, Trials
+from paceline.planning.tuner.trials.dispatch import Dispatcher, WorkerPool
+from paceline.planning.tuner.trials.here import Here
+from paceline.planning.tuner.trials.limit import limited
+from paceline.planning.tuner.trials.messages import Outcome
+from paceline.planning.tuner.trials.peers import Peers, RankInfo
+from paceline.planning.tuner.trials.processes import Processes
+from paceline.planning.tuner.trials.stacked import Stacked
+from paceline.training.data.source import TensorSource
+from paceline.training.gradients.stacks.evaluated_members import one_thread
+from paceline.training.gradients.stacks.fastest_stack import Forms
+from paceline.training.gradients.stacks.stacking import CannotStack, shape_of
+from paceline.training.jobs.job import Job
+
+RANKS = "processes"  # what `auto` means for several ranks
+EXECUTORS = ("auto", "processes", "stacked", "distributed", "here")
+FEW = 4  # trials of an architecture, with fewer of which stacking is not looked at
+PREVIEWED = 16  # configurations by which architectures are distinguished
+LOOK = 0.05  # seconds for which a separate training is timed
+STARTING = 3.0  # seconds until processes that import PyTorch can begin
+
+
+class ExecutorOptions(NamedTuple):
+    """What trials are run with."""
+
+    objective: Objective
+    terms: Terms
+    workers: int | None
+    timeout: float | None
+    #: The processes of each trial, if it is itself a parallel run.
+    each: int = 1
+    #: The ranks on this machine, which share its cores.
+    ranks: int = 1
+    #: Where the ranks of a launcher or of Ray meet, if there are several.
+    rank_info: RankInfo | None = None
+
+    @property
+    def cores(self) -> int:
+        return self.workers or max(1, len(os.sched_getaffinity(0)) // (self.each * self.ranks))
+
+    def start_pool(self) -> Processes:
+        """Start this rank's workers."""
+        return Processes(self.objective, self.terms, self.cores, self.each > 1, 1 if self.rank_info else 0)
+
+
+class Chosen(NamedTuple):
+    """What runs the trials of a tuning."""
+
+    name: str
+    trials: Trials
+    #: Seconds until it could begin.
+    start: float
+    #: Why it was chosen; empty if it was asked for.
+    why: str
+
+
+def choose(asked: str, options: ExecutorOptions, study: Study) -> Chosen:
+    """Return what runs trials as was asked for, or as a measurement favours."""
+    begin = time.perf_counter()
+    forms = Forms()
+    if asked != "auto":
+        name, why = asked, ""
+    elif options.rank_info is not None:
+        name, why = RANKS, ""
+    else:
+        name, why = _measured(options, study, forms)
+    trials: Trials
+    if name == "here":
+        trials = Here(options.objective, study.report, options.terms, options.timeout, short=bool(why))
+    elif name == "stacked":
+        work, pool = options.objective, partial(_dispatcher, options, study)
+        assert isinstance(work, JobObjective)
+        trials = Stacked(work, study.report, options.terms, forms.stack, pool, options.timeout)
+    else:
+        trials = _dispatcher(options, study)
+    return Chosen(name, trials, time.perf_counter() - begin, why)
+
+
+def _dispatcher(options: ExecutorOptions, study: Study) -> Dispatcher:
+    return Dispatcher(_pool(options, study), study.report, options.timeout, ahead=not study.proposals.learns)
+
+
+def _pool(options: ExecutorOptions, study: Study) -> WorkerPool:
+    """Start the workers of this rank; the first of several ranks lets the others come."""
+    rank_info = options.rank_info
+    if rank_info is None:
+        return options.start_pool()
+    own = options.start_pool() if rank_info.works else None
+    peers = Peers(
+        own, rank_info, options.terms, lambda: Outcome(study.trials, study.best.number if study.best else None)
+    )
+    rank_info.listening(peers.hub.address, options.objective)
+    return peers
+
+
+def _measured(options: ExecutorOptions, study: Study, forms: Forms) -> tuple[str, str]:
+    """Return the executor that is expected to be done first, by the seconds of the first configurations, and why."""
+    if not isinstance(options.objective, JobObjective):
+        return "processes", "a function that contains its own training is not timed"
+    try:
+        apart, together, reason = _timed(options.objective, options, study, forms)
+    except (Exception, SystemExit) as error:  # of the user's own job, which will fail as a trial and say why
+        return "processes", f"the first configurations could not be timed: {type(error).__name__}"
+    return fastest(apart, together, study.total, options.cores, reason)
+
+
+def fastest(apart: float, together: float | None, trials: int, cores: int, reason: str) -> tuple[str, str]:
+    """Return the executor by which so many trials are expected to be done first, and why.
+
+    `apart` are the seconds of a trial in a process, `together` those of one in a stack; None, with a `reason`, where
+    trials cannot be stacked.
+    """
+    seconds = {"here": trials * apart, "processes": STARTING + trials * apart / min(cores, trials)}
+    if together is not None:
+        seconds["stacked"] = trials * together
+    said = ", ".join(f"{name} {spent:.2g} s" for name, spent in seconds.items())
+    return min(seconds, key=seconds.__getitem__), f"expected for {trials} trials: {said}{reason}"
+
+
+def _timed(
+    objective: JobObjective, options: ExecutorOptions, study: Study, forms: Forms
+) -> tuple[float, float | None, str]:
+    """Return the seconds of a trial of the first configurations in a process and in stacks, or why there are none.
+
+    Those that cannot be stacked run in processes in either case, and are not counted.
+    """
+    job, shapes, reason = _shapes(objective, options, study)
+    previewed = sum(len(jobs) for jobs, _ in shapes.values())
+    if previewed < FEW * max(1, len(shapes)):
+        if shapes:
+            reason = CannotStack(f"the first {previewed} configurations have {len(shapes)} architectures")
+        shapes = {}
+    together = apart = 0.0
+    for shape, (jobs, source) in shapes.items():
+        share = len(jobs) / previewed
+        try:
+            with limited(options.timeout):
+                stacked = forms.seconds(shape, jobs, source, max(1, int(share * study.total)))
+                alone = _apart(objective, jobs[0])
+        except (Exception, SystemExit) as error:
+            reason = error
+            continue
+        together, apart = together + share * stacked, apart + share * alone
+    if together:
+        return apart, together, ""
+    if job is None:
+        raise reason
+    with limited(options.timeout):
+        return _apart(objective, job), None, f"; not stacked: {reason or type(reason).__name__}"
+
+
+def _shapes(
+    objective: JobObjective, options: ExecutorOptions, study: Study
+) -> tuple[Job | None, dict[str, tuple[list[Job], TensorSource]], BaseException]:
+    """Return the first job that can be made, the first jobs by their shape, and why others have none."""
+    first: Job | None = None
+    shapes: dict[str, tuple[list[Job], TensorSource]] = {}
+    reason: BaseException = CannotStack("no configuration is known before it begins")
+    for number in range(min(PREVIEWED, study.total)):
+        configuration = study.proposals.preview(number)
+        if configuration is None:
+            break
+        try:
+            with limited(options.timeout):
+                job = objective.job(Trial(number, configuration, 0, 1, options.terms.seed))
+                first = first or job
+                shape, source = shape_of(job)
+        except (Exception, SystemExit) as error:
+            reason = error
+            continue
+        shapes.setdefault(shape, ([], source))[0].append(job)
+    return first, shapes, reason
+
+
+def _apart(objective: JobObjective, job: Job) -> float:
+    """Return the seconds for which a process with one thread sets a job up and trains it."""
+    with one_thread():
+        origin = time.perf_counter()
+        training = objective.train(job)
+        training.advance(1)
+        done, begin = 1, time.perf_counter()
+        while done < training.agenda.updates and time.perf_counter() - begin < LOOK:
+            done = min(2 * done, training.agenda.updates)
+            training.advance(done)
+        update = (time.perf_counter() - begin) / max(1, done - 1)
+        return begin - origin + update * (training.agenda.updates - 1)

@@ -1,0 +1,36 @@
+"""All workers with operators in one process: who works next is decided by a clock, or by a recorded trace."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paceline.algorithms.dataflow.instances import Instances
+from paceline.plans.methods.dataflow import Dataflow
+from paceline.runtime.engines.arithmetic.common import Snapshots
+from paceline.runtime.engines.setup import Setup
+from paceline.training.data.source import Reader
+from paceline.training.operators.worker import OperatorWorker
+
+
+class DataflowArithmetic:
+    """The workers of a plan, each with its own operators."""
+
+    def __init__(self, setup: Setup, method: Dataflow) -> None:
+        assert setup.operators is not None
+        self.setup, self.blueprint = setup, setup.operators
+        self.instances = Instances(setup.agenda)
+        self.snapshots = Snapshots(setup, self.values)
+        self.workers = [
+            OperatorWorker(
+                number, setup.job, setup.fresh_module(), self.blueprint, self.instances,
+                Reader(setup.source, setup.order(), 0, lambda _: None), method.every,
+            )
+            for number in range(setup.plan.workers)
+        ]  # fmt: skip
+
+    def values(self) -> list[Tensor]:
+        found: dict[str, Tensor] = {}
+        for worker in self.workers:
+            found |= worker.held.values()
+        start = dict(self.setup.module.named_parameters()) | dict(self.setup.module.named_buffers())
+        return [found.get(name, start[name]).detach().clone() for name in self.setup.names]

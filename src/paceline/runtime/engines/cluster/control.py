@@ -1,0 +1,282 @@
+"""What agents and the head say to each other, and how it is put into frames.
+
+A message is a record; its kind on the wire is its place in `MESSAGES`, its fields are JSON, and bytes such as rows of
+the trace or parameters follow it in the same body. Nothing that arrives is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.cluster.group import Accuse, CallOff, Dismiss, Regroup, Report
+from paceline.errors import FrameError
+from paceline.runtime.engines.cluster.terms import Terms
+from paceline.runtime.engines.workers.messages import Failed, FailureReport
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.connection import Buffer
+from paceline.runtime.links.tcp.frame import FIRST_KIND
+from paceline.runtime.runs.events import ProcessKind
+from paceline.runtime.runs.live import ProcessRecord
+from paceline.runtime.runs.schema import from_dict, to_dict
+from paceline.training.parameters.worker_state import TensorSlot, WorkerState, tensor_slots, unpacked
+from paceline.training.parameters.worker_state import pack as pack_tensors
+
+#: Roles of processes in the handshake.
+AGENT, RANK = 8, 9
+
+
+@dataclass(frozen=True)
+class State:
+    """A worker's state after an update; the bytes of its tensors follow."""
+
+    update: int
+    where: tuple[TensorSlot, ...]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Register:
+    """An agent introduces its node."""
+
+    terms: Terms
+    #: Differs between machines, and each time a machine is started: processes with the same share their clock.
+    boot: str
+    process: int
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The node belongs to the run."""
+
+    #: The name of the run in handshakes, in hexadecimal digits.
+    run: str
+    #: Updates between two evaluations; 0 for none before the last.
+    snapshots_every: int
+    #: The run's folder at the head, if the run can be resumed; else empty.
+    folder: str = ""
+    #: Updates between two checkpoints; 0 if none is taken by updates.
+    checkpoint_every: int = 0
+    #: Updates that were made before the run was resumed, and the worker's state then, whose tensors follow; None if
+    #: the run starts from the beginning.
+    updates: int = 0
+    state: State | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The run cannot begin, and why."""
+
+    why: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What a clock shows: nanoseconds. The head sends its own, and an agent answers with both."""
+
+    head: int
+    agent: int = 0
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The report of a node's worker, and where it listens for the other ranks of the next group."""
+
+    report: Report
+    address: Address
+
+
+@dataclass(frozen=True)
+class Regrouped:
+    """A group, and where each of its ranks listens."""
+
+    group: Regroup
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a worker is at; rows of the trace follow."""
+
+    doing: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker's process has ended without a message."""
+
+    how: str
+    out_of_memory: bool
+    update: int
+    #: Whether its agent starts another one in its place.
+    replaced: bool = False
+
+
+@dataclass(frozen=True)
+class ServerFailed:
+    """An exception ended a shard server, as of the user's optimizer."""
+
+    number: int
+    report: FailureReport
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A worker has made its last update."""
+
+    core_wait: int
+    peak_memory: int
+    #: When, in nanoseconds of the node's clock.
+    when: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The parameters after so many updates follow."""
+
+    updates: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Workers leave their states after this update."""
+
+    update: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A node was sent a signal."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """The head wants the result of a worker that has finished."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Parameters and buffers follow: of one worker, or from the head the trained ones."""
+
+
+class ShardStart(NamedTuple):
+    """What the servers of a shard begin with, of which so many bytes follow: its version, and the batches in it."""
+
+    shard: int
+    version: int
+    #: All batches below `mark`, and these.
+    mark: int
+    above: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class Serve:
+    """A node is to start a worker, and a server for each of these shards; versions of shards may follow."""
+
+    desk: Address
+    shards: tuple[int, ...]
+    #: Servers that hold no shard yet. A node that joins later has only such servers.
+    spares: int = 0
+    #: How many nodes have had this rank before. Their processes' numbers are never given out again.
+    life: int = 0
+    #: In a resumed run, what the servers begin with.
+    starts: tuple[ShardStart, ...] = ()
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A node is to start a server that holds nothing yet, since another node with servers is lost."""
+
+
+@dataclass(frozen=True)
+class Began:
+    """An agent has started a process."""
+
+    kind: ProcessKind
+    number: int
+    #: The shard that a server holds from the start, or -1.
+    shard: int
+    process: ProcessRecord
+    #: When, in nanoseconds of the node's clock.
+    when: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process that an agent has started has ended; the fields are those of `Began`."""
+
+    kind: ProcessKind
+    number: int
+    pid: int
+    when: int
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run has failed or was stopped; every process ends."""
+
+    why: str
+    exit_code: int
+
+
+Message: TypeAlias = (
+    Register | Welcome | Refused | Clock | Reported | Regrouped | CallOff | Accuse | Dismiss | Rows | Ended | Failed
+    | ServerFailed | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted
+    | Asked
+)  # fmt: skip
+MESSAGES: tuple[type, ...] = get_args(Message)
+_KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}
+
+
+class Packed(NamedTuple):
+    """A message as a frame has it."""
+
+    kind: int
+    ints: tuple[int, ...]
+    bodies: tuple[Buffer, ...]
+
+
+def pack(message: Message, content: Sequence[Buffer] = ()) -> Packed:
+    """Put a message and the bytes that follow it into a frame."""
+    text = json.dumps(to_dict(message)).encode()
+    return Packed(_KINDS[type(message)], (len(text),), (text, *content))
+
+
+def unpack(kind: int, ints: tuple[int, ...], body: memoryview) -> tuple[Message, memoryview]:
+    """Return the message of a frame, and the bytes that follow it.
+
+    Raises:
+        FrameError: it is no message of this protocol.
+    """
+    number = kind - FIRST_KIND
+    if not 0 <= number < len(MESSAGES) or len(ints) != 1 or not 0 <= ints[0] <= len(body):
+        raise FrameError("kind", f"frame {kind} with integers {ints} is no message between nodes")
+    try:
+        value = json.loads(bytes(body[: ints[0]]))
+        message: Message = from_dict(MESSAGES[number], value)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FrameError("body", f"{MESSAGES[number].__name__} cannot be read: {error}") from error
+    return message, body[ints[0] :]
+
+
+def state_message(update: int, state: WorkerState) -> tuple[State, Tensor]:
+    """Return a worker's state as a message, and the bytes that follow it."""
+    where, size = tensor_slots(state.tensors)
+    content = torch.empty(size, dtype=torch.uint8)
+    pack_tensors(list(state.tensors.values()), where, content)
+    return State(update, tuple(where), state.facts), content
+
+
+def state_of(message: State, content: memoryview) -> WorkerState:
+    """Return the state that a message holds."""
+    raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
+    return WorkerState(unpacked(raw, message.where), message.facts)

@@ -1,0 +1,101 @@
+"""What a node needs for its part of a run, and what all nodes do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.runtime.engines.cluster.group_client import RankConfig
+from paceline.runtime.engines.cluster.roster import Roster
+from paceline.runtime.engines.cluster.terms import Terms
+from paceline.runtime.engines.setup import Setup
+from paceline.runtime.engines.workers.state_buffers import ResumePoint, StateBuffer
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.hub import Hub
+from paceline.runtime.links.tcp.waiting import Timing
+from paceline.training.parameters.layout import sha256, state_tensors
+from paceline.training.parameters.worker_state import WorkerState
+
+POLL = 0.1  # seconds between two looks at the worker, at most
+
+
+@dataclass(frozen=True)
+class NodePart:
+    """One node's part of a run."""
+
+    setup: Setup
+    roster: Roster
+    terms: Terms
+    hub: Hub
+    timing: Timing
+    #: Seconds that a rank may wait for another one.
+    deadline: float
+
+    def starting_from(self, initial: Mapping[str, Tensor]) -> NodePart:
+        """Return this part with a model that starts from the head's parameters and buffers."""
+        module = self.setup.fresh_module()
+        with torch.no_grad():
+            for name, tensor in state_tensors(module).items():
+                tensor.copy_(initial[name])
+        found = sha256(module)
+        setup = replace(self.setup, job=self.setup.job.with_(model=module), module=module, initial_sha256=found)
+        return replace(self, setup=setup, terms=replace(self.terms, initial_sha256=found))
+
+    def rank_config(self, run: bytes, host: str) -> RankConfig:
+        """Return what this node's worker needs to meet the other ranks."""
+        parts, job = self.setup.plan.workers, self.terms.sha256
+        return RankConfig(self.roster.rank, parts, run, job, host, self.roster.credentials, self.deadline, self.timing)
+
+
+class ManagedNodes(Protocol):
+    """Nodes that the head starts, and may replace, as those of the roster `ray`."""
+
+    #: Whether a node that is lost is replaced.
+    replaces: bool
+
+    def start(self, head: Address) -> None:
+        """Start the nodes, which dial the head there."""
+
+    def look(self) -> None:
+        """See whether all is well; called several times a second.
+
+        Raises:
+            RunFailed: a node cannot start, or what starts them cannot be reached any longer.
+        """
+
+    def started(self) -> None:
+        """Take note that every node has come: from now on one that ends is replaced, or does not end the run."""
+
+    def lost(self, rank: int) -> None:
+        """Take note that the node of a rank cannot be reached any longer."""
+
+    def joined(self, rank: int) -> None:
+        """Take note that a node has come in the place of one that was lost."""
+
+
+def resume_point(updates: int, every: int, keeps: bool, state: WorkerState | None) -> ResumePoint:
+    """Return from where a worker trains, with its state in a buffer if the run keeps checkpoints or was resumed."""
+    buffer = StateBuffer() if keeps or state is not None else None
+    if buffer is not None and state is not None:
+        buffer.next.write(updates, state)
+    return ResumePoint(updates, state is not None, every, buffer)
+
+
+def joined(values: Sequence[Tensor]) -> memoryview:
+    """Return values one after another, as bytes."""
+    whole: memoryview = torch.cat([value.detach().flatten() for value in values]).numpy().data
+    return whole
+
+
+def split(setup: Setup, content: memoryview) -> list[Tensor]:
+    """Return the values that `joined` has put together."""
+    tensors = dict(setup.module.named_parameters()) | dict(setup.module.named_buffers())
+    shapes = [tuple(tensors[name].shape) for name in setup.names]
+    flat = torch.frombuffer(bytearray(content), dtype=setup.layout.dtype)
+    parts = flat.split([prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,0 +1,83 @@
+"""The workers of all nodes, as the head knows them from messages: their progress, their rows, who has ended and why."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now
+
+import numpy as np
+
+from paceline.runtime.engines.checkpoint_manager import CheckpointManager
+from paceline.runtime.engines.cluster.control import Finished
+from paceline.runtime.engines.cluster.rendezvous import Node
+from paceline.runtime.engines.diagnosis import Diagnosis
+from paceline.runtime.engines.life import Life
+from paceline.runtime.engines.observer import Observer
+from paceline.runtime.runs.live import ProcessRecord
+from paceline.runtime.runs.record import DeathRecord
+from paceline.runtime.runs.trace import DTYPE, Columns
+
+
+class RemoteWorkers:
+    """`observer.Watched` of the workers of all nodes, with the observer that follows them."""
+
+    def __init__(self, life: Life, nodes: dict[int, Node], manager: CheckpointManager | None) -> None:
+        self.setup, self.nodes, self.deadline, self.manager = life.setup, nodes, life.deadline, manager
+        self.count, self._trace_file = self.setup.plan.workers, life.place.file("trace.arrow")
+        #: By how many nanoseconds this process's clock is ahead of each node's.
+        self.ahead = [nodes[rank].ahead if rank in nodes else 0 for rank in range(self.count)]
+        self.doing = [-1] * self.count
+        self.finished: dict[int, Finished] = {}
+        self.dead: set[int] = set()
+        self.deaths: list[DeathRecord] = []
+        self.diagnosis = Diagnosis(self.doing, lambda rank: f"It is rank {rank}", self.setup.source, life.deadline)
+        self._rows: list[list[Columns]] = [[] for _ in range(self.count)]
+        self.observer = Observer(life, self, self.finished, self.dead)
+
+    def processes_started(self, own: int) -> None:
+        """Record the processes of all nodes; `own` is this one."""
+        pids = [self.nodes[rank].register.process if rank in self.nodes else own for rank in range(self.count)]
+        self.observer.processes_started([ProcessRecord.of(pid) for pid in pids])
+
+    def training_started(self) -> None:
+        """Begin the trace. No row begins earlier than now, whatever a clock of another machine says."""
+        self.observer.started_at = now()
+        if self.manager is not None:
+            self.manager.origin = self.observer.origin
+        self.observer.training_started(self._trace_file)
+
+    @property
+    def training(self) -> bool:
+        """Whether the training has begun."""
+        return bool(self.observer.started_at)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training."""
+        ends = [each.when + self.ahead[rank] for rank, each in self.finished.items()]
+        return (max(ends) - self.observer.origin) / 1e9
+
+    def add_rows(self, rank: int, doing: int, content: memoryview) -> None:
+        """Take rows that a worker has written, and the update that it is in."""
+        self.doing[rank] = max(self.doing[rank], doing)
+        rows = np.array(np.frombuffer(content, DTYPE)) if len(content) else np.empty(0, DTYPE)
+        for column in ("start", "end"):
+            rows[column] = np.maximum(rows[column] + self.ahead[rank], self.observer.started_at)
+        self._rows[rank].append(rows)
+
+    def died(self, rank: int, why: str) -> None:
+        """Record a death in the run and in the trace."""
+        begun = self.observer.origin if self.training else now()
+        self.deaths.append(DeathRecord(rank, why, self.doing[rank], (now() - begun) / 1e9))
+        if self.training:
+            self.observer.worker_died(rank)
+
+    def drain(self) -> list[Columns]:
+        found = [np.concatenate([np.empty(0, DTYPE), *parts]) for parts in self._rows]
+        self._rows = [[] for _ in found]
+        return found
+
+    def asleep(self, worker: int) -> bool:
+        return False
+
+    def offers(self, worker: int) -> int:
+        return 0

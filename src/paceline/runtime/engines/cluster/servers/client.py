@@ -1,0 +1,182 @@
+"""A worker's side of the servers: the walk that asks for batches, and pushes their gradients over sockets.
+
+batch = client.next_batch()       handles what arrives until the machine wants a batch computed
+client.push(computed)             one vector per shard; the machine pushes them all at once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from time import perf_counter_ns as now
+from typing import Protocol
+
+from paceline.algorithms.cluster.messages import Message, Process, Pulled, Push, Pushed, Role
+from paceline.algorithms.cluster.outputs import Adopt, Compute, Finished, Output, Timing
+from paceline.algorithms.cluster.worker import Stage, WorkerMachine
+from paceline.errors import WaitedTooLong
+from paceline.plans.plan import server_of
+from paceline.runtime.engines.cluster.servers.centre import CentreSide
+from paceline.runtime.engines.cluster.servers.gradient_side import GradientSide
+from paceline.runtime.engines.cluster.servers.loop import MachineLoop
+from paceline.runtime.engines.cluster.servers.wire import kind_of
+from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.runtime.engines.workers.worker_context import REQUESTED
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.connection import Buffer
+from paceline.runtime.links.tcp.handshake import Peer
+from paceline.runtime.links.tcp.hub import Hub, Received
+from paceline.runtime.links.waiting import Cancelled
+from paceline.training.gradients.payload import GradientSum
+from paceline.training.parameters.worker_state import WorkerState
+
+PUSHED, PULLED = kind_of(Pushed), kind_of(Pulled)
+
+
+class Side(Protocol):
+    """What a worker computes with, and what it pushes."""
+
+    def begin(self, task: int) -> None:
+        """Prepare for a task, which may be the first on another part of the data."""
+
+    def take(self, task: int, computed: GradientSum, bases: Sequence[int]) -> None:
+        """Take what was computed from these versions, to push it when the last task of the batch is computed."""
+
+    def body(self, shard: int) -> Sequence[Buffer]:
+        """Return what is pushed to a shard, the same until the answer is adopted."""
+
+    def room(self, shard: int, size: int) -> memoryview:
+        """Return memory to receive so many bytes of an answer in: the module does not compute until it is adopted."""
+
+    def give_up_room(self, shard: int) -> None:
+        """Return other memory from now on: another answer may still be arriving in that which was returned."""
+
+    def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
+        """Compute from now on with the answer to a push or to a pull, which may have arrived in the room for it."""
+
+    def state(self) -> WorkerState:
+        """Return what is this worker's own, for a checkpoint."""
+
+
+def side_of(runner: PlanRunner) -> Side:
+    """Return the worker's side of its method."""
+    server = server_of(runner.plan)
+    return GradientSide(runner, server) if server.exchange is None else CentreSide(runner, server.exchange)
+
+
+class ServerClient:
+    """`loop.Owner` of a worker."""
+
+    def __init__(
+        self, number: int, runner: PlanRunner, timing: Timing, desk: Address, deadline: float,
+        open_hub: Callable[[Callable[[Peer, int, tuple[int, ...], int], memoryview | None]], Hub],
+    ) -> None:  # fmt: skip
+        """`open_hub` makes the hub of this process, given where to receive bodies."""
+        self.runner, self.deadline, self.rank = runner, deadline, number % runner.plan.workers
+        #: Pushes that make an update together; 0 where each makes one.
+        self.gathers = server_of(runner.plan).gathers
+        self.side = side_of(runner)
+        self.machine = WorkerMachine(number, len(runner.layout.shards), timing, pulls=bool(self.gathers))
+        #: Where the answer of a shard is being received. If another one is adopted first, the module computes elsewhere
+        #: from then on, since the first may still arrive there.
+        self._arriving: dict[int, memoryview] = {}
+        self.batch: int | None = None
+        self.finished = self._began = False
+        #: The updates of the checkpoint for which this worker has left its state last.
+        self._left = runner.resume_point.updates
+        hub = open_hub(self._place)
+        self.loop = MachineLoop(Process(Role.WORKER, number), self.machine, hub, self, timing, desk)
+
+    def walk(self) -> Walk:
+        """Compute one batch after another, until the desk has none left."""
+        runner, agenda = self.runner, self.runner.agenda
+        self.loop.perform(self.machine.start(monotonic()))
+        while (batch := self.next_batch()) is not None:
+            for task in agenda.tasks(batch):
+                self.side.begin(task)
+                computed = yield GradientRequest(task, agenda.task(task), self.machine.base[0] // (self.gathers or 1))
+                if computed is None:
+                    return
+                self.side.take(task, computed, self.machine.base)
+                del computed  # its memory serves the next gradient
+            self.loop.perform(self.machine.computed(monotonic()))
+        runner.measure_memory()
+
+    def next_batch(self) -> int | None:
+        """Handle what arrives until there is a batch to compute; None when all are finished.
+
+        Raises:
+            WaitedTooLong: the servers have not answered before the deadline.
+            Cancelled: the run has ended.
+        """
+        start = now()
+        while self.batch is None and not self.finished:
+            self.loop.turn(0.1)
+            self._leave_state()
+            if self.runner.host.cancelled():
+                raise Cancelled
+            if now() - start > self.deadline * 1e9:
+                raise WaitedTooLong(self.rank, self._awaited(), self.deadline, f"in batch {self.machine.batch}")
+        if self._began:  # before the first batch it waited for the others to start
+            self.runner.waited += now() - start
+        self._began = True
+        batch, self.batch = self.batch, None
+        return batch
+
+    def _leave_state(self) -> None:
+        """Leave what this worker owes for a checkpoint; it is asked for while nothing is leased."""
+        runner, wanted = self.runner, self.runner.shared.checkpoints[REQUESTED]
+        if wanted > self._left and self.machine.stage is Stage.ASKING:
+            self._left = wanted
+            runner.state_writer.leave(wanted, self.side.state())
+
+    def _awaited(self) -> str:
+        machine = self.machine
+        if not machine.entered or machine.stage is Stage.ASKING:
+            return "the desk"
+        return f"the server of shard {min(machine.awaited, default=0)}"
+
+    def _place(self, peer: Peer, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
+        """Receive parameters where they are expected, if the machine is about to take them."""
+        machine = self.machine
+        if kind == PUSHED:
+            shard, wanted = ints[0], machine.stage is Stage.PUSHING and ints[2] == machine.batch
+        elif kind == PULLED:
+            shard, wanted = ints[0], machine.stage is Stage.PULLING
+        else:
+            return None
+        if not wanted or shard not in machine.awaited or shard in self._arriving:
+            return None  # a push that was sent twice has two answers, of which the first one is taken
+        self._arriving[shard] = self.side.room(shard, size)
+        return self._arriving[shard]
+
+    def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
+        return self.side.body(message.shard) if isinstance(message, Push) else ()
+
+    def carry_out(self, output: Output, body: memoryview) -> None:
+        if isinstance(output, Compute):
+            self.batch = output.batch
+        elif isinstance(output, Finished):
+            self.finished = True
+        elif isinstance(output, Adopt):
+            if not self.machine.awaited:  # of what is written again, a push may be on its way to a server given up
+                self.loop.hub.copy_queues()
+            self.side.adopt(output.shard, output.version, output.pushed, body)
+            room = self._arriving.pop(output.shard, None)
+            if room is not None and room.obj is not body.obj:
+                self.side.give_up_room(output.shard)
+
+    def handled(self, message: Message, body: memoryview) -> None:
+        """Nothing has to be released."""
+
+    def postpones(self, event: Received, message: Message) -> bool:
+        return False
+
+    def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
+        """No frame of another kind concerns a worker."""
+
+    def arrived(self, process: Process) -> None:
+        """The machine sends again what a process that was away has missed."""
+
+    def departed(self, process: Process, why: str) -> None:
+        """The machine asks for the newest views."""

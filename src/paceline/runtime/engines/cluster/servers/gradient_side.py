@@ -1,0 +1,143 @@
+"""A worker that pushes gradients: the memory that its module computes with, and what it pushes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.plans.methods import Server
+from paceline.runtime.engines.cluster.servers.gathered import SumVector
+from paceline.runtime.engines.cluster.servers.shard_state import CodedVector, GradientVector, Vector, vector_pool
+from paceline.runtime.engines.workers.methods.runner import PlanRunner
+from paceline.runtime.links.tcp.connection import Buffer
+from paceline.training.gradients.message import MessageShape
+from paceline.training.gradients.payload import GradientSum
+from paceline.training.gradients.pulled import PulledReader
+from paceline.training.parameters.layout import ShardLayout, trainable
+from paceline.training.parameters.worker_state import WorkerState
+
+
+class ShardValues:
+    """A shard's parameters in memory of their own."""
+
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype) -> None:
+        self.flat = torch.zeros(layout.length, dtype=dtype)
+        self.views = layout.parameter_views(self.flat)
+        self.buffers = layout.buffer_views(self.flat)
+        self.raw: memoryview = self.flat.view(torch.uint8).numpy().data
+
+
+class ShardReplica:
+    """A worker's copy of one shard, and the vector that it pushes.
+
+    Parameters arrive in the memory that the module computes with: it computes nothing until they are complete.
+    """
+
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], vector: Vector) -> None:
+        self._layout, self._dtype, self._parameters = layout, dtype, parameters
+        #: What the module computes with.
+        self.values = self._moved_to(ShardValues(layout, dtype))
+        self.vector = vector
+        #: Reads answers that are coded; None where they are the parameters.
+        self.reader: PulledReader | None = None
+        #: 1 where the next answer has to be whole: nothing was answered yet, or it was pulled.
+        self.fresh = 1.0
+
+    def take(self, body: memoryview) -> None:
+        """Compute with these parameters from now on."""
+        if body.obj is not self.values.raw.obj:
+            self.values.raw[:] = body
+
+    def _moved_to(self, values: ShardValues) -> ShardValues:
+        """Let the module compute with its parameters in this memory."""
+        for parameter, view in zip(self._parameters, values.views, strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        return values
+
+    def move(self) -> None:
+        """Compute in other memory: parameters that are not wanted may still be arriving in this one."""
+        self.values = self._moved_to(ShardValues(self._layout, self._dtype))
+
+    def look_back(self) -> None:
+        """Write what the gradient was computed from, if the rule wants it."""
+        if len(self.vector.before):
+            self.vector.before.copy_(self.values.flat.view(torch.uint8))
+
+
+class GradientSide:
+    """`client.Side` of a worker that pushes gradients."""
+
+    def __init__(self, runner: PlanRunner, server: Server) -> None:
+        self.runner, layout, replica = runner, runner.layout, runner.replica
+        named = trainable(replica.module)
+        numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
+        owned = [[named[span.name] for span in shard.parameters] for shard in layout.shards]
+        looks_back, codec, seed = server.rule.looks_back, runner.plan.codec, runner.job.seed
+        pools = [vector_pool(shard, layout, looks_back, codec, seed, server.gathers) for shard in layout.shards]
+        self.shards = [
+            ShardReplica(shard, layout.dtype, mine, pool.take())
+            for shard, mine, pool in zip(layout.shards, owned, pools, strict=True)
+        ]
+        if (pull := runner.plan.pull) is not None:
+            for shard, mine in zip(layout.shards, self.shards, strict=True):
+                mine.reader = PulledReader(MessageShape(pull, shard, layout.dtype), seed)
+        #: For each shard, the numbers of its parameters in the replica.
+        self.parameters = [[numbers[id(parameter)] for parameter in mine] for mine in owned]
+        if runner.encoder is not None and runner.state_writer.found is not None:
+            runner.encoder.restore(runner.state_writer.found)
+
+    def begin(self, task: int) -> None:
+        """Do nothing: the data are not divided into parts."""
+
+    def take(self, task: int, computed: GradientSum, bases: Sequence[int]) -> None:
+        """Write the vectors to push for a task."""
+        vector = self.shards[0].vector
+        if isinstance(vector, SumVector):
+            vector.write(computed, bases[0])
+            return
+        gradients, encoder = self.runner.learner.settle(computed), self.runner.encoder
+        moving = self.runner.replica.moving
+        for number, (shard, numbers) in enumerate(zip(self.shards, self.parameters, strict=True)):
+            mine, vector = [gradients[n] for n in numbers], shard.vector
+            if isinstance(vector, GradientVector):
+                vector.write(mine, moving, bases)
+            elif isinstance(vector, CodedVector):
+                assert encoder is not None
+                vector.bases[:] = bases
+                encoder.write(number, mine, moving, (shard.fresh, 0.0), vector.message, task, computed.part)
+            shard.look_back()
+        if encoder is not None:
+            encoder.settle()  # what is pushed is pushed until it has arrived
+
+    def body(self, shard: int) -> Sequence[Buffer]:
+        vector = self.shards[shard].vector
+        return vector.parts if isinstance(vector, GradientVector) else (vector.bytes,)
+
+    def room(self, shard: int, size: int) -> memoryview:
+        mine = self.shards[shard]
+        own = mine.reader is None and len(mine.values.raw) == size
+        return mine.values.raw if own else memoryview(bytearray(size))
+
+    def give_up_room(self, shard: int) -> None:
+        self.shards[shard].move()
+
+    def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
+        """Continue with these parameters, and with the moving buffers of the first shard."""
+        mine = self.shards[shard]
+        mine.fresh = 1.0
+        if isinstance(mine.vector, GradientVector):
+            mine.vector.pushed()
+        if mine.reader is None or not pushed:
+            mine.take(body)
+        elif mine.reader.read(body, mine.values.raw, mine.values.views, mine.values.buffers, version):
+            mine.fresh = 0.0
+        if shard == 0 and mine.values.buffers:
+            self.runner.learner.set_buffers(mine.values.buffers)
+
+    def state(self) -> WorkerState:
+        """Return what a codec owes."""
+        encoder = self.runner.encoder
+        return encoder.state() if encoder is not None else WorkerState()

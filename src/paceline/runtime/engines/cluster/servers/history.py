@@ -1,0 +1,112 @@
+"""The pushes that a shard is made of: what its server records, and what the head has read of it."""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.algorithms.cluster.outputs import Apply
+from paceline.runtime.runs.trace import Columns
+
+ROOM = 1024  # rows that a history has room for at first
+
+
+def history_dtype(shards: int) -> np.dtype[np.void]:
+    """Return the columns of a history: a push, when it began and ended, its bytes, and what it was computed from."""
+    names = ("version", "batch", "worker", "base", "start", "end", "bytes")
+    return np.dtype([*((name, "<i8") for name in names), ("bases", "<i8", (shards,))])
+
+
+def pushes_in(rows: memoryview | bytes, shards: int) -> NDArray[np.int64]:
+    """Return what rows say of pushes, without times and sizes, which every server of a shard measures itself."""
+    whole = np.frombuffer(rows, "<i8").reshape(-1, 7 + shards)
+    return np.ascontiguousarray(np.delete(whole, (4, 5, 6), axis=1))
+
+
+def checksum_of(rows: memoryview | bytes, shards: int) -> int:
+    """Return a number by which histories are compared."""
+    return zlib.crc32(pushes_in(rows, shards).tobytes())
+
+
+class Pushed(Protocol):
+    """What a worker has pushed."""
+
+    bases: NDArray[np.int64]
+
+    @property
+    def bytes(self) -> memoryview: ...
+
+
+class KnownHistory:
+    """The rows of one shard's history that the head has read, which grow from one reading to the next."""
+
+    def __init__(self, shards: int) -> None:
+        self.shards, self._rows = shards, b""
+
+    @property
+    def count(self) -> int:
+        return len(self._rows) // history_dtype(self.shards).itemsize
+
+    @property
+    def checksum(self) -> int:
+        return checksum_of(self._rows, self.shards)
+
+    @property
+    def rows(self) -> Columns:
+        return np.frombuffer(self._rows, history_dtype(self.shards))
+
+    def take(self, since: int, rows: bytes) -> int:
+        """Take rows from this one on; return the first that is new, or is another one than was known.
+
+        After a lossy change of view, versions that were read may have been made again of other pushes.
+        """
+        before = self._rows
+        size = history_dtype(self.shards).itemsize
+        self._rows = before[: since * size] + rows
+        if since * size == len(before):
+            return since
+        old, new = pushes_in(before, self.shards), pushes_in(self._rows, self.shards)
+        common = min(len(old), len(new))
+        differs = np.flatnonzero((old[:common] != new[:common]).any(axis=1))
+        return int(differs[0]) if len(differs) else common
+
+
+class PushHistory:
+    """The pushes that a shard is made of, in the order of its versions: rows of `history_dtype`."""
+
+    def __init__(self, shards: int) -> None:
+        self._row, self._shards = Struct(f"<{7 + shards}q"), shards
+        self._rows, self._count = bytearray(ROOM * self._row.size), 0
+
+    def add(self, output: Apply, vector: Pushed, start: int, end: int, answered: int) -> None:
+        """Add the push that made a version, and was answered with so many bytes."""
+        at = self._count * self._row.size
+        if at == len(self._rows):
+            self._rows += bytes(len(self._rows))
+        moved = len(vector.bytes) + answered
+        self._row.pack_into(self._rows, at, *output, start, end, moved, *vector.bases.tolist())
+        self._count += 1
+
+    @property
+    def raw(self) -> memoryview:
+        """All rows."""
+        return self._from(0)
+
+    def after(self, known: int, checksum: int) -> tuple[int, memoryview]:
+        """Return the rows after those that are known already: from where on, and their bytes.
+
+        If the known rows are not the first ones of this history, all are returned.
+        """
+        same = known <= self._count and checksum_of(self._from(0)[: known * self._row.size], self._shards) == checksum
+        since = known if same else 0
+        return since, self._from(since)
+
+    def _from(self, row: int) -> memoryview:
+        return memoryview(bytes(self._rows[row * self._row.size : self._count * self._row.size]))
+
+    def restore(self, body: memoryview) -> None:
+        self._rows, self._count = bytearray(body) + bytes(ROOM * self._row.size), len(body) // self._row.size

@@ -1,0 +1,152 @@
+"""The loop of a process with a machine: what arrives is handled, and what the machine asks for is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Protocol
+
+from paceline.algorithms.cluster.messages import Message, Process, Role, pack, unpack
+from paceline.algorithms.cluster.outputs import Output, Send, Timing
+from paceline.runtime.engines.cluster.servers.wire import (
+    MESSAGES,
+    OTHER,
+    Other,
+    addresses_from_bytes,
+    peer_of,
+    process_of,
+)
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.connection import Buffer
+from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Received
+
+NO_BODY = memoryview(b"")
+
+
+class Machine(Protocol):
+    """What all machines of `algorithms.cluster` have in common."""
+
+    def handle(self, now: float, sender: Process, message: Message) -> list[Output]: ...
+
+    def tick(self, now: float) -> list[Output]: ...
+
+    def lost(self, now: float, process: Process) -> list[Output]: ...
+
+
+class Owner(Protocol):
+    """The process that a loop runs in: it holds what machines do not know."""
+
+    def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
+        """Return what follows a message on the wire; `body` came with the message that the machine handled.
+
+        It is not copied: before its owner changes it, `Hub.copy_queues` is to be called.
+        """
+
+    def carry_out(self, output: Output, body: memoryview) -> None:
+        """Do what the machine asks for, apart from sending; `body` came with the message that it handled."""
+
+    def handled(self, message: Message, body: memoryview) -> None:
+        """Take note that the machine has handled a message, and that all it asked for is done."""
+
+    def postpones(self, event: Received, message: Message) -> bool:
+        """Whether a message waits until the process is ready for it; then `MachineLoop.take` gets its event again."""
+
+    def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
+        """Take a frame that no machine knows."""
+
+    def arrived(self, process: Process) -> None:
+        """Take note of a process that is connected now."""
+
+    def departed(self, process: Process, why: str) -> None:
+        """Take note of a process that is connected no longer."""
+
+
+class MachineLoop:
+    """Runs one machine in one process."""
+
+    def __init__(
+        self, me: Process, machine: Machine, hub: Hub, owner: Owner, timing: Timing, desk: Address | None
+    ) -> None:
+        """`desk` is where the desk listens; None if this process is the desk."""
+        self.me, self.machine, self.hub, self.owner, self.timing, self.desk = me, machine, hub, owner, timing, desk
+        #: Where each server listens, as far as is known.
+        self.addresses: dict[int, Address] = {}
+        self._due = 0.0
+        self._dial_desk()
+
+    def turn(self, timeout: float) -> None:
+        """Handle what has arrived, after waiting for at most so many seconds, and do what is due."""
+        for event in self.hub.poll(min(timeout, max(0.0, self._due - monotonic()))):
+            self.take(event)
+        now = monotonic()
+        if now >= self._due:
+            self._due = now + self.timing.heartbeat / 2
+            self.perform(self.machine.tick(now))
+
+    def perform(self, outputs: Sequence[Output], body: memoryview = NO_BODY) -> None:
+        """Do what the machine asks for."""
+        for output in outputs:
+            if isinstance(output, Send):
+                self.send(output.to, output.message, body)
+            else:
+                self.owner.carry_out(output, body)
+
+    def send(self, to: Process, message: Message, body: memoryview = NO_BODY) -> None:
+        """Send a message, if the process is connected; if not, the machine will send it again when that is of use."""
+        kind, ints = pack(message)
+        self.hub.post(peer_of(to), MESSAGES + kind, ints, self.owner.bodies(to, message, body), copy=False)
+
+    def take(self, event: Event) -> None:
+        """Handle one event."""
+        if isinstance(event, Received):
+            sender = process_of(event.peer)
+            if event.kind == Other.ADDRESSES:
+                self._learn(addresses_from_bytes(event.body))
+            elif event.kind >= OTHER:
+                self.owner.other(sender, event.kind, event.ints, event.body)
+            else:
+                message = unpack(event.kind - MESSAGES, event.ints)
+                if self.owner.postpones(event, message):
+                    return
+                self.perform(self.machine.handle(monotonic(), sender, message), event.body)
+                self.owner.handled(message, event.body)
+        elif isinstance(event, Arrived):
+            self.owner.arrived(process_of(event.peer))
+        elif isinstance(event, Gone):
+            process = process_of(event.peer)
+            self._dial_again(process)
+            if not event.left:
+                self.owner.departed(process, event.why)
+            self.perform(self.machine.lost(monotonic(), process))
+        else:
+            self._unreached(event.address)
+
+    # Who dials whom: all dial the desk; workers and the head dial every server; a server dials those before it.
+
+    # A process that is stopped answers no dial; so who could not be reached is dialled again, as long as the desk says
+    # that it is there.
+
+    def _dial_desk(self) -> None:
+        if self.desk is not None:
+            self.hub.dial(self.desk, self.timing.patience)
+
+    def _learn(self, addresses: dict[int, Address]) -> None:
+        self.addresses, connected = addresses, self.hub.peers
+        for number, address in addresses.items():
+            if self._dials(number) and peer_of(Process(Role.SERVER, number)) not in connected:
+                self.hub.dial(address, self.timing.patience)
+
+    def _dials(self, server: int) -> bool:
+        return self.me.role is not Role.SERVER or server < self.me.number
+
+    def _dial_again(self, process: Process) -> None:
+        if peer_of(process) in self.hub.peers:
+            return  # another connection has taken the place of the one that ended: to dial would end that one, too
+        if process.role is Role.DESK:
+            self._dial_desk()
+        elif process.role is Role.SERVER and process.number in self.addresses and self._dials(process.number):
+            self.hub.dial(self.addresses[process.number], self.timing.patience)
+
+    def _unreached(self, address: Address) -> None:
+        if address == self.desk or address in self.addresses.values():
+            self.hub.dial(address, self.timing.patience)

@@ -1,0 +1,100 @@
+"""The shard servers of one node, and the desk if it is the head's. A process that ends is started again at once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from paceline.algorithms.cluster.messages import NONE
+from paceline.runtime.engines.cluster.children import Child, Children, ProcessName
+from paceline.runtime.engines.cluster.control import ShardStart
+from paceline.runtime.engines.cluster.servers.placement import Placement
+from paceline.runtime.engines.cluster.servers.processes import ServerConfig, run_desk, run_server
+from paceline.runtime.runs.events import ProcessKind
+from paceline.training.parameters.layout import Layout
+
+LIFE = 1 << 12  # numbers of processes of one kind that one node may give out
+ATTEMPTS = 16  # times that a node starts a server again; a server that keeps ending would be started for ever
+
+
+class NodeServers:
+    """The shard servers of one node."""
+
+    def __init__(
+        self, children: Children, config: ServerConfig, rank: int, nodes: int, assignment: Callable[[], bytes],
+        layout: Layout, life: int = 0,
+    ) -> None:  # fmt: skip
+        """`life` is how many nodes have had this rank before: their servers' numbers are not given out again."""
+        self.children, self.config, self.rank, self.nodes = children, config, rank, nodes
+        self.assignment, self.layout = assignment, layout
+        #: The servers that run, by their numbers.
+        self.running: dict[int, Child] = {}
+        self._first = self._started = life * LIFE
+
+    def start(
+        self, shards: Sequence[int], spares: int = 0, starts: Mapping[int, tuple[ShardStart, bytes]] | None = None
+    ) -> None:
+        """Start a server for each of these shards, and some that hold no shard yet; without `starts` at version 0."""
+        for shard in (*shards, *[NONE] * spares):
+            self._start(shard, (starts or {}).get(shard))
+        self._first = self._started
+
+    def ended(self, child: Child) -> None:
+        """Start a spare in the place of a server that has ended."""
+        for number in [n for n, server in self.running.items() if server is child]:
+            del self.running[number]
+            if self._started - self._first < ATTEMPTS:
+                self._start(NONE)
+
+    def _start(self, shard: int, start: tuple[ShardStart, bytes] | None = None) -> None:
+        number = self._started * self.nodes + self.rank
+        self._started += 1
+        arguments = (self.config, number, shard, [self.assignment()], self.layout, [start])
+        self.running[number] = self.children.start(
+            ProcessName(ProcessKind.SERVER, number, shard), run_server, arguments
+        )
+
+
+def parted(starts: Sequence[ShardStart], content: memoryview) -> dict[int, tuple[ShardStart, bytes]]:
+    """Return what the servers of each shard begin with, from the bytes that follow a message."""
+    found, at = {}, 0
+    for start in starts:
+        found[start.shard] = start, bytes(content[at : at + start.size])
+        at += start.size
+    return found
+
+
+class DeskSupervisor:
+    """Starts the desk at a socket that outlasts it, and the next one when it ends."""
+
+    def __init__(
+        self, children: Children, config: ServerConfig, listener: socket.socket, assignment: Callable[[], bytes],
+        placement: Placement, alive: Callable[[], Collection[int]], block: int,
+    ) -> None:  # fmt: skip
+        """`alive` returns the servers that are believed to be alive, for a desk that has to ask them; `block` is how
+        many batches are leased at once.
+        """
+        self.children, self.config, self.listener, self.assignment = children, config, listener, assignment
+        self.members, self.copies, self.alive, self.block = placement.members(), placement.copies, alive, block
+        self.epoch = 0
+        self.child: Child | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start the desk of the next epoch."""
+        self.epoch += 1
+        members = self.members if self.epoch == 1 else [()] * len(self.members)
+        expected = frozenset(self.alive()) if self.epoch > 1 else frozenset()
+        given = [self.assignment()]
+        arguments = (self.config, self.listener, self.epoch, given, self.copies, members, expected, self.block)
+        self.child = self.children.start(ProcessName(ProcessKind.DESK, self.epoch), run_desk, arguments)
+
+    def replace(self) -> None:
+        """End a desk that does not answer; the next one is started when it has ended."""
+        if self.child is not None:
+            self.child.process.kill()
+
+    def ended(self, child: Child) -> None:
+        """Start the next desk if this was the last one."""
+        if child is self.child and self.epoch < ATTEMPTS:
+            self.start()

@@ -1,0 +1,306 @@
+"""The head's side of a plan with servers: it places them, follows the training, and reads the result."""
+
+from __future__ import annotations
+
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from time import perf_counter_ns as now
+
+import numpy as np
+from torch import Tensor
+
+from paceline.algorithms.cluster.group import Dismiss
+from paceline.algorithms.cluster.messages import Process, Role
+from paceline.algorithms.server.gates.asynchronous import Asynchronous
+from paceline.errors import DeathWarning, RunFailed
+from paceline.plans.plan import server_of
+from paceline.runtime.engines.checkpoints import Checkpoint
+from paceline.runtime.engines.cluster.agent import Agent
+from paceline.runtime.engines.cluster.control import (
+    Asked,
+    Ended,
+    Finished,
+    Message,
+    Rows,
+    Serve,
+    ServerFailed,
+    Spare,
+    State,
+    Wanted,
+    state_of,
+)
+from paceline.runtime.engines.cluster.group_head import ToRank
+from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
+from paceline.runtime.engines.cluster.rendezvous import Node
+from paceline.runtime.engines.cluster.servers.checkpointing import ServerCheckpoints, starts_of
+from paceline.runtime.engines.cluster.servers.collector import Collector
+from paceline.runtime.engines.cluster.servers.node_servers import DeskSupervisor
+from paceline.runtime.engines.cluster.servers.placement import Placement
+from paceline.runtime.engines.cluster.servers.processes import ServerConfig
+from paceline.runtime.engines.setup import Setup
+from paceline.runtime.engines.workers.messages import Failed
+from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.credentials import listen
+from paceline.runtime.runs.events import Event, EventKind, ProcessKind
+from paceline.runtime.runs.trace import Columns, Kind, Row, Trace
+
+BLOCK = 16  # batches that are leased at once, at most
+READ_SECONDS = 30.0  # that servers may take to answer the head
+
+
+class ServerHead:
+    """The head's side of a run with servers."""
+
+    def __init__(
+        self, workers: RemoteWorkers, to_rank: ToRank, snapshots: SnapshotFile | None, agent: Agent, backups: int,
+        note: Callable[[Event], None], replaces: bool,
+    ) -> None:  # fmt: skip
+        """`replaces` is whether a node that ends is replaced."""
+        self.workers, self.note, self.to_rank, self.replaces = workers, note, to_rank, replaces
+        setup, manager = workers.setup, workers.manager
+        #: Nodes that cannot be reached any longer.
+        self._lost: set[int] = set()
+        #: How many nodes each rank has had before.
+        self.lives = [0] * workers.count
+        #: Since when no worker is left.
+        self._deserted: float | None = None
+        self.setup, self.snapshots, self.nodes = setup, snapshots, workers.count
+        self._values: list[Tensor] = []
+        #: Shards whose first view was heard of.
+        self._viewed: set[int] = set()
+        self._snapshot_at = setup.snapshots_every
+        rank_config, shards = agent.config, len(setup.layout.shards)
+        listener = listen(Address(rank_config.host, 0), rank_config.credentials)
+        config = ServerConfig.of(rank_config, Address(rank_config.host, listener.getsockname()[1]))
+        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
+        self.collector = Collector(
+            config.hub(Process(Role.HEAD, 0)),
+            config.desk,
+            config.timing,
+            setup.layout,
+            self._event,
+            server_of(setup.plan).gathers,
+            server_of(setup.plan).exchange is not None,
+        )
+        self.desk_supervisor = DeskSupervisor(
+            agent.children, config, listener, agent.assignment, placement,
+            lambda: self.collector.loop.addresses, block_of(setup),
+        )  # fmt: skip
+        self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
+        #: The epoch of the desk that is connected, or was last.
+        self._epoch = 0
+        self._servers = [tuple(shard for _, shard in placement.on(rank)) for rank in range(self.nodes)]
+        self._desk = config.desk
+        self.collector.meanwhile = agent.look
+        self.checkpoints = ServerCheckpoints(manager, self.collector, READ_SECONDS) if manager is not None else None
+        if self.checkpoints is not None:
+            self.checkpoints.ask, self.checkpoints.tell = self._ask_workers, self._tell
+        self._start_nodes(manager.request.start if manager is not None else None)
+
+    def _start_nodes(self, begun: Checkpoint | None) -> None:
+        """Let every node start its servers and its worker, from a checkpoint if the run is resumed."""
+        starts = starts_of(self.setup, begun) if begun is not None else {}
+        for rank, mine in enumerate(self._servers):
+            given = [starts[shard] for shard in mine if shard in starts]
+            serve = Serve(self._desk, mine, starts=tuple(start for start, _ in given))
+            self.to_rank(rank, serve, [content for _, content in given])
+        if begun is not None:
+            every = self.setup.snapshots_every
+            self._snapshot_at = begun.updates // every * every + every if every else 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the result was read."""
+        return bool(self._values)
+
+    def values(self) -> list[Tensor]:
+        """Return the trainable parameters in the module's order, then the moving buffers."""
+        return self._values
+
+    def hear(self, rank: int, message: Message, content: memoryview) -> None:
+        """Take a message of the agent of a rank."""
+        if isinstance(message, Rows):
+            self.workers.add_rows(rank, message.doing, content)
+            if rank in self.workers.dead and message.doing >= 0:
+                self.workers.dead.discard(rank)  # another worker takes part in its place
+                self._deserted = None
+        elif isinstance(message, Finished):
+            self.workers.finished[rank] = message
+        elif isinstance(message, State) and self.checkpoints is not None:
+            self.checkpoints.put(rank, message.update, state_of(message, content))
+        elif isinstance(message, Asked):
+            self._asked(rank, message.signal)
+        elif isinstance(message, Ended):
+            self._worker_died(rank, f"died ({message.how})", message.replaced)
+        elif isinstance(message, Failed):
+            others = [r for r in range(self.nodes) if r != rank and r not in self.workers.finished]
+            raise self.workers.diagnosis.failed(rank, message.report, others)
+        elif isinstance(message, ServerFailed):  # what the job's own code raises, it would raise at the backups, too
+            report = message.report
+            advice = f"\n  advice   {report.advice}" if report.advice else ""
+            what = f"server {message.number}, of rank {rank}, failed: {report.what}"
+            raise RunFailed(f"{what}{advice}\n{report.traceback}".rstrip())
+
+    def lost(self, rank: int, why: str) -> None:
+        """A node cannot be reached any longer: its worker's batch goes to another one, its shards to their backups."""
+        if rank in self._lost:
+            return  # it was asked to end, and has left
+        self._worker_died(rank, why)
+        self._lost.add(rank)
+        if self.placement.on(rank):
+            for other in set(range(self.nodes)) - self._lost:
+                self.to_rank(other, Spare())
+
+    def _asked(self, rank: int, number: int) -> None:
+        """A node was sent a signal: Ctrl-C stops the run, any other ends that node alone."""
+        if number == signal.SIGINT:
+            if self.checkpoints is None:
+                raise KeyboardInterrupt
+            self.checkpoints.manager.signals.take_of_another(number)
+            return
+        self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
+        self.to_rank(rank, Dismiss(0))
+
+    def joined(self, rank: int, node: Node) -> None:
+        """A node has come in the place of one that was lost: it gets a worker, and servers that hold no shard yet."""
+        self._worker_died(rank, "has left with its node")
+        self._lost.discard(rank)
+        self.workers.ahead[rank] = node.ahead
+        self.lives[rank] += 1
+        spares = len(self._servers[rank])
+        self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank]))
+
+    def look(self) -> None:
+        """Follow the training; called several times a second."""
+        collector, workers = self.collector, self.workers
+        collector.turn(0.0)
+        if not workers.training and collector.workers:
+            workers.training_started()
+        if collector.lost_shard is not None:
+            raise RunFailed(
+                f"shard {collector.lost_shard} of the parameters is lost, since every server that held it has died"
+            )
+        if self._deserted is not None and time.monotonic() - self._deserted > workers.deadline:
+            raise RunFailed(f"no worker is left, and none has taken their place within {workers.deadline:g} s")
+        if self.checkpoints is not None and workers.training:
+            alive = set(range(self.nodes)) - workers.dead - workers.finished.keys()
+            due = self.checkpoints.take(collector.finished, alive)
+            if due is not None:
+                self.checkpoints.manager.save(due, workers.observer)
+        if self.snapshots is not None and 0 < self._snapshot_at <= self._updates < self.setup.agenda.updates:
+            self._snapshot()
+        if collector.done and not self._values and workers.finished.keys() | workers.dead >= set(range(self.nodes)):
+            self._read()
+
+    @property
+    def _updates(self) -> int:
+        return self.setup.agenda.done_by(self.collector.finished)
+
+    def _snapshot(self) -> None:
+        """Read the parameters for an evaluation. They are newer than asked for by what was pushed meanwhile."""
+        assert self.snapshots is not None
+        every, start = self.setup.snapshots_every, now()
+        updates = self._updates // every * every
+        self.snapshots.write(updates, self._collect())
+        row = Row(Kind.SNAPSHOT, 0, updates, start=start, end=now())
+        self.workers.add_rows(0, -1, _raw(row))
+        self._snapshot_at = updates + every
+
+    def _read(self) -> None:
+        """Read the result, and the pushes that it is made of."""
+        values = self._collect()
+        self._tell(self.collector.pushes(READ_SECONDS))
+        if lacking := self.collector.lacking(self.setup.agenda.leases):
+            raise RunFailed(
+                f"shard {' and '.join(map(str, lacking))} has lost its last pushes, since the servers that had them "
+                "died after every batch was finished"
+            )
+        self._values = values
+
+    def _tell(self, pushes: Columns) -> int:
+        """Put rows of pushes into the trace; return when the last of them ended, in nanoseconds."""
+        pushes["worker"] %= self.nodes
+        ahead = np.array([self.workers.ahead[server % self.nodes] for server in self.collector.sources], np.int64)
+        for column in ("start", "end"):
+            pushes[column] += ahead
+        self.workers.add_rows(0, -1, memoryview(pushes.tobytes()))
+        return int(pushes["end"].max(initial=0))
+
+    def _ask_workers(self, updates: int) -> None:
+        """Let all workers leave what they owe."""
+        for rank in set(range(self.nodes)) - self.workers.dead:
+            self.to_rank(rank, Wanted(updates))
+
+    def _collect(self) -> list[Tensor]:
+        flats = self.collector.values(READ_SECONDS)
+        return [value.clone() for value in self.setup.layout.collect(flats, self.setup.names)]
+
+    def _event(self, event: Event) -> None:
+        """Record an event that the desk tells of, and report a change of the servers, after the first views."""
+        self.note(event)
+        if event.kind is EventKind.VIEW and event.shard not in self._viewed:
+            self._viewed.add(event.shard)
+        elif line := _line(event):
+            warnings.warn(line, DeathWarning, stacklevel=2)
+
+    def _desk_met(self) -> None:
+        self._epoch = self.desk_supervisor.epoch
+
+    def _desk_lost(self, why: str) -> None:
+        """Replace a desk that does not answer, as its process is stopped; one that has ended is replaced already."""
+        self.note(Event(EventKind.LOST, time.time(), ProcessKind.DESK, 0, self._epoch, why=why))
+        if self._epoch == self.desk_supervisor.epoch:
+            self.desk_supervisor.replace()
+
+    def _worker_died(self, rank: int, why: str, replaced: bool = False) -> None:
+        workers = self.workers
+        if rank in workers.dead or rank in workers.finished:  # a worker that has finished ends
+            return
+        workers.died(rank, why)
+        if replaced:
+            what = f"the worker of rank {rank} {why}; another one is started in its place"
+            warnings.warn(what, DeathWarning, stacklevel=2)
+            return
+        workers.dead.add(rank)
+        alive = [r for r in range(self.nodes) if r not in workers.dead]
+        if not alive and not self.replaces:
+            raise RunFailed(f"rank {rank} {why}, and no other is left to finish the run")
+        if not alive:
+            self._deserted = time.monotonic()
+        until = " until another takes its place" if self.replaces else ""
+        warnings.warn(
+            f"the worker of rank {rank} {why}; its batch is computed by another one, and the run continues with "
+            f"{len(alive)} of {self.nodes} workers{until}",
+            DeathWarning,
+            stacklevel=2,
+        )
+
+
+def block_of(setup: Setup) -> int:
+    """Return how many batches a worker is leased at once.
+
+    A lease costs its worker and the desk as much as some small batches do. But a worker that dies has its block
+    computed again, workers end their last blocks at different times, and the head counts batches in whole blocks. A
+    gate counts batches one by one, and what loader processes read ahead is forecast one by one.
+    """
+    if not isinstance(server_of(setup.plan).gate, Asynchronous) or setup.job.num_workers:
+        return 1
+    workers, every = setup.plan.workers, setup.snapshots_every or setup.agenda.leases
+    return max(1, min(BLOCK, setup.agenda.leases // (64 * workers), every // (8 * workers)))
+
+
+def _line(event: Event) -> str:
+    """Return the line that reports an event of the servers; empty if none does."""
+    if event.kind is EventKind.VIEW:
+        primary, *backups = event.members
+        with_backups = f" with backup {', '.join(map(str, backups))}" if backups else " without a backup"
+        lossy = "; acknowledged pushes may be missing, and are computed again" if event.lossy else ""
+        return f"shard {event.shard}: server {primary} is primary{with_backups}{lossy}"
+    return f"{event.kind} {event.why}" if event.kind is EventKind.AGAIN else ""
+
+
+def _raw(row: Row) -> memoryview:
+    return memoryview(Trace.of([row]).rows.tobytes())

@@ -1,0 +1,309 @@
+"""The tensors of one shard at its server. One process holds them, so every version is made in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.algorithms.cluster.outputs import Apply
+from paceline.algorithms.codecs import Codec
+from paceline.algorithms.rules import Arrival, Rule
+from paceline.plans.plan import Plan, server_of
+from paceline.runtime.engines.cluster.servers.gathered import Round, SumVector
+from paceline.runtime.engines.cluster.servers.vector_pool import VectorPool
+from paceline.runtime.links.tcp.link import raw
+from paceline.training.gradients.encoder import PushedMessage
+from paceline.training.gradients.learner import settled
+from paceline.training.gradients.message import MessageShape, up
+from paceline.training.gradients.native_step import fits
+from paceline.training.gradients.native_versions import native_versions
+from paceline.training.gradients.pulled import PulledView, apart
+from paceline.training.gradients.replica import clipped
+from paceline.training.jobs.job import Job
+from paceline.training.parameters.layout import Layout, ShardLayout, not_trained, trainable
+from paceline.training.parameters.optimizers import optimizer_over
+from paceline.training.parameters.shard_version import ShardVersion, version_shape
+from paceline.training.parameters.store import ShardStore
+from paceline.training.parameters.worker_state import copy_into
+
+#: Numbers of a shard from which on PyTorch is faster where the optimizer remembers something; measured on x86.
+LARGE = 1 << 18
+#: Bytes of a gradient from which on it is sent from where it lies: to copy it takes longer than one more buffer does.
+APART = 1 << 20
+
+
+class GradientVector:
+    """What a worker pushes to one shard: its gradients in a flat vector, and which parameters have one.
+
+    | gradients, as in the layout | moving buffers | a byte per parameter: whether it has a gradient | gap |
+    | the version of every shard that the gradient was computed from |
+    and, for a rule that looks back, the parameters that they were computed from: the shard's vector once more
+
+    Its views are made once, since to make them costs more than to apply them.
+    """
+
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool, shards: int) -> None:
+        self.raw = torch.zeros(self.size(layout, dtype, looks_back, shards), dtype=torch.uint8)
+        numbers, flags = layout.length * dtype.itemsize, len(layout.parameters)
+        flat = self.raw[:numbers].view(dtype)
+        self.gradients, self.moving = layout.flat_views(flat), layout.buffer_views(flat)
+        self.present = self.raw[numbers : numbers + flags]
+        #: The same bytes, which Python reads faster than a tensor.
+        self._given = self.raw.numpy().data[numbers : numbers + flags]
+        #: As an array, since to make a tensor of a few integers costs as much as to copy a small model.
+        self.bases: NDArray[np.int64] = self.raw[numbers + up(flags) :][: 8 * shards].view(torch.int64).numpy()
+        #: Whether `present` says that every parameter has a gradient, as far as this process has written it.
+        self._whole = False
+        #: The whole vector of parameters that a gradient was computed from; empty if the rule does not look back.
+        self.before = self.raw[numbers + up(flags) + up(8 * shards) :]
+        self.pulled = layout.parameter_views(self.before.view(dtype)) if looks_back else []
+        #: The bytes that travel, and all that there is room for, which is the same here.
+        self.bytes = self.whole = self.raw.numpy().data
+        self._dtype = dtype
+        #: The same as a worker sends them, which does not copy large gradients.
+        self.parts: Sequence[memoryview] = (self.bytes,)
+        spans = [(p.start * dtype.itemsize, (p.start + p.size) * dtype.itemsize) for p in layout.parameters]
+        self._apart = [n for n, (start, stop) in enumerate(spans) if stop - start >= APART]
+        self._copied = [n for n in range(flags) if n not in set(self._apart)]
+        edges = [0, *(edge for n in self._apart for edge in spans[n]), len(self.bytes)]
+        #: What travels before, between and after the large gradients.
+        self._between = [self.bytes[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+    @staticmethod
+    def size(layout: ShardLayout, dtype: torch.dtype, looks_back: bool, shards: int) -> int:
+        numbers = layout.length * dtype.itemsize
+        return numbers + up(len(layout.parameters)) + up(8 * shards) + (numbers if looks_back else 0)
+
+    def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor], bases: Sequence[int]) -> None:
+        """Write what a worker pushes; `bases` are the versions that it has computed from.
+
+        The gradients must not change until they have been pushed, which `pushed` says.
+        """
+        self.bases[:] = bases
+        given = [g for g in gradients if g is not None]
+        if len(given) == len(gradients):
+            self.parts = self._write_all(given)
+            if not self._whole:
+                self.present.fill_(1)
+        else:
+            self.parts = (self.bytes,)
+            for view, gradient in zip(self.gradients, gradients, strict=True):
+                view.zero_() if gradient is None else view.copy_(gradient)
+            self.present.copy_(torch.tensor([g is not None for g in gradients], dtype=torch.uint8))
+        self._whole = len(given) == len(gradients)
+        for view, buffer in zip(self.moving, moving, strict=False):
+            view.copy_(buffer)
+
+    def _write_all(self, gradients: Sequence[Tensor]) -> Sequence[memoryview]:
+        """Write a gradient of every parameter; return the bytes that travel, those of large ones where they lie."""
+        large = [gradients[n] for n in self._apart]
+        if not large or not all(fits(gradient, self._dtype) for gradient in large):
+            torch._foreach_copy_(self.gradients, gradients)  # type: ignore[arg-type]
+            return (self.bytes,)
+        if self._copied:
+            torch._foreach_copy_([self.gradients[n] for n in self._copied], [gradients[n] for n in self._copied])
+        first, *others = self._between
+        return [first, *(part for pair in zip(map(raw, large), others, strict=True) for part in pair)]
+
+    def pushed(self) -> None:
+        """Hold the gradients no longer: their memory serves the next ones."""
+        self.parts = ()
+
+    def check(self, size: int) -> None:
+        """Raise FrameError if this is no gradient of so many bytes: only coded ones can be wrong."""
+
+    def arrival(self, batch: int) -> Arrival:
+        """Return what a server applies."""
+        if all(self._given):
+            return Arrival(self.gradients, self.pulled)
+        given = [g if there else None for g, there in zip(self.gradients, self._given, strict=True)]
+        return Arrival(given, self.pulled)
+
+
+class CodedVector:
+    """What a worker pushes to one shard under a codec.
+
+    | the version of every shard that the gradient was computed from | before, as in `GradientVector` | message |
+
+    The message is last, since those of some codecs vary in length.
+    """
+
+    def __init__(self, shape: MessageShape, looks_back: bool, shards: int, seed: int) -> None:
+        layout, numbers = shape.shard, shape.shard.length * shape.dtype.itemsize
+        self._begin = up(8 * shards) + (numbers if looks_back else 0)
+        self.raw = torch.zeros(self.size(shape, looks_back, shards), dtype=torch.uint8)
+        self.bases: NDArray[np.int64] = self.raw[: 8 * shards].view(torch.int64).numpy()
+        self.before = self.raw[up(8 * shards) : self._begin]
+        self.pulled = layout.parameter_views(self.before.view(shape.dtype)) if looks_back else []
+        self._pushed = PushedMessage(shape, seed, self.raw[self._begin :])
+        self.message, self.moving = self._pushed.message, self._pushed.message.buffers
+        #: All that there is room for.
+        self.whole = self.raw.numpy().data
+
+    @staticmethod
+    def size(shape: MessageShape, looks_back: bool, shards: int) -> int:
+        """Return the most bytes of such a vector."""
+        return up(8 * shards) + (shape.shard.length * shape.dtype.itemsize if looks_back else 0) + shape.most
+
+    @property
+    def bytes(self) -> memoryview:
+        """The bytes that travel."""
+        return self.whole[: self._begin + self.message.bytes]
+
+    def check(self, size: int) -> None:
+        """Raise FrameError if this is no gradient of so many bytes."""
+        self.message.check_words(size - self._begin - self.message.shape.fixed)
+        self.message.check()
+
+    def arrival(self, batch: int) -> Arrival:
+        """Return what a server applies."""
+        return Arrival(self._pushed.gradients(batch), self.pulled)
+
+
+Vector = GradientVector | CodedVector | SumVector
+
+
+class Pushes(NamedTuple):
+    """What arrives at the shards of a plan, and what they answer."""
+
+    rule: Rule
+    #: The codec of gradients, and that of answers; None: they travel as they are.
+    codec: Codec | None = None
+    pull: Codec | None = None
+    #: Pushes that make an update together; 0 where each makes one.
+    gathers: int = 0
+    #: Workers, each of which has answers of its own under coded ones.
+    ranks: int = 0
+
+    @staticmethod
+    def of(plan: Plan) -> Pushes:
+        server = server_of(plan)
+        return Pushes(server.rule, plan.codec, plan.pull, server.gathers, plan.workers)
+
+
+class ShardState:
+    """A shard's parameters, the user's optimizer over them, and the rule."""
+
+    def __init__(self, job: Job, layout: Layout, number: int, pushes: Pushes) -> None:
+        rule, codec, pull, gathers, ranks = pushes
+        module = job.make_model()
+        named, buffers = trainable(module), not_trained(module)
+        shard = layout.shards[number]
+        mine = [named[span.name] for span in shard.parameters]
+        optimizer = job.make_optimizer(module, list(named.values()))
+        own = optimizer_over(optimizer, {p: p for p in mine})
+        shape = version_shape(shard, layout.dtype, mine, own, rule)
+        self.number, self.rule = number, rule
+        behind = up(shape.size)
+        each = PulledView.size(coded := MessageShape(pull, shard, layout.dtype)) if pull is not None else 0
+        rest = Round.size(layout, gathers) if gathers else ranks * each
+        self._raw = torch.zeros(behind + rest, dtype=torch.uint8)
+        #: What each rank has, under coded pulls: part of the whole version, so that backups answer as the primary does.
+        self.pulled = [
+            PulledView(coded, job.seed, self._raw[behind + rank * each : behind + (rank + 1) * each])
+            for rank in range(ranks if pull is not None else 0)
+        ]
+        self._last: PulledView | None = None  # of the worker whose push was applied last
+        self.version = ShardVersion(shape, self._raw[: shape.size])
+        self.round = Round(layout, gathers, self._raw[behind:]) if gathers else None
+        #: The module's own moving buffers, some of which may be integers.
+        self._job, self._moving = job, [buffers[b.name] for b in shard.buffers]
+        self.version.start(mine, [buffers[b.name].to(layout.dtype) for b in shard.buffers], rule)
+        self.store = ShardStore(mine, own, job.lr_scheduler, [self.version])
+        self.store.look(0)
+        #: Makes a version in one pass of generated code; None where PyTorch makes it.
+        self.native = None if rule.looks_back or self._is_large() else native_versions(self.store, rule, shared=False)
+        self.vectors = vector_pool(shard, layout, rule.looks_back, codec, job.seed, gathers)
+        #: The whole version as bytes, with the optimizer's state, the rule's memory and what is held; and of it the
+        #: parameters and moving buffers.
+        self.everything = _bytes(self._raw)
+        self.values = self.everything[: shape.values]
+
+    def apply(self, push: Apply, vector: Vector) -> None:
+        """Make a version from the one before, by a worker's gradient of a batch."""
+        if isinstance(vector, SumVector):
+            self._gather(push.version, push.batch, vector)
+            return
+        self._update(push.version - 1, vector.arrival(push.batch))
+        self.version.keep_buffers(vector.moving)
+        if self.pulled:
+            assert isinstance(vector, CodedVector)
+            self._follow(push, bool(vector.message.tail[0]))
+
+    def _is_large(self) -> bool:
+        """Whether PyTorch's passes over each parameter are faster, as over many numbers with state."""
+        return any(self.version.shape.state) and sum(p.numel() for p in self.store.parameters) > LARGE
+
+    def _update(self, updates: int, arrival: Arrival) -> None:
+        """Change the version in place, to which so many updates were made."""
+        self.store.updates = updates
+        if self.native is None or not self.native.make(0, 0, arrival.gradients):
+            self.rule.update(self.store, arrival)
+
+    @property
+    def answered(self) -> int:
+        """The bytes of the answer to the push that was applied last."""
+        return len(self._last.answer) if self._last is not None else len(self.values)
+
+    def _follow(self, push: Apply, whole: bool) -> None:
+        """Make the answer to a push: whole where the worker does not have what it was answered last."""
+        pulled, newest = self.pulled[push.worker % len(self.pulled)], self.version
+        if whole or pulled.whose[0] != push.worker:
+            pulled.whole(newest.parameters, newest.buffers)
+        else:
+            pulled.difference(newest.parameters, newest.buffers, push.version)
+        pulled.whose.copy_(torch.tensor([push.worker, push.batch]))
+        self._last = pulled
+
+    def _gather(self, version: int, batch: int, vector: SumVector) -> None:
+        """Hold what a worker pushed; if it is the last push of a round, make an update of their sum."""
+        assert self.round is not None
+        whole = self.round.hold(version, batch, vector)
+        if whole is None or not whole.weight:
+            return
+        made = settled(self._job, whole, alone=True)
+        gradients = clipped(made.gradients, self._job.gradient_clip_norm)
+        self._update((version - 1) // self.round.needed, Arrival(gradients))
+        copy_into(self._moving, made.buffers)
+        self.version.keep_buffers(self._moving)
+
+    def answer(self, worker: int, batch: int) -> memoryview:
+        """Return what a worker continues with after its push of a batch: the newest parameters, as pulls are coded."""
+        if not self.pulled:
+            return self.values
+        pulled = self.pulled[worker % len(self.pulled)]
+        if pulled.whose.tolist() != [worker, batch]:  # it has pushed that batch before, and is sent all there is
+            return apart(self.values)
+        return pulled.answer
+
+    def restore(self, body: memoryview) -> None:
+        """Take another server's whole version, or a version without what is held."""
+        self._raw[: len(body)].copy_(torch.frombuffer(body, dtype=torch.uint8))
+
+
+def vector_pool(
+    shard: ShardLayout, layout: Layout, looks_back: bool, codec: Codec | None, seed: int, gathers: int = 0
+) -> VectorPool[Vector]:
+    """Return the pool of what is pushed to a shard."""
+    if gathers:
+        size = SumVector.size(layout)
+        return VectorPool(partial(SumVector, layout), size, size)
+    shards = len(layout.shards)
+    if codec is None:
+        size = GradientVector.size(shard, layout.dtype, looks_back, shards)
+        return VectorPool(partial(GradientVector, shard, layout.dtype, looks_back, shards), size, size)
+    shape = MessageShape(codec, shard, layout.dtype)
+    most = CodedVector.size(shape, looks_back, shards)
+    least = most - shape.most + shape.fixed
+    return VectorPool(partial(CodedVector, shape, looks_back, shards, seed), most, least)
+
+
+def _bytes(raw: Tensor) -> memoryview:
+    view: memoryview = raw.numpy().data
+    return view

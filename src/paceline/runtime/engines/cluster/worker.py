@@ -1,0 +1,91 @@
+"""A worker of a cluster: a replica whose walk is that of the local engine, in a group over TCP."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+from torch import Tensor
+
+from paceline.algorithms.agenda import Chunk
+from paceline.algorithms.cluster.group import Member
+from paceline.errors.failure import Position
+from paceline.plans.plan import program_of
+from paceline.runtime.engines.cluster.group_client import GroupClient, RankConfig
+from paceline.runtime.engines.cluster.surviving import SurvivingGroup
+from paceline.runtime.engines.workers.arena import Arena
+from paceline.runtime.engines.workers.assignment import Assignment
+from paceline.runtime.engines.workers.messages import StateLeft
+from paceline.runtime.engines.workers.performer import perform
+from paceline.runtime.engines.workers.read_ahead import ReadAhead
+from paceline.runtime.engines.workers.replica_worker import ReplicaWorker
+from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.state_buffers import StateBuffer
+from paceline.runtime.engines.workers.worker import ProcessHost
+from paceline.runtime.engines.workers.worker_context import Station, WorkerContext
+from paceline.runtime.links.waiting import Waiter
+from paceline.training.data.source import Source
+from paceline.training.gradients.payload import GradientSum
+
+
+class ClusterWorker:
+    """A worker process that keeps step with those of other nodes."""
+
+    def __init__(
+        self, given: Assignment, config: RankConfig, arena: Arena, source: Source, snapshots: SnapshotFile | None,
+        state_buffer: StateBuffer | None, pipe: Connection,
+    ) -> None:  # fmt: skip
+        host, shared, layout = ProcessHost(arena, snapshots), arena.of_worker(0), arena.shape.layout
+        self._doing, self._arena = shared.doing, arena
+        waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, self._where)
+        method = program_of(given.plan)  # servers' workers are `engines.cluster.servers.client`'s
+        sums, start = method.averaging is None, given.resume_point.updates
+        held = start - 1
+        if method.streaming is not None:
+            held = method.streaming.before(start, given.agenda.updates) - 1
+        self.client = GroupClient(config, Member(held, repeats=sums, begun=start), pipe, self._where)
+        self.group = SurvivingGroup(self.client, given.agenda, layout, given.plan.codec, given.plan.fragments)
+        self.client.vectors = self.group.vectors
+        resume = replace(given.resume_point, state_buffer=state_buffer, notify=lambda: self.client.send(StateLeft()))
+        station = Station(given.number, shared, waiter, host, resume)
+        self.replica = ReplicaWorker(given, source, layout, station, self.group, repeats=sums)
+        if sums:
+            self.group.again = self._again
+        self.context: WorkerContext = self.replica.runner
+        self._method = method
+        #: The moving buffers as they were before the gradient of this update.
+        self._buffers: list[Tensor] = []
+
+    def _where(self) -> str:
+        return f"in update {self._doing[0]}"
+
+    def position(self, update: int) -> Position:
+        """Return the update that the worker is in, with its version and samples if they are known."""
+        return self.replica.position(update)
+
+    def train(self) -> None:
+        """Follow the walk of the plan's method, then stay for ranks that lack the last sum until the run is done."""
+        ahead = ReadAhead(self.replica.reader, self.replica.runner)
+        self.client.ready()
+        if self.client.rejoin() is not None:
+            walk = perform(self.replica.runner, self._method, self._arena)  # which exchanges over the group's link
+            self.replica.follow(walk, lambda update: self._computing(update, ahead))
+
+    def stay(self) -> None:
+        """Keep the last sum for ranks that lack it, until the run is done."""
+        while self.client.rejoin(math.inf) is not None:
+            pass
+
+    def _computing(self, update: int, ahead: ReadAhead) -> None:
+        ahead.computing(update)
+        self._buffers = [buffer.clone() for buffer in self.replica.runner.replica.moving]
+
+    def _again(self, update: int, computed: GradientSum) -> GradientSum:
+        """Compute the gradient of an update again, if other chunks of it are this rank's now."""
+        worker, chunks = self.replica, self.group.chunks(update)
+        before: list[Chunk] = worker.runner.due.chunks
+        if chunks == before:
+            return computed
+        worker.runner.learner.set_buffers(self._buffers)
+        return worker.compute_more(update, chunks, update, sum(chunk.samples for chunk in before))

@@ -1,0 +1,152 @@
+"""The observer of a run: the parent, or the head of a cluster, follows its workers' traces, progress and status."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from paceline.runtime.engines.checkpoints import history
+from paceline.runtime.engines.life import Life
+from paceline.runtime.runs.live import Phase, ProcessRecord, WorkerLive, WorkerStatus
+from paceline.runtime.runs.progress import Progress
+from paceline.runtime.runs.trace import DTYPE, Columns, Kind, Row, Trace, TraceWriter, weighted_losses
+
+
+class Watched(Protocol):
+    """What the observer reads of the workers, by their numbers."""
+
+    @property
+    def doing(self) -> Sequence[int]:
+        """The update or batch that each worker is in; -1 before the first."""
+
+    def drain(self) -> list[Columns]:
+        """Take the rows that each worker has written since the last call, in this process's time."""
+
+    def asleep(self, worker: int) -> bool:
+        """Whether a worker sleeps until another one rings."""
+
+    def offers(self, worker: int) -> int:
+        """Return how far a worker is in its collectives."""
+
+
+class Observer:
+    """Drains the traces, reports progress and writes the heartbeat of one run.
+
+    `finished` and `dead` are the parent's own sets of workers, which it keeps up to date.
+    """
+
+    def __init__(self, life: Life, workers: Watched, finished: Collection[int], dead: Collection[int]) -> None:
+        self.setup, self.workers, self.start = life.setup, workers, life.begin
+        self.finished, self.dead = finished, dead
+        self.heartbeat, self.follower = life.heartbeat, life.follower
+        self.processes: list[ProcessRecord] = []
+        self.started_at = 0  # nanoseconds of the monotonic clock; 0 before the workers begin to train
+        self.writer: TraceWriter | None = None
+        self._deaths: list[tuple[int, int]] = []  # (worker, when) that are not in the trace yet
+        self._own: list[Row] = []  # further rows that are not in the trace yet
+
+    @property
+    def origin(self) -> int:
+        """The time at which the training would have begun if the run had not been interrupted."""
+        return self.started_at - (self.start.nanoseconds if self.start else 0)
+
+    def processes_started(self, processes: Sequence[ProcessRecord]) -> None:
+        """Record the processes of the workers in the heartbeat."""
+        self.processes = list(processes)
+        self.heartbeat.beat(Phase.STARTING, self._updates, self._lines, now=True)
+
+    def process_started(self, number: int, process: ProcessRecord) -> None:
+        """Record the process of one worker in the heartbeat."""
+        self.processes[number] = process
+
+    def beat(self) -> None:
+        """Write the heartbeat while the workers start."""
+        self.heartbeat.beat(Phase.STARTING, self._updates, self._lines)
+
+    def training_started(self, trace_file: Path | None) -> None:
+        """Open the trace; a resumed run's begins with what led to its checkpoint."""
+        earlier = None
+        if trace_file is not None and self.start is not None:
+            earlier = history(Trace.open(trace_file), self.start, self.setup.agenda)
+        self.writer = TraceWriter(trace_file, self.origin, earlier)
+
+    def worker_died(self, number: int) -> None:
+        """Note a death for the trace; the next look writes its row."""
+        self._deaths.append((number, time.perf_counter_ns()))
+
+    def note(self, rows: Sequence[Row]) -> None:
+        """Note rows of this process's own for the trace; the next look writes them."""
+        self._own += rows
+
+    def look(self, stopping: bool) -> None:
+        """Drain the traces and report; called several times a second, and whenever a worker sends a message."""
+        rows = self._drain()
+        self.heartbeat.beat(Phase.TRAINING, self._updates, self._lines)
+        if self.follower is not None:
+            self.follower(self._report(rows, stopping))
+
+    def close(self) -> Trace:
+        """Drain what is left and return the whole trace."""
+        assert self.writer is not None
+        self._drain()
+        return self.writer.close()
+
+    @property
+    def _updates(self) -> int:
+        return max(self.start.updates if self.start else 0, max(self.workers.doing) + 1)
+
+    def _drain(self) -> list[Columns]:
+        """Move new rows from the workers' rings to the trace."""
+        assert self.writer is not None
+        rows = self.workers.drain()
+        for number, when in self._deaths:
+            at = max(when, self.started_at)
+            rows.append(Trace.of([Row(Kind.DEATH, number, self.workers.doing[number], start=at, end=at)]).rows)
+        self._deaths.clear()
+        rows += [Trace.of([row]).rows for row in self._own]
+        self._own.clear()
+        for part in rows:
+            self.writer.append(part)
+        return rows
+
+    def _report(self, rows: list[Columns], stopping: bool) -> Progress:
+        """Describe the progress of the run."""
+        computed = [r[(r["kind"] == Kind.COMPUTE) & (r["samples"] > 0)][-1:] for r in rows]
+        losses, weights = weighted_losses(np.concatenate([*computed, np.empty(0, DTYPE)]))
+        updates = self._updates
+        return Progress(
+            updates=updates,
+            total_updates=self.setup.agenda.updates,
+            samples=self.setup.agenda.samples_until(updates),
+            seconds=(time.perf_counter_ns() - self.origin) / 1e9,
+            loss=float(losses.sum() / weights.sum()) if weights.any() else None,
+            workers=self.setup.plan.workers,
+            finished=tuple(sorted(self.finished)),
+            dead=tuple(sorted(self.dead)),
+            asleep=tuple(filter(self.workers.asleep, range(self.setup.plan.workers))),
+            collective_steps=tuple(map(self.workers.offers, range(self.setup.plan.workers))),
+            in_step=self.setup.plan.traits.keeps_step,
+            resumed_updates=self.start.updates if self.start else 0,
+            resumed_seconds=(self.started_at - self.origin) / 1e9,
+            stopping=stopping,
+            rows=tuple(rows),
+        )
+
+    def _lines(self) -> list[WorkerLive]:
+        return [
+            WorkerLive(number, process, self._status(number), self.workers.doing[number])
+            for number, process in enumerate(self.processes)
+        ]
+
+    def _status(self, number: int) -> WorkerStatus:
+        if number in self.dead:
+            return WorkerStatus.DEAD
+        if number in self.finished:
+            return WorkerStatus.FINISHED
+        if not self.started_at:
+            return WorkerStatus.STARTING
+        return WorkerStatus.WAITING if self.workers.asleep(number) else WorkerStatus.TRAINING

@@ -1,0 +1,168 @@
+"""The outcome that an engine returns after the last update, and how it becomes a `Run`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import CrowdedWarning, RunFailed
+from paceline.plans.plan import Plan
+from paceline.plans.sizes import sizes_by
+from paceline.runtime.engines.setup import Setup
+from paceline.runtime.runs.folder import RunFolder, writing
+from paceline.runtime.runs.record import DeathRecord, Evaluation, RunRecord, Status, Summary
+from paceline.runtime.runs.run import Run
+from paceline.runtime.runs.summary import summarize
+from paceline.runtime.runs.time_accounting import idling, pace_of
+from paceline.runtime.runs.trace import Trace
+from paceline.training.gradients.evaluate import evaluate
+from paceline.training.parameters.layout import not_trained, sha256, trainable
+
+
+class Snapshot(NamedTuple):
+    """The parameters and moving buffers after so many updates, for an evaluation."""
+
+    updates: int
+    #: Seconds of training until then.
+    seconds: float
+    values: Callable[[], list[Tensor]]
+
+
+@dataclass
+class Outcome:
+    """The result of a training, as an engine returns it."""
+
+    trace: Trace
+    seconds: float
+    #: The trainable parameters, then the moving buffers.
+    values: list[Tensor]
+    snapshots: list[Snapshot] = field(default_factory=list)
+    #: Seconds for which workers could have run, but had no core.
+    core_wait: float = 0.0
+    #: Bytes that each worker took at most, if they were measured.
+    peak_memory: list[int] = field(default_factory=list)
+    #: The library that added gradients up, in an order that is not known; empty if none did.
+    adds_up: str = ""
+    #: Workers that ended before the run did, where more is known of them than the trace says.
+    deaths: list[DeathRecord] = field(default_factory=list)
+
+
+def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
+    """Make a module with these trainable parameters and moving buffers."""
+    module = setup.fresh_module()
+    buffers = not_trained(module)
+    targets = [*trainable(module).values(), *(buffers[name] for name in setup.probe.moving)]
+    with torch.no_grad():
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value if target.is_floating_point() else value.round())
+    return module
+
+
+class Hearer(Protocol):
+    """An observer of evaluations, which may have made some of them during the run."""
+
+    #: The evaluations that were made, by their number of updates.
+    known: dict[int, Evaluation]
+
+    def evaluated(self, evaluation: Evaluation, module: nn.Module) -> None:
+        """Hear of an evaluation that was made after the training."""
+
+
+def finish(
+    setup: Setup, outcome: Outcome, folder: RunFolder, record: RunRecord, hearer: Hearer,
+    status: Status = Status.DONE, error: str = "",
+) -> Run:  # fmt: skip
+    """Save the model, evaluate the snapshots, which is not timed, write run.json and return the run."""
+    module = load_values(setup, outcome.values)
+    if (model_file := folder.file("model.pt")) is not None:
+        with writing(folder.path):
+            torch.save(module.state_dict(), model_file)
+    record = record.with_(
+        history=tuple(_evaluate(setup, outcome, module, hearer)),
+        adds_up=outcome.adds_up or record.adds_up,
+        status=status,
+        error=error,
+        deaths=(*record.deaths, *outcome.deaths),
+    )
+    last = record.history[-1].metrics if record.history else {}
+    summary = replace(
+        _summarize(setup, outcome),
+        metrics=last,
+        run=str(folder.path) if folder.path else None,
+        parameters_sha256=sha256(module),
+    )
+    record = record.with_(summary=summary)
+    folder.write(record)
+    if status == Status.DONE:  # a run that goes on later still needs them
+        folder.remove_snapshots()
+    _warn_if_crowded(setup.plan, summary.core_wait_fraction)
+    return Run(folder.path, outcome.trace, record, module, setup.users_job)
+
+
+def evaluation_of(setup: Setup, module: nn.Module, updates: int, seconds: float) -> Evaluation:
+    """Evaluate a module on the test data."""
+    assert setup.test is not None
+    return Evaluation(updates, seconds, evaluate(setup.job, module, setup.test, setup.placement.devices[0]))
+
+
+def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module, hearer: Hearer) -> Iterator[Evaluation]:
+    """Evaluate every snapshot and the result on the test data, if there are any, and were not evaluated before."""
+    if setup.test is None:
+        return
+    known = hearer.known
+    kept = {snapshot.updates for snapshot in outcome.snapshots} | {setup.agenda.updates}
+    ends = [Snapshot(each.updates, each.seconds, list) for each in known.values() if each.updates not in kept]
+    # Workers copy them side by side: a later one may be done first. At the end of an earlier life there is none.
+    points = sorted([*outcome.snapshots, *ends], key=lambda snapshot: snapshot.updates)
+    points.append(Snapshot(setup.agenda.updates, outcome.seconds, lambda: outcome.values))
+    for point in points:
+        if point.updates in known:
+            yield known[point.updates]
+            continue
+        made = module if point is points[-1] else load_values(setup, point.values())
+        try:
+            found = evaluation_of(setup, made, point.updates, point.seconds)
+        except RunFailed as error:
+            raise RunFailed(f"the training is done, but {error}") from error.__cause__
+        hearer.evaluated(found, made)
+        yield found
+
+
+def _summarize(setup: Setup, outcome: Outcome) -> Summary:
+    """Summarize the trace, with figures that only the engine knows."""
+    plan, updates = setup.plan, setup.agenda.updates
+    summary = summarize(
+        outcome.trace, plan=str(plan), engine=setup.engine, workers=plan.workers, updates=updates,
+        samples=setup.agenda.samples_until(updates), seconds=outcome.seconds,
+    )  # fmt: skip
+    if not plan.traits.traced:
+        summary = replace(summary, bytes_sent=None, wait_fraction=None)
+    if not plan.traits.keeps_step:
+        summary = replace(summary, idle=idling(outcome.trace.rows, plan.workers))
+    if summary.stragglers and plan.traits.sums_gradients:
+        summary = replace(summary, advised_sizes=sizes_by(pace_of(outcome.trace.rows, plan.workers).speed.tolist()))
+    return replace(
+        summary,
+        compute=setup.job.compute,
+        epochs=setup.job.epochs,
+        peak_memory=tuple(outcome.peak_memory),
+        core_wait_fraction=outcome.core_wait / max(outcome.seconds * plan.workers, 1e-9),
+    )
+
+
+def _warn_if_crowded(plan: Plan, waited: float) -> None:
+    """Warn if workers have waited for cores."""
+    cores, wanted = len(os.sched_getaffinity(0)), plan.workers * plan.threads
+    if waited and wanted > cores:
+        team = f"{plan.workers} workers" + (f" of {plan.threads} threads" if plan.threads > 1 else "")
+        warnings.warn(
+            f"{team} on {cores} core{'s' * (cores > 1)} took turns: for {waited:.0%} of their time they waited for one",
+            CrowdedWarning,
+            stacklevel=6,  # the call of `train`
+        )

@@ -1,0 +1,151 @@
+"""The checks before a run is resumed."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from paceline.errors import JobWarning, PlanError, RunFolderError, UsageError
+from paceline.plans.plan import Plan, make, make_again
+from paceline.runtime.engines.checkpoints import Checkpoint
+from paceline.runtime.engines.job_file import load_job_file
+from paceline.runtime.engines.own_files import warn_of_changes
+from paceline.runtime.engines.setup import Setup, set_up
+from paceline.runtime.engines.whole_state import holds_one_model, translated
+from paceline.runtime.runs.record import RunRecord, Status, read_record
+from paceline.training.jobs.job import Job
+
+
+def open_run(
+    path: Path, job: Job | None, given: str | Plan | None, workers: int | None, limit: int | None,
+    epochs: int | None = None,
+) -> tuple[Job, Plan, RunRecord]:  # fmt: skip
+    """Return the job, the plan to resume with, and the record of the run so far; with `epochs` it goes on to these."""
+    record = read_record(path)
+    had = record.job.epochs
+    if record.status == Status.DONE and epochs is None:
+        raise UsageError(
+            f"{path} is done: there is nothing to resume; to continue it, say how many epochs it is to have in all, "
+            f"more than its {had}, as in --epochs {2 * (had or 1)}"
+        )
+    if epochs is not None and (had is None or epochs <= had or record.limit is not None):
+        why = f"was to end after {record.limit} updates" if record.limit is not None else f"has {had} epochs already"
+        raise UsageError(f"{path} {why}; epochs={epochs} would not make it longer")
+    if record.engine not in ("local", "cluster", "ray"):
+        raise UsageError(f"{path} is a run of engine {record.engine!r}, which keeps no checkpoints; train it again")
+    if record.checkpoint_every is None:
+        raise UsageError(f"{path} keeps no checkpoints: it was begun without --checkpoint-every; train it again")
+    if limit is not None and limit != record.limit:
+        raise UsageError(
+            f"the run was begun with max_updates={record.limit}; it cannot be resumed with max_updates={limit}"
+        )
+    plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
+    if job is None:
+        job = load_job_file(path, resumable=True)
+    else:
+        warn_of_changes(record)
+    if job.compute == "auto":
+        job = job.with_(compute=record.compute)
+    return job if epochs is None else job.with_(epochs=epochs), plan, record
+
+
+def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Plan:
+    """Return the plan that the run had, with another number of workers if the algorithm allows that."""
+    following = before if given is None else Plan.parse(given)
+    count = workers or (following.workers if given is not None else before.workers)
+    if before.method.cuts and "cuts" not in following.options:
+        following = following.cut_at(before.method.cuts.split("+"))
+    if (following.name, _rest(following)) != (before.name, _rest(before)):
+        return _other(before, following if workers is None else make_again(following, workers))
+    if count == before.workers:
+        return before
+    if before.traits.keeps_step:
+        raise PlanError(
+            f"the run was begun by {before.workers} workers and cannot be resumed with {count}: {_why(before)}"
+        )
+    if before.traits.gathers:
+        return _backup(before, count)
+    return make_again(before, count)
+
+
+def _other(before: Plan, wanted: Plan) -> Plan:
+    """Return another plan to resume with, if either holds one model between its workers."""
+    for plan in (before, wanted):
+        if not holds_one_model(plan):
+            raise PlanError(
+                f"the run was begun by plan {before}; it cannot be resumed by plan {wanted}: under {plan.name} workers "
+                "have replicas, older versions or shards of their own, which the other would not know"
+            )
+    if (before.parts, before.sizes) != (wanted.parts, wanted.sizes):
+        warnings.warn(
+            f"plan {wanted} cuts a batch into {wanted.parts} chunks, and {before} had {before.parts}"
+            f"{' of other sizes' * (before.parts == wanted.parts)}: dropout and batch normalisation see other chunks "
+            "from here on",
+            JobWarning,
+            stacklevel=5,
+        )
+    return wanted
+
+
+def _rest(plan: Plan) -> dict[str, object]:
+    return {key: value for key, value in plan.options.items() if key != "workers"}
+
+
+def _why(plan: Plan) -> str:
+    if plan.traits.agrees:
+        return (
+            f"plan {plan.name} cuts each batch into as many chunks as it has workers, so it would be another training"
+        )
+    return f"under plan {plan.name} each worker holds something of its own, which would be lost or missing"
+
+
+def _backup(before: Plan, workers: int) -> Plan:
+    """Keep the number of gradients in an update, and change the number of backups."""
+    gathered = before.division.shares
+    backups = workers - gathered
+    if backups < 0:
+        raise PlanError(f"plan {before} makes each update of {gathered} gradients; it cannot be resumed with {workers}")
+    return make(before.name, **{**before.options, "workers": workers, "backups": backups})
+
+
+def check_end(setup: Setup, updates: int, had: int) -> None:
+    """Raise if a run that was done after so many updates cannot go on, as its end was no point within a longer run.
+
+    `had` are the epochs that it had.
+    """
+    method, agenda = setup.plan.method, setup.agenda
+    if updates != agenda.updates_per_epoch * had:
+        return
+    every = method.exchange_every
+    if agenda.data_parts or method.unflushed or not every or updates % every:
+        raise UsageError(
+            f"the run ended after update {updates}, where plan {setup.plan.name} would have gone on with replicas or "
+            "stages that were not brought together yet; train it again with more epochs"
+        )
+
+
+def check_same(setup: Setup, record: RunRecord, epochs: int | None = None) -> None:
+    """Raise if the job, its data or the model are not those that the run was begun with; with `epochs` it gets more."""
+    job, before = setup.job, record.job
+    words = ("batch_size", "accumulate_grad_batches", "seed", "precision", *(("epochs",) if epochs is None else ()))
+    for word in words:
+        if getattr(job, word) != getattr(before, word):
+            raise UsageError(
+                f"the run was begun with {word}={getattr(before, word)}; it cannot be resumed with {getattr(job, word)}"
+            )
+    if job.compute != record.compute:
+        raise UsageError(f"the run was begun with compute={record.compute}; it cannot be resumed with {job.compute}")
+    if setup.source.fingerprint() != record.data_fingerprint:
+        raise RunFolderError("the data are not those that the run was begun with: their fingerprints differ")
+    if setup.initial_sha256 != record.initial_sha256:
+        raise RunFolderError("the model does not start from the parameters that the run was begun with")
+
+
+def for_plan(begin: Checkpoint | None, before: RunRecord, job: Job, setup: Setup) -> Checkpoint | None:
+    """Return the checkpoint of a run as one of the plan that it is resumed by."""
+    had = Plan.recorded(before.plan, before.table)
+    if begin is None or not setup.plan.traits.keeps_step or str(had) == str(setup.plan):
+        return begin
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JobWarning)  # the new plan's notes are enough
+        return translated(begin, set_up(job, had, setup.engine, before.limit, bounded=True), setup)

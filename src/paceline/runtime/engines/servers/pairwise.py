@@ -1,0 +1,69 @@
+"""PairwiseGossip: a worker averages its replica with one neighbour's, then applies its gradient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from paceline.algorithms.rules.ad_psgd import AdPsgd
+from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.server.events import Push
+from paceline.algorithms.server.version_slots import ReplicaSlots
+from paceline.runtime.engines.servers import WorkerSide
+from paceline.runtime.engines.servers.shard_memory import ShardMemory
+from paceline.training.gradients.payload import GradientSum
+from paceline.training.parameters.optimizers import Optimizer
+from paceline.training.parameters.replicas import GossipReplica, mean_of
+from paceline.training.parameters.worker_state import WorkerState
+
+if TYPE_CHECKING:
+    from paceline.algorithms.state import State
+
+
+class PairwiseExchange:
+    """`port.Exchange` of AD-PSGD. All replicas lie in one shard, where a neighbour may change this worker's."""
+
+    optimizer: Optimizer | None = None
+
+    def __init__(self, side: WorkerSide, memory: ShardMemory, rule: AdPsgd) -> None:
+        self.side, self.memory, self.rule = side, memory, rule
+        assert isinstance(memory.slots, ReplicaSlots)
+        self.slots = memory.slots
+        self.replica = GossipReplica(side.learner, side.local_store(Plain()), rule, memory.versions)
+        self.replica.look(self.slots.of(memory.integers.current, side.number))
+        self.bytes = 2 * memory.newest.values.nbytes
+        self.partner: int | None = None
+        self.gradients: list[Tensor | None] = []
+        self.worker_state = self.replica.worker_state
+
+    def resume(self, resumed: bool, saved: WorkerState | None) -> None:
+        current = self.memory.integers.current
+        if resumed:
+            self.side.learner.set_buffers(self.memory.versions[self.slots.of(current, self.side.number)].buffers)
+        if saved is not None:
+            self.replica.restore(saved)
+        self.side.write_state(self.memory.machine.base(current, self.side.number), self.worker_state)
+
+    def begin_part(self) -> None:
+        """Do nothing: the data are not divided into parts."""
+
+    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+        return self.side.learner.settle(computed)
+
+    def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
+        side = self.side
+        self.partner = self.rule.partner(side.number, side.plan.workers, side.seed, event.batch)
+        self.gradients = gradients
+
+    def make(self, draft: State, version: int) -> None:
+        theirs = None if self.partner is None else self.slots.change(draft, self.partner)
+        self.replica.step(version, self.gradients, self.slots.move(draft, self.side.number), theirs)
+        self.side.write_state(version, self.worker_state)
+
+    def fetch(self, draft: State) -> None:
+        """Do nothing: a replica computes with its own parameters."""
+
+    def values(self) -> list[Tensor]:
+        """Return the mean of all replicas."""
+        return mean_of([[v.clone() for v in (*r.parameters, *r.buffers)] for r in self.memory.all_newest])

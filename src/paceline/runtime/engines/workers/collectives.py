@@ -1,0 +1,210 @@
+"""Collectives of workers: a worker's payloads, and the tables by which they are summed or mixed.
+
+Everything here is written against `links.Link`, so that it works over any transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.collectives import Collective, Part, Step, segment_cuts
+from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.runtime.links import TURNS, Link, Span
+from paceline.training.gradients.payload import GradientSum, Payload
+from paceline.training.gradients.segments import Segments
+from paceline.training.parameters.replicas import weighted_sum
+
+if TYPE_CHECKING:
+    from paceline.training.parameters.layout import Layout
+
+
+class Means(Protocol):
+    """A collective that gives each worker the mean over all workers, or over its neighbours."""
+
+    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number; return (the mean, nanoseconds waited, bytes sent)."""
+
+
+class Sums(Means, Protocol):
+    """A collective that gives each worker the sum over all workers."""
+
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number; return (the sum, nanoseconds waited, bytes sent)."""
+        ...
+
+    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        total, waited, sent = self.all_reduce(number, computed)
+        return total.scaled(1.0 / total.weight), waited, sent  # every contribution has weight 1
+
+
+class _Move(NamedTuple):
+    """One step of a table over this worker's vectors."""
+
+    to: int
+    out: Span | None
+    peer: int
+    taken: Span
+    #: Adds the received part to this worker's own, or replaces it; None where nothing is received.
+    combine: Callable[[Tensor], object] | None
+
+
+class Move(NamedTuple):
+    """One step of a table over this worker's vectors, for generated code: -1 stands for no worker."""
+
+    to: int
+    #: What has changed of the part that is offered, since it was offered before; empty if nothing has.
+    first: int
+    last: int
+    peer: int
+    start: int
+    stop: int
+    #: Whether what is taken is added to this worker's own; it replaces it otherwise.
+    add: bool
+
+
+class Reduction:
+    """Walks a collective's table over a link.
+
+    The vectors of a link are used alternately. No worker writes for collective n + 2 before every worker has
+    contributed to n + 1, and so has finished n. The caller numbers the collectives; reductions over several links may
+    share the numbers if their table is the same. `segments` says how vectors of bytes are cut and added. `length` is
+    how many numbers at the beginning of each vector take part; 0 for all.
+    """
+
+    def __init__(
+        self, link: Link, collective: Collective, workers: int, segments: Segments | None = None, length: int = 0
+    ) -> None:
+        self.link, self._segments = link, segments
+        steps = list(collective.steps(link.rank, workers))
+        length, size = length or len(link.vectors[0]), link.vectors[0].element_size()
+        cuts = segments.cuts if segments else segment_cuts(length, collective.segments(workers), size)
+        self._steps, self._cuts = steps, cuts
+        self._walks = [[self._move(step, turn) for step in steps] for turn in range(TURNS)]
+        self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in steps if s.send)
+
+    def sum(self, number: int) -> int:
+        """Add up every worker's vector of this number; return the nanoseconds that this worker waited."""
+        link, before = self.link, self.link.waited
+        offer, take = link.offer, link.take
+        for to, out, peer, taken, combine in self._walks[number % TURNS]:
+            if out is not None:
+                offer(to, out)
+            if combine is not None:
+                combine(take(peer, taken))
+        return link.waited - before
+
+    def table(self) -> list[Move]:
+        """Return what `sum` does, step by step; the same over both vectors."""
+        found, offered = [], set[int]()
+        for send, receive, reduce in self._steps:
+            to, peer = send.other if send else -1, receive.other if receive else -1
+            sent = range(send.first, send.stop) if send else range(0)
+            first, last = self._between(send)
+            if offered.issuperset(sent):
+                first = last
+            offered.update(sent)
+            offered.difference_update(range(receive.first, receive.stop) if receive else ())
+            found.append(Move(to, first, last, peer, *self._between(receive), reduce))
+        return found
+
+    def _between(self, part: Part | None) -> tuple[int, int]:
+        """Return where a part begins and ends."""
+        return (self._cuts[part.first], self._cuts[part.stop]) if part else (0, 0)
+
+    def _move(self, step: Step, turn: int) -> _Move:
+        """Resolve a step of the table to spans of this worker's vectors."""
+
+        def span(part: Part | None) -> Span:
+            return Span(turn, *self._between(part))
+
+        send, receive = step.send, step.receive
+        into = span(receive)
+        mine = self.link.vectors[turn][into.start : into.stop]
+        combine: Callable[[Tensor], object] | None = None
+        if receive is not None:
+            combine = mine.add_ if step.reduce else mine.copy_
+            if step.reduce and self._segments is not None:
+                combine = self._segments.adder(self.link.vectors[turn], receive.first, receive.stop)
+        return _Move(
+            send.other if send else -1, span(send) if send else None, receive.other if receive else -1, into, combine
+        )
+
+
+def payloads_of(vectors: Sequence[Tensor], layout: Layout) -> list[Payload]:
+    """Return the payloads at the beginning of a rank's own vectors, whose numbers become zero."""
+    return [Payload(layout, vector[: Payload.length(layout)]) for vector in vectors]
+
+
+def reduction_of(link: Link, collective: Collective, workers: int, payloads: Sequence[Payload]) -> PayloadReduction:
+    """Return the reduction of these payloads at the beginning of the link's vectors."""
+    return PayloadReduction(Reduction(link, collective, workers, length=len(payloads[0].flat)), payloads)
+
+
+class PayloadReduction(Sums):
+    """Adds gradients up, or averages replicas, as payloads over the vectors of a reduction's link."""
+
+    def __init__(self, reduction: Reduction, payloads: Sequence[Payload]) -> None:
+        self.reduction, self.payloads, self.bytes = reduction, payloads, reduction.bytes
+
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number; return (the sum over all workers, nanoseconds waited, bytes sent)."""
+        payload = self.payloads[number % TURNS]
+        payload.write(computed)
+        waited = self.reduction.sum(number)
+        return payload.read(computed.samples), waited, self.bytes
+
+
+class FragmentSums(Sums):
+    """`Sums` of fragments, one after another: the collective of number k is that of fragment k mod F."""
+
+    def __init__(self, each: Sequence[Sums]) -> None:
+        self.each = each
+
+    @staticmethod
+    def of(each: Sequence[Sums]) -> Sums:
+        """Return the sums of these fragments; of a single one, its own."""
+        return each[0] if len(each) == 1 else FragmentSums(each)
+
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number; return (the sum over all workers, nanoseconds waited, bytes sent)."""
+        return self.each[number % len(self.each)].all_reduce(number, computed)
+
+
+class NeighbourMixing:
+    """Mixes a worker's payload with its neighbours' into a vector of its own, since they read the payload meanwhile."""
+
+    def __init__(
+        self, link: Link, graph: Neighbours, workers: int, layout: Layout, payloads: Sequence[Payload]
+    ) -> None:
+        self.link, self.weights, self.payloads = link, graph.weights(link.rank, workers), payloads
+        self.mixture = torch.zeros(Payload.length(layout), dtype=layout.dtype)
+        self.mixed = Payload(layout, self.mixture)
+        self.others = [other for other, _ in self.weights[1:]]
+        self.bytes = len(self.others) * self.mixture.nbytes
+        self._whole = [Span(turn, 0, len(self.mixture)) for turn in range(TURNS)]
+        #: The number of the collective that this worker's contribution was offered for last.
+        self._offered = -1
+
+    def offer(self, number: int, computed: GradientSum) -> None:
+        """Let the neighbours take what this worker contributes to the collective of this number, without a wait.
+
+        The vector of this number is free: to come here, this worker has taken what each neighbour offered after it had
+        read the vector last.
+        """
+        self.payloads[number % TURNS].write(computed)
+        for other in self.others:
+            self.link.offer(other, self._whole[number % TURNS])
+        self._offered = number
+
+    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number; return (the mixture, nanoseconds waited, bytes sent)."""
+        link, turn, before = self.link, number % TURNS, self.link.waited
+        if self._offered != number:
+            self.offer(number, computed)
+        vectors = {other: link.take(other, self._whole[turn]) for other in self.others}
+        weighted_sum({link.rank: link.vectors[turn], **vectors}, self.weights, self.mixture)
+        return self.mixed.read(computed.samples), link.waited - before, self.bytes

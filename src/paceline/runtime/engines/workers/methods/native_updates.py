@@ -1,0 +1,186 @@
+"""Native updates: those that a worker makes in one call of generated code.
+
+    the method's walk                  NativeUpdates                          generated code
+    ─────────────────                  ─────────────                          ──────────────
+    these updates are yours  ────────▶ up to the next checkpoint, snapshot
+                                       or epoch, and for 20 ms at most ─────▶ order, dropout, gradient, optimizer
+    so many are made         ◀──────── rows of the trace  ◀────────────────── a note of each update
+
+Every update has the bits that it has alone: it draws what its number says, and is stepped by the same code. Where
+workers add their gradients up, generated code walks the collective's table between gradient and step (`native_sum`).
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.algorithms.agenda import Chunk
+from paceline.errors import NotFinite
+from paceline.runtime.engines.workers.collectives import Sums
+from paceline.runtime.engines.workers.meter import norm
+from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner
+from paceline.runtime.engines.workers.native_sum import NativeSum, native_sum
+from paceline.runtime.engines.workers.worker_context import REQUESTED
+from paceline.runtime.runs.trace import DTYPE, Columns, Kind
+from paceline.training.gradients.fused_replica import FusedStep, clipping_of, readable
+from paceline.training.parameters.store import LocalStore
+
+MOST = 4096  # updates of a call
+FIRST = 16  # updates of the first call, which shows how long they take
+NANOSECONDS = 20_000_000  # of a call: in between, checkpoints that were requested are seen
+
+
+def native_updates(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> NativeUpdates | None:
+    """Return what makes the updates of a worker that steps this store; None where updates have to be made one by one.
+
+    `sums` adds the gradients of every update up, where workers do not make updates alone.
+    """
+    job, reader = runner.job, runner.learner.reader
+    if job.on_nan == "skip" or job.accumulate_grad_batches > 1 or runner.group.part is None:
+        return None
+    if reader is None or not isinstance(store.stepper, FusedStep) or (sums is not None and runner.encoder is not None):
+        return None
+    tensors = readable(store.stepper.fused, job, reader.source)
+    if not tensors:
+        return None
+    native = NativeUpdates(runner, store, store.stepper, *tensors)
+    if job.gradient_clip_norm is not None:
+        native.loop.clipping = clipping_of(runner.replica, native.loop.resident.made)
+        if native.loop.clipping is None:
+            return None
+    if sums is not None:
+        made = native.loop.resident.made
+        gradient, waiter, cancelled = made.memory["gradients"], runner.waiter, runner.shared.cancelled
+        native.sum = native_sum(sums, runner.layout, made.gradients, gradient, waiter, cancelled)
+        if native.sum is None:
+            return None
+        native.loop.exchange = native.sum.exchange
+    return native
+
+
+class NativeUpdates:
+    """Makes the updates of one worker, as many as possible in one call."""
+
+    def __init__(self, runner: PlanRunner, store: LocalStore, step: FusedStep, x: Tensor, y: Tensor) -> None:
+        assert runner.learner.reader is not None
+        self.runner, self.store, self.order = runner, store, runner.learner.reader.order
+        self.loop = step.loop(x, y, runner.job.seed, np.frombuffer(runner.shared.doing, np.int64), MOST)
+        made = self.loop.resident.made
+        self._gradient = made.memory["gradients"][: made.plan.sizes["weights"]]
+        #: How the gradients of each update are added up; None where this worker makes its updates alone.
+        self.sum: NativeSum | None = None
+        #: The mean losses of the last call's updates: of all workers that add their gradients up.
+        self.means: list[float] = []
+        #: Updates of the next call, at most.
+        self._most = FIRST
+        #: The rows of each update, with what is the same in every call.
+        self._rows = np.zeros((MOST, 3), DTYPE)
+        self._rows["worker"] = runner.number
+        self._rows["kind"] = Kind.COMPUTE, Kind.COLLECTIVE, Kind.APPLY
+        self._rows["shard"] = -1, -1, 0
+        self._rows["version"] = -1
+        self._rows["weight"] = -1.0  # generated code computes no job with a denominator of its own
+
+    def make(self, ahead: range, version: int) -> range:
+        """Make the first of these updates, and return those that were made: none if this worker has no part in them.
+
+        `version` is that of the parameters now; each update makes the next.
+        """
+        updates, start = self._next(ahead), now()
+        first, last = self._chunk(updates[0]), self._chunk(updates[-1])
+        if (first.samples, first.weight) != (last.samples, last.weight):
+            updates = updates[:-1]  # the last batch of an epoch is smaller; it gets a call of its own
+        if not first.samples:
+            return updates[:0]
+        distance = updates.step * self.runner.agenda.batch_size
+        places = np.add.outer(np.arange(len(updates)) * distance, np.arange(first.start, first.stop)).ravel()
+        order = self.order.samples(first.epoch, torch.from_numpy(places))
+        if self.sum is not None:
+            self.sum.begin(updates[0], first.weight, self.runner.job.on_nan == "stop")
+        notes = self.loop.make(order, first.samples, updates, first.number, self._settings(len(updates)))
+        made = self.sum.end() if self.sum is not None else self._finite(notes)
+        self.store.updates += made
+        self._most = max(1, min(MOST, NANOSECONDS * len(updates) // (now() - start)))
+        self._record(updates[:made], first, version, start, notes[:made])
+        self.runner.meter.after_step(self._norm, updates[-1])
+        if made < len(updates):
+            self._fail(updates[made], version + made, float(notes["loss"][made]))
+        return updates
+
+    def _norm(self) -> float:
+        """Return the norm of the last gradient, before it was clipped."""
+        clipping = self.loop.clipping
+        return norm([self._gradient]) if clipping is None else float(clipping.norm)
+
+    def _next(self, ahead: range) -> range:
+        """Return the first of these updates, after which no one has to look at this worker before the last of them."""
+        runner, first = self.runner, ahead[0]
+        periods = (runner.agenda.updates_per_epoch, runner.host.snapshots_every, runner.resume_point.checkpoint_every)
+        updates = before(ahead, min((first // every + 1) * every for every in periods if every))[: self._most]
+        runner.shared.reach[0] = updates[-1]
+        # Read after the reach is known: a checkpoint that is requested from now on lies behind it.
+        requested = runner.shared.checkpoints[REQUESTED]
+        return before(updates, requested) if requested > first else updates
+
+    def _chunk(self, update: int) -> Chunk:
+        """Return this worker's part of an update, which may hold no samples."""
+        chunks = self.runner.agenda.chunks(update)
+        part = self.runner.group.part if len(chunks) > 1 else 0
+        assert part is not None
+        return chunks[part]
+
+    def _settings(self, updates: int) -> Tensor:
+        """Return the optimizer's settings in each of the next updates; a single row where there is no schedule."""
+        schedule = self.store.schedule
+        if schedule.scheduler is None:
+            return torch.tensor([self.loop.resident.settings()], dtype=torch.float64)
+        rows = []
+        for update in range(updates):
+            schedule.advance(self.store.updates + update)
+            rows.append(self.loop.resident.settings())
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _finite(self, notes: Columns) -> int:
+        """Return how many updates came before the first loss that ends the run; all, if none does."""
+        finite = np.isfinite(notes["loss"])
+        return len(notes) if self.runner.job.on_nan != "stop" or finite.all() else int(finite.argmin())
+
+    def _fail(self, update: int, version: int, loss: float) -> NoReturn:
+        """Say why this update could not be made; those before it are in the trace."""
+        chunk = self._chunk(update)
+        self.runner.doing(update)
+        self.runner.due = GradientRequest(update, [chunk], version)
+        if self.sum is not None:
+            self.sum.check()
+        raise NotFinite(loss, update, self.order.indices(chunk).tolist())
+
+    def _record(self, updates: range, chunk: Chunk, version: int, start: int, notes: Columns) -> None:
+        """Write the rows of each update: its gradient, its collective if there is one, and its step."""
+        self.means = (notes["loss"] if self.sum is None else notes["mean"]).tolist()
+        rows = self._rows[: len(updates)]
+        computed, summed, applied = rows.T
+        rows["update"] = np.array(updates)[:, None]
+        rows["base"] = np.arange(version, version + len(updates))[:, None]
+        applied["version"] = np.arange(version + 1, version + 1 + len(updates))
+        computed["start"][:1], computed["start"][1:] = start, notes["applied"][:-1]
+        computed["end"] = applied["start"] = notes["computed"]
+        applied["end"] = notes["applied"]
+        computed["samples"] = chunk.samples
+        computed["value"] = notes["loss"]
+        computed["waited"][:1], computed["waited"][1:] = self.runner.waited, 0
+        self.runner.waited = 0
+        if self.sum is not None:
+            summed["start"], summed["end"], applied["start"] = notes["computed"], notes["summed"], notes["summed"]
+            computed["value"] = chunk.weight * notes["loss"] / chunk.weight  # as where updates are made one by one
+            summed["waited"], summed["bytes"] = notes["waited"], self.sum.bytes
+        self.runner.record_rows(rows.ravel() if self.sum is not None else rows[:, ::2].ravel())
+
+
+def before(updates: range, stop: int) -> range:
+    """Return those of the updates that lie below `stop`."""
+    return updates[: -(-(stop - updates[0]) // updates.step)]

@@ -1,0 +1,126 @@
+"""PlanRunner: everything that a method needs of a worker with the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from time import perf_counter_ns as now
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from paceline.algorithms.agenda import Agenda, Chunk
+from paceline.algorithms.rules import Averaging, Rule
+from paceline.algorithms.rules.plain import Plain
+from paceline.plans.plan import Plan
+from paceline.runtime.engines.workers.group import Group
+from paceline.runtime.engines.workers.meter import Meter
+from paceline.runtime.engines.workers.state_writer import StateWriter
+from paceline.runtime.engines.workers.worker_context import Station, WorkerContext
+from paceline.runtime.runs.trace import Kind
+from paceline.training.gradients.encoder import encoder_of
+from paceline.training.gradients.learner import Learner
+from paceline.training.gradients.payload import GradientSum
+from paceline.training.parameters.fragments import Fragments
+from paceline.training.parameters.layout import Layout
+from paceline.training.parameters.optimizers import Optimizer
+from paceline.training.parameters.store import LocalStore, restore_store, state_of_store
+from paceline.training.parameters.worker_state import WorkerState
+
+
+class GradientRequest(NamedTuple):
+    """A gradient that a method requests."""
+
+    #: The update, or the task of a lease.
+    update: int
+    chunks: list[Chunk]
+    #: The version of the parameters to compute it from.
+    version: int
+    #: The update has evaluated these chunks before, so that their samples count no more.
+    again: bool = False
+
+
+Walk = Generator[GradientRequest, GradientSum | None, None]
+
+
+class Stepped(Protocol):
+    """A replica that a gradient steps."""
+
+    def step(self, computed: GradientSum) -> None: ...
+
+
+class PlanRunner(WorkerContext):
+    """A worker's context with its replica, optimizer and encoder, and the group that it keeps step with."""
+
+    def __init__(
+        self, station: Station, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer, layout: Layout,
+        group: Group,
+    ) -> None:  # fmt: skip
+        super().__init__(station.number, station.shared, station.waiter, plan, agenda, station.resume, station.host)
+        self.layout, self.group = layout, group
+        self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
+        self.fragments = Fragments.of(layout, plan.fragments)
+        self.encoder = encoder_of(plan.codec, self.fragments.layout, self.replica)
+        self.meter = Meter(self, optimizer)
+        self.state_writer = StateWriter(self)
+        #: The gradient that is being computed, or was computed last.
+        self.due = GradientRequest(-1, [], -1)
+        #: Nanoseconds that this worker has waited at the gate and not yet written to the trace.
+        self.waited = 0
+
+    def measure(self, gradients: Sequence[Tensor | None]) -> None:
+        """Measure this worker from time to time; a worker with parts of layers does not know the gradient's norm."""
+        known = gradients if self.plan.traits.whole_model else []
+        self.meter.before_step(known, self.shared.doing[0])
+
+    def updates_ahead(self, first: int = 0, step: int = 1) -> range:
+        """Return the updates that this worker has yet to make: from `first`, every `step`-th."""
+        start = self.resume_point.updates
+        return range(start + (first - start) % step, self.agenda.updates, step)
+
+    def local_store(self, rule: Rule | Averaging | None = None) -> LocalStore:
+        """Return a store of the worker's own parameters, with the user's optimizer."""
+        return self.replica.local_store(self.optimizer, rule or Plain())
+
+    def resume(self, store: LocalStore) -> Callable[[], WorkerState]:
+        """Restore the state of a resumed run; return a function that gives this worker's state for a checkpoint."""
+        if (found := self.state_writer.found) is not None:
+            self.replica.restore(found)
+            restore_store(store, found)
+            if self.encoder is not None:
+                self.encoder.restore(found)
+        agrees, group = self.plan.traits.agrees, self.group
+
+        def state() -> WorkerState:
+            if agrees and not group.leads:
+                return WorkerState()
+            return self.replica.worker_state() | state_of_store(store)
+
+        return state
+
+    def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
+        self.host.snapshot(self, updates, values)
+
+    def applied(self, update: int, base: int, version: int, start: int) -> None:
+        """Write the row of a step of this worker's own parameters."""
+        self.record(Kind.APPLY, update, 0, base, version, start, now(), 0, 0, 0, 0.0)
+
+    def step(self, replica: Stepped, update: int, version: int, gradient: GradientSum) -> None:
+        """Step a replica by a gradient, which makes this version of its parameters."""
+        start = now()
+        replica.step(gradient)
+        self.applied(update, version - 1, version, start)
+
+    def exchanged(self, update: int, start: int, waited: int, sent: int) -> None:
+        """Write the row of a collective."""
+        self.record(Kind.COLLECTIVE, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+
+    def values(self) -> list[Tensor]:
+        return self.replica.values()
+
+    def write_result(self, values: list[Tensor]) -> None:
+        """Write parameters and moving buffers into the shared result."""
+        self.measure_memory()
+        if (result := self.shared.result) is not None:
+            (shard,) = self.layout.shards
+            for view, value in zip((*shard.parameter_views(result), *shard.buffer_views(result)), values, strict=True):
+                view.copy_(value)

@@ -1,0 +1,133 @@
+"""Answers the effects of a program in a worker process: on its own replica, and in the group that it keeps step with.
+
+the worker's program               Performer                              its driver
+────────────────────               ─────────                              ──────────
+which update is next? ───────────▶ as many as possible in one call of
+                                   generated code; the last of them
+Gradient  ───────────────────────▶ which chunks, of which version  ─────▶ computes, or waits for the user's loop
+Sum, Exchange  ──────────────────▶ the collective, over the group's link
+Step  ───────────────────────────▶ the user's optimizer; a row
+which update is next? ───────────▶ a snapshot, a checkpoint, if due
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from time import perf_counter_ns as now
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from paceline.plans.methods import Synchronous
+from paceline.plans.methods.program import EndOfTraining, Gradient, Step, Sum, all_of
+from paceline.runtime.engines.workers.arena import Arena
+from paceline.runtime.engines.workers.averaging import AveragingAnswers
+from paceline.runtime.engines.workers.collectives import Sums
+from paceline.runtime.engines.workers.coordinating import CoordinatingAnswers
+from paceline.runtime.engines.workers.methods.native_updates import NativeUpdates, native_updates
+from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.training.gradients.payload import GradientSum
+from paceline.training.parameters.replicas import SteppingReplica
+from paceline.training.parameters.worker_state import WorkerState
+
+#: Effects of an update that generated code has made already.
+GENERATED = (Gradient, Sum, Step)
+
+
+def perform(runner: PlanRunner, method: Synchronous, arena: Arena) -> Walk:
+    """Run the program of a method for this worker; requests the gradients, which its driver computes."""
+    performer = Performer(runner, answers_of(runner, method, arena))
+    program, answers, answer = method.program(performer), performer.answers, None
+    while True:
+        try:
+            effect = program.send(answer)
+            if isinstance(effect, Gradient) and not performer.generated:
+                answer = yield performer.request(effect)
+                if answer is not None:
+                    continue
+                effect = program.throw(EndOfTraining())
+        except (StopIteration, EndOfTraining):
+            break
+        answer = None if performer.generated and type(effect) in GENERATED else answers[type(effect)](*effect)
+    runner.write_result(performer.own.result())
+
+
+def answers_of(runner: PlanRunner, method: Synchronous, arena: Arena) -> Answers:
+    """Return what answers the effects of a method besides gradients."""
+    if method.coordinator is not None:
+        return CoordinatingAnswers(runner, method, arena)
+    return SummingAnswers(runner, method) if method.averaging is None else AveragingAnswers(runner, method)
+
+
+class Answers(Protocol):
+    """What answers some of a program's effects, on this worker's parameters."""
+
+    answers: dict[type, Callable[..., Any]]
+    #: Makes several updates in one call of generated code; None where each needs the program between two gradients.
+    native: NativeUpdates | None
+
+    def state(self) -> WorkerState:
+        """Return what a checkpoint keeps of this worker between two updates."""
+
+    def result(self) -> list[Tensor]:
+        """Return the parameters as the training has them now, then the moving buffers."""
+
+    def generated(self, losses: Sequence[float]) -> None:
+        """Note updates of these losses that generated code has made."""
+
+
+class Performer:
+    """The `Worker` of a program, with the answers to all its effects but the gradients."""
+
+    def __init__(self, runner: PlanRunner, own: Answers) -> None:
+        self.runner, self.own, self.answers = runner, own, own.answers
+        self.rank, self.workers = runner.number, runner.plan.workers
+        self.first, self.last = runner.resume_point.updates, runner.agenda.updates
+        #: Whether generated code has made the update that the program is at: gradient, sum and step.
+        self.generated = False
+
+    def updates(self, *, dealt: bool = False, until: Callable[[range], range] = all_of) -> Iterator[int]:
+        """Yield the updates that are yet to be made; see `Worker`."""
+        runner, native = self.runner, self.own.native
+        ahead = runner.updates_ahead(self.rank, self.workers) if dealt else runner.updates_ahead()
+        while ahead:
+            made = native.make(until(ahead), ahead[0] // ahead.step) if native else ahead[:0]
+            self.generated = bool(made)
+            if native and made:
+                self.own.generated(native.means)
+            made = made or ahead[:1]
+            yield made[-1]
+            if runner.group.leads:
+                runner.snapshot(made[-1] + 1, self.own.result)
+            runner.state_writer.in_step(made[0], made[-1] + ahead.step, self.own.state)
+            ahead = ahead[len(made) :]
+
+    def request(self, gradient: Gradient) -> GradientRequest:
+        """Return which chunks a gradient is of, now that it is computed."""
+        update, version, whole, again = gradient
+        chunks = self.runner.agenda.filled(update) if whole else self.runner.group.chunks(update)
+        return GradientRequest(update, chunks, version, again)
+
+
+class SummingAnswers:
+    """Gradients that are summed, or used as they are, and steps of the user's optimizer."""
+
+    def __init__(self, runner: PlanRunner, method: Synchronous) -> None:
+        self.runner = runner
+        self.replica = SteppingReplica(runner.learner, runner.local_store())
+        self.state = runner.resume(self.replica.store)
+        self.result, self.generated = self.replica.result, self.replica.note_losses
+        sums = None if method.collective is None else runner.group.sums(method.collective, runner.encoder)
+        # Generated code computes a whole batch in one piece.
+        at_once = sums is not None or runner.agenda.parts == 1
+        self.native = native_updates(runner, self.replica.store, sums) if at_once else None
+        self.answers: dict[type, Callable[..., Any]] = {Step: partial(runner.step, self.replica)}
+        if sums is not None:
+            self.answers[Sum] = partial(self.sum, sums)
+
+    def sum(self, sums: Sums, update: int, gradient: GradientSum) -> GradientSum:
+        start = now()
+        total, waited, sent = sums.all_reduce(update, gradient)
+        self.runner.exchanged(update, start, waited, sent)
+        return total

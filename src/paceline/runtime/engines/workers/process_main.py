@@ -1,0 +1,67 @@
+"""A worker process of the local engine, from its start to its end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from multiprocessing.connection import Connection
+from time import perf_counter_ns as now
+
+import torch
+
+from paceline.errors.failure import Position
+from paceline.runtime.engines.workers.arena import GO, Arena
+from paceline.runtime.engines.workers.assignment import Assignment
+from paceline.runtime.engines.workers.dataflow import DataflowWorker
+from paceline.runtime.engines.workers.messages import Ready, StateLeft
+from paceline.runtime.engines.workers.pipeline import PipelineWorker
+from paceline.runtime.engines.workers.process import trim_heap
+from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.splits import SplitWorker
+from paceline.runtime.engines.workers.state_buffers import StateBuffer
+from paceline.runtime.engines.workers.worker import LocalWorker
+from paceline.runtime.engines.workers.worker_report import worker_process
+from paceline.runtime.links.memory import SharedTensors
+
+AnyWorker = LocalWorker | PipelineWorker | SplitWorker | DataflowWorker
+
+
+def main(
+    box: list[bytes],  # holds the pickled assignment; popped here, since multiprocessing keeps the arguments alive
+    scarce: bool,  # whether memory is bounded
+    arena: Arena,
+    tensors: SharedTensors | None,
+    initial: SharedTensors | None,
+    snapshots: SnapshotFile | None,
+    state_buffer: StateBuffer | None,
+    pipe: Connection,
+) -> None:
+    """Run one worker: prepare, wait for the start, train, and send the outcome. Never returns."""
+    with worker_process(pipe, len(box[0]), scarce) as report:
+        assignment: Assignment = pickle.loads(box.pop())
+        number, assignment.initial = assignment.number, initial
+        report.position = lambda: Position(arena.doing[number])
+        torch.set_num_threads(assignment.plan.threads)
+        if assignment.scratch is not None:
+            multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
+        source = assignment.open_data(tensors)
+        worker = _kind(assignment)(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
+        report.position = lambda: worker.position(arena.doing[number])
+        trim_heap()  # from here on the peak of memory is that of the training
+        pipe.send(Ready(assignment.note))
+        worker.context.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
+        report.begin()
+        worker.train()
+        arena.ended[number] = now()
+        if not worker.context.peak:
+            worker.context.measure_memory()
+        report.finished(worker.context.peak)
+
+
+def _kind(given: Assignment) -> type[AnyWorker]:
+    """Return the kind of worker for what it holds: a replica, stages, parts of layers, or operators."""
+    if given.operators is not None:
+        return DataflowWorker
+    if given.split is not None:
+        return SplitWorker
+    return LocalWorker if given.blueprint is None else PipelineWorker

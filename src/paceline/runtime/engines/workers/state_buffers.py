@@ -1,0 +1,133 @@
+"""State buffers: a worker writes its own state there for the parent's checkpoint, and reads it when the run is resumed.
+
+    slot A  | tag | length | description | tensors ...     the state after update 300
+    slot B  | tag | length | description | tensors ...     the state after update 200; the next to be overwritten
+
+Each slot is a memfd and grows with its content. Its tag says what it holds, and is -1 while it is being changed. The
+users of a slot make sure that it is not read while it is overwritten (see `state_writer`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.reduction import DupFd
+
+import torch
+from torch import Tensor
+
+from paceline.runtime.links.memory import PAGE
+from paceline.training.parameters.worker_state import ALIGN, WorkerState, copied, pack, tensor_slots, unpacked
+
+EMPTY = -1
+HEAD = 64  # bytes before the description
+
+
+class StateSlot:
+    """One of the two slots of a buffer; it is sent to another process as a descriptor."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("paceline-state", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, PAGE)
+        self._map()
+        self.tag = EMPTY
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"descriptor": DupFd(self.descriptor)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.descriptor = state["descriptor"].detach()  # type: ignore[attr-defined]
+        self._map()
+
+    def _map(self) -> None:
+        self._raw = memoryview(mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size))
+        self._head = self._raw[:HEAD].cast("q")
+
+    @property
+    def tag(self) -> int:
+        """The update or version of the state in it; -1 while it is being changed."""
+        return self._head[0]
+
+    @tag.setter
+    def tag(self, tag: int) -> None:
+        self._head[0] = tag
+
+    def write(self, tag: int, worker_state: WorkerState) -> None:
+        """Overwrite the slot; its tag is set last, when the state is whole."""
+        where, size = tensor_slots(worker_state.tensors)
+        description = pickle.dumps((where, worker_state.facts))
+        start = self._start(len(description))
+        if start + size > len(self._raw):
+            os.ftruncate(self.descriptor, -(-(start + size) // PAGE) * PAGE)
+            self._map()
+        self.tag, self._head[1], self._head[2] = EMPTY, len(description), size
+        self._raw[HEAD : HEAD + len(description)] = description
+        if size:
+            pack(list(worker_state.tensors.values()), where, self._tensor(start, size))
+        self.tag = tag
+
+    def read(self) -> WorkerState:
+        """Copy the state out."""
+        if os.fstat(self.descriptor).st_size > len(self._raw):
+            self._map()
+        length, size = self._head[1], self._head[2]
+        where, facts = pickle.loads(self._raw[HEAD : HEAD + length])
+        raw = copied(self._tensor(self._start(length), size)) if size else torch.empty(0, dtype=torch.uint8)
+        return WorkerState(unpacked(raw, where), facts)
+
+    def _start(self, description: int) -> int:
+        return HEAD + -(-description // ALIGN) * ALIGN
+
+    def _tensor(self, start: int, size: int) -> Tensor:
+        return torch.frombuffer(self._raw[start : start + size], dtype=torch.uint8)
+
+
+class StateBuffer:
+    """The two slots of one worker: one can be read while the other is overwritten."""
+
+    def __init__(self) -> None:
+        self.slots = (StateSlot(), StateSlot())
+
+    @property
+    def tags(self) -> list[int]:
+        """The tags of the slots that hold a state."""
+        return [slot.tag for slot in self.slots if slot.tag != EMPTY]
+
+    @property
+    def next(self) -> StateSlot:
+        """The slot to overwrite: the older one."""
+        return min(self.slots, key=lambda slot: slot.tag)
+
+    @property
+    def newest(self) -> WorkerState | None:
+        """The newest state; None if there is none."""
+        slot = max(self.slots, key=lambda slot: slot.tag)
+        return None if slot.tag == EMPTY else slot.read()
+
+    def read(self, tag: int) -> WorkerState | None:
+        """Copy out the state with this tag; None if no slot has it."""
+        return next((slot.read() for slot in self.slots if slot.tag == tag), None)
+
+    def close(self) -> None:
+        for slot in self.slots:
+            os.close(slot.descriptor)
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The update from which a worker trains, and how it writes its state for checkpoints."""
+
+    #: Updates that were made before the run was resumed.
+    updates: int = 0
+    resumed: bool = False
+    #: Updates between two checkpoints; 0 if checkpoints are not taken by updates.
+    checkpoint_every: int = 0
+    #: None if the run keeps no checkpoints.
+    state_buffer: StateBuffer | None = None
+    #: Notifies the parent that a state was written, or many rows of the trace.
+    notify: Callable[[], None] | None = None
+    #: Whether the state after the last update is written, too, so that a run that is done can go on.
+    at_end: bool = False

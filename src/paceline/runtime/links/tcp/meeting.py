@@ -1,0 +1,135 @@
+"""How processes that wait for each other get connections: one to a server, or those of all ranks of a group.
+
+In a group the higher rank dials the lower one.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from paceline.errors import WaitedTooLong
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.connection import Connection
+from paceline.runtime.links.tcp.credentials import Credentials
+from paceline.runtime.links.tcp.frame import LIMITS, Limits
+from paceline.runtime.links.tcp.handshake import ROLES, Identity, Peer
+from paceline.runtime.links.tcp.hub import Arrived, Hub, Unreached
+from paceline.runtime.links.tcp.pump import Pump
+from paceline.runtime.links.tcp.waiting import TIMING, SocketWaiter, Timing
+from paceline.runtime.links.waiting import Cancelled
+
+LOOK_SECONDS = 0.05  # between two looks whether it was cancelled
+
+
+def _worker(peer: Peer) -> str:
+    return f"worker {peer.number}"
+
+
+def meet(
+    me: Identity,
+    listener: socket.socket,
+    addresses: Sequence[Address],
+    credentials: Credentials,
+    waiter: SocketWaiter,
+    pump: Pump,
+    limits: Limits = LIMITS,
+    timing: Timing = TIMING,
+    describe: Callable[[Peer], str] = _worker,
+) -> dict[int, Connection]:
+    """Return a connection to every other rank.
+
+    Args:
+        me: who this rank is: its number is the rank, its role and incarnation are those of the group.
+        listener: the socket that listens at this rank's address; closed at the end.
+        addresses: where every rank listens.
+        credentials: how peers are authenticated.
+        waiter: how long to wait for the others.
+        pump: sends heartbeats to those that are there, which may wait for this rank already.
+        limits: what is accepted from them.
+        timing: heartbeats and time limits.
+        describe: what a rank is called in messages.
+
+    Raises:
+        WaitedTooLong: ranks are missing at the deadline; the message names them.
+        Cancelled: it was cancelled meanwhile.
+    """
+    rank, end = me.peer.number, monotonic() + waiter.deadline
+    hub = Hub(me, credentials, listener, limits=limits, timing=timing, handed_over=(me.peer.role,), describe=describe)
+    found: dict[int, Connection] = {}
+    why: dict[Address, str] = {}
+    try:
+        for address in addresses[:rank]:
+            hub.dial(address, waiter.deadline)
+        while len(found) < len(addresses) - 1:
+            for event in hub.poll(LOOK_SECONDS):
+                match event:
+                    case Arrived(peer) if peer.incarnation == me.peer.incarnation and peer.number < len(addresses):
+                        _keep(hub.take_over(peer), peer.number, found, pump)
+                    case Arrived(peer):
+                        hub.take_over(peer).close()  # of a group that is no more
+                    case Unreached(address, reason):
+                        why[address] = reason
+            missing = {
+                describe(me.peer._replace(number=number)): address
+                for number, address in enumerate(addresses)
+                if number != rank and number not in found
+            }
+            _check(waiter, end, missing, why)
+    except BaseException:
+        for connection in found.values():
+            _drop(connection, pump)
+        raise
+    finally:
+        hub.close()
+    return found
+
+
+def connect(
+    me: Identity,
+    address: Address,
+    credentials: Credentials,
+    waiter: SocketWaiter,
+    limits: Limits = LIMITS,
+    timing: Timing = TIMING,
+) -> tuple[Peer, Connection]:
+    """Return who listens at an address, and a connection to it. Arguments and errors are those of `meet`."""
+    end, why = monotonic() + waiter.deadline, ""
+    hub = Hub(me, credentials, limits=limits, timing=timing, handed_over=range(ROLES))
+    try:
+        hub.dial(address, waiter.deadline)
+        while True:
+            for event in hub.poll(LOOK_SECONDS):
+                match event:
+                    case Arrived(peer):
+                        return peer, hub.take_over(peer)
+                    case Unreached(_, why):
+                        end = 0.0
+            if waiter.called_off.done:
+                raise Cancelled
+            if monotonic() >= end:
+                awaited = f"the process at {address} ({why})" if why else f"the process at {address}"
+                raise WaitedTooLong(waiter.worker, awaited, waiter.deadline, waiter.where())
+    finally:
+        hub.close()
+
+
+def _keep(connection: Connection, rank: int, found: dict[int, Connection], pump: Pump) -> None:
+    if (before := found.pop(rank, None)) is not None:  # it has connected again
+        _drop(before, pump)
+    found[rank] = connection
+    pump.watch(connection)
+
+
+def _drop(connection: Connection, pump: Pump) -> None:
+    pump.forget(connection)
+    connection.close()
+
+
+def _check(waiter: SocketWaiter, end: float, missing: dict[str, Address], why: dict[Address, str]) -> None:
+    if waiter.called_off.done:
+        raise Cancelled
+    if missing and monotonic() >= end:
+        names = [f"{name} at {at}{f' ({why[at]})' if at in why else ''}" for name, at in missing.items()]
+        raise WaitedTooLong(waiter.worker, ", ".join(names), waiter.deadline, waiter.where())

@@ -1,0 +1,157 @@
+"""live.json: the processes of a run and what each worker is at, so that another program can watch the run.
+
+The parent replaces the file atomically when the phase of the run changes, and every two seconds while workers train. It
+removes the file at the end of the run, however it ends, when run.json has the outcome. A run that was killed leaves its
+last state: the heartbeat is then old, and the parent's process is not alive.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.runtime.runs.events import ProcessKind
+from paceline.runtime.runs.json_files import write_json
+from paceline.runtime.runs.schema import SCHEMA_VERSION, StrEnum, read_as, to_dict
+
+#: Seconds between two heartbeats while workers train, at least.
+INTERVAL = 2.0
+FILE = "live.json"
+#: What `paceline watch` found, in a run's folder.
+HANG = "hang.txt"
+
+
+class Phase(StrEnum):
+    """What the run is at."""
+
+    STARTING = "starting"  # workers are started, import the job and make the model
+    TRAINING = "training"
+    EVALUATING = "evaluating"  # no worker is left; the parent evaluates and writes the result
+
+
+class WorkerStatus(StrEnum):
+    """What a worker is doing."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    WAITING = "waiting"  # asleep until another worker or the parent rings
+    FINISHED = "finished"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """One process: the pid alone may belong to another process by now, the pair cannot."""
+
+    pid: int
+    started: float  # seconds since 1970, as the kernel counts them (psutil's create_time)
+
+    @staticmethod
+    def of(pid: int) -> ProcessRecord:
+        """Identify a process of this machine."""
+        return ProcessRecord(pid, _started(pid) or 0.0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs on this machine."""
+        started = _started(self.pid)
+        # The kernel computes the time of boot from the clock, so it moves a little when the clock is adjusted.
+        return started is not None and abs(started - self.started) < 2.0
+
+
+@dataclass(frozen=True)
+class WorkerLive:
+    """One worker at the moment of the heartbeat."""
+
+    number: int
+    process: ProcessRecord
+    status: WorkerStatus
+    update: int  # (synchronous) or batch (asynchronous) that it computes; -1: before the first
+
+
+@dataclass(frozen=True)
+class NodeProcess:
+    """One process of a run on a cluster."""
+
+    kind: ProcessKind
+    rank: int  # its node
+    number: int  # no two processes of a kind have the same in one run
+    shard: int  # that a server held when it was started; -1 for a spare, and for other processes
+    process: ProcessRecord  # on its node
+
+
+@dataclass(frozen=True)
+class LiveRecord:
+    """The state of a run that goes on."""
+
+    phase: Phase
+    heartbeat: float  # seconds since 1970 when this was written
+    process: ProcessRecord  # the parent, which writes this
+    updates: int
+    total_updates: int
+    workers: tuple[WorkerLive, ...] = ()  # empty where no processes of their own train, as under the virtual engine
+    processes: tuple[NodeProcess, ...] = ()  # of all nodes, on a cluster
+    schema_version: int = SCHEMA_VERSION
+
+
+class Heartbeat:
+    """Writes live.json for as long as the block lasts, seldom enough to cost nothing."""
+
+    def __init__(self, run: Path | None, total_updates: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file = run / FILE if run else None
+        self._total, self._clock = total_updates, clock
+        self._process = ProcessRecord.of(os.getpid())
+        self._phase: Phase | None = None  # as it was written last, `_beaten` by this clock
+        self._beaten = 0.0
+        #: The processes of all nodes that run, on a cluster; kept up to date by the engine.
+        self.processes: Collection[NodeProcess] = ()
+
+    def __enter__(self) -> Heartbeat:
+        self.beat(Phase.STARTING, 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
+
+    def beat(
+        self, phase: Phase, updates: int, workers: Callable[[], Sequence[WorkerLive]] = tuple, now: bool = False
+    ) -> None:
+        """Write the state if the phase is another one, if the last heartbeat is `INTERVAL` seconds old, or `now`."""
+        at = self._clock()
+        if self._file is None or not (now or phase != self._phase or at >= self._beaten + INTERVAL):
+            return
+        self._phase, self._beaten = phase, at
+        record = LiveRecord(
+            phase, time.time(), self._process, updates, self._total, tuple(workers()), tuple(self.processes)
+        )
+        with suppress(OSError):  # a full disk is no reason to stop a training
+            write_json(self._file, to_dict(record))
+
+
+def read_live(run: Path) -> LiveRecord | None:
+    """Read the newest state of a run; None if the run has ended, or does not write one."""
+    try:
+        return read_as(LiveRecord, run / FILE)
+    except FileNotFoundError:
+        return None
+
+
+def _started(pid: int) -> float | None:
+    """When a process was started; None if there is no such process, or only a zombie of one."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        boot = next(
+            line for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines() if line.startswith("btime ")
+        )
+    except (OSError, ValueError, StopIteration):
+        return None
+    if state == "Z":
+        return None
+    # Field 22 of stat; `rest` begins with field 4.
+    return int(boot.split()[1]) + int(rest[18]) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,278 @@
+"""What a comparison comes to: the plan to use, one process, or that it is not settled. Pure.
+
+    the interval of a plan's speed-up        ├──────┤
+                                     0.8    1.0    1.2    1.4
+    whole above 1, and 1.05 or more          │        ├──────┤     it may be recommended
+    whole below 1.05                 ├────┤  │                     it does not pay
+    anything else                      ├─────│──┤                  undecided
+
+The fastest of the plans that may be recommended is, unless it loses more than MOST_LOST of accuracy, or as much as the
+user's `quality_limit` says. What it loses is in the sentence, and so is a faster plan that was dropped for its quality.
+If rounds disagree by more than SETTLED, the two limits change places: an interval has to lie whole above 1.05 for its
+plan to be recommended, and whole below 1 for it not to pay. Where workers waited for a core, since other programs used
+it, or where the comparison was interrupted, nothing is settled.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from paceline.runtime.runs.comparison import Answer, ComparisonRecord, Kind, Row
+from paceline.runtime.runs.intervals import CONFIDENCE, Interval, difference_of_accuracies
+
+PAYS = 1.05  # times as fast as one process; less is not worth a second one
+SETTLED = 0.15  # half the width of a speed-up's interval, as a share of it, up to which rounds agree
+MOST_LOST = 0.05  # of accuracy; a plan that loses more is not recommended
+MOST_HIGHER = 0.1  # share by which the test loss of a job without an accuracy may be higher
+CROWDED = 0.05  # share of their time for which workers wait for a core of their own, from which on nothing is settled
+ENOUGH_SECONDS = 60.0
+
+
+def decided(record: ComparisonRecord) -> ComparisonRecord:
+    """Return the comparison with what it comes to; where its figures are in doubt, without explanations of them."""
+    found = replace(record, disagreement=_disagreement_note(record))
+    if found.disagreement or _is_void(found):
+        found = replace(found, plans=tuple(replace(row, verdict=None) for row in found.plans))
+    return replace(found, answer=decide(found))
+
+
+def decide(record: ComparisonRecord) -> Answer:
+    """Decide by the figures of a comparison alone; the order of its plans does not matter."""
+    rows = sorted((row for row in record.plans if _is_candidate(row)), key=lambda row: (-row.speedup, row.plan))
+    if not rows:
+        return _single(record, None, _nothing_compared(record), [])
+    limits = AGREED if disagreement(record) <= SETTLED else DISAGREED
+    fit = [row for row in rows if not _loses(record, row)]
+    paying = [row for row in fit if limits.recommend(row)]
+    unsettled = [row for row in fit if limits.leave_open(row) and (not paying or row.speedup >= paying[0].speedup)]
+    preferred = _preferred(record, paying) if paying else None
+    least = preferred.speedup if preferred else PAYS
+    dropped = [row for row in rows if row not in fit and row.speedup >= least]
+    if _is_void(record) or unsettled:
+        return _undecided(record, unsettled or rows, dropped)
+    if preferred:
+        return _recommended(record, preferred, dropped)
+    return _single(record, next((row for row in fit or rows if row not in dropped), None), "", dropped)
+
+
+def _is_void(record: ComparisonRecord) -> bool:
+    """Whether the figures are not those of this machine alone, or not all there, so that nothing follows from them."""
+    return record.interrupted or record.core_wait >= CROWDED
+
+
+def _preferred(record: ComparisonRecord, paying: list[Row]) -> Row:
+    """The fastest plan; of those that may be as fast as it, rather one that is not less accurate beyond chance."""
+    as_fast = [row for row in paying if _interval(row).high >= _interval(paying[0]).low]
+    return next((row for row in as_fast if not _is_less_accurate(record, row)), as_fast[0])
+
+
+def disagreement(record: ComparisonRecord) -> float:
+    """Return how far the rounds disagree at most: half an interval, as a share of the figure."""
+    found = [0.0]
+    for row in record.plans:
+        for value, interval in ((row.speedup, row.speedup_interval), (row.ceiling_share, row.ceiling_share_interval)):
+            if value and interval:
+                found.append(Interval(*interval).half / value)
+    return max(found)
+
+
+def is_wide(figure: float, interval: Interval) -> bool:
+    """Whether rounds disagree on a figure, so that its interval says more than it does."""
+    return interval.half > SETTLED * figure
+
+
+def _disagreement_note(record: ComparisonRecord) -> str | None:
+    most = disagreement(record)
+    if most <= SETTLED:
+        return None
+    return (
+        f"The rounds disagree by up to ±{most:.0%} (more than ±{SETTLED:.0%}): the table gives intervals that hold the "
+        f"median with {CONFIDENCE:.0%} confidence, and only a plan whose whole interval is clear is judged"
+    )
+
+
+# --- a plan ---
+
+
+class _Limits(NamedTuple):
+    """What the whole interval of a plan's speed-up has to lie above or below for the plan to be judged."""
+
+    above: float
+    below: float
+
+    def recommend(self, row: Row) -> bool:
+        return _interval(row).low > self.above and row.speedup >= PAYS
+
+    def rule_out(self, row: Row) -> bool:
+        return _interval(row).high < self.below
+
+    def leave_open(self, row: Row) -> bool:
+        return not self.recommend(row) and not self.rule_out(row)
+
+
+AGREED, DISAGREED = _Limits(above=1.0, below=PAYS), _Limits(above=PAYS, below=1.0)
+
+
+def _is_candidate(row: Row) -> bool:
+    """Workers that never communicate train a model each: they are a measure, not a plan to use."""
+    return row.workers > 1 and row.name != "ceiling"
+
+
+def _interval(row: Row) -> Interval:
+    return Interval(*(row.speedup_interval or (row.speedup, row.speedup)))
+
+
+def _reference(record: ComparisonRecord) -> Row | None:
+    """The training in one process that accuracies are compared with: the most accurate of them."""
+    singles = [row for row in record.plans if row.workers == 1]
+    return max(singles, key=lambda row: (row.test_accuracy or 0.0, -(row.test_loss or 0.0), row.plan), default=None)
+
+
+def _change(record: ComparisonRecord, row: Row) -> tuple[float, Interval] | None:
+    """How much more accurate the plan is than one process; None if that is not known."""
+    alone = _reference(record)
+    if alone is None or row.test_accuracy is None or alone.test_accuracy is None:
+        return None
+    interval = difference_of_accuracies(row.test_accuracy, alone.test_accuracy, record.test_samples)
+    return row.test_accuracy - alone.test_accuracy, interval
+
+
+def _loss_change(record: ComparisonRecord, row: Row) -> float | None:
+    """How much higher the plan's test loss is than one process's, as a share of it; for jobs without an accuracy."""
+    alone = _reference(record)
+    if alone is None or row.test_accuracy is not None or row.test_loss is None or alone.test_loss is None:
+        return None
+    if not math.isfinite(row.test_loss):
+        return math.inf
+    return (row.test_loss - alone.test_loss) / max(abs(alone.test_loss), 1e-12)
+
+
+def _is_less_accurate(record: ComparisonRecord, row: Row) -> bool:
+    """Whether the plan is less accurate than one process beyond chance."""
+    change, loss = _change(record, row), _loss_change(record, row)
+    return (change is not None and change[1].high < 0) or (loss is not None and loss > 0)
+
+
+def _loses(record: ComparisonRecord, row: Row) -> bool:
+    """Whether the plan learns too much less than one process to be recommended."""
+    change, loss = _change(record, row), _loss_change(record, row)
+    most = record.quality_limit
+    most_lost, most_higher = (MOST_LOST, MOST_HIGHER) if most is None else (most, most)
+    return (change is not None and change[0] < -most_lost) or (loss is not None and loss > most_higher)
+
+
+# --- sentences ---
+
+
+def _recommended(record: ComparisonRecord, row: Row, dropped: list[Row]) -> Answer:
+    command, change = _command(record, row.plan), _change(record, row)
+    where = f" on {record.link} (simulated)" if record.link else ""
+    figures = f"{row.short}, {_times(row)}{_quality(record, row)}{_dropped(record, dropped)}"
+    sentence = f"Recommended{where}: {figures}; to use it: {command}"
+    return Answer(
+        Kind.RECOMMENDED, sentence, row.plan, row.workers, row.speedup, tuple(_interval(row)),
+        change[0] if change else None, tuple(change[1]) if change else None, command,
+    )  # fmt: skip
+
+
+def _times(row: Row) -> str:
+    interval = _interval(row)
+    share = interval.half / row.speedup
+    if is_wide(row.speedup, interval):
+        return f"{interval.low:.2f}x to {interval.high:.2f}x"
+    return f"{row.speedup:.2f}x" + (f" (±{share:.0%})" if share else "")
+
+
+def _quality(record: ComparisonRecord, row: Row) -> str:
+    """What the plan gains or loses beside its speed."""
+    change, loss = _change(record, row), _loss_change(record, row)
+    if change is not None:
+        less = ", less accurate than one process beyond chance" if change[1].high < 0 else ""
+        return f", accuracy {change[0] * 100:+.1f} points (±{change[1].half * 100:.1f}){less}"
+    if loss is not None:
+        return f", test loss {loss:+.1%}"
+    if row.test_loss is None:
+        return ", accuracy not known (the job has no test data)"
+    return ", accuracy not compared (sequential is not among the plans)"
+
+
+def _single(record: ComparisonRecord, nearest: Row | None, why: str, dropped: list[Row]) -> Answer:
+    """One process is the best; `nearest` is the plan that came nearest, if there was one."""
+    threads = record.best_single.partition(" ")[0]
+    plan = "sequential" if threads in ("1", "") else f"sequential:threads={threads}"
+    command = _command(record, plan)
+    near = f"{nearest.short} came nearest, {_times(nearest)}" if nearest else "no plan that learns enough pays"
+    where = (
+        f"on {record.link} (simulated; one process: {record.best_single})"
+        if record.link
+        else f"here ({record.best_single})"
+    )
+    reason = f"{why or near}{_dropped(record, dropped)}"
+    sentence = f"One process is the best you can do {where}: {reason}; to use it: {command}"
+    return Answer(
+        Kind.SINGLE, sentence, plan, 1, nearest.speedup if nearest else None,
+        tuple(_interval(nearest)) if nearest else None, command=command,
+    )  # fmt: skip
+
+
+def _nothing_compared(record: ComparisonRecord) -> str:
+    if record.failed:
+        return f"every plan with several workers failed ({', '.join(each.short for each in record.failed)})"
+    return "no plan with several workers was compared"
+
+
+def _dropped(record: ComparisonRecord, rows: list[Row]) -> str:
+    """The plans that are as fast, but learn too little, with their figures and the limit that they exceed."""
+    if not rows:
+        return ""
+    most = record.quality_limit
+    limit = (
+        f"{100 * (MOST_LOST if most is None else most):.3g} points of accuracy"
+        if rows[0].test_accuracy is not None
+        else f"test loss {MOST_HIGHER if most is None else most:+.0%}"
+    )
+    option = "--quality-limit" if record.command else "quality_limit="
+    several = "; ".join(f"{row.short}, {_times(row)}{_quality(record, row)}" for row in rows)
+    return f" (dropped for quality, {option} is {limit}: {several})"
+
+
+def _undecided(record: ComparisonRecord, rows: list[Row], dropped: list[Row]) -> Answer:
+    row = max(rows, key=lambda each: (_interval(each).high, each.plan))
+    low, high = _interval(row)
+    times = f"{row.short} is {low:.2f}x to {high:.2f}x as fast as one process"
+    where = f" on {record.link} (simulated)" if record.link else ""
+    sentence = f"Undecided: {times}{where}{_dropped(record, dropped)}; {_remedy(record)}"
+    return Answer(Kind.UNDECIDED, sentence, None, None, row.speedup, (low, high))
+
+
+def _remedy(record: ComparisonRecord) -> str:
+    """What to do so that the comparison is settled."""
+    if record.interrupted:
+        return f"it was interrupted after {record.rounds} whole rounds; compare again, to the end"
+    if record.core_wait >= CROWDED:
+        return (
+            f"other programs used the cores: workers waited for one {record.core_wait:.0%} of their time, which slows "
+            "several workers more than one process. End those programs, or give them other cores (taskset), and "
+            "compare again"
+        )
+    quieter = ", on a quieter machine" if disagreement(record) > SETTLED else ""
+    if record.link:
+        return f"measure again{quieter}"
+    return f"time it longer, --seconds {max(ENOUGH_SECONDS, 2 * (record.seconds or 0.0)):.0f}{quieter}"
+
+
+def _command(record: ComparisonRecord, plan: str) -> str:
+    """Return what trains the job by this plan, on the command line or in Python."""
+    several = record.link is not None and not plan.startswith("sequential")
+    if not record.command:
+        engine = ', engine="cluster"' if several else ""
+        return f'paceline.train(job, "{plan}"{engine})'
+    name, _, tail = plan.partition(":")
+    options = [option for option in tail.split(",") if option]
+    workers = [option.partition("=")[2] for option in options if option.startswith("workers=")]
+    rest = ",".join(option for option in options if not option.startswith("workers="))
+    team = f" --workers {workers[0]}" if workers else ""
+    engine = " --engine cluster" if several else ""
+    return f"{record.command} --plan {name}{':' + rest if rest else ''}{team}{engine}"

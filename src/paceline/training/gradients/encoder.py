@@ -1,0 +1,212 @@
+"""A worker's end of the wire: it writes gradients as messages, and keeps what these have left out.
+
+    gradient + owed  ->  codec.encode  ->  message;  what it leaves out is owed from now on
+
+A message is written from what was owed before, and only `settle` makes what it left out the new state: an exchange that
+failed, since a worker died in it, is made again as if it had never begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.chance import mix
+from paceline.algorithms.codecs import Codec
+from paceline.algorithms.rules import Memory
+from paceline.training.gradients.loops import Loops
+from paceline.training.gradients.message import Message, MessageShape, matrix
+from paceline.training.gradients.replica import Replica
+from paceline.training.parameters.layout import Layout, trainable
+from paceline.training.parameters.worker_state import WorkerState, restore_memories, state_of_memories
+
+OWED = "owed"  # the kind of what an encoder keeps, in checkpoints
+
+
+class GradientEncoder:
+    """Writes the messages of one worker; `numbers` says which of the replica's parameters each shard has."""
+
+    def __init__(self, codec: Codec, layout: Layout, numbers: Sequence[Sequence[int]], seed: int) -> None:
+        self.codec, self.seed, self.numbers, self._loops = codec, seed, numbers, Loops(codec, layout.dtype)
+        self.shapes = [MessageShape(codec, shard, layout.dtype) for shard in layout.shards]
+        #: What the worker owes, and what codecs remember, for each parameter of the replica; part of a checkpoint.
+        self.residuals: list[Memory] = [{} for _ in range(sum(map(len, numbers)))]
+        #: What will be owed when the message that was written last has arrived.
+        self._next: list[Memory] = [{} for _ in self.residuals]
+        for shape, mine in zip(self.shapes, numbers, strict=True):
+            for place in shape.coded:
+                size = shape.shard.parameters[place].shape
+                for memories in (self.residuals, self._next):
+                    if codec.feedback:
+                        memories[mine[place]]["owed"] = torch.zeros(size, dtype=layout.dtype)
+                    if remembered := codec.remembers(size):
+                        memories[mine[place]]["remembered"] = torch.zeros(remembered, dtype=layout.dtype)
+        self._scratch = torch.zeros(
+            max((max(_sizes(shape), default=0) for shape in self.shapes), default=0), dtype=layout.dtype
+        )
+        self._given = [False] * len(self.residuals)
+        #: What is left of each gradient whose message is summed in two, until its second part is written.
+        self._left: dict[int, Tensor] = {}
+        self._pushed: list[PushedMessage] | None = None
+
+    def write(
+        self, shard: int, gradients: Sequence[Tensor | None], buffers: Sequence[Tensor], tail: tuple[float, float],
+        message: Message, update: int, part: int, begins: bool = False,
+    ) -> None:  # fmt: skip
+        """Write the gradients of a shard's parameters; `part` tells this worker's part of an update from others.
+
+        With `begins` only the first part is coded, where messages are summed in two; `finish` writes the second.
+        """
+        shape, mine, flags = message.shape, self.numbers[shard], [1.0 if g is not None else 0.0 for g in gradients]
+        left = message.words
+        for place, fields in zip(shape.coded, message.fields, strict=True):
+            gradient = gradients[place]
+            words = [left] if self.codec.variable else []
+            chance = chance_of(self.codec, self.seed, update, part, place)
+            finite = self._code(
+                mine[place], gradient, [*fields, *words], shape.shard.parameters[place].shape, chance, begins
+            )
+            if gradient is not None and not finite:
+                flags[place] = float("nan")
+            if self.codec.variable:
+                left = left[int(fields[0]) :]
+        for place, view in zip(shape.dense, message.dense, strict=True):
+            gradient = gradients[place]
+            view.zero_() if gradient is None else view.copy_(gradient)
+        for view, buffer in zip(message.buffers, buffers, strict=False):
+            view.copy_(buffer)
+        message.flat[-len(flags) - 2 :].copy_(torch.tensor([*flags, *tail], dtype=message.flat.dtype))
+
+    def finish(self, shard: int, message: Message) -> None:
+        """Write the second part of a message whose first one has been summed."""
+        for place, fields in zip(message.shape.coded, message.fields, strict=True):
+            self.codec.finish(matrix(self._left[self.numbers[shard][place]]), fields)
+
+    def remember(self, shard: int, message: Message) -> None:
+        """Remember of the sum of all messages what the next one begins with."""
+        for place, fields in zip(message.shape.coded, message.fields, strict=True):
+            self.codec.remember(fields, self._next[self.numbers[shard][place]]["remembered"])
+
+    def settle(self) -> None:
+        """Take note that the messages which were written last have arrived."""
+        for number, given in enumerate(self._given):
+            if given:
+                self.residuals[number], self._next[number] = self._next[number], self.residuals[number]
+        self._given = [False] * len(self._given)
+
+    def state(self) -> WorkerState:
+        """Return what is owed and remembered, for a checkpoint."""
+        return state_of_memories(OWED, self.residuals)
+
+    def restore(self, saved: WorkerState) -> None:
+        """Take the state of a checkpoint; a worker that was no part of the run then owes nothing."""
+        if saved.only(OWED).tensors:
+            restore_memories(self.residuals, saved, OWED)
+
+    def _code(
+        self, number: int, gradient: Tensor | None, fields: Sequence[Tensor], size: Sequence[int], chance: int,
+        begins: bool,
+    ) -> bool:  # fmt: skip
+        """Write one tensor; return whether it was finite. One that is not, or is missing, is written as zeros."""
+        old, new = self.residuals[number], self._next[number]
+        total = new["owed"] if "owed" in new else self._scratch[: torch.Size(size).numel()].view(size)
+        remembered = new.get("remembered")
+        if remembered is not None:
+            remembered.copy_(old["remembered"])
+        good = gradient is not None and self._loops.add_owed(old.get("owed"), gradient, total)
+        self._given[number] = good and bool(new)
+        if not good:
+            total = torch.zeros_like(total)
+        if begins and self.codec.in_two:
+            assert remembered is not None
+            self._left[number] = total
+            self.codec.begin(matrix(total), fields, chance, remembered)
+        else:
+            self._loops.encode(matrix(total), fields, chance, remembered)
+        return good
+
+    def through(
+        self, gradients: Sequence[Tensor | None], buffers: Sequence[Tensor], update: int, part: int
+    ) -> list[Tensor | None]:
+        """Write the messages of all shards and return what a server reads from them. They count as having arrived."""
+        if self._pushed is None:
+            self._pushed = [PushedMessage(shape, self.seed) for shape in self.shapes]
+        found: list[Tensor | None] = [None] * len(gradients)
+        for shard, (pushed, mine) in enumerate(zip(self._pushed, self.numbers, strict=True)):
+            moving = buffers if shard == 0 else []
+            self.write(shard, [gradients[n] for n in mine], moving, (0.0, 0.0), pushed.message, update, part)
+            for number, gradient in zip(mine, pushed.gradients(update), strict=True):
+                found[number] = gradient
+        self.settle()
+        return found
+
+    def pushed_bytes(self, shard: int) -> int:
+        """Return the bytes of the message that was written last for a shard."""
+        return self._pushed[shard].message.bytes if self._pushed is not None else self.shapes[shard].fixed
+
+
+class PushedMessage:
+    """A message to a shard, and the gradients that the shard reads from it."""
+
+    def __init__(self, shape: MessageShape, seed: int, raw: Tensor | None = None) -> None:
+        self.shape = shape
+        self.message = Message(shape, torch.zeros(shape.most, dtype=torch.uint8) if raw is None else raw)
+        spans, self._decoder = shape.shard.parameters, GradientDecoder(shape, seed)
+        self._decoded = [
+            torch.zeros(span.shape if n in shape.coded else 0, dtype=shape.dtype) for n, span in enumerate(spans)
+        ]
+
+    def gradients(self, update: int) -> list[Tensor | None]:
+        """Return the gradients, in memory that the next message's replace."""
+        self._decoder.add(self.message, self._decoded, True, update)
+        found: list[Tensor | None] = list(self._decoded)
+        for number, view in zip(self.shape.dense, self.message.dense, strict=True):
+            found[number] = view
+        for number, flag in enumerate(self.message.flags.tolist()):
+            if not flag:
+                found[number] = None
+            elif flag != flag and number in self.shape.coded:
+                self._decoded[number].fill_(float("nan"))
+        return found
+
+
+class GradientDecoder:
+    """Sums messages: the same numbers, in the same order, wherever it is done.
+
+    Chance that workers do not share is no part of what a message means, so it is not needed here.
+    """
+
+    def __init__(self, shape: MessageShape, seed: int) -> None:
+        self.shape, self.seed, self._loops = shape, seed, Loops(shape.codec, shape.dtype)
+        self._scratch = torch.zeros(max(_sizes(shape), default=0), dtype=shape.dtype)
+
+    def add(self, message: Message, into: Sequence[Tensor], first: bool, update: int) -> None:
+        """Add the coded gradients of a message to those of a shard's parameters; the first one replaces them."""
+        shape, codec = self.shape, self.shape.codec
+        for place, fields in zip(shape.coded, message.all_fields(), strict=True):
+            target = into[place]
+            out = target if first else self._scratch[: target.numel()].view(target.shape)
+            self._loops.decode(fields, matrix(out), chance_of(codec, self.seed, update, 0, place))
+            if not first:
+                target.add_(out)
+
+
+def encoder_of(codec: Codec | None, layout: Layout, replica: Replica) -> GradientEncoder | None:
+    """Make the encoder of a worker's replica; None without a codec."""
+    if codec is None:
+        return None
+    numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
+    named = trainable(replica.module)
+    owned = [[numbers[id(named[span.name])] for span in shard.parameters] for shard in layout.shards]
+    return GradientEncoder(codec, layout, owned, replica.job.seed)
+
+
+def chance_of(codec: Codec, seed: int, update: int, part: int, place: int) -> int:
+    """Return the seed of a tensor's random numbers: a function of seed, update, chunk and tensor."""
+    return mix(seed, update, 0 if codec.shares_chance else 1 + part, place)
+
+
+def _sizes(shape: MessageShape) -> list[int]:
+    return [shape.shard.parameters[n].size for n in shape.coded]

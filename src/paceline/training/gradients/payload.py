@@ -1,0 +1,104 @@
+"""The vector that synchronous workers add up.
+
+    | gradients, as in the layout | moving buffers | which parameters got a gradient | loss | weight |
+
+Every number in it is weighted by the samples it speaks for, so a plain sum is the sample-weighted mean of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.training.parameters.layout import Layout
+from paceline.training.parameters.rows import numbers
+
+
+@dataclass
+class GradientSum:
+    """The sums of a worker's chunks of an update."""
+
+    gradients: list[Tensor | None]
+    buffers: list[Tensor]
+    loss: float
+    weight: float
+    samples: int
+    #: The number of the first chunk, which tells what this worker draws at random from what others do.
+    part: int = 0
+
+    @property
+    def mean(self) -> float:
+        """The mean loss; NaN where there were no samples."""
+        return self.loss / self.weight if self.weight else math.nan
+
+    def scaled(self, factor: float) -> GradientSum:
+        """Return the sums times a factor, in new memory: another worker may still read that of a payload."""
+        gradients = [None if g is None else g * factor for g in self.gradients]
+        buffers = [b * factor for b in self.buffers]
+        return GradientSum(gradients, buffers, self.loss * factor, self.weight * factor, self.samples, self.part)
+
+    def add(self, other: GradientSum) -> None:
+        """Add the sums of further chunks, as a backward pass over them would have."""
+        pairs = zip(self.gradients, other.gradients, strict=True)
+        self.gradients = [g if more is None else more.clone() if g is None else g.add_(more) for g, more in pairs]
+        if self.buffers:
+            torch._foreach_add_(self.buffers, other.buffers)
+        self.loss, self.weight = self.loss + other.loss, self.weight + other.weight
+        self.samples += other.samples
+
+    def finite(self) -> bool:
+        """Return whether the loss and all gradients are finite."""
+        present = [numbers(g) for g in self.gradients if g is not None]
+        return math.isfinite(self.loss) and all(bool(g.isfinite().all()) for g in present)
+
+    def left_out(self) -> GradientSum:
+        """Return the same without weight, which adds nothing to any sum."""
+        nothing: list[Tensor | None] = [None] * len(self.gradients)
+        return GradientSum(nothing, [torch.zeros_like(b) for b in self.buffers], 0.0, 0.0, self.samples, self.part)
+
+
+class Payload:
+    """A view of the vector by its parts."""
+
+    def __init__(self, layout: Layout, flat: Tensor) -> None:
+        (shard,) = layout.shards
+        self.flat = flat
+        self.gradients = shard.parameter_views(flat)
+        self.buffers = shard.buffer_views(flat)
+        self.tail = flat[shard.length :]
+        flat[: shard.length].zero_()
+
+    @staticmethod
+    def length(layout: Layout) -> int:
+        (shard,) = layout.shards
+        return shard.length + len(shard.parameters) + 2
+
+    def write(self, computed: GradientSum) -> None:
+        """Write what this worker computed; zeros where it had no samples, or they were left out."""
+        if not computed.weight:
+            # The others wait for this worker's vector all the same, so it takes part with a sum of nothing.
+            self.flat.zero_()
+            return
+        present = [0.0 if g is None else 1.0 for g in computed.gradients]  # `None in` would compare tensors
+        if present and all(present):
+            # One call for all tensors: in a small network a call for each takes longer than the copying.
+            torch._foreach_copy_(self.gradients, computed.gradients)  # type: ignore[arg-type]
+        else:
+            for view, gradient in zip(self.gradients, computed.gradients, strict=True):
+                view.zero_() if gradient is None else view.copy_(gradient)
+        if self.buffers:
+            torch._foreach_copy_(self.buffers, computed.buffers)
+        self.tail.copy_(torch.tensor([*present, computed.loss, computed.weight], dtype=self.flat.dtype))
+
+    def read(self, samples: int) -> GradientSum:
+        """Return the sums of the whole batch, after the all-reduce."""
+        *present, loss, weight = self.tail.tolist()
+        # Views, without a copy: the vector is written again only in the collective after the next.
+        gradients: list[Tensor | None] = list(self.gradients)
+        # Where no worker has a gradient of a parameter it gets none, not zeros: weight decay or momentum would move it.
+        if not all(present):
+            gradients = [g if given else None for g, given in zip(gradients, present, strict=True)]
+        return GradientSum(gradients, self.buffers, loss, weight, samples)

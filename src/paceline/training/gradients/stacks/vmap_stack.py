@@ -1,0 +1,151 @@
+"""Jobs of one shape trained side by side by PyTorch: torch.func.vmap over all members, for networks without kernels.
+
+The parameters of a member are a row of a matrix, and the optimizer steps all rows at once. What draws random numbers or
+changes buffers during training is refused: under vmap it would not have the numbers of a separate training.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from paceline.algorithms.agenda import Agenda
+from paceline.training.data.source import TensorSource
+from paceline.training.gradients.stacks.members import Members
+from paceline.training.gradients.stacks.stacking import CannotStack
+from paceline.training.gradients.stacks.vectorised_optimizers import row_optimizer
+from paceline.training.jobs.job import Job
+
+#: (parameters, buffers, inputs, targets) of all members -> (gradients by name, losses).
+Gradients = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], tuple[dict[str, Tensor], Tensor]]
+
+
+class VmapStack(Members):
+    """Trains all members at once by torch.func."""
+
+    def __init__(self, jobs: Sequence[Job], source: TensorSource, agenda: Agenda) -> None:
+        super().__init__(jobs, source, agenda)
+        self._arrange()
+        self._probe()
+
+    def _arrange(self) -> None:
+        """Copy the members' parameters into the rows of a matrix, in the order of their optimizers."""
+        optimizers = [
+            job.make_optimizer(m, list(m.parameters())) for job, m in zip(self.jobs, self.modules, strict=True)
+        ]
+        names = {id(p): name for name, p in self.modules[0].named_parameters()}
+        #: Each parameter that is trained: its name and its shape.
+        self.trained = [(names[id(p)], p.shape) for group in optimizers[0].param_groups for p in group["params"]]
+        found = [dict(module.named_parameters()) for module in self.modules]
+        self.values = torch.stack([torch.cat([each[n].detach().flatten() for n, _ in self.trained]) for each in found])
+        rest = [name for name in found[0] if name not in dict(self.trained)]
+        buffers = [dict(module.named_buffers()) for module in self.modules]
+        #: What is not trained: buffers, and parameters that the optimizer does not have.
+        self.fixed = {name: torch.stack([each[name] for each in buffers]) for name in buffers[0]} | {
+            name: torch.stack([each[name].detach() for each in found]) for name in rest
+        }
+        self.optimizer = row_optimizer(optimizers, self.values)
+        self.gradients = self._vectorised(self._shared())
+
+    def _shared(self) -> bool:
+        """Whether all members see the same samples in the same order."""
+        return len({(job.seed, job.shuffle) for job in self.jobs}) == 1
+
+    def _vectorised(self, shared: bool) -> Gradients:
+        skeleton, loss = self.modules[0], self.jobs[0].loss
+        if loss is None:
+            raise CannotStack("the job has no loss= of an output and a target")
+
+        def value(parameters: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            found: Tensor = loss(functional_call(skeleton, {**parameters, **fixed}, (x,)), y)
+            return found
+
+        data = None if shared else 0
+        made: Gradients = vmap(grad_and_value(value), in_dims=(0, 0, data, data), randomness="error")
+        return made
+
+    def _probe(self) -> None:
+        """Refuse a network that vmap does not take, or that is more than a function of its parameters."""
+        before = {name: value.clone() for name, value in self.fixed.items()}
+        try:
+            with warnings.catch_warnings():  # an operation that vmap only repeats for each member
+                warnings.filterwarnings("error", "There is a performance drop")
+                self._gradient(0)
+        except Exception as error:
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CannotStack(f"torch.func does not take the network: {said:.200}") from error
+        changed = [name for name, value in self.fixed.items() if not torch.equal(value, before[name])]
+        if changed:
+            raise CannotStack(f"the buffer {changed[0]} changes during training")
+
+    # --- training ---
+
+    def advance(self, updates: int) -> list[float]:
+        """Train until so many updates are made; return the mean loss of the new ones for each member."""
+        total = torch.zeros(len(self.jobs), dtype=torch.float64)
+        begun = self.updates
+        while self.updates < updates:
+            gradient, losses = self._gradient(self.updates)
+            self.optimizer.step(self.values, gradient, self.updates)
+            total += losses
+            self.updates += 1
+        found: list[float] = (total / max(1, updates - begun)).tolist()
+        return found
+
+    def _gradient(self, update: int) -> tuple[Tensor, Tensor]:
+        """Return the gradients of an update's batches as a matrix, and the losses."""
+        span = self.agenda.span(update)
+        if self._shared():
+            samples = self.orders[0].span(*span)
+        else:
+            samples = torch.stack([order.span(*span) for order in self.orders])
+        with sdpa_kernel(SDPBackend.MATH):  # of scaled dot products, vmap takes the formula alone
+            found, losses = self.gradients(self._parameters(), self.fixed, self.x[samples], self.y[samples])
+        return torch.cat([found[name].flatten(1) for name, _ in self.trained], 1), losses.detach()
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """Return views of the matrix, by name."""
+        parts = self.values.split([shape.numel() for _, shape in self.trained], 1)
+        return {
+            name: part.unflatten(1, shape) if shape else part[:, 0]
+            for (name, shape), part in zip(self.trained, parts, strict=True)
+        }
+
+    # --- members ---
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Keep these members alone."""
+        memory = [part[list(places)] for part in self.optimizer.memory]
+        for place in places:
+            self.module(place)
+        self.choose(places)
+        self._arrange()
+        for mine, kept in zip(self.optimizer.memory, memory, strict=False):
+            mine.copy_(kept)
+
+    def state(self, place: int) -> dict[str, Any]:
+        """Return what a member goes on from."""
+        memory = [part[place].clone() for part in self.optimizer.memory]
+        return {"updates": self.updates, "values": self.values[place].clone(), "memory": memory}
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Let all members go on from states of the same number of updates."""
+        self.updates = int(states[0]["updates"])
+        for place, state in enumerate(states):
+            self.values[place] = state["values"]
+            for part, kept in zip(self.optimizer.memory, state["memory"], strict=False):
+                part[place] = kept
+
+    def module(self, place: int) -> nn.Module:
+        """Return a member's module with its parameters as they are now."""
+        mine = dict(self.modules[place].named_parameters())
+        with torch.no_grad():
+            for name, value in self._parameters().items():
+                mine[name].copy_(value[place])
+        return self.modules[place]

@@ -1,0 +1,180 @@
+"""A worker of `algorithms.dataflow` with its operators, whatever carries its messages and whatever clock there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.algorithms.agenda import Chunk
+from paceline.algorithms.dataflow import FORWARD, NO_OPERATOR, VALUE, Graph, Message, Work
+from paceline.algorithms.dataflow.holder import Holder, Step
+from paceline.algorithms.dataflow.instances import Instances
+from paceline.errors import NotFinite
+from paceline.training.data.source import Reader
+from paceline.training.gradients.loss import loss_function
+from paceline.training.jobs.job import Job
+from paceline.training.operators.held import Gradients, HeldOperators
+from paceline.training.operators.planning import OperatorBlueprint
+from paceline.training.operators.recording import Instance, Recorder
+
+
+class Applied(NamedTuple):
+    """An update of an operator that was made."""
+
+    operator: int
+    #: The last batch that it is made of.
+    update: int
+    #: The oldest version of the parameters that a gradient in it began with, and the one that was made.
+    base: int
+    version: int
+    finite: bool
+
+
+class Done(NamedTuple):
+    """What a piece of work has come to."""
+
+    sends: list[tuple[Message, Gradients]]
+    #: The loss of the instance, where this work has computed it.
+    loss: float | None
+    #: What that weighs in a mean.
+    weight: float
+    applied: Applied | None
+    ended: bool
+
+
+class OperatorWorker:
+    """One worker's machine, operators and instances."""
+
+    def __init__(
+        self, number: int, job: Job, module: nn.Module, blueprint: OperatorBlueprint, instances: Instances,
+        reader: Reader, every: int,
+    ) -> None:  # fmt: skip
+        self.number, self.job, self.instances, self.reader = number, job, instances, reader
+        self.machine = Holder(number, every)
+        self.held = HeldOperators(job, module, blueprint.held_by(number), blueprint.moving)
+        self.recorder = Recorder(module, loss_function(job), blueprint.holders, blueprint.returns)
+        self.under_way: dict[int, Instance] = {}
+        self.chunks: dict[int, Chunk] = {}
+        self.weights: dict[int, float] = {}
+        #: By (instance, call): its tensors, and what its users have sent back.
+        self.values: dict[tuple[int, int], Sequence[Tensor | None]] = {}
+        self.arrived: dict[tuple[int, int], dict[int, Gradients]] = {}
+        self.versions = dict.fromkeys(blueprint.held_by(number), 0)
+        #: By (instance, operator): the version that its first value was computed with.
+        self.read: dict[tuple[int, int], int] = {}
+        #: By operator: the weights of the instances in its next update, and the oldest version that they read.
+        self.counted: dict[int, tuple[float, int]] = {}
+
+    def graph(self, instance: int) -> Graph:
+        """Return the graph of an instance."""
+        return (self.under_way.get(instance) or self._record(instance)).graph
+
+    def _record(self, instance: int) -> Instance:
+        """Read an instance's samples and record what it calls."""
+        chunk = self.instances.chunk(instance)
+        batch = self.reader.batch(chunk)
+        replica = self.held.replica
+        weigh = self.job.loss_denominator
+        self.weights[instance] = float(chunk.samples if weigh is None else weigh(batch))
+        recorded = self.recorder.record(replica.prepared(chunk, batch))
+        self.under_way[instance], self.chunks[instance] = recorded, chunk
+        return recorded
+
+    def begin(self, instance: int) -> None:
+        """Begin an instance."""
+        self.machine.begin(instance, self.graph(instance))
+
+    def receive(self, message: Message, tensors: Gradients) -> None:
+        """Take a value or a gradient that another worker has sent."""
+        if message.what == VALUE:
+            self.values[message.instance, message.call] = tensors
+        else:
+            self.arrived.setdefault((message.instance, message.call), {})[message.user] = tensors
+        self.machine.arrive(message)
+
+    def do(self, work: Work) -> Done:
+        """Do a piece of work."""
+        loss, weight, tensors = None, self.weights[work.instance], dict[int, Gradients]()
+        if work.what == FORWARD:
+            loss = self._forward(work)
+        else:
+            tensors = self._backward(work)
+        found = self.machine.done(work)
+        sends = []
+        for message in found.sends:
+            if message.what == VALUE:
+                sends.append((message, list(self.values[message.instance, message.call])))
+            else:
+                sends.append((message, tensors[message.call]))
+        if found.completes != NO_OPERATOR:
+            self._complete(work.instance, found.completes)
+        applied = self._step(found.step, self.chunks[work.instance].update) if found.step is not None else None
+        if found.ended:
+            self._end(work.instance)
+        return Done(sends, loss, weight, applied, found.ended)
+
+    def drain(self, update: int) -> list[Applied]:
+        """Make the updates of what is left at the end of a pass, whose last update this was."""
+        return [self._step(step, update) for step in self.machine.drain()]
+
+    def _forward(self, work: Work) -> float | None:
+        _, instance, call = work
+        recorded, chunk = self.under_way[instance].calls[call], self.chunks[instance]
+        if isinstance(recorded.what, int) and recorded.what in self.versions:
+            self.read.setdefault((instance, recorded.what), self.versions[recorded.what])
+
+        def taken(number: int, place: int) -> Tensor:
+            tensor = self.values[instance, number][place]
+            assert tensor is not None
+            return tensor
+
+        made = self.held.forward(instance, call, recorded, (chunk.update, chunk.number), taken)
+        self.values[instance, call] = made
+        if call != len(self.under_way[instance].calls) - 1:
+            return None
+        loss = float(made[0])
+        if self.job.on_nan == "stop" and not math.isfinite(loss):
+            raise NotFinite(loss, chunk.update, self.reader.order.indices(chunk).tolist())
+        return loss
+
+    def _backward(self, work: Work) -> dict[int, Gradients]:
+        """Compute the gradients of a call; return what each call gets back whose values it took."""
+        _, instance, call = work
+        graph = self.under_way[instance].graph
+        if users := graph.users[call]:
+            found = self.arrived.pop((instance, call), {})
+            back = [found[user] for user in users]
+        else:
+            (loss,) = self.values[instance, call]
+            assert loss is not None
+            back = [[torch.full_like(loss, self.weights[instance])]]
+        given = self.held.backward(instance, call, graph.calls[call].operator, back)
+        returned = {}
+        for number in graph.calls[call].takes:
+            places = given[number]
+            returned[number] = [places.get(place) for place in range(max(places, default=-1) + 1)]
+            if graph.calls[number].holder == self.number:
+                self.arrived.setdefault((instance, number), {})[call] = returned[number]
+        return returned
+
+    def _complete(self, instance: int, operator: int) -> None:
+        self.held.complete(instance, operator)
+        read = self.read.pop((instance, operator))
+        weight, base = self.counted.get(operator, (0.0, read))
+        self.counted[operator] = weight + self.weights[instance], min(base, read)
+
+    def _step(self, step: Step, update: int) -> Applied:
+        weight, base = self.counted.pop(step.operator)
+        finite = self.held.step(step.operator, weight)
+        self.versions[step.operator] += 1
+        return Applied(step.operator, update, base, self.versions[step.operator], finite)
+
+    def _end(self, instance: int) -> None:
+        """Forget an instance."""
+        for call in range(len(self.under_way.pop(instance).calls)):
+            self.values.pop((instance, call), None)
+        del self.chunks[instance], self.weights[instance]

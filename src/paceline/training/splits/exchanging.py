@@ -1,0 +1,200 @@
+"""Movements between the workers of a group: over a link, or in one process. Both add in the order of the workers.
+
+Over a link every worker writes what others want of its part into its own vector, a box for each, offers each box to its
+taker, and takes theirs. What several workers want alike is written once. Vectors are bytes, since the values of a model
+have several types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.splits import Box, Placement
+from paceline.algorithms.splits.derivation import Step
+from paceline.algorithms.splits.movements import CUT, TRIM, Exchange, Movement, intersection, volume
+from paceline.runtime.links import TURNS, Link, Span
+from paceline.training.splits.slicing import window
+
+ALIGN = 64
+
+
+class Request(NamedTuple):
+    """A movement that a worker's program has come to, with what the worker has of the value."""
+
+    step: Step
+    shape: tuple[int, ...]
+    tensor: Tensor
+    #: The shape of the whole value, where the movement's own is another view of it.
+    whole: tuple[int, ...]
+
+    @property
+    def movement(self) -> Movement:
+        return self.step.movement
+
+
+@cache
+def exchanges_of(movement: Movement, shape: tuple[int, ...], workers: int) -> list[Exchange]:
+    return movement.exchanges(shape, workers)
+
+
+@cache
+def offsets(exchange: Exchange, sender: int, itemsize: int) -> tuple[dict[int, tuple[int, int]], int]:
+    """Return where a worker's vector has the box for each other worker, in bytes, and how many bytes are used."""
+    places: dict[Box, tuple[int, int]] = {}
+    found, end = dict[int, tuple[int, int]](), 0
+    for receiver in range(exchange.workers):
+        box = exchange.box(sender, receiver)
+        if receiver == sender:
+            continue
+        if box not in places:
+            size = volume(box) * itemsize
+            places[box] = (end, end + size)
+            end += -(-size // ALIGN) * ALIGN
+        found[receiver] = places[box]
+    return found, end
+
+
+def kept(request: Request, place: int) -> Tensor | None:
+    """Return the result of a movement in which nothing travels; None where something does."""
+    movement = request.movement
+    if movement.travels:
+        return None
+    if movement.kind == TRIM:
+        return resized(request.tensor, movement.source, movement.target, request.shape, place)
+    if movement.kind != CUT:
+        return request.tensor
+    own = movement.target.own
+    mine = window(request.tensor.reshape(own.extent(request.shape)), own.box(request.shape, place)).clone()
+    return shaped(mine, movement.target, request, place)
+
+
+def sent_of(request: Request, place: int) -> Tensor:
+    """Return what a worker takes part in a movement with: its own part, without borders."""
+    source = request.movement.source
+    return resized(request.tensor, source, source.own, request.shape, place)
+
+
+def shaped(result: Tensor, target: Placement, request: Request, place: int) -> Tensor:
+    """Return the result of a movement as operations want it: what is whole in the shape of the value."""
+    if not target.is_split:
+        return result.reshape(request.whole)
+    return resized(result, target.own, target, request.shape, place)
+
+
+def resized(tensor: Tensor, source: Placement, target: Placement, shape: tuple[int, ...], place: int) -> Tensor:
+    """Return a worker's part with other borders: without some, or with zeros in their place."""
+    if source == target:
+        return tensor
+    has, wants = source.box(shape, place), target.box(shape, place)
+    both = intersection(has, wants)
+    if both == wants:
+        return window(tensor, wants, has)
+    found = tensor.new_zeros([stop - first for first, stop in wants])
+    window(found, both, wants).copy_(window(tensor, both, has))
+    return found
+
+
+@dataclass
+class LinkMover:
+    """Carries out the movements of one worker over a link."""
+
+    link: Link
+    #: The ranks of the group's workers, in the order of their places.
+    group: Sequence[int]
+    place: int
+    #: Exchanges so far, in which the link's vectors take turns.
+    count: int = 0
+    #: Bytes offered to others so far.
+    sent: int = 0
+
+    def move(self, request: Request) -> Tensor:
+        """Carry out a movement together with the other workers of the group."""
+        if (alone := kept(request, self.place)) is not None:
+            return alone
+        tensor = sent_of(request, self.place)
+        for exchange in exchanges_of(request.movement, request.shape, len(self.group)):
+            tensor = self._exchange(exchange, tensor.reshape(self._extent(exchange)))
+        return shaped(tensor, request.movement.target, request, self.place)
+
+    def _extent(self, exchange: Exchange) -> tuple[int, ...]:
+        return tuple(stop - first for first, stop in exchange.has.box(exchange.extent, self.place))
+
+    def _exchange(self, exchange: Exchange, tensor: Tensor) -> Tensor:
+        turn, mine, size = self.count % TURNS, self.place, tensor.element_size()
+        self.count += 1
+        origin = exchange.has.box(exchange.extent, mine)
+        vector, written = self.link.vectors[turn], set[int]()
+        for receiver, (start, stop) in offsets(exchange, mine, size)[0].items():
+            if start not in written and stop > start:
+                box = window(tensor, exchange.box(mine, receiver), origin)
+                vector[start:stop].view(tensor.dtype).view(box.shape).copy_(box)
+                written.add(start)
+            self.link.offer(self.group[receiver], Span(turn, start, stop))
+            self.sent += stop - start
+
+        def taken(sender: int) -> Tensor:
+            if sender == mine:
+                return tensor
+            start, stop = offsets(exchange, sender, size)[0][mine]
+            return self.link.take(self.group[sender], Span(turn, start, stop)).view(tensor.dtype)
+
+        return combined(exchange, mine, [taken(sender) for sender in range(len(self.group))], tensor)
+
+
+def combined(exchange: Exchange, place: int, parts: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return what a worker has after an exchange: boxes side by side, or their sum in the order of the workers."""
+    extent = exchange.extent
+    wanted = exchange.wants.box(extent, place)
+    shape = [stop - first for first, stop in wanted]
+    found = torch.empty(shape, dtype=like.dtype)
+    for sender, given in enumerate(parts):
+        box = exchange.box(sender, place)
+        if sender == place:
+            given = window(given, box, exchange.has.box(extent, place))
+        given = given.reshape([stop - first for first, stop in box])
+        if not exchange.adds:
+            window(found, box, wanted).copy_(given)
+        elif sender:
+            found.add_(given)
+        else:
+            found.copy_(given)
+    return found
+
+
+def move_together(requests: Sequence[Request]) -> list[Tensor]:
+    """Carry out a movement in which something travels, of all workers of a group, with the sums of `LinkMover`."""
+    tensors = [sent_of(request, place) for place, request in enumerate(requests)]
+    first, workers = requests[0], len(requests)
+    for exchange in exchanges_of(first.movement, first.shape, workers):
+        boxes = [exchange.has.box(exchange.extent, place) for place in range(workers)]
+        views = [t.reshape([stop - start for start, stop in box]) for t, box in zip(tensors, boxes, strict=True)]
+        made = []
+        for place in range(workers):
+            parts = [
+                view if sender == place else window(view, exchange.box(sender, place), boxes[sender])
+                for sender, view in enumerate(views)
+            ]
+            made.append(combined(exchange, place, parts, views[place]))
+        tensors = made
+    target = first.movement.target
+    return [shaped(t, target, request, place) for place, (t, request) in enumerate(zip(tensors, requests, strict=True))]
+
+
+def largest(steps: Sequence[Step], shapes: Mapping[str, tuple[int, ...]], workers: int, itemsize: int) -> int:
+    """Return the most bytes that a worker's vector has to hold in any exchange of these steps."""
+    return max(
+        (
+            offsets(exchange, sender, itemsize)[1]
+            for step in steps
+            if step.value
+            for exchange in exchanges_of(step.movement, shapes[step.value], workers)
+            for sender in range(workers)
+        ),
+        default=0,
+    )

@@ -1,0 +1,160 @@
+"""The gradients of a replica that is one worker's part of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.algorithms.agenda import Chunk
+from paceline.algorithms.splits import PARTIAL, WHOLE
+from paceline.algorithms.splits.derivation import PARAMETER, Program, Step
+from paceline.errors import JobError
+from paceline.training.data.source import Reader
+from paceline.training.gradients.payload import GradientSum
+from paceline.training.gradients.replica import Replica, take_gradients
+from paceline.training.jobs.job import Batch, Job
+from paceline.training.parameters.layout import Layout
+from paceline.training.splits.exchanging import Request, largest
+from paceline.training.splits.fused_shares import FusedShares
+from paceline.training.splits.shares import TOTALS, Shares
+from paceline.training.splits.slicing import Stored, outline, stored_by
+from paceline.training.splits.walk import SplitModel, Walk
+from paceline.training.stages.exporting import ExportedGraph
+from paceline.training.stages.tracing import Call, retrace
+
+T = TypeVar("T")
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class SplitBlueprint:
+    """How a model is split, with all that workers need to do it in the same way."""
+
+    call: Call
+    exported: ExportedGraph | None
+    #: A program for each size of chunk, by the shapes of the tensors that the model takes.
+    programs: Mapping[Shapes, Program]
+    #: The shapes of the model's whole parameters and buffers.
+    shapes: Mapping[str, tuple[int, ...]]
+    moving: tuple[str, ...]
+    #: The stage of ZeRO; 0 where no worker stores shares of parameters.
+    stage: int = 0
+
+    @property
+    def program(self) -> Program:
+        """The program of a full chunk."""
+        return next(iter(self.programs.values()))
+
+    @property
+    def stored(self) -> dict[str, Stored]:
+        """How workers store each parameter and buffer."""
+        return stored_by(self.program)
+
+    def bytes_sent(self, layout: Layout) -> int:
+        """Return the most bytes that a worker sends in one exchange: of a chunk, or of totals."""
+        size = max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
+        totals = {TOTALS: (2 + sum(prod(self.shapes[name]) for name in self.moving),)}
+        found = largest([Step((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
+        return max(found, *(largest_of(program, size) for program in self.programs.values()))
+
+
+def largest_of(program: Program, size: int) -> int:
+    """Return the most bytes that a worker sends in one exchange of a program."""
+    return largest(program.steps, program.shapes, program.workers, size)
+
+
+class SplitReplica:
+    """One worker's part of the model, its programs and its gradients (`GradientMethod`)."""
+
+    calls_modules = True
+
+    def __init__(self, job: Job, module: nn.Module, blueprint: SplitBlueprint, place: int) -> None:
+        """
+        Args:
+            module: the model with this worker's parts of parameters and buffers (`slicing.sliced`).
+            place: the worker's place in its group.
+        """
+        outer = outline(module, blueprint.shapes).train()
+        traced = retrace(outer, blueprint.call, blueprint.exported)
+        traced.module = module.train()
+        self.shares = Shares(blueprint.stage) if blueprint.stage else None
+        self.models = {
+            shapes: SplitModel(traced, program, place, blueprint.shapes, self.shares)
+            for shapes, program in blueprint.programs.items()
+        }
+        self.fused: FusedShares | None = None
+        if job.compute == "fused":
+            assert self.shares is not None
+            self.fused = FusedShares(job, module, next(iter(self.models.values())), self.shares)
+        self.moving = blueprint.moving
+        self.replica = Replica(job, module, blueprint.moving, gradients=self)
+        assert self.replica.chance
+        seed_alike(module, outer)
+        #: Carries out a movement together with the other workers; set by the engine that has them.
+        self.move: Callable[[Request], Tensor] = _alone
+
+    def walk(self, chunk: Chunk, batch: Batch, weight: float) -> Walk:
+        """Compute a chunk: the walk seeds its chance, asks for movements, and ends with the chunk's mean loss."""
+        replica = self.replica
+        seen = replica.prepared(chunk, batch)
+        _, tensors = Call.of(replica.loss, seen)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        if shapes not in self.models:
+            sizes = " or ".join(" and ".join(map(str, each)) for each in self.models)
+            raise JobError(
+                f"the model was split for inputs of {sizes}, and some are {' and '.join(map(str, shapes))}; make all "
+                "samples of one size, or take a plan that does not split layers"
+            )
+        if self.fused is not None:
+            return (yield from self.fused.walk(self.models[shapes], replica, chunk, seen, weight))
+        return (yield from self.models[shapes].walk(replica, seen, tensors, weight))
+
+    def idle(self) -> Walk:
+        """Take part in the movements of a chunk for which this worker has no samples."""
+        return next(iter(self.models.values())).idle()
+
+    def finish(self, computed: GradientSum) -> Generator[Request, Tensor, GradientSum]:
+        """End an update: add up what this worker has computed with what others have, where chunks are its own."""
+        if self.shares is None:
+            return computed
+        model = next(iter(self.models.values()))
+        named = {PARAMETER + name: model.stored(name) for name in model.program.stored}
+        return (yield from self.shares.finish(self.replica, model.program, named, computed))
+
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        return reader.batch(chunk)
+
+    def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
+        """Compute a chunk together with the other workers of the group; return its mean loss."""
+        return self.drive(self.walk(chunk, batch, weight))
+
+    def drive(self, walk: Generator[Request, Tensor, T]) -> T:
+        """Run a walk to its end together with the other workers of the group."""
+        try:
+            answer = self.move(next(walk))  # no name for a request, which would keep its tensor while the walk goes on
+            while True:
+                answer = self.move(walk.send(answer))
+        except StopIteration as ended:
+            found: T = ended.value
+            return found
+
+    def take(self, replica: Replica) -> list[Tensor | None]:
+        return take_gradients(replica.parameters)
+
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> None:
+        return None
+
+
+def seed_alike(module: nn.Module, outer: nn.Module) -> None:
+    """Seed the modules that were traced as those that compute: unfolded layers call the former's hooks."""
+    for one, other in zip(outer.modules(), module.modules(), strict=True):
+        one._forward_pre_hooks = other._forward_pre_hooks
+
+
+def _alone(request: Request) -> Tensor:
+    raise AssertionError("a part of a model computes together with the others")

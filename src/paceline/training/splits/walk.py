@@ -1,0 +1,361 @@
+"""The walk of a program: a generator that computes what a worker does for one chunk, and asks for each movement.
+
+    request = next(walk)                the first movement, with what this worker has of the value
+    request = walk.send(tensor)         what the worker has after it
+    StopIteration.value                 the mean loss of the chunk
+
+Operations between two movements are a segment. Autograd sees a segment at a time: what a segment takes is cut off from
+what made it, and its gradient is handed on. So each operation is computed back once, however its result is used. The
+gradients of what a worker stores add up in `parameter.grad`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_version
+from torch.utils._pytree import tree_map
+
+from paceline.algorithms.splits import WHOLE, Placement, cannon, experts
+from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, Step
+from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.training.gradients.backward_pass import backward, backward_from
+from paceline.training.gradients.replica import Replica
+from paceline.training.jobs.job import Batch
+from paceline.training.splits.exchanging import Request
+from paceline.training.splits.operations import Operation
+from paceline.training.splits.shares import Shares
+from paceline.training.stages.following import tensors_of
+from paceline.training.stages.memory_estimate import resize
+from paceline.training.stages.refusals import step_alone
+from paceline.training.stages.tracing import KnownResult, Traced, attribute
+
+KINDS = (*cannon.KINDS, *experts.KINDS)  # operations that are no piece of the model's graph
+Key = tuple[str, Placement]
+Walk = Generator[Request, Tensor, float]
+Moves = Generator[Request, Tensor, None]
+
+
+@dataclass
+class Segment:
+    """What autograd has seen of one segment."""
+
+    #: Values from elsewhere, cut off from what made them.
+    taken: dict[Key, Any] = field(default_factory=dict)
+    made: dict[Key, Any] = field(default_factory=dict)
+
+
+class SplitModel:
+    """A worker's part of a model, with the program that it follows."""
+
+    def __init__(
+        self, traced: Traced, program: Program, place: int, shapes: Mapping[str, tuple[int, ...]],
+        shares: Shares | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            traced: the graph of the whole model, over the modules that hold this worker's parts.
+            shapes: of the model's whole parameters.
+            shares: what is kept of gathered parameters, where a worker stores shares of them.
+        """
+        self.traced, self.program, self.place, self.shares = traced, program, place, shares
+        self.shapes = {value: shapes.get(value.removeprefix(PARAMETER), s) for value, s in program.shapes.items()}
+        self.steps = program.steps
+        self.pieces = {node.name: node for node in traced.graph.nodes}
+        #: The last step that uses a gathered parameter, forward.
+        self.last_use = {
+            (move.value, move.target): step.nodes
+            for step in self.steps
+            if not step.back
+            for move in program.gathers(step)
+        }
+        self.operations = {
+            name: Operation(
+                traced, self.pieces[name.partition("#")[0]], node, program.layouts[name], program.ways[name], place
+            )
+            for name, node in program.nodes.items()
+        }
+
+    def walk(self, replica: Replica, batch: Batch, tensors: list[Tensor], weight: float) -> Walk:
+        """Compute the loss of a chunk and add its gradient, times the weight, to the gradients of the parameters."""
+        passing = ChunkWalk(self, replica, tensors)
+        result = yield from passing.forward()
+        with step_alone():
+            loss = KnownResult().loss(replica, batch, result, weight)
+        if loss.requires_grad:
+            backward_from(loss, weight)
+        yield from passing.backward()
+        return float(loss.detach())
+
+    def stored(self, name: str) -> Tensor:
+        """Return what this worker stores of a parameter or a buffer."""
+        found: Tensor = attribute(self.traced.module, name)
+        return found
+
+    def idle(self) -> Walk:
+        """Take part in the movements of a chunk for which this worker has no samples."""
+        for step in self.steps:
+            if not step.value:
+                continue
+            shape, whole = self.program.shapes[step.value], self.shapes[step.value]
+            mine = self.stored(step.value.removeprefix(PARAMETER))
+            given = torch.zeros(shape, dtype=mine.dtype) if step.back else mine.detach()
+            if self._shared_already(step):
+                continue
+            moved = yield Request(step, shape, given, whole)
+            if step.back:
+                add_gradient(mine, moved)
+            elif self.shares is not None and self.shares.stage < 3:
+                self.shares.gathered[step.value, step.target] = moved
+        return 0.0
+
+    def _shared_already(self, step: Step) -> bool:
+        """Whether a movement is left out, since its result is known or it waits for the end of the update."""
+        if self.shares is None or self.shares.stage == 3:
+            return False
+        if step.back and self.shares.stage == 1:
+            return True
+        return not step.back and (step.value, step.target) in self.shares.gathered
+
+
+class ChunkWalk:
+    """The values of one chunk."""
+
+    def __init__(self, model: SplitModel, replica: Replica, tensors: list[Tensor]) -> None:
+        self.model, self.program, self.replica = model, model.program, replica
+        #: What this worker has of each value, in each placement.
+        self.has: dict[Key, Any] = {(n, WHOLE): t for n, t in zip(self.program.inputs, tensors, strict=True)}
+        #: The gradients of values so far, a list with an entry for each tensor of the value.
+        self.gradients: dict[Key, list[Tensor | None]] = {}
+        self.segments: dict[tuple[str, ...], Segment] = {}
+        self.segment = Segment()
+
+    def forward(self) -> Generator[Request, Tensor, Any]:
+        """Compute forward; return what the model, or the stage, returns. Its gradients are to be left in it."""
+        for step in self.model.steps[: self._turn]:
+            yield from self._do(step)
+        self.segment = Segment()
+        output = self.model.traced.output.args[0]
+        return fx.node.map_arg(output, lambda node: self._value((node.name, WHOLE)))
+
+    def backward(self) -> Generator[Request, Tensor, list[Tensor | None]]:
+        """Compute back; return the gradients of the tensors that were taken."""
+        self._hand_on()
+        for step in self.model.steps[self._turn :]:
+            yield from self._do(step)
+        found = [self.gradients.pop((name, WHOLE), None) for name in self.program.inputs]
+        return [gradients[0] if gradients else None for gradients in found]
+
+    @property
+    def _turn(self) -> int:
+        """The number of steps before the first of the backward pass."""
+        steps = self.model.steps
+        return next((number for number, step in enumerate(steps) if step.back or step.again), len(steps))
+
+    def _do(self, step: Step) -> Moves:
+        if step.nodes:
+            self._compute_back(step) if step.back else self._compute(step)
+        elif step.again:
+            yield from self._gather_again(step)
+        else:
+            yield from self._move_back(step) if step.back else self._move(step)
+
+    # --- forward ----------------------------------------------------------------------------------------------------
+
+    def _compute(self, step: Step) -> None:
+        self.segment = self.segments[step.nodes] = Segment()
+        with self.replica.precision():
+            for name in step.nodes:
+                self._operate(name)
+        if self.program.drops:
+            for move in self.program.gathers(step):
+                key = move.value, move.target
+                if self.model.last_use[key] == step.nodes:
+                    resize(self.has[key], 0)
+
+    def _operate(self, name: str) -> None:
+        node, layout = self.program.nodes[name], self.program.layouts[name]
+        piece = self.model.operations[name].piece
+        if piece.op == "get_attr":
+            result = self._read(node, layout) if node.held else self._constant(piece)
+        elif node.kind == "size":
+            result = node.facts["value"]
+        elif node.kind in KINDS:
+            blocks = [self._value(key) for key in zip(node.takes, layout.takes, strict=True)]
+            with self._parameters(name):
+                result = self.model.operations[name](blocks, {})
+        else:
+            placed = dict(zip(node.takes, layout.takes, strict=True))
+            changes = bool(node.facts.get("changes"))
+
+            def value(each: fx.Node) -> Any:
+                found = self._value((each.name, placed.get(each.name, WHOLE)))
+                return tree_map(_apart, found) if changes else found
+
+            args, kwargs = fx.node.map_arg((piece.args, piece.kwargs), value)
+            with self._parameters(name):
+                result = self.model.operations[name](args, kwargs)
+        self.segment.made[name, layout.gives] = result
+        self.has[name, layout.gives] = result
+
+    def _value(self, key: Key) -> Any:
+        """Return a value for the present segment: what another one made is cut off."""
+        segment = self.segment
+        if key in segment.made:
+            return segment.made[key]
+        if key not in segment.taken:
+            segment.taken[key] = tree_map(lambda each: self._cut_off(key[0], each), self.has[key])
+        return segment.taken[key]
+
+    def _cut_off(self, value: str, each: Any) -> Any:
+        if not isinstance(each, Tensor):
+            return each
+        wanted = value in self.program.needs and each.is_floating_point()
+        return each.detach().requires_grad_(wanted)
+
+    def _stored(self, name: str, wanted: Placement) -> Tensor:
+        """Return a parameter as it is stored, or as it was moved to."""
+        if self.program.stored.get(name, WHOLE) == wanted:
+            return self.model.stored(name)
+        found: Tensor = self._value((PARAMETER + name, wanted))
+        return found
+
+    def _read(self, node: Node, layout: Layout) -> Tensor:
+        (held,) = node.held
+        return self._stored(held.name, layout.uses.get(held.role, WHOLE))
+
+    def _constant(self, piece: fx.Node) -> Any:
+        found: Any = self.model.traced.module
+        for word in str(piece.target).split("."):
+            found = getattr(found, word)
+        return found
+
+    @contextlib.contextmanager
+    def _parameters(self, name: str) -> Generator[None, None, None]:
+        """Lend a module the parameters that were moved for it."""
+        node, layout = self.program.nodes[name], self.program.layouts[name]
+        lent: list[tuple[dict[str, Any], str, Any]] = []
+        for held in node.held:
+            wanted = layout.uses.get(held.role, WHOLE)
+            if self.program.stored.get(held.name, WHOLE) != wanted:
+                path, _, attribute = f"{node.layer}.{held.role}".lstrip(".").rpartition(".")
+                owner = self.model.traced.module.get_submodule(path)
+                where = owner._parameters if attribute in owner._parameters else owner._buffers
+                lent.append((where, attribute, where[attribute]))
+                where[attribute] = self._stored(held.name, wanted)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for where, attribute, own in lent:
+                where[attribute] = own
+
+    def _move(self, step: Step) -> Moves:
+        shares, key = self.model.shares, (step.value, step.target)
+        if shares is not None and key in shares.gathered:
+            self.has[key] = shares.gathered[key]
+            return
+        source = self._held(step.value, step.source)
+        moved = yield Request(step, self.program.shapes[step.value], source, self.model.shapes[step.value])
+        node = self.program.nodes.get(step.value)
+        if node is not None and not step.target.is_split and (order := node.numbers("lies")):
+            # What draws chance later does it in the order in which the value lies in memory.
+            moved = moved.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
+        self.has[key] = moved
+        if shares is not None and shares.stage < 3:
+            shares.gathered[key] = moved
+
+    def _gather_again(self, step: Step) -> Moves:
+        """Gather a parameter into the memory that was dropped: autograd's views of it are valid again."""
+        dropped = self.has[step.value, step.target]
+        source = self._held(step.value, step.source)
+        moved = yield Request(step, self.program.shapes[step.value], source, self.model.shapes[step.value])
+        with preserve_version(dropped):
+            resize(dropped, dropped.nbytes)
+            dropped.copy_(moved)
+
+    def _held(self, value: str, placed: Placement) -> Tensor:
+        if value.startswith(PARAMETER):
+            return self.model.stored(value.removeprefix(PARAMETER)).detach()
+        found: Tensor = self.has[value, placed]
+        return found.detach()
+
+    # --- backward ---------------------------------------------------------------------------------------------------
+
+    def _compute_back(self, step: Step) -> None:
+        """Compute back through a segment, and hand on the gradients of what it took."""
+        self.segment = self.segments.pop(step.nodes)
+        roots: list[Tensor] = []
+        given: list[Tensor] = []
+        for key, value in self.segment.made.items():
+            gradients = self.gradients.pop(key, None) or []
+            for tensor, gradient in zip(tensors_of(value), gradients, strict=False):
+                if gradient is not None and tensor.requires_grad:
+                    roots.append(tensor)
+                    given.append(gradient)
+            self.has.pop(key, None)
+        if roots:
+            backward(roots, given)
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Add the gradients of what the segment took to those of the values."""
+        for key, value in self.segment.taken.items():
+            self._add(key, [tensor.grad for tensor in tensors_of(value)])
+
+    def _add(self, key: Key, gradients: list[Tensor | None]) -> None:
+        before = self.gradients.get(key)
+        if before is None:
+            self.gradients[key] = gradients
+            return
+        pairs = zip(before, gradients, strict=True)
+        self.gradients[key] = [b if a is None else a if b is None else a + b for a, b in pairs]
+
+    def _move_back(self, step: Step) -> Moves:
+        """Bring the gradient of a moved value back to where the value was made."""
+        if step.value == JOINT:
+            yield from self._move_joint(step)
+            return
+        gradient = self._gradient(step.value, step.target)
+        shares = self.model.shares
+        if shares is not None and shares.stage == 1:
+            self.has.pop((step.value, step.target))
+            shares.add(step.value, gradient)
+            return
+        shape, whole = self.program.shapes[step.value], self.model.shapes[step.value]
+        back = yield Request(step, shape, gradient.contiguous(), whole)
+        self.has.pop((step.value, step.target), None)
+        if step.value.startswith(PARAMETER):
+            add_gradient(self.model.stored(step.value.removeprefix(PARAMETER)), back)
+        else:
+            self._add((step.value, step.source), [back])
+
+    def _gradient(self, value: str, target: Placement) -> Tensor:
+        """Return the gradient of a moved value: zero where nothing was computed from it, as the others wait for it."""
+        gradients = self.gradients.pop((value, target), None)
+        gradient = gradients[0] if gradients else None
+        return torch.zeros_like(self.has[value, target]) if gradient is None else gradient
+
+    def _move_joint(self, step: Step) -> Moves:
+        """Sum the gradients of several parameters in one movement."""
+        parts = [self._gradient(value, step.target).flatten() for value in step.joins]
+        shape = self.program.shapes[JOINT]
+        back = yield Request(step, shape, torch.cat(parts), shape)
+        for value, gradient in zip(step.joins, back.split([part.numel() for part in parts]), strict=True):
+            self.has.pop((value, step.target), None)
+            add_gradient(self.model.stored(value.removeprefix(PARAMETER)), gradient)
+
+
+def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Add a gradient to that of what a worker stores of a parameter."""
+    gradient = gradient.reshape(parameter.shape)
+    parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+def _apart(value: Any) -> Any:
+    """Copy a tensor that an operation changes in place, since autograd allows no change of what was cut off."""
+    return value.clone() if isinstance(value, Tensor) else value

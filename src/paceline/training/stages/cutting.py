@@ -1,0 +1,225 @@
+"""Stages: the model's graph, cut between pieces.
+
+    pieces   | conv | relu | norm | body |  add  | mean | head |
+    stages   |  ---- 0 ----  |     --- 1 ---     |  --- 2 ---  |
+                    relu ----------------> add                     a skip connection is carried along
+
+What an earlier stage computes and a later one needs goes with every message between them. A stage holds the modules and
+parameters that its pieces use, under the model's own names. A parameter that several stages use (an embedding that is
+also the last layer) belongs to the first of them, which sends it on with its results, so that its gradient comes back
+with the others. What training does not change is copied to every stage that uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from paceline.errors import JobError, suggest
+from paceline.training.parameters.layout import trainable
+from paceline.training.stages.following import memory_of, tensors_of
+from paceline.training.stages.tracing import Traced, attribute, modules_of
+
+
+@dataclass
+class Code:
+    """The code of one stage: what it takes from the one before, computes, and gives to the next."""
+
+    number: int
+    part: fx.GraphModule  # returns a tuple of what it gives to the next stage, or the model's result
+    first: bool
+    last: bool
+    tied: tuple[nn.Parameter, ...]  # what comes from the stage before, or goes to the next
+
+    def __call__(self, *values: Tensor) -> Any:
+        return self.part(*values)
+
+
+def name_of(traced: Traced, place: int) -> str:
+    """Return a piece's name for users: its module's at the module's first call, else the graph's."""
+    node = traced.pieces[place]
+    if node.op != "call_module":
+        return node.name
+    target = str(node.target)
+    first = next(n for n in traced.pieces if n.op == "call_module" and n.target == target)
+    return target if first is node else node.name
+
+
+def find(traced: Traced, name: str) -> int:
+    """Return the piece of this name, or the first one in the module of this name."""
+    pieces = traced.pieces
+    for place, node in enumerate(pieces):
+        if name in modules_of(node) or name == name_of(traced, place):
+            return place
+    named = [name_of(traced, place) for place in range(len(pieces))]
+    why = next(
+        (f" ({path} stays whole: {why})" for path, why in traced.whole.items() if name.startswith(path + ".")), ""
+    )
+    raise JobError(f"there is no piece {name!r} to cut before{why}; {suggest(name, named)}")
+
+
+def places_of(traced: Traced, cuts: Sequence[str]) -> tuple[int, ...]:
+    """Return where stages begin, from their names. Raise `JobError` where no cut can be made."""
+    found = tuple(find(traced, name) for name in cuts)
+    if list(found) != sorted(set(found)) or 0 in found:
+        raise JobError(f"cuts {'+'.join(cuts)} are not in the order of the model, or cut before its first piece")
+    for place, name in zip(found, cuts, strict=True):
+        if why := obstacle(traced, place):
+            raise JobError(f"the model cannot be cut before {name!r}: {why}")
+    return found
+
+
+def obstacle(traced: Traced, place: int) -> str | None:
+    """Return why no cut can be made before this piece, or None."""
+    after = set(traced.pieces[place:])
+    for node in _crossing(traced, place):
+        if not node.meta.get("tensor", True) and node.name not in traced.numbers:
+            return f"{node.name} is not a tensor, and is made before and needed after it; cut where it is not needed"
+        changing = next((each for each in after if node.meta["memory"] & each.meta["changes"]), None)
+        if changing is not None:
+            return (
+                f"{changing.name} changes in place what would come from another stage ({node.name}); give it "
+                "inplace=False, or write it without the trailing underscore"
+            )
+    return None
+
+
+def tied(traced: Traced, places: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """Return the parameters of several stages, with the first and the last of these."""
+    names, found = trainable(traced.module), {}
+    for what, pieces in traced.users.items():
+        first, last = (sum(start <= piece for start in places) for piece in (pieces[0], pieces[-1]))
+        if what in names and first < last:
+            found[what] = first, last
+    return found
+
+
+def message_bytes(traced: Traced) -> list[int]:
+    """Return for each piece the bytes of a message to a stage that begins with it."""
+    pieces, trained = range(len(traced.pieces)), trainable(traced.module)
+    found = [sum(node.meta["bytes"] for node in _crossing(traced, place)) for place in pieces]
+    for what, users in traced.users.items():
+        for place in range(users[0] + 1, users[-1] + 1) if what in trained else ():
+            found[place] += trained[what].nbytes
+    return found
+
+
+def indivisible(traced: Traced, moving: Collection[str]) -> dict[str, list[int]]:
+    """Return what must be in a single stage, with the pieces that use it.
+
+    These are buffers that training changes and modules that draw random numbers call by call.
+    """
+    still = {name for name, _ in (*traced.module.named_parameters(), *traced.module.named_buffers())} - {*moving}
+    return {what: pieces for what, pieces in traced.users.items() if what not in still}
+
+
+def cut_conflict(traced: Traced, places: Sequence[int], moving: Collection[str]) -> str | None:
+    """Return why stages cannot begin at all of these places, or None."""
+    for what, pieces in indivisible(traced, moving).items():
+        if any(pieces[0] < place <= pieces[-1] for place in places):
+            one, other = (name_of(traced, piece) for piece in (pieces[0], pieces[-1]))
+            why = "training moves it" if what in moving else "it draws chance"
+            return f"{what} is used by {one} and by {other}, and {why}: cut before or after both"
+    return None
+
+
+def _crossing(traced: Traced, place: int) -> list[fx.Node]:
+    """Return the values made before this piece and needed by it or later: the model's inputs first."""
+    return [node for node in (*traced.placeholders, *traced.pieces[:place]) if traced.needed[node] >= place]
+
+
+def cut(traced: Traced, places: Sequence[int]) -> list[Code]:
+    """Return the stages, over the model's own modules."""
+    bounds = [0, *places, len(traced.pieces)]
+    ties = tied(traced, places)
+    return [_stage(traced, number, bounds[number], bounds[number + 1], ties) for number in range(len(bounds) - 1)]
+
+
+def _stage(traced: Traced, number: int, start: int, stop: int, ties: dict[str, tuple[int, int]]) -> Code:
+    pieces, graph = traced.pieces, fx.Graph()
+    first, last = start == 0, stop == len(pieces)
+    takes = traced.placeholders if first else _crossing(traced, start)
+    gives = [] if last else _crossing(traced, stop)
+    made = {node: graph.placeholder(node.name) for node in takes}
+    coming = [name for name, (owner, until) in ties.items() if owner < number <= until]
+    goes = [name for name, (owner, until) in ties.items() if owner <= number < until]
+    comes = {name: graph.placeholder(f"tied_parameter_{place}") for place, name in enumerate(coming)}
+    names = {id(p): name for name, p in traced.module.named_parameters()}
+    if not first:
+        made |= {node: graph.call_function(int, (made[node],)) for node in takes if node.name in traced.numbers}
+
+    def here(node: fx.Node) -> fx.Node:
+        if node not in made and node.op == "get_attr":
+            name = names.get(id(attribute(traced.module, str(node.target))), "")
+            made[node] = comes[name] if name in comes else graph.node_copy(node, here)
+        return made[node]
+
+    def piece(node: fx.Node) -> fx.Node:
+        if node.op == "call_module":
+            mine = traced.module.get_submodule(str(node.target)).named_parameters(remove_duplicate=False)
+            if given := {name: comes[names[id(p)]] for name, p in mine if names[id(p)] in comes}:
+                called = graph.get_attr(str(node.target))
+                args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), here)
+                return graph.call_function(called_with, (called, given, args, kwargs))
+        return graph.node_copy(node, here)
+
+    for quiet, nodes in groupby(pieces[start:stop], lambda node: bool(node.meta.get("quiet"))):
+        with _quietly(graph) if quiet else contextlib.nullcontext():
+            for node in nodes:
+                made[node] = piece(node)
+    for node in gives:
+        if node.name in traced.numbers:  # travels as a tensor
+            made[node] = graph.call_function(torch.tensor, (made[node],))
+    if last:
+        result = fx.node.map_arg(traced.output.args[0], here)
+    else:
+        handed = [comes[name] if name in comes else graph.get_attr(name) for name in goes]
+        result = (*(made[node] for node in gives), *handed)
+    graph.output(result)
+    part = fx.GraphModule(traced.module, graph, f"Stage{number}")
+    carried = tuple(traced.module.get_parameter(name) for name in {**comes, **dict.fromkeys(goes)})
+    return Code(number, part, first, last, carried)
+
+
+def called_with(module: nn.Module, given: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
+    """Call a module with parameters that another stage has, in a mapping that torch.fx may have made immutable."""
+    return torch.func.functional_call(module, dict(given), args, dict(kwargs))
+
+
+@contextlib.contextmanager
+def _quietly(graph: fx.Graph) -> Iterator[None]:
+    """Surround the pieces that are added by calls that turn gradients off and on again."""
+    before = graph.call_function(torch.is_grad_enabled)
+    graph.call_function(torch._C._set_grad_enabled, (False,))
+    yield
+    graph.call_function(torch._C._set_grad_enabled, (before,))
+
+
+def mark_tensors(traced: Traced, tensors: Sequence[Tensor]) -> None:
+    """Run the graph once and mark each node with what it takes to decide where to cut.
+
+    Tensors and whole numbers can be sent to another stage. What is changed in place must be computed where it was made,
+    so the memory of values is marked too, and their size.
+    """
+
+    def mark(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        given = [(tensor, tensor._version) for tensor in tensors_of(args, kwargs)]
+        result = traced.call_piece(node, args, kwargs)
+        node.meta["tensor"] = isinstance(result, Tensor)
+        node.meta["bytes"] = result.nbytes if isinstance(result, Tensor) else 0
+        node.meta["memory"] = memory_of(result)
+        node.meta["changes"] = memory_of([tensor for tensor, version in given if tensor._version != version])
+        if type(result) is int:
+            traced.numbers.add(node.name)
+        return result
+
+    for node, tensor in zip(traced.placeholders, tensors, strict=True):
+        node.meta.update(bytes=tensor.nbytes, memory=memory_of(tensor))
+    with torch.no_grad():
+        traced.run(tensors, mark)

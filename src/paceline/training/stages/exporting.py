@@ -1,0 +1,257 @@
+"""Graphs of models by torch.export, for code that looks at shapes, which torch.fx cannot follow.
+
+The code is run with sizes left open where it does not ask for them. A loop over time steps is unrolled, and the graph
+then holds for sequences of that length only (`sizes`). torch.export gives PyTorch's operations one by one. Calls of
+PyTorch's own modules are put back, so that pieces have the names that users know, and that dropout draws and batch
+normalisation counts as in the model itself. `ExportedGraph` is plain data: workers receive it and export nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import logging
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map, tree_unflatten
+
+from paceline.errors import JobError
+from paceline.training.stages.unfolding import UNFOLDED
+
+CHECKS = ("_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range_for_size")
+HOLDERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class CannotExport(Exception):
+    """torch.export cannot make the model's graph; the message says why."""
+
+
+@dataclass(frozen=True)
+class ResultOf:
+    """Stands for the result of the call of this name."""
+
+    name: str
+
+
+class ExportedCall(NamedTuple):
+    """One node of the graph."""
+
+    name: str
+    op: str  # as torch.fx calls it
+    target: str
+    args: Any  # with `ResultOf` where another call's result is needed
+    kwargs: Any
+    within: tuple[str, ...]  # the modules that it lies in, the outermost first
+
+
+@dataclass(frozen=True)
+class ExportedGraph:
+    """A model's graph as plain data."""
+
+    inputs: tuple[str, ...]
+    calls: tuple[ExportedCall, ...]
+    result: Any
+    sizes: tuple[tuple[int | None, ...], ...]  # of each input; None where any will do
+
+
+def graph_of(exported: ExportedGraph) -> fx.Graph:
+    """Return the graph for torch.fx."""
+    graph = fx.Graph()
+    results = {name: graph.placeholder(name) for name in exported.inputs}
+
+    def result_of(value: Any) -> Any:
+        return results[value.name] if isinstance(value, ResultOf) else value
+
+    for call in exported.calls:
+        target = _function(call.target) if call.op == "call_function" else call.target
+        args, kwargs = fx.node.map_aggregate(call.args, result_of), fx.node.map_aggregate(call.kwargs, result_of)
+        node = graph.create_node(call.op, target, args, kwargs, name=call.name)
+        node.meta["nn_module_stack"] = {path: (path, "") for path in call.within}
+        results[call.name] = node
+    graph.output(fx.node.map_aggregate(exported.result, result_of))
+    return graph
+
+
+def _function(name: str) -> Any:
+    owner, _, path = name.partition(":")
+    namespace = torch.ops if owner == "torch.ops" else importlib.import_module(owner)
+    return reduce(getattr, path.split("."), namespace)
+
+
+def _name(function: Any) -> str:
+    if isinstance(function, torch._ops.OpOverload):
+        return f"torch.ops:{function}"
+    name = f"{function.__module__}:{function.__qualname__}"
+    if _function(name) is not function:
+        raise CannotExport(f"its graph has {function}, which has no name")
+    return name
+
+
+def export_graph(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedGraph:
+    """Return the graph of this call of the module in training mode. The module is run, so give a copy."""
+    leaves = tuple(_leaves(module))
+    try:
+        named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        with _quietly():
+            program = torch.export.export(
+                module, args, kwargs, dynamic_shapes=tree_map(_open, dict(named)), strict=False,
+                preserve_module_call_signature=leaves,
+            )  # fmt: skip
+    except Exception as error:  # the model's own code may raise anything for a proxy
+        said = str(error).splitlines() or [""]  # whose first sentence says why; the others are about torch.export
+        raise CannotExport(f"{type(error).__name__}: {said[0].partition('. ')[0]}") from error
+    return _Translation(program, set(leaves)).graph()
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Suppress the partial graph that torch.export prints where it fails."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def check_sizes(exported: ExportedGraph, tensors: Sequence[Tensor]) -> None:
+    """Raise `JobError` for inputs of sizes for which the graph does not hold."""
+    for tensor, fixed in zip(tensors, exported.sizes, strict=True):
+        if any(size not in (None, given) for size, given in zip(fixed, tensor.shape, strict=True)):
+            sizes = " x ".join("any" if size is None else str(size) for size in fixed)
+            raise JobError(
+                f"the model's code depends on sizes, and was cut for inputs of {sizes}; some are "
+                f"{' x '.join(map(str, tensor.shape))}. Make all (micro-)batches of one size, or take a plan that does "
+                "not cut the model"
+            )
+
+
+def _open(value: Any) -> Any:
+    return dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO) if isinstance(value, Tensor) else None
+
+
+def _fixed(size: Any) -> int | None:
+    found: int | None = size if isinstance(size, int) else size.node.maybe_as_int()
+    return found
+
+
+def _leaves(module: nn.Module, path: str = "") -> Iterator[str]:
+    """Yield the paths of PyTorch's own modules, which stay whole, except for containers."""
+    for name, part in module.named_children():
+        full = f"{path}.{name}" if path else name
+        own = type(part).__module__.startswith("torch.nn") and not isinstance(part, HOLDERS)
+        if own and (isinstance(part, nn.RNNBase) or type(part) not in UNFOLDED):
+            yield full
+        else:
+            yield from _leaves(part, full)
+
+
+class _Translation:
+    """Turns an exported program into calls, with PyTorch's own modules put back."""
+
+    def __init__(self, program: Any, leaves: set[str]) -> None:
+        self.program, self.leaves = program, leaves
+        self.signatures = {entry.fqn: entry.signature for entry in program.module_call_graph if entry.fqn}
+        #: From torch.export's name of a value to the call that gives it here.
+        self.results: dict[str, Any] = {}
+        self.calls, self.called = list[ExportedCall](), set[str]()
+
+    def graph(self) -> ExportedGraph:
+        inputs, sizes = list[str](), list[tuple[int | None, ...]]()
+        nodes = {node.name: node for node in self.program.graph.nodes}
+        for spec in self.program.graph_signature.input_specs:
+            kind, name = spec.kind.name, spec.arg.name
+            if kind in ("PARAMETER", "BUFFER"):
+                self.results[name] = ResultOf(name)
+                self.calls.append(ExportedCall(name, "get_attr", spec.target, (), {}, ()))
+            elif kind != "USER_INPUT":
+                raise CannotExport(f"it holds a {kind.lower().replace('_', ' ')}; make it a buffer of the model")
+            elif isinstance(nodes[name].meta.get("val"), Tensor):
+                self.results[name] = ResultOf(f"input_{len(inputs)}")
+                inputs.append(f"input_{len(inputs)}")
+                sizes.append(tuple(_fixed(size) for size in nodes[name].meta["val"].shape))
+        for node in self.program.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                self._note(node)
+        flat = [self._value(spec.arg) for spec in self.program.graph_signature.output_specs]
+        result = tree_unflatten(flat, self.program.call_spec.out_spec)
+        if isinstance(result, dict) and type(result) is not dict:  # torch.fx would make a plain one of it
+            self.calls.append(ExportedCall("returned", "call_function", _name(type(result)), (), dict(result), ()))
+            result = ResultOf("returned")
+        return ExportedGraph(tuple(inputs), tuple(self._used(result)), result, tuple(sizes))
+
+    def _note(self, node: fx.Node) -> None:
+        stack = node.meta.get("nn_module_stack") or {}
+        within = tuple(str(path) for path, _ in stack.values())
+        call = next((path + at + turn for key, (path, _) in stack.items() if path in self.leaves
+                     for _, at, turn in [key.partition("@")]), None)  # fmt: skip
+        if call is not None:
+            if call not in self.called:
+                self._call(call, within)
+            return
+        if node.op != "call_function" or isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CannotExport(f"its graph has {node.target}, a region of its own (under no_grad or autocast?)")
+        if str(getattr(node.target, "overloadpacket", "")).rpartition(".")[2] in CHECKS:
+            return
+        changed = node.args[0] if getattr(getattr(node.target, "_schema", None), "is_mutable", False) else None
+        if isinstance(changed, fx.Node) and changed.op == "placeholder":
+            raise CannotExport(f"it changes {changed} outside of PyTorch's own modules")
+        self.results[node.name] = ResultOf(node.name)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: self._of(each.name))
+        self.calls.append(ExportedCall(node.name, "call_function", _name(node.target), args, kwargs, within))
+
+    def _call(self, call: str, within: tuple[str, ...]) -> None:
+        """Add the call of one of PyTorch's own modules."""
+        self.called.add(call)
+        signature, path = self.signatures[call], call.partition("@")[0]
+        args, kwargs = tree_unflatten([self._value(each) for each in signature.inputs], signature.in_spec)
+        name = call.replace(".", "_").replace("@", "_")
+        self.calls.append(ExportedCall(name, "call_module", path, args, kwargs, within))
+        self._results(name, tree_unflatten(list(signature.outputs), signature.out_spec), within)
+
+    def _results(self, name: str, result: Any, within: tuple[str, ...]) -> None:
+        if isinstance(result, tuple | list):
+            for place, part in enumerate(result):
+                one = f"{name}_{place}"
+                self.calls.append(
+                    ExportedCall(one, "call_function", _name(operator.getitem), (ResultOf(name), place), {}, within)
+                )
+                self._results(one, part, within)
+        elif type(result).__name__ == "TensorArgument":
+            self.results.setdefault(result.name, ResultOf(name))
+
+    def _value(self, argument: Any) -> Any:
+        if type(argument).__name__ == "ConstantArgument":
+            return argument.value
+        return self._of(argument.name)
+
+    def _of(self, name: str) -> Any:
+        if name not in self.results:
+            raise CannotExport(f"{name} is made inside one of PyTorch's own modules and used outside")
+        return self.results[name]
+
+    def _used(self, result: Any) -> list[ExportedCall]:
+        """Return the calls without those that are not used and change nothing: of parameters and parts of results."""
+        wanted, kept = set[str](), list[ExportedCall]()
+
+        def want(value: Any) -> Any:
+            if isinstance(value, ResultOf):
+                wanted.add(value.name)
+            return value
+
+        fx.node.map_aggregate(result, want)
+        for call in reversed(self.calls):
+            idle = call.op == "get_attr" or call.target in (_name(operator.getitem), "torch.ops:aten.sym_size.int")
+            if call.name in wanted or not idle:
+                kept.append(call)
+                fx.node.map_aggregate((call.args, call.kwargs), want)
+        return kept[::-1]

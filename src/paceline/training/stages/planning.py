@@ -1,0 +1,265 @@
+"""Making the blueprint of a pipeline: the model is traced, cut, and rehearsed.
+
+The rehearsal shows what travels between stages, and that they compute together what the model does.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from paceline.algorithms.schedules import WEIGHTS, Table
+from paceline.algorithms.splits.by_depth import balanced
+from paceline.errors import JobError, PlanError
+from paceline.training.gradients.backward_pass import backward
+from paceline.training.gradients.replica import Replica
+from paceline.training.jobs.job import Job
+from paceline.training.stages.blueprint import Blueprint
+from paceline.training.stages.cutting import (
+    cut_conflict,
+    indivisible,
+    mark_tensors,
+    message_bytes,
+    name_of,
+    obstacle,
+    places_of,
+)
+from paceline.training.stages.exporting import CannotExport
+from paceline.training.stages.refusals import in_pieces
+from paceline.training.stages.rehearsal import Example, fresh, rehearse
+from paceline.training.stages.tracing import Call, Traced, export, trace
+
+ROUNDS = 3  # measurements of each piece, of which the shortest counts
+CARRIED = 1e-9  # seconds to carry a byte to the next stage and its gradient back
+FLOP, VALUE, CALL = 1e-10, 1e-9, 1e-5  # seconds, by count: of an operation, of a value that a piece makes, of a piece
+ALIGN = 64
+CHANCE = torch.get_rng_state().nbytes
+
+
+def blueprint(
+    job: Job, module: nn.Module, examples: Sequence[Example], table: Table, wanted: CutRequest,
+    recompute: Sequence[int], flushes: bool,
+) -> Blueprint:  # fmt: skip
+    """Return the blueprint of a pipeline; `examples` are micro-batches of every size, the largest first."""
+    twin = copy.deepcopy(module).train()
+    replica = Replica(job, twin, ())
+    call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
+    traced, places = _traced_and_cut(twin, call, tensors, wanted)
+    travels = rehearse(job, module, traced, places, examples)
+    names = tuple(name_of(traced, place) for place in places)
+    carries = traced.draws
+    extra = -(-CHANCE // ALIGN) * ALIGN if carries else 0
+    return Blueprint(
+        call, traced.exported, tuple(sorted(traced.numbers)), places, names,
+        needs=tuple(tuple(t.requires_grad for t in values) for values in travels),
+        carries_chance=carries, moving=wanted.moving,
+        stage_to_worker=table.stage_to_worker, versions=table.versions, predicts=table.predicts, slots=table.slots,
+        flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)), agrees=agrees(job),
+        splits=splits(table),
+        bytes_on=tuple(_bytes(values) + extra for values in travels[1:]),
+        bytes_back=tuple(_bytes([t for t in values if t.requires_grad]) for values in travels[1:]),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CutRequest:
+    """The cuts that are asked for."""
+
+    cuts: tuple[str, ...]  # (): so that `by` is balanced
+    stages: int
+    by: str  # a key of MEASURES
+    moving: tuple[str, ...]  # buffers that training changes
+    parameters: bool = False  # every stage must have some, as a server is to hold them
+
+
+def _traced_and_cut(
+    twin: nn.Module, call: Call, tensors: Sequence[Tensor], wanted: CutRequest
+) -> tuple[Traced, tuple[int, ...]]:
+    """Trace by torch.fx, and by torch.export where that fails; return the graph and where stages begin."""
+    whole = {"": "its own forward cannot be followed"}
+    try:
+        traced = trace(twin, call)
+        whole = traced.whole
+        return traced, _places(traced, tensors, wanted)
+    except (JobError, PlanError) as error:
+        if not whole:
+            raise
+        try:
+            traced = export(twin, call, tensors)
+        except CannotExport as why:
+            raise type(error)(f"{error}. torch.export does not help: {why}") from error
+    return traced, _places(traced, tensors, wanted)
+
+
+def _places(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tuple[int, ...]:
+    with in_pieces():
+        mark_tensors(traced, tensors)
+        if not wanted.cuts:
+            return _choose(traced, tensors, wanted)
+    places = places_of(traced, wanted.cuts)
+    if why := cut_conflict(traced, places, wanted.moving):
+        raise JobError(f"the model cannot be cut before {' and '.join(wanted.cuts)}: {why}")
+    return places
+
+
+def splits(table: Table) -> bool:
+    """Return whether backwards come in two halves."""
+    return any(work.what == WEIGHTS for line in table.lines for work in line)
+
+
+def agrees(job: Job) -> bool:
+    """Return whether an update needs the norm of the whole gradient."""
+    return job.gradient_clip_norm is not None or job.on_nan == "skip"
+
+
+def _bytes(values: Sequence[Tensor]) -> int:
+    return sum(-(-t.nbytes // ALIGN) * ALIGN for t in values)
+
+
+# --- where to cut ---------------------------------------------------------------------------------------------------
+
+
+def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tuple[int, ...]:
+    """Return the cuts that make the most expensive stage as cheap as possible, messages included."""
+    count = len(traced.pieces)
+    able = [place > 0 and not obstacle(traced, place) for place in range(count)]
+    for users in indivisible(traced, wanted.moving).values():
+        able[users[0] + 1 : users[-1] + 1] = [False] * (users[-1] - users[0])
+    price = 1.0 if wanted.by == "memory" else CARRIED
+    prices = [price * size if fine else math.inf for size, fine in zip(message_bytes(traced), able, strict=True)]
+    pieces = MEASURES[wanted.by](traced, tensors)
+    brings = _bring_parameters(traced) if wanted.parameters else [True] * count
+    places = balanced(pieces, wanted.stages, prices, brings) if wanted.stages <= count else ()
+    if len(places) + 1 == wanted.stages:
+        return places
+    most = _most_stages(able, brings)
+    why = "".join(f"; {path} stays whole: {why}" for path, why in traced.whole.items())
+    kind = " with parameters" * wanted.parameters
+    raise PlanError(
+        f"{type(traced.module).__name__} can be cut into at most {most} stage{'s' * (most != 1)}{kind}, and the plan "
+        f"wants {wanted.stages}; take fewer workers{why}"
+    )
+
+
+def _bring_parameters(traced: Traced) -> list[bool]:
+    """Return whether each piece is the first that uses some trainable parameter."""
+    found, known = list[bool](), set[nn.Parameter]()
+    for node in traced.pieces:
+        new = {p for p in traced.parameters(node) if p.requires_grad} - known
+        known |= new
+        found.append(bool(new))
+    return found
+
+
+def _most_stages(able: Sequence[bool], brings: Sequence[bool]) -> int:
+    """Return the most stages of pieces that can be cut where they are `able`, each with one of `brings`."""
+    most, has = 1, False
+    for place, (can, new) in enumerate(zip(able, brings, strict=True)):
+        if can and has and any(brings[place:]):
+            most, has = most + 1, False
+        has = has or new
+    return most
+
+
+def _apart(values: Any, changing: bool) -> Any:
+    """Detach values from the pieces before, as those that a stage takes are."""
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+            return value
+        alone = value.detach().requires_grad_(value.is_floating_point())
+        return alone.clone() if changing else alone  # autograd refuses changes of a leaf in place
+
+    return tree_map(one, values)
+
+
+def _ended(result: Any) -> Any:
+    return tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, result)
+
+
+def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
+    """Measure the seconds of each piece, forward and backward."""
+    found: list[float] = []
+
+    def clock(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        best = math.inf
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            result = traced.call_piece(node, *_apart((args, kwargs), bool(node.meta["changes"])))
+            roots = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor) and t.requires_grad]
+            if roots:
+                backward(roots, [torch.ones_like(t) for t in roots])
+            best = min(best, time.perf_counter() - start)
+        found.append(best)
+        return _ended(result)
+
+    traced.run(tensors, clock)
+    for parameter in traced.module.parameters():
+        parameter.grad = None
+    return found
+
+
+def _operations(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
+    """Return the seconds of each piece on a machine that nothing disturbs, by counting its work and its values."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    found: list[float] = []
+
+    def count(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        with FlopCounterMode(display=False) as counter:
+            result = traced.call_piece(node, *_apart((args, kwargs), bool(node.meta["changes"])))
+            values = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor)]
+            roots = [t for t in values if t.requires_grad]
+            if roots:
+                backward(roots, [torch.ones_like(t) for t in roots])
+        found.append(FLOP * counter.get_total_flops() + VALUE * sum(t.numel() for t in values) + CALL)
+        return _ended(result)
+
+    traced.run(tensors, count)
+    for parameter in traced.module.parameters():
+        parameter.grad = None
+    return found
+
+
+def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
+    """Return the bytes of each piece: its weights, their gradients, one momentum, and what it keeps for backward.
+
+    Weights count for the first piece that uses them.
+    """
+    found, known = list[float](), set[nn.Parameter]()
+    weights = {p.untyped_storage().data_ptr() for p in traced.module.parameters()}
+
+    def weigh(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            result = traced.call_piece(node, *_apart((args, kwargs), bool(node.meta["changes"])))
+        mine = {*traced.parameters(node)} - known
+        known.update(mine)
+        found.append(3 * sum(p.nbytes for p in mine) + sum(kept.values()))
+        return _ended(result)
+
+    traced.run(tensors, weigh)
+    return found
+
+
+#: What stages are balanced by: the price of each piece.
+MEASURES: dict[str, Callable[[Traced, Sequence[Tensor]], list[float]]] = {
+    "time": _seconds,
+    "memory": _memory,
+    "operations": _operations,
+}

@@ -1,0 +1,402 @@
+"""Every interleaving of a small group with deaths, false alarms and messages from the past.
+
+Three ranks make two updates. A rank may die between any two of its steps, the head may take a living one for dead, and
+a message may arrive a second time, at any later moment. Whatever happens, every survivor applies every update once, all
+apply the same sums, every sum has each chunk once, and no one waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, TypeAlias, TypeVar
+
+import pytest
+
+from paceline.algorithms.cluster.group import Accuse, CallOff, Excluded, Head, Member, Output, Regroup, Report, Send
+from paceline.algorithms.cluster.shares import Membership
+
+WAITS, COMPUTES, INSIDE, TAKES, DONE = "waits", "computes", "is in the collective", "takes the sum", "is done"
+Move = tuple[str, int, Any]
+T = TypeVar("T")
+Path: TypeAlias = "tuple[Move, Path] | None"
+
+
+def twin(thing: T) -> T:
+    """Return a shallow copy, faster than `copy.copy`."""
+    made = object.__new__(type(thing))
+    made.__dict__.update(thing.__dict__)
+    return made
+
+
+class Rank:
+    """A worker with its member's machine."""
+
+    def __init__(self, parts: int, member: type[Member]) -> None:
+        self.member, self.shares = member(), Membership(parts)
+        self.phase, self.alive = WAITS, True
+        #: The epoch that it is connected in.
+        self.epoch = 0
+        #: The sum that it applied as each update: (epoch, {rank: its chunks}).
+        self.sums: tuple[Any, ...] = ()
+
+    def copy(self) -> Rank:
+        other = twin(self)
+        other.member, other.shares = twin(self.member), twin(self.shares)
+        other.shares._since, other.shares._ranks = list(self.shares._since), list(self.shares._ranks)
+        return other
+
+    def key(self) -> Any:
+        m, s = self.member, self.shares
+        return (
+            self.phase, self.alive, self.epoch, self.sums, tuple(s._since), tuple(s._ranks),
+            m.held, m.epoch, m.group, m.called_off, m.inside, m.dismissed,
+        )  # fmt: skip
+
+
+class World:
+    """The head, the ranks, and what lies between them."""
+
+    def __init__(
+        self, ranks: int, updates: int, deaths: int, alarms: int, repeats: int, head: type[Head], member: type[Member]
+    ) -> None:
+        self.updates, self.deaths, self.alarms, self.repeats = updates, deaths, alarms, repeats
+        self.head = head(set(range(ranks)), 1.0)
+        self.ranks = [Rank(ranks, member) for _ in range(ranks)]
+        #: For each rank, messages to the head and from it, in their order.
+        self.up: list[tuple[Any, ...]] = [(rank.member.ready(),) for rank in self.ranks]
+        self.down: list[tuple[Any, ...]] = [()] * ranks
+        #: Messages that have arrived once: (to the head or from it, rank, message).
+        self.past: frozenset[Any] = frozenset()
+        #: Dead ranks that the head does not know of.
+        self.unnoticed: frozenset[int] = frozenset()
+        #: (epoch, update) -> {rank: its chunks}, of ranks that have begun the collective.
+        self.begun: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
+        #: epoch -> the sum that its giver has sent.
+        self.given: dict[int, Any] = {}
+
+    def copy(self) -> World:
+        other = twin(self)
+        other.head, other.ranks = twin(self.head), [rank.copy() for rank in self.ranks]
+        other.head.alive, other.head.reports = set(self.head.alive), dict(self.head.reports)
+        other.head._apart, other.head._accused = set(self.head._apart), set(self.head._accused)
+        other.up, other.down = list(self.up), list(self.down)
+        other.begun, other.given = {k: dict(v) for k, v in self.begun.items()}, dict(self.given)
+        return other
+
+    def key(self) -> Any:
+        h = self.head
+        return (
+            h.epoch, h.members, h.forming, frozenset(h.alive), frozenset(h.reports.items()), frozenset(h._apart),
+            frozenset(h._accused),
+            tuple(rank.key() for rank in self.ranks), tuple(self.up), tuple(self.down), self.unnoticed,
+            frozenset((k, frozenset(v.items())) for k, v in self.begun.items()), frozenset(self.given.items()),
+            self.deaths, self.alarms, self.repeats, self.past if self.repeats else None,
+        )  # fmt: skip
+
+    # --- what can happen next ---
+
+    def moves(self) -> Iterator[Move]:
+        for number, rank in enumerate(self.ranks):
+            if self.up[number]:
+                yield "the head hears", number, None
+            if rank.alive:
+                yield from self._moves_of(number, rank)
+        for number in self.unnoticed:
+            yield "the head notices the death of", number, None
+        if self.alarms:
+            for number in sorted(self.head.alive):
+                yield "the head gives up", number, None
+        if self.repeats:
+            for told in sorted(self.past, key=repr):
+                yield "comes again to" if told[0] else "the head hears again", told[1], told[2]
+
+    def _moves_of(self, number: int, rank: Rank) -> Iterator[Move]:
+        if self.down[number]:
+            yield "hears", number, None
+        if self.deaths and number in self.head.alive:
+            yield "dies", number, None
+        fresh = rank.member.epoch > rank.epoch and not rank.member.called_off
+        if rank.phase == COMPUTES or (rank.phase in (WAITS, DONE) and fresh):
+            yield "goes on", number, None
+        if rank.phase in (INSIDE, TAKES):
+            if self._possible(number, rank):
+                yield "gets the sum", number, None
+            if rank.member.called_off or self._broken(rank):
+                yield "gets nothing", number, None
+
+    def _possible(self, number: int, rank: Rank) -> bool:
+        if rank.phase == TAKES:
+            return rank.epoch in self.given
+        group = self._group(rank)
+        return len(self.begun[rank.epoch, rank.member.held + 1]) == len(group)
+
+    def _group(self, rank: Rank) -> tuple[int, ...]:
+        return rank.shares.ranks(self.updates)
+
+    def _broken(self, rank: Rank) -> list[int]:
+        """The ranks that a rank can no longer reach: dead, or connected in another epoch, or waiting for one."""
+        return [
+            n for n in self._group(rank)
+            if not (o := self.ranks[n]).alive or o.epoch > rank.epoch or (o.epoch == rank.epoch and o.phase == WAITS)
+        ]  # fmt: skip
+
+    # --- what it does ---
+
+    def make(self, move: Move) -> None:
+        what, number, message = move
+        rank = self.ranks[number]
+        if what == "dies":
+            rank.alive, self.deaths = False, self.deaths - 1
+            self.unnoticed |= {number}
+            self.down[number] = ()
+        elif what == "the head notices the death of":
+            self.unnoticed -= {number}
+            self._told(self.head.gone(0.0, number, "it has died"))
+        elif what == "the head gives up":
+            self.alarms -= 1
+            self._told(self.head.gone(0.0, number, "it has not answered"))
+        elif what == "the head hears":
+            message, *rest = self.up[number]
+            self.up[number] = tuple(rest)
+            self.past |= {(False, number, message)}
+            self._to_head(number, message)
+        elif what == "the head hears again":
+            self.repeats -= 1
+            self._to_head(number, message)
+        elif what == "hears":
+            message, *rest = self.down[number]
+            self.down[number] = tuple(rest)
+            self.past |= {(True, number, message)}
+            self._up(number, rank.member.handle(message))
+        elif what == "comes again to":
+            self.repeats -= 1
+            if rank.alive:
+                self._up(number, rank.member.handle(message))
+        elif what == "goes on":
+            self._go_on(number, rank)
+        else:
+            self._come_out(number, rank, what == "gets the sum")
+
+    def _to_head(self, number: int, message: Any) -> None:
+        hears = self.head.report if isinstance(message, Report) else self.head.accuse
+        self._told(hears(0.0, number, message))
+
+    def _told(self, outputs: list[Any]) -> None:
+        for each in outputs:
+            if isinstance(each, Send) and self.ranks[each.to].alive:
+                self.down[each.to] += (each.message,)
+            if isinstance(each, Excluded):
+                self.down[each.rank] = ()
+
+    def _up(self, number: int, message: Any) -> None:
+        if message is not None:
+            self.up[number] += (message,)
+
+    def _go_on(self, number: int, rank: Rank) -> None:
+        member = rank.member
+        if rank.phase in (WAITS, DONE):
+            group, rank.epoch = member.group, member.epoch
+            assert group is not None
+            rank.shares.regrouped(group.since, group.ranks)
+            if number in group.takers:
+                rank.phase = TAKES if member.enter(rank.epoch) else WAITS
+            else:
+                rank.phase = COMPUTES
+                if number == group.giver:
+                    self.given[group.epoch] = rank.sums[group.number - 1]
+        elif member.held + 1 == self.updates:
+            rank.phase = DONE
+        elif member.enter(rank.epoch):
+            rank.phase, update = INSIDE, member.held + 1
+            begun = self.begun.setdefault((rank.epoch, update), {})
+            begun[number] = tuple(rank.shares.parts_of(number, update))
+        else:
+            rank.phase = WAITS
+
+    def _come_out(self, number: int, rank: Rank, summed: bool) -> None:
+        member = rank.member
+        if summed:
+            update = member.held + 1
+            found = self.given[rank.epoch] if rank.phase == TAKES else self._sum(rank.epoch, update)
+            rank.sums += (found,)
+            assert found[1] == update, f"rank {number} applied the sum of update {found[1]} as update {update}"
+            rank.phase = COMPUTES
+            self._up(number, member.leave(update))
+            return
+        broken = self._broken(rank)
+        if broken:
+            self._up(number, member.accuse(broken[0]))
+        rank.phase = WAITS
+        self._up(number, member.leave())
+
+    def _sum(self, epoch: int, update: int) -> Any:
+        begun = self.begun[epoch, update]
+        chunks = sorted(chunk for mine in begun.values() for chunk in mine)
+        assert chunks == list(range(len(self.ranks))), f"the sum of update {update} has chunks {chunks}"
+        return epoch, update, tuple(sorted(begun.items()))
+
+    def check_end(self) -> None:
+        """Nothing can happen any longer: every rank of the run has made every update, and all made the same."""
+        for number in self.head.alive:
+            rank = self.ranks[number]
+            assert rank.phase == DONE, f"rank {number} {rank.phase} for ever"
+            assert len(rank.sums) == self.updates
+        assert len({self.ranks[number].sums for number in self.head.alive}) <= 1, "survivors applied different sums"
+
+
+def explore(
+    deaths: int, alarms: int = 0, repeats: int = 0, updates: int = 2, ranks: int = 3, head: type[Head] = Head,
+    member: type[Member] = Member, deep: bool = False,
+) -> int:  # fmt: skip
+    """Visit every state of the world; return how many there are, and raise with the story of a fault.
+
+    The story is a shortest one, unless the search goes `deep` first, which finds some fault sooner.
+    """
+    first = World(ranks, updates, deaths, alarms, repeats, head, member)
+    seen = {first.key()}
+    #: Worlds to visit, each with the moves that led to it, the last one first.
+    ahead: deque[tuple[World, Path]] = deque([(first, None)])
+    while ahead:
+        world, path = ahead.pop() if deep else ahead.popleft()
+        moves, here = list(world.moves()), path
+        try:
+            if not moves:
+                world.check_end()
+            for move in moves:
+                after, here = world.copy(), (move, path)
+                after.make(move)
+                key = after.key()
+                if key not in seen:
+                    seen.add(key)
+                    ahead.append((after, here))
+        except Exception as fault:
+            raise AssertionError("\n".join([*_story(here), f"{type(fault).__name__}: {fault}"])) from fault
+    return len(seen)
+
+
+def _story(path: Path) -> list[str]:
+    lines: list[str] = []
+    while path is not None:
+        (what, number, message), path = path
+        lines.append(f"{what} {number}" if what.startswith("the head") else f"rank {number} {what} {message or ''}")
+    return lines[::-1]
+
+
+@pytest.mark.parametrize(
+    ("deaths", "alarms", "repeats", "updates", "ranks"),
+    [(0, 0, 2, 2, 3), (1, 0, 0, 2, 3), (0, 1, 0, 1, 3), (1, 0, 1, 2, 2), (1, 1, 0, 1, 2)],
+)
+def test_every_interleaving(deaths: int, alarms: int, repeats: int, updates: int, ranks: int) -> None:
+    assert explore(deaths, alarms, repeats, updates, ranks) > 300
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("deaths", "alarms", "repeats", "updates"), [(2, 0, 0, 2), (1, 0, 1, 2), (0, 1, 0, 2)])
+def test_every_interleaving_of_three_ranks(deaths: int, alarms: int, repeats: int, updates: int) -> None:
+    assert explore(deaths, alarms, repeats, updates) > 10_000
+
+
+# --- planted faults: the exploration finds each of them ---
+
+
+class TakesOldReports(Head):
+    """A report of an earlier epoch counts."""
+
+    def report(self, now: float, rank: int, message: Report) -> list[Output]:
+        return super().report(now, rank, message._replace(epoch=self.epoch))
+
+
+class GivesNothing(Head):
+    """Survivors that lack the last sum make it again by themselves."""
+
+    def _form_if_complete(self) -> list[Output]:
+        return [
+            Send(each.to, each.message._replace(giver=-1, takers=()))
+            if isinstance(each, Send) and isinstance(each.message, Regroup)
+            else each
+            for each in super()._form_if_complete()
+        ]
+
+
+class GoesOnWithoutAll(Head):
+    """The next group is formed by the first that reports."""
+
+    def _form_if_complete(self) -> list[Output]:
+        everybody, self.alive = self.alive, set(self.reports) or self.alive
+        found = super()._form_if_complete()
+        self.alive = everybody
+        return found
+
+
+class SharesNothingOut(Head):
+    """The shares of the group before stay as they are."""
+
+    def _form_if_complete(self) -> list[Output]:
+        return [
+            Send(each.to, each.message._replace(since=99))
+            if isinstance(each, Send) and isinstance(each.message, Regroup) and each.message.epoch > 1
+            else each
+            for each in super()._form_if_complete()
+        ]
+
+
+class BelievesAnybody(Head):
+    """A rank that was accused in another epoch is excluded, and only those that answer are told."""
+
+    def gone(self, now: float, rank: int, why: str) -> list[Output]:
+        self.alive.discard(rank)
+        return []
+
+
+class ReportsInside(Member):
+    """A report that was made within the collective is not final: the collective may still be finished."""
+
+    def handle(self, message: Any) -> Report | None:
+        fresh = isinstance(message, CallOff) and message.epoch == self.epoch and not self.called_off
+        found = super().handle(message)
+        return self._report() if fresh else found
+
+    def leave(self, number: int | None = None) -> Report | None:
+        super().leave(number)
+        return None
+
+
+class EntersOldGroups(Member):
+    """A collective may begin over connections of an earlier epoch."""
+
+    def enter(self, epoch: int) -> bool:
+        return super().enter(self.epoch)
+
+
+class HearsOldCallOffs(Member):
+    """A call-off of an earlier epoch counts."""
+
+    def handle(self, message: Any) -> Report | None:
+        return super().handle(CallOff(self.epoch) if isinstance(message, CallOff) else message)
+
+
+@pytest.mark.parametrize("head", [TakesOldReports, GivesNothing, GoesOnWithoutAll, SharesNothingOut, BelievesAnybody])
+def test_the_exploration_finds_faults_of_the_head(head: type[Head]) -> None:
+    with pytest.raises(AssertionError) as found:
+        explore(1, 0, int(head is TakesOldReports), 2, head=head, deep=True)
+    assert "the head hears" in str(found.value)  # a story
+
+
+@pytest.mark.parametrize("member", [ReportsInside, EntersOldGroups, HearsOldCallOffs])
+def test_the_exploration_finds_faults_of_a_member(member: type[Member]) -> None:
+    with pytest.raises(AssertionError) as found:
+        explore(1, 0, int(member is HearsOldCallOffs), 2, member=member, deep=True)
+    assert "the head hears" in str(found.value)
+
+
+@pytest.mark.parametrize(("silent", "seconds"), [(False, 2.5), (True, 2.5 / 8)])
+def test_a_rank_that_was_silent_already_is_waited_for_once_more_and_shortly(silent: bool, seconds: float) -> None:
+    head = Head({0, 1, 2}, 2.5)
+    for rank in range(3):
+        head.report(0.0, rank, Member().ready())
+    head.accuse(10.0, 0, Accuse(1, 1, silent))
+    for rank in (0, 2):
+        head.report(10.0, rank, Report(1, 0, 1))
+    assert not head.tick(10.0 + seconds - 0.01)
+    assert [each.rank for each in head.tick(10.0 + seconds) if isinstance(each, Excluded)] == [1]

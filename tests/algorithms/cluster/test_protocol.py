@@ -1,0 +1,94 @@
+"""The machines of a cluster keep their promises on a network that loses, doubles, delays and cuts."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.algorithms.cluster.messages import KINDS, Acknowledged, Start, View, Views, pack, unpack
+from paceline.algorithms.server.gates.backup import Backup
+from paceline.errors import ProtocolError
+from paceline.runtime.engines.virtual.network import History, Scenario, first_fault
+from tests.algorithms.cluster.planted_faults import PLANTED
+
+#: Histories in every run of the tests: as many find each planted fault that is not `MISSED`. The rest is for soaks.
+SEEDS, PARTS = 2000, 2  # the parts run side by side
+#: Found only after several hundred seeds.
+RARE = {"AlwaysInSync", "EntersOlderViews", "ComparesViewsOfShards", "RecoversAtOnce", "FeedsOnce"}
+#: Not found within 2,000 seeds: what they break takes more to go wrong at the same time than histories draw. The walk
+#: of every interleaving finds the first one (test_explore).
+MISSED = {
+    "AcknowledgesWhatItInherited", "ComparesVersionsOnly", "SpareIsSafe", "TrustsEveryAcknowledgement",
+    "BlamesOthersForItsSleep",
+}  # fmt: skip
+FOUND = [pytest.param(name, marks=[pytest.mark.soak] if name in RARE else []) for name in PLANTED if name not in MISSED]
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *(range(part, SEEDS, PARTS) for part in range(PARTS)),
+        *(pytest.param(range(first, first + 1000), marks=pytest.mark.soak) for first in range(SEEDS, 5000, 1000)),
+    ],
+    ids=str,
+)
+def test_no_history_of_5000_seeds_breaks_a_promise(seeds: range) -> None:
+    found = first_fault(seeds)
+    assert found is None, History(Scenario.draw(found[0]), tell=True).tell()
+
+
+BROKE_A_PROMISE = (
+    19_111, 121_183, 209_859, 219_656, 221_083, 249_647, 280_059, 304_389, 321_500, 491_565, 544_875, 723_380, 958_055,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", BROKE_A_PROMISE)
+def test_histories_that_have_broken_a_promise_break_none(seed: int) -> None:
+    """A primary that a later desk came back to took gradients of parameters that others had made in between; and a gate
+    waited for a worker that had been told that all was done, when a shard then lost something. The run ended while the
+    last push was on one server and the copy for another one under way; then that server died. Five signs of life of the
+    only complete copy were lost in a row; and a primary took gradients of parameters that another one, of which it knew
+    nothing, had shown. In 544,875 the promise was too strict: a primary that had been replaced acknowledged a batch
+    late, and the worker computed it again before the leases were rebuilt, which is when the run says so.
+    """
+    history = History(Scenario.draw(seed), tell=True)
+    assert history.run() is None, history.tell()
+
+
+def test_rounds_are_made_of_gradients_of_their_own_parameters() -> None:
+    """Under `backup` a push from older parameters is computed again, whatever happens to servers, workers and desk."""
+    for needed in (1, 2, 3):
+        settings = {"gathers": needed, "gate": Backup(needed), "shards": 1}
+        found = first_fault(range(100), **settings)
+        assert found is None, History(Scenario.draw(found[0], **settings), tell=True).tell()
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_planted_fault_is_found_and_told(name: str) -> None:
+    machines, settings = PLANTED[name]
+    found = first_fault(range(SEEDS), machines, **settings)
+    assert found is not None
+    history = History(Scenario.draw(found[0], **settings), machines, tell=True)
+    history.run()
+    assert found[1] in history.tell().splitlines()[-1]
+
+
+def test_messages_come_back_from_their_integers() -> None:
+    values = {
+        "tuple[int": (7, 8), "View": (View(1, 2, (3,)),), "Acknowledged": (Acknowledged(1, 2),),
+        "Start": (Start(3, 4, 2), Start(5, 6, 3)),
+    }  # fmt: skip
+    for kind in KINDS:
+        hints = [str(hint) for hint in kind.__annotations__.values()]
+        message = kind(*[next((value for part, value in values.items() if part in hint), 5) for hint in hints])
+        assert unpack(*pack(message)) == message
+
+
+@pytest.mark.parametrize("integers", [[1], [1, 3], [1, 1, 0, 5, 2, 1], [1, -1], [1, 0, 9]])
+def test_broken_integers_are_refused(integers: list[int]) -> None:
+    with pytest.raises(ProtocolError):
+        unpack(KINDS.index(Views), integers)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ProtocolError):
+        unpack(len(KINDS), [])

@@ -1,0 +1,104 @@
+"""Every rule reports its own bad example and nothing in its good one."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from paceline.concurrency.check.engine import check_text
+from paceline.concurrency.check.reporting.page import documentation
+from paceline.concurrency.check.rules import FAMILIES, RULES
+
+ROOT = Path(__file__).parents[3]
+#: The rule that does not report what another one reports, and asks it.
+LEAVES_OUT = {"message_without_partner": {"both_send_first"}}
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_a_rule_finds_its_bad_example_and_nothing_in_its_good_one(code: str) -> None:
+    rule = RULES[code]
+    bad = check_text("bad.py", textwrap.dedent(rule.bad))
+    assert [f.rule for f in bad] == [code]
+    assert bad[0].story, "a finding says who does what"
+    assert bad[0].remedy, "and what to change"
+    assert check_text("good.py", textwrap.dedent(rule.good)) == []
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_a_rule_says_what_it_finds_and_why(code: str) -> None:
+    assert len(documentation(RULES[code]).split()) > 25
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_the_file_of_a_rule_has_its_name(code: str) -> None:
+    assert RULES[code].find.__module__.rpartition(".")[2] == RULES[code].name.replace("-", "_")
+
+
+def test_the_folder_of_a_family_holds_rules_alone_which_take_nothing_from_each_other() -> None:
+    modules = {rule.find.__module__ for rule in RULES.values()}
+    for family in FAMILIES:
+        for file in Path(family.__path__[0]).glob("[!_]*.py"):
+            assert f"{family.__name__}.{file.stem}" in modules, f"{file.name} holds no rule"
+            imports = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
+            taken = modules & {name for n in imports for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))}
+            assert {name.rpartition(".")[2] for name in taken} <= LEAVES_OUT.get(file.stem, set()), file.name
+
+
+def test_a_deadlock_reads_as_everywhere_else() -> None:
+    (found,) = check_text("order.py", textwrap.dedent(RULES["PC101"].bad))
+    assert found.explanation().splitlines() == [
+        "    1. thread A  line 10: Account.pay takes Account._books",
+        "    2. thread A  line 11: Account.pay waits for Account._cash, which thread B holds",
+        "    3. thread B  line 15: Account.audit takes Account._cash",
+        "    4. thread B  line 16: Account.audit calls self._count()",
+        "    5. thread B  line 19: Account._count waits for Account._books, which thread A holds",
+        "  => deadlock: thread A waits for thread B, which waits for thread A",
+        "  => take Account._books and Account._cash in one order everywhere, or release the first before the second",
+    ]
+
+
+def test_it_brings_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "from paceline.interfaces.cli import check\n"
+        "from paceline.concurrency.check.run import check_paths\n"
+        "from paceline.concurrency.check.options import Options\n"
+        "from paceline.concurrency.check.reporting.formats import FORMATS\n"
+        "from pathlib import Path\n"
+        "report = check_paths([Path('paceline/concurrency/check')], Options(cache=False))\n"
+        "[say(report) for say in FORMATS.values()]\n"
+        "assert report.files > 40\n"
+        "heavy = {'torch', 'numpy', 'pyarrow', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT / "src", capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"), [(["check", "job.py"], 1, "PC101"), (["train", "digits"], 2, "paceline[train]")]
+)
+def test_the_command_where_nothing_heavy_is_installed(words: list[str], code: int, says: str, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        "import threading\na, b = threading.Lock(), threading.Lock()\n\ndef one():\n    with a:\n        with b:\n"
+        "            pass\n\ndef two():\n    with b:\n        with a:\n            pass\n\n"
+        "threading.Thread(target=one).start()\nthreading.Thread(target=two).start()\n"
+    )
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'numpy', 'pyarrow', 'cloudpickle', 'safetensors', 'sklearn'):\n"
+        "    sys.modules[name] = None\n"
+        f"sys.argv = ['paceline', *{words}]\n"
+        "from paceline.interfaces.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr
+    assert says in done.stdout + done.stderr

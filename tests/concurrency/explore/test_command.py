@@ -1,0 +1,192 @@
+"""The command, its page, replays, and the oracles that are asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.concurrency.explore.session import Session, drills_of
+from paceline.concurrency.explore.settings import Settings, Target, parse_target
+from paceline.concurrency.explore.token import read_token
+from paceline.errors import UsageError
+
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "explorer.md"
+PROGRAMS = Path(__file__).parent / "programs" / "fitted"
+RACE = """
+import threading
+
+class Box:
+    value = 0
+
+def put(value):
+    Box.value = value
+
+threads = [threading.Thread(target=put, args=(each,)) for each in (1, 2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(Box.value)
+"""
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with Session() as session:
+        yield session
+
+
+def written(folder: Path, source: str) -> Target:
+    file = folder / "app.py"
+    file.write_text(source)
+    return Target(str(file))
+
+
+def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
+    program, shown = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE.read_text(), re.S).groups()  # type: ignore[union-attr]
+    written(tmp_path, program)
+    command = [sys.executable, "-m", "paceline", "explore", "app.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    printed = re.sub(r"schedule \d+ \(\w+\), [\d.]+ s", "schedule N (STRATEGY), S s", done.stdout)
+    assert re.sub(r"ex1-\S+", "TOKEN", printed) == shown
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("program", ["lost_update", "unread_future", "timeout_too_short"])
+def test_a_replay_gives_the_finding_again(session: Session, program: str) -> None:
+    target = Target(str(PROGRAMS / f"{program}.py"))
+    report = session.explore(target, Settings(seconds=60)).report
+    assert len(read_token(report["replay"])) == report["switches"]
+    for _ in range(3):
+        again = session.explore(target, replay=report["replay"]).report
+        assert again["finding"] == report["finding"]
+        assert again["schedules"] == 1
+
+
+def test_a_race_that_does_no_harm_is_reported_on_request(session: Session, tmp_path: Path) -> None:
+    target = written(tmp_path, RACE)
+    assert session.explore(target).report["verdict"] == "dismissed within bounds"
+    finding = session.explore(target, Settings(races=True)).report["finding"]
+    assert finding["kind"] == "data race"
+    assert "Box.value" in finding["message"]
+
+
+def test_results_that_differ_are_reported_on_request(session: Session, tmp_path: Path) -> None:
+    finding = session.explore(written(tmp_path, RACE), Settings(same=True)).report["finding"]
+    assert finding["kind"] == "results differ"
+    assert "'1'" in finding["message"]
+
+
+def test_a_lock_of_a_library_is_named_and_the_search_goes_on(session: Session, tmp_path: Path) -> None:
+    source = """
+import _thread
+import threading
+
+real = _thread.allocate_lock()
+real.acquire()
+
+def wait():
+    real.acquire()
+
+thread = threading.Thread(target=wait, name="waiter")
+thread.start()
+done = threading.Event()
+threading.Thread(target=done.set).start()
+done.wait()
+real.release()
+thread.join()
+"""
+    report = session.explore(written(tmp_path, source), Settings(schedules=1)).report
+    assert report["finding"] is None
+    assert report["outside"] == ["waiter at app.py:9"]
+
+
+def test_a_function_of_a_module_is_explored(session: Session, tmp_path: Path) -> None:
+    target = written(tmp_path, "import asyncio\n\nasync def main():\n    await asyncio.sleep(3600)\n    assert False\n")
+    report = session.explore(Target(target.file, function="main")).report
+    assert report["finding"]["line"] == 5
+    assert report["without_a_switch"]
+
+
+def test_wrong_use_is_refused() -> None:
+    for text in ("app", "app.py:not a name", "app.py:"):
+        with pytest.raises(UsageError, match=re.escape(repr(text))):
+            parse_target(text)
+    with pytest.raises(UsageError, match="--ranks 2"):
+        drills_of(["nan"], 0)
+    with pytest.raises(UsageError, match="not a drill"):
+        drills_of(["fire"], 2)
+    with pytest.raises(UsageError, match="not a token"):
+        read_token("ex1-nonsense")
+
+
+def test_a_marked_test_is_explored(tmp_path: Path) -> None:
+    (tmp_path / "test_app.py").write_text(
+        "import pytest, threading\n\nclass Box:\n    n = 0\n\ndef add():\n    Box.n += 1\n\n"
+        "@pytest.mark.explore(seconds=30)\ndef test_add():\n"
+        "    threads = [threading.Thread(target=add) for _ in range(2)]\n"
+        "    [each.start() for each in threads]\n    [each.join() for each in threads]\n    assert Box.n == 2\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "paceline.concurrency.explore.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = subprocess.run([*command, "test_app.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 failed" in done.stdout
+    assert "is interrupted before it writes Box.n" in done.stdout
+
+
+DRILLED = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(12, 4), torch.randn(12, 1))
+loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data))
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in loader:
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+dist.barrier()
+"""
+
+
+def test_drills_say_what_one_fault_does(tmp_path: Path) -> None:
+    target = written(tmp_path, DRILLED)
+    with Session() as session:
+        answer = session.explore(target, Settings(ranks=2), drills=drills_of(["all"], 2))
+    assert [each["outcome"] for each in answer.report["drills"]] == [
+        "ended with a clear error", "hung", "silently diverged", "ended with a clear error",
+    ], answer.text  # fmt: skip
+    assert answer.code == 1
+
+
+def test_json_is_one_object(tmp_path: Path) -> None:
+    written(tmp_path, "print('hello')\n")
+    command = [sys.executable, "-m", "paceline", "explore", "app.py", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout)["verdict"] == "dismissed within bounds"
+    assert done.returncode == 0
+
+
+def test_modelled_collectives_compute_what_real_ones_do() -> None:
+    with Session() as session:
+        answer = session.explore(Target(str(Path(__file__).parent / "collectives.py")), Settings(ranks=3, schedules=1))
+    assert answer.report["verdict"] == "not found", answer.text

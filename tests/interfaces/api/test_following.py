@@ -1,0 +1,73 @@
+"""plan="auto" of `train`: when a search pays, and that the same job is trained in the same way from then on."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.errors import PlanWarning
+from paceline.interfaces.api.planning import following
+from paceline.planning.planner import remembered
+
+
+def job(**changes: object) -> pl.Job:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(60, 6, generator=generator), torch.randint(3, (60,), generator=generator)
+    return pl.Job(
+        model=lambda: nn.Sequential(nn.Linear(6, 3)), data=(x, y), loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10,
+    ).with_(**changes)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(remembered, "choices", lambda: tmp_path / "choices")
+
+
+def test_a_training_of_seconds_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "choose", lambda *_, **__: pytest.fail("it searched"))
+    with pytest.warns(PlanWarning, match=r"plan auto: sequential. one process trains in about 0\.\d s, and a search"):
+        run = pl.train(job(), "auto", folder=None)
+    assert (run.record.plan, run.record.compute) == ("sequential", "autograd")
+    assert "6 batches" in run.record.notes[-1], "the run says how it computes, too"
+
+
+def test_a_long_training_follows_the_search_and_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "measure", lambda *_: SimpleNamespace(seconds=10.0))
+    best = SimpleNamespace(plan="ring:workers=2")
+    found = SimpleNamespace(best=best, compute="autograd", sentences=("it is the fastest",))
+    monkeypatch.setattr(following, "choose", lambda *_, **__: found)
+    first = following.follow(job())
+    assert first == ("ring:workers=2", "autograd", "it is the fastest")
+    for name in ("measure", "choose"):
+        monkeypatch.setattr(following, name, lambda *_, **__: pytest.fail("it was chosen before"))
+    assert following.follow(job(seed=1)) == first
+
+
+@pytest.mark.parametrize("changes", [{"epochs": 2}, {"batch_size": 20}, {"compute": "autograd"}])
+def test_another_length_batch_or_way_of_computing_is_another_choice(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
+) -> None:
+    timed = []
+    monkeypatch.setattr(following, "measure", lambda *_: timed.append(1) or SimpleNamespace(seconds=1e-3))
+    for each in (job(), job(**changes), job()):
+        following.follow(each)
+    assert len(timed) == 2
+
+
+@pytest.mark.parametrize(("one", "two", "plan"), [(4.0, 2.0, "sequential:threads=2"), (4.0, 3.9, "sequential")])
+def test_a_second_thread_trains_what_lasts_some_seconds_if_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch, one: float, two: float, plan: str
+) -> None:
+    whole = {"sequential": one, "sequential:threads=2": two}
+    monkeypatch.setattr(following, "measure", lambda _, plan, __: SimpleNamespace(seconds=whole[str(plan)] / 6))
+    monkeypatch.setattr(following.os, "sched_getaffinity", lambda _: {0, 1})
+    followed = following.follow(job())
+    assert followed.plan == plan
+    assert f"{two:.1f} s" in followed.why

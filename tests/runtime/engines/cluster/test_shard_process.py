@@ -1,0 +1,165 @@
+"""What a shard server shows, and how it makes its versions."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.algorithms.cluster.applied import Applied
+from paceline.algorithms.cluster.messages import (
+    NONE,
+    Copy,
+    Enrol,
+    Feed,
+    Message,
+    Poll,
+    Process,
+    Propose,
+    Push,
+    Pushed,
+    Replicate,
+    Replicated,
+    Role,
+    Status,
+    View,
+    pack,
+)
+from paceline.algorithms.cluster.outputs import TIMING, Apply
+from paceline.runtime.engines.cluster.servers.collector import Collector
+from paceline.runtime.engines.cluster.servers.server_head import ServerHead
+from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess
+from paceline.runtime.engines.cluster.servers.shard_state import ShardState
+from paceline.runtime.engines.cluster.servers.wire import MESSAGES, Other, kind_of, peer_of
+from paceline.runtime.links.tcp.hub import Received
+from paceline.runtime.runs.trace import DTYPE
+from tests.runtime.engines.cluster.stubs import AT_DESK, Notes, layout_of, maker, shard_server, small_job
+
+BACKUP, FIRST, SECOND = Process(Role.SERVER, 1), Process(Role.WORKER, 0), Process(Role.WORKER, 1)
+DESK = Process(Role.DESK, 0)
+VIEW = (1 << 32) + 1
+
+
+def _get(server: ShardProcess, hub: Notes, sender: Process, message: Message, body: bytes = b"") -> None:
+    """Let a server receive a message."""
+    kind, ints = pack(message)
+    view = server._place(peer_of(sender), MESSAGES + kind, tuple(ints), len(body)) if body else None
+    if view is not None:
+        view[:] = body
+    hub.events = [
+        Received(peer_of(sender), MESSAGES + kind, tuple(ints), memoryview(bytearray(body)) if view is None else view)
+    ]
+    server.loop.turn(0.0)
+
+
+def test_a_spare_answers_while_it_builds_the_state_for_a_copy() -> None:
+    """To make a user's model may take long; a server that is silent meanwhile would be given up."""
+    make, hub, go_on = maker(), Notes(), threading.Event()
+
+    def slowly(shard: int) -> ShardState:
+        assert go_on.wait(60)
+        return make(shard)
+
+    source = make(0)
+    source.version.raw.fill_(7)
+    spare = shard_server(hub, slowly, shard=NONE)
+    _get(spare, hub, BACKUP, Copy(VIEW, 0, 3, 3, (), ()), bytes(source.everything))
+    hub.forget()
+    _get(spare, hub, DESK, Poll(1))
+    assert [kind for _, kind, _, _ in hub.posted] == [kind_of(Status)]
+    assert spare.machine.shard == NONE
+    go_on.set()
+    spare._builder.shutdown()
+    spare.turn()
+    assert (spare.machine.shard, spare.machine.version) == (0, 3)
+    assert bytes(spare.state.everything) == bytes(source.everything)  # type: ignore[union-attr]
+
+
+def test_a_worker_is_shown_what_the_backup_has_and_nothing_newer() -> None:
+    """What the primary alone has may be lost with it: no gradient may be computed from that."""
+    make, hub = maker(), Notes()
+    server, alone = shard_server(hub, make), make(0)
+    vectors = [alone.vectors.take(), alone.vectors.take()]
+    for value, vector in enumerate(vectors, 1):
+        vector.write([torch.full_like(each, float(value)) for each in vector.gradients], [], [0])
+    _get(server, hub, DESK, Propose(1, 0, VIEW, (0, 1)))
+    _get(server, hub, BACKUP, Enrol(VIEW, 0, 0))
+    _get(server, hub, BACKUP, Replicated(VIEW, 0))
+    _get(server, hub, FIRST, Push(0, VIEW, 0, 0, VIEW), bytes(vectors[0].bytes))
+    _get(server, hub, SECOND, Push(0, VIEW, 1, 0, VIEW), bytes(vectors[1].bytes))
+    pushed = kind_of(Pushed)
+    assert not [each for each in hub.posted if each[1] == pushed]
+    _get(server, hub, BACKUP, Replicated(VIEW, 1))
+    _get(server, hub, BACKUP, Replicated(VIEW, 2))
+    expected = []
+    for version, vector in enumerate(vectors, 1):
+        alone.apply(Apply(version, version - 1, 0, 0), vector)
+        expected.append(bytes(alone.values))
+    answers = [each for each in hub.posted if each[1] == pushed]
+    assert [(peer, ints[-1]) for peer, _, ints, _ in answers] == [(peer_of(FIRST), 1), (peer_of(SECOND), 2)]
+    assert [body for *_, body in answers] == expected
+    assert expected[0] != expected[1]
+    assert len(server.state.vectors) == 2  # type: ignore[union-attr]
+
+
+def test_who_sends_what_is_no_gradient_is_left_and_named_and_nothing_is_counted() -> None:
+    hub = Notes()
+    server = shard_server(hub)
+    _get(server, hub, DESK, Propose(1, 0, VIEW, (0,)))
+    _get(server, hub, FIRST, Push(0, VIEW, 0, 0, VIEW), b"short")
+    assert [peer for peer, _ in hub.refused] == [peer_of(FIRST)]
+    assert "a gradient of 5 bytes" in hub.refused[0][1]
+    assert (server.machine.version, server.machine.applied.end) == (0, 0)
+
+
+def test_the_head_sees_that_a_shard_lacks_its_last_pushes() -> None:
+    """The servers that had them may die after the last batch was finished, when no worker is left to repeat it."""
+    hub = Notes()
+    server = shard_server(hub)
+    server.machine.applied = Applied(3, (4, 5))
+    collector = Collector(Notes(), AT_DESK, TIMING, layout_of(small_job()), lambda event: None)  # type: ignore[arg-type]
+    collector.reader.views = {0: View(0, 0, (0,))}
+    server.other(Process(Role.HEAD, 0), Other.HISTORY, (0, 0, 0), memoryview(b""))
+    _, kind, ints, body = hub.posted[-1]
+    collector.other(Process(Role.SERVER, 0), kind, ints, memoryview(body))
+    assert collector.lacking(6) == [0]
+    assert collector.lacking(3) == []
+
+
+def test_a_checkpoint_may_come_before_any_new_push() -> None:
+    """As when Ctrl-C is pressed while workers start."""
+    added = list[bytes]()
+    workers = SimpleNamespace(ahead=[0], add_rows=lambda rank, doing, rows: added.append(bytes(rows)))
+    head: Any = SimpleNamespace(nodes=1, workers=workers, collector=SimpleNamespace(sources=[]))
+    assert ServerHead._tell(head, np.empty(0, DTYPE)) == 0
+    assert added == [b""]
+
+
+def test_a_push_is_replicated_as_it_came_to_a_server_that_reads_it_late() -> None:
+    """Meanwhile the primary may need it no longer, and receive other pushes where it was."""
+    make, hub = maker(), Notes()
+    server, other = shard_server(hub, make), Process(Role.SERVER, 2)
+    vectors = [make(0).vectors.take() for _ in range(4)]
+    for value, vector in enumerate(vectors):
+        vector.write([torch.full_like(each, float(value)) for each in vector.gradients], [], [0])
+
+    def push(batch: int) -> None:
+        _get(server, hub, FIRST, Push(0, VIEW, batch, batch, VIEW), bytes(vectors[batch].bytes))
+
+    _get(server, hub, DESK, Propose(1, 0, VIEW, (0,)))
+    _get(server, hub, DESK, Feed(1, VIEW, BACKUP.number))
+    _get(server, hub, BACKUP, Replicated(VIEW, 0))
+    push(0)
+    push(1)
+    server.loop.perform(server.machine.tick(1e9))  # it sends again what is not confirmed
+    _get(server, hub, DESK, Feed(1, VIEW, other.number))
+    _get(server, hub, other, Replicated(VIEW, 2))
+    push(2)
+    push(3)
+    late = [each for each in hub.posted if each[:2] == (peer_of(BACKUP), kind_of(Replicate))]
+    assert [ints[1] for _, _, ints, _ in late] == [1, 2, 1, 2]
+    assert [body for *_, body in late] == [bytes(vectors[number].bytes) for number in (0, 1, 0, 1)]
+    assert len(server.state.vectors) == 2  # type: ignore[union-attr]

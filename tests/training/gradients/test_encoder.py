@@ -1,0 +1,127 @@
+"""The identity of error feedback, gradients that are not finite, and messages that nobody should read."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.algorithms.codecs import Codec
+from paceline.algorithms.codecs.catalogue import CODECS, parse
+from paceline.errors import FrameError
+from paceline.training.gradients.encoder import GradientEncoder, PushedMessage
+from paceline.training.gradients.message import Message
+from paceline.training.parameters.layout import lay_out
+
+LAYOUT = lay_out(nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 3)), 1, [])
+SHAPES = [span.shape for span in LAYOUT.shards[0].parameters]
+#: With a threshold of the size of the gradients: with one that is far too small, what is owed grows without end.
+OWING = [{"threshold": "threshold:0.05"}.get(name, name) for name, row in CODECS.items() if row.make().feedback]
+
+
+def encoder(codec: Codec) -> tuple[GradientEncoder, PushedMessage]:
+    made = GradientEncoder(codec, LAYOUT, [range(len(SHAPES))], 1)
+    return made, PushedMessage(made.shapes[0], 1)
+
+
+def coded(name: str) -> Codec:
+    codec = parse(name)
+    assert codec is not None
+    return codec
+
+
+def owed(made: GradientEncoder, number: int) -> Tensor:
+    return made.residuals[number].get("owed", torch.zeros(SHAPES[number]))
+
+
+@pytest.mark.parametrize("name", OWING)
+def test_what_was_sent_and_what_is_owed_is_what_was_computed(name: str) -> None:
+    """After 1,000 updates, of which the last 300 are another encoder's that took the state of a checkpoint."""
+    made, pushed = encoder(coded(name))
+    computed, sent = ([torch.zeros(shape, dtype=torch.float64) for shape in SHAPES] for _ in range(2))
+    draw = torch.Generator().manual_seed(1)
+    for update in range(1000):
+        if update == 700:
+            state = made.state()
+            made, pushed = encoder(coded(name))
+            made.restore(state)
+        gradients = [0.05 * torch.randn(shape, generator=draw) for shape in SHAPES]
+        made.write(0, gradients, [], (0.0, 0.0), pushed.message, update, 0)
+        if update % 10 == 0:  # the exchange fails, and is made again
+            made.write(0, gradients, [], (0.0, 0.0), pushed.message, update, 0)
+        made.settle()
+        for total, gradient in zip(computed, gradients, strict=True):
+            total += gradient
+        for total, gradient in zip(sent, pushed.gradients(update), strict=True):
+            assert gradient is not None
+            total += gradient
+    for number, (a, b) in enumerate(zip(computed, sent, strict=True)):
+        gap = (a - b - owed(made, number)).norm() / a.norm()
+        assert gap < 1e-6, f"{name}: {gap:.1e}"
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_gradient_that_is_not_finite_is_not_hidden(name: str) -> None:
+    made, pushed = encoder(coded(name))
+    gradients = [torch.randn(shape) for shape in SHAPES]
+    gradients[0][3, 4] = float("nan")
+    made.write(0, gradients, [], (0.0, 0.0), pushed.message, 0, 0)
+    made.settle()
+    first, *others = pushed.gradients(0)
+    assert first is not None
+    assert first.isnan().all()
+    assert all(each is not None and each.isfinite().all() for each in others)
+    assert all(not value.isnan().any() for memory in made.residuals for value in memory.values())
+
+
+def test_biases_and_what_would_not_shrink_stay_dense() -> None:
+    made, _ = encoder(coded("int8"))
+    assert made.shapes[0].coded == (0, 2)
+    assert encoder(coded("topk:0.6"))[0].shapes[0].coded == ()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_missing_gradient_is_missing_and_owes_what_it_owed(name: str) -> None:
+    made, pushed = encoder(coded(name))
+    made.write(0, [torch.randn(shape) for shape in SHAPES], [], (0.0, 0.0), pushed.message, 0, 0)
+    made.settle()
+    before = owed(made, 0).clone()
+    made.write(0, [None, *(torch.randn(shape) for shape in SHAPES[1:])], [], (0.0, 0.0), pushed.message, 1, 0)
+    made.settle()
+    assert pushed.gradients(1)[0] is None
+    assert torch.equal(owed(made, 0), before)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_bytes_at_random_are_refused_or_read_without_harm(name: str) -> None:
+    """A message of a peer that is broken or hostile: whatever its bytes say, nothing beyond the gradient is touched."""
+    draw = random.Random(7)
+    made, pushed = encoder(coded(name))
+    shape, refused = made.shapes[0], 0
+    for _ in range(60):
+        made.write(0, [torch.randn(s) for s in SHAPES], [], (0.0, 0.0), pushed.message, 0, 0)
+        made.settle()
+        size = pushed.message.bytes
+        raw = pushed.message.raw.clone()
+        for _ in range(draw.randint(1, 40)):
+            raw[draw.randrange(shape.field_bytes)] = draw.randrange(256)
+        hostile = PushedMessage(shape, 1, raw)
+        try:
+            hostile.message.check_words(size - shape.fixed)
+            hostile.message.check()
+        except FrameError:
+            refused += 1
+        else:
+            hostile.gradients(0)
+    assert refused or name not in ("threshold", "topk")
+
+
+def test_a_truncated_message_is_refused() -> None:
+    made, pushed = encoder(coded("threshold:0.01"))
+    made.write(0, [torch.randn(s) for s in SHAPES], [], (0.0, 0.0), pushed.message, 0, 0)
+    words = pushed.message.bytes - made.shapes[0].fixed
+    for size in (0, 4, words - 4, words + 4, words + 1):
+        with pytest.raises(FrameError, match="announces"):
+            Message(made.shapes[0], pushed.message.raw).check_words(size)
